@@ -1,0 +1,50 @@
+# `make` lists the targets. Variables: PYTHON, BANYAN_HARDWARE=cpu|cuda (scripts/setup), UPGRADE=1 (lock),
+# PORT and CONFIG (run), ARGS (the test targets: arguments for pytest).
+
+include scripts/environment
+
+BIN := .venv/bin
+PYTEST := $(BIN)/python -m pytest
+CONFIG ?= serve_config.yaml
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help setup run test test-unit test-engine test-serve check format lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+
+setup: ## install the locked dependencies into .venv; nothing to do when nothing changed
+	@scripts/setup
+
+run: setup ## set up and serve; Ctrl-C ends it
+	@exec $(BIN)/banyan serve --config $(CONFIG) $(if $(PORT),--port $(PORT))
+
+test: test-unit test-engine test-serve ## set up and run all tests, the quick ones first
+
+test-unit: setup ## the tests that start no engine
+	$(PYTEST) tests/unit $(ARGS)
+
+test-engine: setup ## the tests with real vLLM engines
+	$(PYTEST) tests/engine $(ARGS)
+
+test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
+	$(PYTEST) tests/serve $(ARGS)
+
+check: setup ## format, lint, types, and which package may import which
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: setup ## format and fix what ruff can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+lock: setup ## resolve both locks again (requirements/README.md)
+	$(BIN)/python scripts/lock.py cpu $(if $(UPGRADE),--upgrade)
+	$(BIN)/python scripts/lock.py cuda $(if $(UPGRADE),--upgrade)
+
+clean: ## remove what set-up, tests and checks made
+	rm -rf .venv *.egg-info build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
