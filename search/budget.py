@@ -1,0 +1,132 @@
+"""What a search may spend: tokens, nodes and wall clock, and how much of each is left.
+
+Tokens and nodes are reserved before a branch is launched and settled when it arrives, so a limit is never
+exceeded, not even by branches in flight at the same time.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from search.ports import SearchError
+
+MOST_TOKENS = 10_000_000
+MOST_NODES = 100_000
+MOST_SECONDS = 86_400.0
+
+
+class Budget(BaseModel):
+    """Limits of one search. None: not limited by this."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = Field(
+        default=None, description="Most tokens generated."
+    )
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] | None = Field(
+        default=None, description="Most nodes in the tree."
+    )
+    seconds: Annotated[float, Field(gt=0.0, le=MOST_SECONDS)] | None = Field(default=None, description="Wall clock.")
+
+
+class LimitKind(StrEnum):
+    """What is limited."""
+
+    TOKENS = "tokens"
+    NODES = "nodes"
+    SECONDS = "seconds"
+
+
+class LimitReached(SearchError):
+    """A limit ended a search before there was anything to answer with."""
+
+    def __init__(self, kind: LimitKind, value: float, limit: float) -> None:
+        # All three go to the base class: an exception is pickled by its args, and this one crosses processes.
+        super().__init__(kind, value, limit)
+        self.kind = kind
+        self.value = value
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"the limit of {self.limit:g} {self.kind} was reached at {self.value:g}"
+
+
+@dataclass
+class Limit:
+    """One limit and how much of it is used."""
+
+    kind: LimitKind
+    limit: float
+    """Infinite where nothing was asked for."""
+    usage: float = 0
+    reserved: float = 0
+
+    @property
+    def remaining(self) -> float:
+        """What can still be reserved."""
+        return self.limit - self.usage - self.reserved
+
+    def reached(self) -> LimitReached:
+        return LimitReached(self.kind, self.usage, self.limit)
+
+
+class Cost(NamedTuple):
+    """What one branch may spend or has spent."""
+
+    tokens: int
+    nodes: int
+
+
+class BudgetMeter:
+    """The account of one search. ``clock`` gives seconds, counted from the meter's making."""
+
+    def __init__(self, budget: Budget, clock: Callable[[], float] = time.monotonic) -> None:
+        self.tokens = Limit(LimitKind.TOKENS, math.inf if budget.tokens is None else budget.tokens)
+        self.nodes = Limit(LimitKind.NODES, math.inf if budget.nodes is None else budget.nodes)
+        self._seconds = math.inf if budget.seconds is None else budget.seconds
+        self._clock = clock
+        self._start = clock()
+
+    @property
+    def seconds(self) -> Limit:
+        """The wall clock as of now."""
+        return Limit(LimitKind.SECONDS, self._seconds, self._clock() - self._start)
+
+    def reserve(self, asked: Sequence[Cost]) -> list[Cost]:
+        """Reserves for as many of the branches ``asked`` for as can be paid, in order.
+
+        Returns one cost for each branch granted: the first ones of ``asked``, in full. A branch gets less
+        than it asks for only when nothing at all is reserved: while something is, its unused part may
+        still come back, and a step cut short is a step wasted.
+        """
+        granted: list[Cost] = []
+        for ask in asked:
+            grant = Cost(int(min(ask.tokens, self.tokens.remaining)), int(min(ask.nodes, self.nodes.remaining)))
+            if grant != ask and (min(grant) < 1 or self.tokens.reserved or self.nodes.reserved):
+                break
+            self._reserve(grant, 1)
+            granted.append(grant)
+        return granted
+
+    def settle(self, granted: Cost, used: Cost) -> None:
+        """Charges what a branch used and gives the rest of its reservation back."""
+        self._reserve(granted, -1)
+        self.tokens.usage += used.tokens
+        self.nodes.usage += used.nodes
+
+    def exhausted(self) -> LimitReached | None:
+        """The limit that keeps even one token in one node from being reserved; None while none does."""
+        for limit in (self.tokens, self.nodes, self.seconds):
+            least = 0.0 if limit.kind is LimitKind.SECONDS else 1
+            if limit.remaining < least:
+                return limit.reached()
+        return None
+
+    def _reserve(self, cost: Cost, sign: int) -> None:
+        self.tokens.reserved += sign * cost.tokens
+        self.nodes.reserved += sign * cost.nodes

@@ -1,0 +1,160 @@
+"""All that a search needs from the world: something that writes steps and something that scores them.
+
+The deployments implement these over Ray Serve handles, the benchmarks over engines in the same
+process, the unit tests over plain dictionaries. Values here cross process boundaries: keep them small,
+immutable and picklable.
+"""
+
+import hashlib
+from collections.abc import AsyncIterator, Sequence
+from enum import IntEnum, StrEnum
+from typing import NamedTuple, Protocol
+
+from search.tree import NodeId, Step
+
+
+class Lane(IntEnum):
+    """What a call is worth: lower goes first."""
+
+    DEMAND = 0
+    """Children of a scored, kept node."""
+    EAGER = 1
+    """First steps of a new search."""
+    SPECULATIVE = 2
+    """Children of a node that is not judged yet."""
+
+
+class Extent(StrEnum):
+    """How far the generator writes before it hands back."""
+
+    STEP = "step"
+    """Up to the next step delimiter."""
+    SOLUTION = "solution"
+    """Up to the end of the sequence, cut into steps afterwards."""
+
+
+class Sampling(NamedTuple):
+    """How tokens are drawn, the same for every step of a search."""
+
+    temperature: float = 0.8
+    top_p: float = 1.0
+
+
+class Branch(NamedTuple):
+    """One child to be written: its index below the parent and the seed that is its alone."""
+
+    index: int  # type: ignore[assignment]  # the field's own word, over tuple.index
+    seed: int
+    max_tokens: int
+
+
+class Expansion(NamedTuple):
+    """The children wanted below one node."""
+
+    parent: NodeId
+    prefix: tuple[int, ...]
+    """Token ids of prompt and path, what every child continues."""
+    branches: tuple[Branch, ...]
+
+
+class ExpandRequest(NamedTuple):
+    """All that one search needs now from one generator replica, in one call."""
+
+    search_id: str
+    expansions: tuple[Expansion, ...]
+    sampling: Sampling
+    extent: Extent
+    lane: Lane
+    deadline_s: float
+    """Seconds from now after which the caller no longer wants the answer."""
+
+
+class Child(NamedTuple):
+    """A branch that has been written."""
+
+    parent: NodeId
+    index: int  # type: ignore[assignment]
+    steps: tuple[Step, ...]
+    """One step, or all steps of a whole solution in order."""
+    cached_tokens: int
+    """Prefix tokens whose KV came from a cache, this replica's own or LMCache."""
+
+
+class Headroom(NamedTuple):
+    """What a replica can still afford, sent along with every reply."""
+
+    free_blocks: int
+    total_blocks: int
+    running: int
+    waiting: int
+
+
+class ChildGroup(NamedTuple):
+    """Children that were finished at about the same time."""
+
+    children: tuple[Child, ...]
+    headroom: Headroom | None = None
+
+
+class ScoreItem(NamedTuple):
+    """A path of which the last ``unscored`` steps want a reward; those before already have theirs."""
+
+    steps: tuple[str, ...]
+    """Texts of all steps from the first, delimiters included."""
+    unscored: int = 1
+
+
+class ScoreRequest(NamedTuple):
+    """Paths of one search to be scored in one call."""
+
+    search_id: str
+    question: str
+    items: tuple[ScoreItem, ...]
+    deadline_s: float
+
+
+class Generator(Protocol):
+    """Writes steps."""
+
+    def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        """Streams the finished children in groups; ends when every branch was written.
+
+        Closing the iterator aborts what is still being written. Each branch comes exactly once.
+
+        Raises:
+            GeneratorError: the children that were not streamed could not be written anywhere.
+        """
+        ...
+
+
+class StepScorer(Protocol):
+    """Judges steps."""
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        """For each item its ``unscored`` rewards in [0, 1], in order.
+
+        Raises:
+            ScorerError: no usable rewards could be had.
+        """
+        ...
+
+
+class SearchError(RuntimeError):
+    """A search cannot go on. Root of what the ports raise."""
+
+
+class GeneratorError(SearchError):
+    """The generator could not write what it was asked for, on any replica."""
+
+
+class ScorerError(SearchError):
+    """The scorer gave no usable rewards: unreachable, too late, NaN, or the wrong number."""
+
+
+def branch_seed(search_seed: int, parent: NodeId, index: int) -> int:
+    """The sampling seed of child ``index`` of ``parent``: a hash, so it depends on nothing else.
+
+    Returns a non-negative 63-bit integer, what torch and vLLM take.
+    """
+    name = f"{search_seed}:{'.'.join(map(str, parent))}:{index}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1

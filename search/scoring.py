@@ -1,0 +1,50 @@
+"""How the rewards of a path's steps make the path's score."""
+
+import math
+from collections.abc import Sequence
+from enum import StrEnum
+
+from search.tree import Node
+
+
+class Aggregation(StrEnum):
+    """Which function of the step rewards ranks a path, wherever it is ranked."""
+
+    LAST = "last"
+    """The reward of the last step."""
+    MIN = "min"
+    """The lowest reward: a chain is as good as its weakest step."""
+    PROD = "prod"
+    """The product: the rewards read as independent probabilities of being right."""
+    MEAN = "mean"
+    """The arithmetic mean."""
+
+
+def aggregate(rewards: Sequence[float], how: Aggregation) -> float:
+    """The score of a path with these step rewards, first step first.
+
+    Each reward is in [0, 1], and so is the score. A path without rewards scores 0.0: nothing speaks
+    for it yet.
+    """
+    if not rewards:
+        return 0.0
+    match how:
+        case Aggregation.LAST:
+            return rewards[-1]
+        case Aggregation.MIN:
+            return min(rewards)
+        case Aggregation.PROD:
+            return math.prod(rewards)
+        case Aggregation.MEAN:
+            return math.fsum(rewards) / len(rewards)
+
+
+def path_score(node: Node, how: Aggregation) -> float | None:
+    """The score of the path that ends in ``node``, in [0, 1]; None where none of its steps has a reward."""
+    rewards = node.rewards
+    return aggregate(rewards, how) if rewards else None
+
+
+def best_first(nodes: Sequence[Node], how: Aggregation) -> list[Node]:
+    """``nodes`` by falling path score; ties by node id, so the order does not depend on arrival."""
+    return sorted(nodes, key=lambda node: (-aggregate(node.rewards, how), node.id))

@@ -1,0 +1,148 @@
+"""The settings of one search, as people write them in requests and in YAML.
+
+They are written flat, the strategy's own settings beside those that every search has::
+
+    {"strategy": "beam_search", "n": 16, "m": 4, "budget": {"tokens": 10000}, "max_step_tokens": 128}
+
+and held nested, the strategy being an object. An error names the place where the user wrote it.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from search.budget import Budget
+from search.strategies.beam_search import BeamSearch
+from search.strategies.best_of_n import BestOfN
+from search.strategies.greedy import Greedy
+from search.strategies.self_consistency import SelfConsistency
+from search.strategy import Strategy
+
+STRATEGIES: dict[str, type[Strategy]] = {
+    "greedy": Greedy,
+    "self_consistency": SelfConsistency,
+    "best_of_n": BestOfN,
+    "beam_search": BeamSearch,
+}
+"""Every strategy by the name that settings give it."""
+
+AnyStrategy = Annotated[Greedy | SelfConsistency | BestOfN | BeamSearch, Field(discriminator="name")]
+
+MOST_STEP_TOKENS = 32_768
+MOST_PATH_TOKENS = 131_072
+
+_ALIAS = re.compile(r"(?P<name>[a-z][a-z_]*)(?:-(?P<n>[0-9]{1,9}))?")
+
+
+class SearchSettings(BaseModel):
+    """Everything that is said about one search. Takes the flat form and its own dump alike."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    strategy: AnyStrategy = Field(description="The strategy and its own settings.")
+    budget: Budget = Field(Budget(), description="What the search may spend.")
+    seed: int | None = Field(
+        None, strict=True, ge=0, lt=1 << 63, description="One seed, one tree; drawn at random if unset."
+    )
+    max_step_tokens: int = Field(256, strict=True, ge=1, le=MOST_STEP_TOKENS, description="Most tokens of a step.")
+    max_path_tokens: int = Field(2048, strict=True, ge=1, le=MOST_PATH_TOKENS, description="Most tokens of a solution.")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _take_flat(cls, given: Any, handler: ModelWrapValidatorHandler["SearchSettings"]) -> "SearchSettings":
+        if not isinstance(given, Mapping) or isinstance(given.get("strategy"), Strategy | Mapping):
+            return handler(given)
+        try:
+            return handler(_nested(given))
+        except ValidationError as error:
+            raise _relocated(error) from None
+
+
+def parse_search(given: Mapping[str, Any]) -> SearchSettings:
+    """The settings written in ``given``, flat.
+
+    Raises:
+        pydantic.ValidationError: something is unknown, of the wrong type or out of bounds; each error's
+            ``loc`` is the path as written, such as ``("n",)`` or ``("budget", "tokens")``.
+    """
+    if isinstance(given, Mapping) and not isinstance(given.get("strategy"), str):
+        given = _nested(given)
+    return SearchSettings.model_validate(given)
+
+
+def parse_alias(alias: str) -> dict[str, Any] | None:
+    """The flat settings that a model alias stands for: ``greedy``, ``sc-16``, ``best-16``, ``beam-16``, or
+    a strategy's whole name, with or without its ``n``. None when it is no such alias.
+
+    The settings are not checked yet: ``beam-0`` names a search, and a search that ``parse_search`` refuses.
+    """
+    match = _ALIAS.fullmatch(alias)
+    if match is None:
+        return None
+    for name, strategy in STRATEGIES.items():
+        if match["name"] == name or match["name"] in strategy.aliases:
+            if match["n"] is None:
+                return {"strategy": name}
+            return {"strategy": name, "n": int(match["n"])} if "n" in strategy.model_fields else None
+    return None
+
+
+def search_schema() -> dict[str, Any]:
+    """The JSON schema of the flat form: one alternative per strategy."""
+    common = SearchSettings.model_json_schema(ref_template="#/$defs/{model}")
+    definitions = {key: value for key, value in common["$defs"].items() if key not in _class_names()}
+    shared = {key: value for key, value in common["properties"].items() if key != "strategy"}
+    alternatives: list[dict[str, Any]] = []
+    for name, strategy in STRATEGIES.items():
+        schema = strategy.model_json_schema(ref_template="#/$defs/{model}")
+        own = {key: value for key, value in schema["properties"].items() if key != "name"}
+        alternatives.append(
+            {
+                "type": "object",
+                "title": name,
+                "description": (strategy.__doc__ or "").strip().partition("\n\n")[0],
+                "properties": {"strategy": {"const": name}, **own, **shared},
+                "required": ["strategy"],
+                "additionalProperties": False,
+            }
+        )
+    return {"oneOf": alternatives, "$defs": definitions}
+
+
+def _class_names() -> set[str]:
+    return {strategy.__name__ for strategy in STRATEGIES.values()}
+
+
+def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+    name = flat.get("strategy")
+    if not isinstance(name, str) or name not in STRATEGIES:
+        known = ", ".join(STRATEGIES)
+        fault = PydanticCustomError("unknown_strategy", "unknown strategy; there are: {known}", {"known": known})
+        raise _validation_error([InitErrorDetails(type=fault, loc=("strategy",), input=name)])
+    shared = SearchSettings.model_fields.keys() - {"strategy"}
+    own = {key: value for key, value in flat.items() if key not in shared and key != "strategy"}
+    if "name" in own:
+        fault = PydanticCustomError("extra_forbidden", "Extra inputs are not permitted")
+        raise _validation_error([InitErrorDetails(type=fault, loc=("name",), input=own["name"])])
+    return {"strategy": own | {"name": name}} | {key: flat[key] for key in flat.keys() & shared}
+
+
+def _relocated(error: ValidationError) -> ValidationError:
+    """``error`` with the places as they are in the flat form."""
+    return _validation_error(
+        [
+            InitErrorDetails(
+                type=PydanticCustomError(fault["type"], "{message}", {"message": fault["msg"]}),
+                loc=fault["loc"][2:] if fault["loc"][:1] == ("strategy",) and len(fault["loc"]) > 2 else fault["loc"],
+                input=fault["input"],
+            )
+            for fault in error.errors(include_url=False)
+        ]
+    )
+
+
+def _validation_error(faults: list[InitErrorDetails]) -> ValidationError:
+    return ValidationError.from_exception_data("search", faults)

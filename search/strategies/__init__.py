@@ -1,0 +1,1 @@
+"""The search strategies, one module each. ``search.settings.STRATEGIES`` lists them by name."""

@@ -1,0 +1,16 @@
+"""Best-of-N: N whole solutions, every step scored, the best answer taken."""
+
+from typing import ClassVar, Literal
+
+from search.strategies.whole_solutions import WholeSolutions
+
+
+class BestOfN(WholeSolutions):
+    """Source: Cobbe et al. 2021 (arXiv 2110.14168), with the step rewards aggregated over each solution.
+
+    One seed gives one tree whatever the order of arrival.
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("best",)
+
+    name: Literal["best_of_n"] = "best_of_n"

@@ -1,0 +1,43 @@
+"""Self-consistency: N whole solutions and a majority vote, without a reward model."""
+
+from collections import Counter
+from typing import ClassVar, Literal
+
+from pydantic import Field
+
+from search.answers import canonical, extract_answer
+from search.strategies.whole_solutions import WholeSolutions
+from search.tree import SearchTree
+from search.voting import Selection
+
+
+class SelfConsistency(WholeSolutions):
+    """Source: Wang et al. 2022 (arXiv 2203.11171).
+
+    One seed gives one tree whatever the order of arrival, unless ``early_stop`` is on: then the order
+    decides which solutions were still waited for. The answer is the same, its agreement may not be.
+    """
+
+    aliases: ClassVar[tuple[str, ...]] = ("sc",)
+    needs_rewards: ClassVar[bool] = False
+
+    name: Literal["self_consistency"] = "self_consistency"
+    selection: Literal[Selection.MAJORITY] = Field(
+        Selection.MAJORITY, description="Nothing is scored, so it is the vote."
+    )
+    early_stop: bool = Field(False, description="Stop once no answer can overtake the leading one.")
+
+    def finished(self, tree: SearchTree) -> bool:
+        return super().finished(tree) or (self.early_stop and self._decided(tree))
+
+    def _decided(self, tree: SearchTree) -> bool:
+        """Whether the leader has more votes than all others together could still get.
+
+        Votes are counted by plain comparison, finer than the equivalence that decides in the end; two
+        rivals may turn out to be one. So the leader is held against their sum, which stays exact.
+        """
+        ended = self.candidates(tree)
+        answers = [answer for node in ended if (answer := extract_answer(node.text)) is not None]
+        votes = Counter(map(canonical, answers))
+        lead = max(votes.values(), default=0)
+        return lead > len(answers) - lead + self.n - len(ended)

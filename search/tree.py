@@ -1,0 +1,226 @@
+"""The tree that a search grows: steps, nodes and the invariants that hold between them.
+
+A node is named by its path of child indices from the root, so the same name means the same place in
+every run of the same search. Steps are written by a generator and rewarded by a process reward model;
+the tree only records what happened and refuses what cannot happen.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import NamedTuple
+
+NodeId = tuple[int, ...]
+"""The path of child indices from the root; the root is ``()``."""
+
+
+class StepEnd(StrEnum):
+    """Why the generator stopped writing a step."""
+
+    DELIMITER = "delimiter"
+    """The step delimiter was written: the path may go on."""
+    END_OF_SEQUENCE = "end_of_sequence"
+    """The model ended the solution: the path is complete."""
+    LENGTH = "length"
+    """The token limit cut the text off."""
+
+
+class Step(NamedTuple):
+    """One reasoning step as the generator wrote it, its delimiter included."""
+
+    token_ids: tuple[int, ...]
+    text: str
+    end: StepEnd
+    logprob: float | None = None
+    """Sum of the tokens' log-probabilities (nats), where the generator reports it."""
+
+
+class NodeStatus(StrEnum):
+    """Where a node is in its life. It moves down this list only, and ends exactly once."""
+
+    PENDING = "pending"
+    """Asked of the generator, not written yet."""
+    WRITTEN = "written"
+    """Its step is written, its reward not known yet."""
+    OPEN = "open"
+    """Complete as a step; the path may grow below it."""
+    TERMINAL = "terminal"
+    """The path ends here and may answer."""
+    PRUNED = "pruned"
+    """Given up by the strategy: never grows, never answers."""
+    FAILED = "failed"
+    """Never written: out of budget, cancelled, or the generator failed."""
+
+
+ENDED = frozenset({NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.FAILED})
+
+
+@dataclass(eq=False)
+class Node:
+    """One step of a path. Changed only through its tree."""
+
+    id: NodeId
+    parent: "Node | None"
+    status: NodeStatus = NodeStatus.PENDING
+    step: Step | None = None
+    reward: float | None = None
+    """The process reward of this step in [0, 1]; fixed once given; None where nothing scores."""
+    children: dict[int, "Node"] = field(default_factory=dict)
+
+    @property
+    def depth(self) -> int:
+        """Steps from the root: 0 for the root."""
+        return len(self.id)
+
+    @property
+    def path(self) -> list["Node"]:
+        """The nodes from the root's child down to this node, without the root."""
+        nodes: list[Node] = []
+        node: Node | None = self
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        return nodes[::-1]
+
+    @property
+    def rewards(self) -> list[float]:
+        """The rewards of the path's steps that have one, in order."""
+        return [node.reward for node in self.path if node.reward is not None]
+
+    @property
+    def steps(self) -> list[Step]:
+        return [node.step for node in self.path if node.step is not None]
+
+    @property
+    def text(self) -> str:
+        """All that was written on the path, from the first step to this one."""
+        return "".join(step.text for step in self.steps)
+
+    @property
+    def token_ids(self) -> list[int]:
+        """The ids written on the path, prompt excluded."""
+        return [token for step in self.steps for token in step.token_ids]
+
+
+class TreeError(RuntimeError):
+    """Something was asked of a tree that its invariants forbid: a programming error."""
+
+
+class SearchTree:
+    """The nodes of one search, by id."""
+
+    def __init__(self) -> None:
+        self.root = Node((), None, NodeStatus.OPEN)
+        self._nodes: dict[NodeId, Node] = {(): self.root}
+        self._live = 0
+
+    def __getitem__(self, node_id: NodeId) -> Node:
+        return self._nodes[node_id]
+
+    def __contains__(self, node_id: NodeId) -> bool:
+        return node_id in self._nodes
+
+    def __len__(self) -> int:
+        """Nodes without the root."""
+        return len(self._nodes) - 1
+
+    @property
+    def nodes(self) -> Iterator[Node]:
+        """Every node but the root, in the order in which they were asked for."""
+        return (node for node in self._nodes.values() if node.parent is not None)
+
+    @property
+    def in_flight(self) -> int:
+        """Nodes that are neither complete nor given up: pending or written."""
+        return self._live
+
+    def with_status(self, status: NodeStatus) -> list[Node]:
+        """The nodes of that status, ordered by id: an order that does not depend on arrival."""
+        return sorted((node for node in self.nodes if node.status is status), key=lambda node: node.id)
+
+    def request(self, parent: Node, count: int) -> list[Node]:
+        """Adds ``count`` pending children below an open node, with the next free indices."""
+        if parent.status is not NodeStatus.OPEN:
+            raise TreeError(f"node {parent.id} is {parent.status}: it cannot get children")
+        first = len(parent.children)
+        return [self._add(parent, index) for index in range(first, first + count)]
+
+    def extend(self, parent: Node, step: Step) -> Node:
+        """Adds the written continuation of a step that came in one piece with it (whole solutions)."""
+        if parent.status not in (NodeStatus.OPEN, NodeStatus.WRITTEN):
+            raise TreeError(f"node {parent.id} is {parent.status}: nothing can continue it")
+        child = self._add(parent, len(parent.children))
+        self.write(child, step)
+        return child
+
+    def write(self, node: Node, step: Step) -> bool:
+        """Records the step of a pending node. False, and nothing changes, when the node already has
+        its step or has ended: a late or repeated result."""
+        if node.status is not NodeStatus.PENDING:
+            return False
+        node.step = step
+        node.status = NodeStatus.WRITTEN
+        return True
+
+    def complete(self, node: Node, reward: float | None, terminal: bool) -> bool:
+        """Records the reward of a written node and whether the path ends there. False, and nothing
+        changes, when that was already known or the node has ended.
+
+        Raises:
+            ValueError: the reward is not in [0, 1] (NaN included).
+        """
+        if reward is not None and not 0.0 <= reward <= 1.0:
+            raise ValueError(f"reward of node {node.id} must be in [0, 1], got {reward!r}")
+        if node.status is not NodeStatus.WRITTEN:
+            return False
+        node.reward = reward
+        self._end_flight(node, NodeStatus.TERMINAL if terminal else NodeStatus.OPEN)
+        return True
+
+    def prune(self, node: Node) -> None:
+        """Gives up a node and all below it, in flight or not. Ended nodes stay as they ended."""
+        for member in self._subtree(node):
+            if member.status not in ENDED:
+                self._end_flight(member, NodeStatus.PRUNED)
+
+    def fail(self, node: Node) -> None:
+        """Marks a node in flight as never to arrive; a node that has arrived stays as it is."""
+        if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
+            self._end_flight(node, NodeStatus.FAILED)
+
+    def check_integrity(self) -> list[str]:
+        """Every invariant that does not hold, in words; empty when all is well."""
+        problems: list[str] = []
+        for node in self.nodes:
+            parent = node.parent
+            if parent is None or parent.children.get(node.id[-1]) is not node or parent.id != node.id[:-1]:
+                problems.append(f"{node.id} is not its parent's child")
+            if (node.step is None) != (node.status in (NodeStatus.PENDING, NodeStatus.FAILED)) and (
+                node.status not in (NodeStatus.PRUNED, NodeStatus.FAILED)
+            ):
+                problems.append(f"{node.id} is {node.status} and its step is {node.step!r}")
+            if node.children and node.status in (NodeStatus.TERMINAL, NodeStatus.PENDING):
+                problems.append(f"{node.id} is {node.status} and has children")
+        live = sum(node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN) for node in self.nodes)
+        if live != self._live:
+            problems.append(f"{live} nodes are in flight, {self._live} are counted")
+        return problems
+
+    def _add(self, parent: Node, index: int) -> Node:
+        node = Node((*parent.id, index), parent)
+        parent.children[index] = node
+        self._nodes[node.id] = node
+        self._live += 1
+        return node
+
+    def _end_flight(self, node: Node, status: NodeStatus) -> None:
+        if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
+            self._live -= 1
+        node.status = status
+
+    def _subtree(self, node: Node) -> Iterator[Node]:
+        stack = [node]
+        while stack:
+            member = stack.pop()
+            yield member
+            stack.extend(member.children.values())

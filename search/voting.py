@@ -1,0 +1,109 @@
+"""Which answer wins among the paths of a search, and how far the paths agree.
+
+Selection rules as in search-and-learn: naive, weighted and majority, over groups of equivalent answers.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from search.tree import Node
+
+
+class Selection(StrEnum):
+    """The rule by which one answer is chosen."""
+
+    NAIVE = "naive"
+    """The path of the highest score."""
+    WEIGHTED = "weighted"
+    """The group with the largest sum of path scores."""
+    MAJORITY = "majority"
+    """The largest group."""
+
+
+class Candidate(NamedTuple):
+    """A path that may answer."""
+
+    node: Node
+    score: float | None
+    """The path's score in [0, 1]; None where nothing was scored."""
+    answer: str | None
+    """The answer as written; None where the path has none."""
+    group: int | None
+    """Equal for equivalent answers; None exactly where there is no answer."""
+
+
+class AnswerGroup(NamedTuple):
+    """Equivalent answers taken together."""
+
+    answer: str
+    """As written on the group's best path."""
+    size: int
+    weight: float
+    """Sum of the path scores; where nothing was scored, the size."""
+    best: Node
+    """The path of the highest score, the first on a tie."""
+    score: float | None
+    """The score of ``best``."""
+
+
+class Verdict(NamedTuple):
+    """The answer of a search."""
+
+    node: Node
+    """The end of the answering path."""
+    answer: str | None
+    """None where no path had an answer: then the path of the highest score stands in."""
+    score: float | None
+    """The answering path's score; None where nothing was scored."""
+    agreement: float
+    """The winning group's share of all candidates, in [0, 1]; 0.0 without an answer."""
+    groups: tuple[AnswerGroup, ...]
+    """All groups, the winner first, then by falling size, ties in order of first appearance."""
+
+
+def choose(candidates: Sequence[Candidate], selection: Selection) -> Verdict:
+    """The verdict over ``candidates``, whose order decides every tie: the first wins.
+
+    A candidate without an answer joins no group, and answers only when no candidate has one. An
+    unscored candidate weighs 1, so that ``weighted`` is then ``majority`` and ``naive`` the first.
+
+    Raises:
+        ValueError: there are no candidates.
+    """
+    if not candidates:
+        raise ValueError("an answer cannot be chosen among no candidates")
+    groups = _groups(candidates)
+    if not groups:
+        best = max(candidates, key=_weight)
+        return Verdict(best.node, None, best.score, 0.0, ())
+    winner = max(groups, key=lambda group: _rank(group, selection))
+    rest = sorted((group for group in groups if group is not winner), key=lambda group: -group.size)
+    return Verdict(winner.best, winner.answer, winner.score, winner.size / len(candidates), (winner, *rest))
+
+
+def _groups(candidates: Sequence[Candidate]) -> list[AnswerGroup]:
+    members: dict[int, list[Candidate]] = {}
+    for candidate in candidates:
+        if candidate.group is not None:
+            members.setdefault(candidate.group, []).append(candidate)
+    return [_summary(group) for group in members.values()]
+
+
+def _summary(members: Sequence[Candidate]) -> AnswerGroup:
+    best = max(members, key=_weight)
+    return AnswerGroup(best.answer or "", len(members), sum(map(_weight, members)), best.node, best.score)
+
+
+def _weight(candidate: Candidate) -> float:
+    return 1.0 if candidate.score is None else candidate.score
+
+
+def _rank(group: AnswerGroup, selection: Selection) -> float:
+    match selection:
+        case Selection.NAIVE:
+            return 1.0 if group.score is None else group.score
+        case Selection.WEIGHTED:
+            return group.weight
+        case Selection.MAJORITY:
+            return group.size

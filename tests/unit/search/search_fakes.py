@@ -1,0 +1,240 @@
+"""A generator and a scorer without a model: what they say depends on seed and text alone, when they say it on a die."""
+
+import asyncio
+import hashlib
+import random
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
+
+from search.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.outcome import SearchEvent, SearchOutcome
+from search.ports import (
+    Child,
+    ChildGroup,
+    ExpandRequest,
+    Extent,
+    GeneratorError,
+    Lane,
+    ScoreRequest,
+    ScorerError,
+)
+from search.runner import run_search
+from search.settings import parse_search
+from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
+
+PROMPT = (1, 2, 3, 4, 5)
+
+
+def digest(*parts: object) -> random.Random:
+    """A die that falls the same way for the same parts."""
+    return random.Random(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())
+
+
+def write_step(seed: int, prefix: Sequence[int], max_tokens: int) -> Step:
+    """A step of 1 to 9 tokens; one in six ends the solution with an answer between 0 and 4."""
+    die = digest("step", seed, tuple(prefix))
+    wanted = die.randint(1, 9)
+    tokens = tuple(die.randint(10, 99) for _ in range(min(wanted, max_tokens)))
+    if wanted > max_tokens:
+        return Step(tokens, "cut " + "-".join(map(str, tokens)), StepEnd.LENGTH)
+    if die.random() < 1 / 6:
+        return Step(tokens, f"so it is \\boxed{{{die.randint(0, 4)}}}", StepEnd.END_OF_SEQUENCE)
+    return Step(tokens, "-".join(map(str, tokens)) + "\n\n", StepEnd.DELIMITER, logprob=-1.0)
+
+
+def write_solution(seed: int, prefix: Sequence[int], max_tokens: int) -> tuple[Step, ...]:
+    steps: list[Step] = []
+    while not steps or (steps[-1].end is StepEnd.DELIMITER and max_tokens > 0):
+        step = write_step(seed, (*prefix, len(steps)), max_tokens)
+        steps.append(step)
+        max_tokens -= len(step.token_ids)
+    if steps[-1].end is StepEnd.DELIMITER:
+        steps[-1] = steps[-1]._replace(end=StepEnd.LENGTH)
+    return tuple(steps)
+
+
+def reward_of(texts: Sequence[str]) -> float:
+    """The reward of the last of these steps, one of 16 values: ties do happen."""
+    return digest("reward", tuple(texts)).randint(0, 15) / 15
+
+
+class Turns:
+    """Points at which fakes yield to the event loop; ``at`` is told the number of each."""
+
+    def __init__(self, die: random.Random, at: Callable[[int], None] | None = None) -> None:
+        self.count = 0
+        self._die = die
+        self._at = at
+
+    async def take(self) -> None:
+        for _ in range(self._die.randint(1, 4)):
+            self.count += 1
+            if self._at is not None:
+                self._at(self.count)
+            await asyncio.sleep(0)
+
+
+class FakeGenerator:
+    """Streams children in groups of random size and order."""
+
+    def __init__(self, order: int = 0, turns: Turns | None = None) -> None:
+        self.requests: list[ExpandRequest] = []
+        self.live: set[tuple[NodeId, int]] = set()
+        """Branches being written. Empty when nothing was left behind."""
+        self.most_live = 0
+        self.tokens = 0
+        self.fail_after: int | None = None
+        """Children after which the generator breaks."""
+        self.stall_after: int | None = None
+        """Children after which it never says anything again."""
+        self.stalled = asyncio.Event()
+        self.forget = 0
+        """Children left out at the end of the first stream."""
+        self.break_at_end = False
+        self.ended = 0
+        """Streams that ended by themselves."""
+        self.repeat = False
+        """Sends every group twice, and children nobody asked for."""
+        self._die = random.Random(order)
+        self._turns = turns or Turns(self._die)
+        self._sent = 0
+
+    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        self.requests.append(request)
+        branches = [(expansion, branch) for expansion in request.expansions for branch in expansion.branches]
+        names = {(expansion.parent, branch.index) for expansion, branch in branches}
+        assert not names & self.live
+        self.live |= names
+        self.most_live = max(self.most_live, len(self.live))
+        self._die.shuffle(branches)
+        try:
+            branches = branches[: len(branches) - self.forget]
+            while branches:
+                await self._turns.take()
+                size = self._die.randint(1, 3)
+                group = tuple(self._write(request, *branch) for branch in branches[:size])
+                branches = branches[size:]
+                await self._break(len(group))
+                self.live -= {(child.parent, child.index) for child in group}
+                yield ChildGroup(group)
+                if self.repeat:
+                    yield ChildGroup((*group, group[0]._replace(index=10_000)))
+            await self._turns.take()
+            if self.break_at_end:
+                raise GeneratorError("too late to matter")
+            self.ended += 1
+        finally:
+            self.live -= names
+
+    async def _break(self, count: int) -> None:
+        self._sent += count
+        if self.fail_after is not None and self._sent > self.fail_after:
+            raise GeneratorError("no replica is left")
+        if self.stall_after is not None and self._sent > self.stall_after:
+            self.stalled.set()
+            await asyncio.Event().wait()
+
+    def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
+        if request.extent is Extent.SOLUTION:
+            steps = write_solution(branch.seed, expansion.prefix, branch.max_tokens)
+        else:
+            steps = (write_step(branch.seed, expansion.prefix, branch.max_tokens),)
+        self.tokens += sum(len(step.token_ids) for step in steps)
+        return Child(expansion.parent, branch.index, steps, cached_tokens=len(expansion.prefix) - 1)
+
+
+class FakeScorer:
+    """Rewards by text. ``spoil`` turns its rewards into whatever it likes."""
+
+    name = "fake-prm"
+
+    def __init__(self, order: int = 0, turns: Turns | None = None) -> None:
+        self.requests: list[ScoreRequest] = []
+        self.spoil: Callable[[list[list[float]]], Any] = lambda rewards: rewards
+        self.stall = False
+        self.stalled = asyncio.Event()
+        self._turns = turns or Turns(random.Random(order))
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        self.requests.append(request)
+        await self._turns.take()
+        if self.stall:
+            self.stalled.set()
+            await asyncio.Event().wait()
+        rewards = [
+            [reward_of(item.steps[: end + 1]) for end in range(len(item.steps) - item.unscored, len(item.steps))]
+            for item in request.items
+        ]
+        return self.spoil(rewards)  # type: ignore[no-any-return]
+
+
+def broken(rewards: list[list[float]]) -> Any:
+    raise ScorerError("unreachable")
+
+
+class WatchedTree(SearchTree):
+    """Counts how often each node's flight ended and refuses a life that runs backwards."""
+
+    LIFE = tuple(NodeStatus)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.landings: dict[NodeId, int] = {}
+
+    def _end_flight(self, node: Node, status: NodeStatus) -> None:
+        assert self.LIFE.index(status) > self.LIFE.index(node.status)
+        if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
+            self.landings[node.id] = self.landings.get(node.id, 0) + 1
+        super()._end_flight(node, status)
+
+    def check(self) -> None:
+        """Everything has ended, once, and the invariants hold."""
+        assert self.check_integrity() == []
+        assert self.in_flight == 0
+        assert self.landings == {node.id: 1 for node in self.nodes}
+
+
+class Bench:
+    """One search's surroundings."""
+
+    def __init__(self, order: int = 0, capacity: int = 1000, turns: Turns | None = None) -> None:
+        self.generator = FakeGenerator(order, turns)
+        self.scorer = FakeScorer(order, turns)
+        self.gate = Gate(capacity)
+        self.matcher = AnswerMatcher()
+        self.tree = WatchedTree()
+        self.events: list[SearchEvent] = []
+
+    async def search(self, settings: dict[str, Any], **options: Any) -> SearchOutcome:
+        options = {"context_tokens": 1000, "search_id": "s1", "on_event": self.events.append} | options
+        return await run_search(
+            "What is it?",
+            PROMPT,
+            parse_search({"seed": 7} | settings),
+            generator=self.generator,
+            scorer=self.scorer,
+            gate=self.gate,
+            matcher=self.matcher,
+            tree=self.tree,
+            **options,
+        )
+
+    def check_idle(self) -> None:
+        """Nothing was left behind, anywhere."""
+        self.tree.check()
+        assert self.generator.live == set()
+        assert self.gate.usage == 0
+        assert self.gate.waiting == dict.fromkeys(Lane, 0)
+
+
+def search(settings: dict[str, Any], order: int = 0, **options: Any) -> tuple[Bench, SearchOutcome]:
+    """A whole search on a bench of its own."""
+
+    async def main() -> tuple[Bench, SearchOutcome]:
+        bench = Bench(order)
+        outcome = await bench.search(settings, **options)
+        bench.check_idle()
+        return bench, outcome
+
+    return asyncio.run(main())

@@ -1,0 +1,167 @@
+"""Admission by lane, then by arrival, never beyond capacity, and no trace of who gave up."""
+
+import asyncio
+import random
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from search.gate import Gate
+from search.ports import Lane
+
+
+class Caller:
+    """Asks for admission in a task of its own and holds it until told to leave."""
+
+    def __init__(self, gate: Gate, lane: Lane, weight: int, admitted: list["Caller"]) -> None:
+        self.lane = lane
+        self.weight = weight
+        self.leave = asyncio.Event()
+        self.task = asyncio.create_task(self._call(gate, admitted))
+
+    async def _call(self, gate: Gate, admitted: list["Caller"]) -> None:
+        async with gate.admit(self.lane, self.weight):
+            admitted.append(self)
+            try:
+                await self.leave.wait()
+            finally:
+                admitted.remove(self)
+
+
+async def settle() -> None:
+    """Lets every task run until all of them wait for something."""
+    for _ in range(40):
+        await asyncio.sleep(0)
+
+
+def test_serves_by_lane_then_by_arrival() -> None:
+    async def main() -> None:
+        gate = Gate(4)
+        order: list[str] = []
+
+        async def call(name: str, lane: Lane) -> None:
+            async with gate.admit(lane, 4):
+                order.append(name)
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group:
+            for name, lane in [("first", Lane.SPECULATIVE), ("s", Lane.SPECULATIVE), ("e", Lane.EAGER)]:
+                group.create_task(call(name, lane))
+            group.create_task(call("d1", Lane.DEMAND))
+            group.create_task(call("d2", Lane.DEMAND))
+        assert order == ["first", "d1", "d2", "e", "s"]
+        assert gate.usage == 0
+
+    asyncio.run(main())
+
+
+def test_room_frees_branch_by_branch() -> None:
+    async def main() -> None:
+        gate = Gate(4)
+        admitted: list[Caller] = []
+        async with gate.admit(Lane.DEMAND, 4) as slot:
+            waiting = Caller(gate, Lane.EAGER, 2, admitted)
+            await settle()
+            assert gate.waiting == {Lane.DEMAND: 0, Lane.EAGER: 1, Lane.SPECULATIVE: 0}
+            slot.release()
+            await settle()
+            assert admitted == []
+            slot.release()
+            await settle()
+            assert admitted == [waiting]
+            assert gate.usage == 4
+            slot.release(100)
+            assert gate.usage == 2
+        waiting.leave.set()
+        await waiting.task
+        assert gate.usage == 0
+
+    asyncio.run(main())
+
+
+def test_a_call_larger_than_the_gate_is_admitted_alone() -> None:
+    async def main() -> None:
+        gate = Gate(2)
+        admitted: list[Caller] = []
+        small = Caller(gate, Lane.DEMAND, 1, admitted)
+        large = Caller(gate, Lane.DEMAND, 9, admitted)
+        later = Caller(gate, Lane.DEMAND, 1, admitted)
+        await settle()
+        assert admitted == [small]
+        small.leave.set()
+        await settle()
+        assert admitted == [large]
+        large.leave.set()
+        await settle()
+        assert admitted == [later]
+        later.leave.set()
+        await later.task
+
+    asyncio.run(main())
+
+
+def test_speculation_stays_below_its_watermark() -> None:
+    async def main() -> None:
+        gate = Gate(10, speculative_share=0.5)
+        admitted: list[Caller] = []
+        callers = [Caller(gate, Lane.DEMAND, 3, admitted), Caller(gate, Lane.SPECULATIVE, 3, admitted)]
+        await settle()
+        assert admitted == callers[:1]
+        callers.append(Caller(gate, Lane.DEMAND, 3, admitted))
+        await settle()
+        assert admitted == [callers[0], callers[2]]
+        callers[0].leave.set()
+        callers[2].leave.set()
+        await settle()
+        assert admitted == [callers[1]]
+        callers[1].leave.set()
+        await asyncio.gather(*(caller.task for caller in callers))
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("make", [lambda: Gate(0), lambda: Gate(1, speculative_share=1.5)])
+def test_refuses_senseless_settings(make: Callable[[], Gate]) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        make()
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 1 << 32), capacity=st.integers(1, 8))
+def test_never_over_capacity_and_nothing_is_left(seed: int, capacity: int) -> None:
+    die = random.Random(seed)
+
+    def check(gate: Gate, admitted: list[Caller]) -> None:
+        assert gate.usage == sum(caller.weight for caller in admitted)
+        assert gate.usage <= capacity or len(admitted) == 1
+        # Whoever waits in front of all others really has no room.
+        assert gate.usage > 0 or not any(gate.waiting.values())
+
+    async def main() -> None:
+        gate = Gate(capacity)
+        admitted: list[Caller] = []
+        callers: list[Caller] = []
+        for _ in range(40):
+            action = die.random()
+            if action < 0.5 or not callers:
+                callers.append(Caller(gate, die.choice(list(Lane)), die.randint(1, capacity + 2), admitted))
+            elif action < 0.75:
+                die.choice(callers).leave.set()
+            else:
+                victim = die.choice(callers)
+                # At the very moment of admission, too: the room is taken then, and must come back.
+                if admitted and die.random() < 0.5:
+                    admitted[0].leave.set()
+                victim.task.cancel()
+            if die.random() < 0.6:
+                await settle()
+                check(gate, admitted)
+        for caller in callers:
+            caller.leave.set()
+        await asyncio.gather(*(caller.task for caller in callers), return_exceptions=True)
+        assert gate.usage == 0
+        assert not any(gate.waiting.values())
+
+    asyncio.run(main())

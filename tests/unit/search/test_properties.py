@@ -1,0 +1,79 @@
+"""What holds for every search, whatever arrives when, and wherever it is cut off."""
+
+import asyncio
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_fakes import Bench, Turns, search
+
+from search.snapshot import tree_as_json
+
+SEARCHES = st.one_of(
+    st.just({"strategy": "greedy"}),
+    st.builds(lambda n: {"strategy": "self_consistency", "n": n}, st.integers(1, 8)),
+    st.builds(lambda n: {"strategy": "best_of_n", "n": n}, st.integers(1, 8)),
+    st.builds(
+        lambda kept, m, depth, distinct: {
+            "strategy": "beam_search",
+            "n": kept * m,
+            "m": m,
+            "max_depth": depth,
+            "drop_duplicates": distinct,
+        },
+        st.integers(1, 4),
+        st.integers(1, 3),
+        st.integers(1, 8),
+        st.booleans(),
+    ),
+)
+LIMITS = st.fixed_dictionaries(
+    {"max_step_tokens": st.integers(3, 10), "max_path_tokens": st.integers(5, 60), "seed": st.integers(0, 99)}
+)
+BUDGETS = st.fixed_dictionaries({}, optional={"tokens": st.integers(1, 150), "nodes": st.integers(1, 30)})
+
+
+@settings(max_examples=60, deadline=None)
+@given(wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20))
+def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
+    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], order: int
+) -> None:
+    whole = wanted | limits | {"budget": budget}
+    bench, first = search(whole, 0)
+    _, second = search(whole, order)
+    assert tree_as_json(first.tree) == tree_as_json(second.tree)
+    assert first.verdict[1:4] == second.verdict[1:4]
+    assert first.verdict.node.id == second.verdict.node.id
+    assert first.stop_reason == second.stop_reason
+    assert first.stats._replace(seconds=0, prm_calls=0) == second.stats._replace(seconds=0, prm_calls=0)
+    assert bench.generator.tokens <= budget.get("tokens", 1 << 30)
+    assert len(bench.tree) <= budget.get("nodes", 1 << 30)
+
+
+@settings(max_examples=80, deadline=None)
+@given(wanted=SEARCHES, limits=LIMITS, share=st.floats(0, 1), order=st.integers(1, 1 << 20), capacity=st.integers(1, 9))
+def test_cancelled_at_any_point_nothing_is_left_behind(
+    wanted: dict[str, Any], limits: dict[str, Any], share: float, order: int, capacity: int
+) -> None:
+    async def main(cancel_at: int | None) -> int:
+        def at(turn: int) -> None:
+            if turn == cancel_at:
+                running.cancel()
+
+        turns = Turns(random.Random(order), at)
+        bench = Bench(order, capacity, turns)
+        running = asyncio.create_task(bench.search(wanted | limits))
+        if cancel_at is None:
+            await running
+        else:
+            with pytest.raises(asyncio.CancelledError):
+                await running
+        bench.check_idle()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+        return turns.count
+
+    turns = asyncio.run(main(None))
+    # The last turns may fall between the end of the stream and the verdict, where nothing waits any more.
+    asyncio.run(main(1 + int(share * (turns - 1))))

@@ -1,0 +1,325 @@
+"""One search from start to end: calls, events, limits, failures, cancellation."""
+
+import asyncio
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from search_fakes import PROMPT, Bench, broken, reward_of, search
+
+from search.budget import LimitReached
+from search.gate import Gate
+from search.outcome import SearchFinished, SearchOutcome, SearchStarted, StepScored
+from search.ports import Extent, GeneratorError, Lane, ScorerError
+from search.runner import PromptTooLong
+from search.snapshot import tree_as_json
+from search.tree import NodeStatus, StepEnd
+
+BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "max_step_tokens": 8}
+BEST = {"strategy": "best_of_n", "n": 6}
+ALL = [{"strategy": "greedy"}, {"strategy": "self_consistency", "n": 5}, BEST, BEAM]
+
+
+def fails(settings: dict[str, Any], prepare: Callable[[Bench], None], error: type[Exception], **options: Any) -> str:
+    """Runs a search that must fail, and clean up, and returns what the error says."""
+
+    async def main() -> str:
+        bench = Bench()
+        prepare(bench)
+        with pytest.raises(error) as caught:
+            await bench.search(settings, **options)
+        bench.check_idle()
+        return str(caught.value)
+
+    return asyncio.run(main())
+
+
+def with_bench(
+    settings: dict[str, Any], prepare: Callable[[Bench], None], **options: Any
+) -> tuple[Bench, SearchOutcome]:
+    async def main() -> tuple[Bench, SearchOutcome]:
+        bench = Bench()
+        prepare(bench)
+        outcome = await bench.search(settings, **options)
+        bench.check_idle()
+        return bench, outcome
+
+    return asyncio.run(main())
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["strategy"])
+def test_every_complete_step_is_one_event(settings: dict[str, Any]) -> None:
+    bench, outcome = search(settings)
+    first, *steps, last = bench.events
+    assert first == SearchStarted("s1", settings["strategy"], 7)
+    assert last == SearchFinished(outcome)
+    scored = [event for event in steps if isinstance(event, StepScored)]
+    assert len(scored) == len(steps)
+    assert sorted(event.node for event in scored) == sorted(node.id for node in bench.tree.nodes)
+    for event in scored:
+        node = bench.tree[event.node]
+        assert (event.text, event.reward) == (node.step.text if node.step else None, node.reward)
+        assert event.terminal is (node.status is NodeStatus.TERMINAL)
+    assert scored[-1].tokens == outcome.stats.generated_tokens
+    assert scored[-1].nodes == outcome.stats.nodes
+
+
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["strategy"])
+def test_counts_what_the_ports_did(settings: dict[str, Any]) -> None:
+    bench, outcome = search(settings)
+    stats, tree = outcome.stats, bench.tree
+    assert outcome.stop_reason == "finished"
+    assert not outcome.partial
+    assert not outcome.degraded
+    assert stats.generated_tokens == bench.generator.tokens
+    assert stats.nodes == len(tree)
+    assert stats.prm_calls == len(bench.scorer.requests)
+    assert stats.scored_steps == sum(item.unscored for call in bench.scorer.requests for item in call.items)
+    expansions = [expansion for call in bench.generator.requests for expansion in call.expansions]
+    assert stats.prefix_tokens == sum(len(e.prefix) * len(e.branches) for e in expansions)
+    assert stats.cached_tokens == sum((len(e.prefix) - 1) * len(e.branches) for e in expansions)
+    assert stats.root_cached_tokens == len(PROMPT) - 1
+    assert stats.answer_tokens == len(outcome.verdict.node.token_ids)
+    assert outcome.text == outcome.verdict.node.text
+
+
+def test_a_prefix_is_the_prompt_and_the_path() -> None:
+    bench, _ = search(BEAM)
+    for call in bench.generator.requests:
+        for expansion in call.expansions:
+            assert expansion.prefix == (*PROMPT, *bench.tree[expansion.parent].token_ids)
+
+
+def test_whole_solutions_become_chains_scored_in_one_item_each() -> None:
+    bench, outcome = search(BEST)
+    (call,) = bench.generator.requests
+    assert (call.extent, call.lane) == (Extent.SOLUTION, Lane.EAGER)
+    items = [item for request in bench.scorer.requests for item in request.items]
+    assert len(items) == 6
+    assert all(item.unscored == len(item.steps) for item in items)
+    for end in outcome.tree.with_status(NodeStatus.TERMINAL):
+        texts = [step.text for step in end.steps]
+        assert end.rewards == [reward_of(texts[: place + 1]) for place in range(len(texts))]
+
+
+def test_greedy_and_self_consistency_ask_no_rewards() -> None:
+    for settings in ALL[:2]:
+        bench, outcome = search(settings)
+        assert bench.scorer.requests == []
+        assert outcome.verdict.score is None
+    assert bench.generator.requests[0].sampling.temperature == 0.8
+    assert search({"strategy": "greedy"})[0].generator.requests[0].sampling.temperature == 0.0
+
+
+def test_self_consistency_stops_early_when_no_answer_can_overtake() -> None:
+    settings = {"strategy": "self_consistency", "n": 24}
+    early = [search(settings | {"early_stop": True, "seed": seed})[1] for seed in range(6)]
+    full = [search(settings | {"seed": seed})[1] for seed in range(6)]
+    assert [e.verdict.answer for e in early] == [f.verdict.answer for f in full]
+    assert all(e.stop_reason == "finished" for e in early)
+
+
+def test_a_solution_deeper_than_allowed_keeps_its_whole_text_in_fewer_nodes() -> None:
+    _, whole = search(BEST)
+    _, short = search(BEST | {"max_depth": 2})
+    assert max(node.depth for node in short.tree.nodes) == 2
+    assert {n.text for n in short.tree.with_status(NodeStatus.TERMINAL)} == {
+        n.text for n in whole.tree.with_status(NodeStatus.TERMINAL)
+    }
+
+
+def test_children_are_judged_without_waiting_for_their_siblings() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.generator.stall_after = 4
+        judged = asyncio.Event()
+        running = asyncio.create_task(
+            bench.search(BEAM, on_event=lambda event: judged.set() if isinstance(event, StepScored) else None)
+        )
+        await judged.wait()
+        await bench.generator.stalled.wait()
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        bench.check_idle()
+
+    asyncio.run(main())
+
+
+def test_repeated_and_unknown_children_change_nothing() -> None:
+    _, plain = search(BEAM)
+
+    def repeat(bench: Bench) -> None:
+        bench.generator.repeat = True
+
+    _, outcome = with_bench(BEAM, repeat)
+    assert tree_as_json(outcome.tree) == tree_as_json(plain.tree)
+    assert outcome.stats.generated_tokens == plain.stats.generated_tokens
+    assert outcome.stats.scored_steps == plain.stats.scored_steps
+
+
+@pytest.mark.parametrize(
+    ("limits", "options"),
+    [({"max_path_tokens": 12}, {}), ({}, {"context_tokens": len(PROMPT) + 12})],
+    ids=["path", "context"],
+)
+def test_no_path_outgrows_its_room(limits: dict[str, Any], options: dict[str, Any]) -> None:
+    for settings in ALL:
+        bench, outcome = search(settings | limits, **options)
+        assert outcome.stop_reason == "finished"
+        for node in bench.tree.nodes:
+            assert len(node.token_ids) <= 12
+            if len(node.token_ids) == 12:
+                assert node.status in (NodeStatus.TERMINAL, NodeStatus.OPEN)
+        for node in bench.tree.with_status(NodeStatus.TERMINAL):
+            assert node.step is not None
+            ended = node.step.end is not StepEnd.DELIMITER
+            assert ended or len(node.token_ids) == 12
+
+
+def test_a_prompt_as_long_as_the_context_is_refused() -> None:
+    message = fails(BEAM, lambda bench: None, PromptTooLong, context_tokens=len(PROMPT))
+    assert message == "the prompt has 5 tokens, the context holds 5"
+
+
+def test_out_of_tokens_the_candidates_answer() -> None:
+    _, outcome = search(BEAM | {"budget": {"tokens": 100}})
+    assert (outcome.stop_reason, outcome.partial) == ("tokens", True)
+    assert outcome.stats.generated_tokens <= 100
+    assert outcome.verdict.node.status is NodeStatus.TERMINAL
+
+
+def test_out_of_nodes_with_no_candidate_the_best_open_path_answers() -> None:
+    for seed in range(20):
+        _, outcome = search({"strategy": "beam_search", "n": 2, "m": 1, "seed": seed, "budget": {"nodes": 2}})
+        assert outcome.stats.nodes == 2
+        if not outcome.tree.with_status(NodeStatus.TERMINAL):
+            best = max(outcome.tree.nodes, key=lambda node: node.reward or 0.0)
+            assert outcome.verdict.node.reward == best.reward
+            assert outcome.verdict.answer is None
+            assert outcome.stop_reason == "nodes"
+            return
+    pytest.fail("every seed had a candidate")
+
+
+def test_out_of_time_what_is_there_answers() -> None:
+    def stall(bench: Bench) -> None:
+        bench.generator.stall_after = 5
+
+    _, outcome = with_bench(BEST | {"budget": {"seconds": 0.3}}, stall)
+    assert (outcome.stop_reason, outcome.partial) == ("seconds", True)
+    assert any(node.status is NodeStatus.FAILED for node in outcome.tree.nodes)
+
+
+@pytest.mark.parametrize("port", ["generator", "scorer"])
+def test_out_of_time_with_nothing_there_is_a_typed_error(port: str) -> None:
+    def stall(bench: Bench) -> None:
+        if port == "generator":
+            bench.generator.stall_after = 0
+        else:
+            bench.scorer.stall = True
+
+    message = fails(BEAM | {"budget": {"seconds": 0.1}}, stall, LimitReached)
+    assert "the limit of 0.1 seconds was reached" in message
+
+
+def test_the_ports_are_told_the_deadline() -> None:
+    bench, _ = search(BEAM | {"budget": {"seconds": 50}})
+    assert all(0 < call.deadline_s <= 50 for call in [*bench.generator.requests, *bench.scorer.requests])
+    bench, _ = search(BEAM)
+    assert all(math.isfinite(call.deadline_s) for call in bench.generator.requests)
+
+
+SPOILED = {
+    "unreachable": (broken, "unreachable"),
+    "nan": (lambda rewards: [[math.nan] * len(row) for row in rewards], "fake-prm gave a reward of nan"),
+    "above": (lambda rewards: [[1.5] * len(row) for row in rewards], "fake-prm gave a reward of 1.5"),
+    "below": (lambda rewards: [[-3.0] * len(row) for row in rewards], "fake-prm gave a reward of -3.0"),
+    "none": (lambda rewards: [[None] * len(row) for row in rewards], "fake-prm gave something that is no rewards"),
+    "rows": (lambda rewards: rewards[:-1], "fake-prm gave rewards for"),
+    "steps": (lambda rewards: [[*row, 0.5] for row in rewards], "fake-prm gave 2 rewards for 1 steps"),
+}
+
+
+@pytest.mark.parametrize("how", SPOILED)
+def test_without_usable_rewards_the_search_goes_on_degraded_or_fails(how: str) -> None:
+    spoil, message = SPOILED[how]
+
+    def prepare(bench: Bench) -> None:
+        bench.scorer.spoil = spoil
+
+    _, outcome = with_bench(BEAM, prepare, fallback="neutral")
+    assert outcome.degraded
+    assert {node.reward for node in outcome.tree.nodes} == {0.5}
+    assert message in fails(BEAM, prepare, ScorerError, fallback="fail")
+
+
+def test_a_generator_that_breaks_leaves_a_partial_answer() -> None:
+    def prepare(bench: Bench) -> None:
+        bench.generator.fail_after = 3
+
+    _, outcome = with_bench(BEST, prepare)
+    assert (outcome.stop_reason, outcome.partial) == ("generator_error", True)
+    assert 1 <= len(outcome.tree.with_status(NodeStatus.TERMINAL)) <= 3
+    assert outcome.stats.scored_steps == sum(node.reward is not None for node in outcome.tree.nodes)
+
+
+def test_a_generator_that_breaks_before_any_candidate_is_an_error() -> None:
+    def prepare(bench: Bench) -> None:
+        bench.generator.fail_after = 0
+
+    assert fails(BEST, prepare, GeneratorError) == "no replica is left"
+
+
+def test_a_stream_that_has_given_all_is_left_to_end_by_itself() -> None:
+    for settings in ALL:
+        bench, _ = search(settings)
+        assert bench.generator.ended == len(bench.generator.requests)
+
+
+def test_a_generator_that_breaks_after_the_last_child_does_no_harm() -> None:
+    def prepare(bench: Bench) -> None:
+        bench.generator.break_at_end = True
+
+    _, outcome = with_bench(BEAM, prepare)
+    assert outcome.stop_reason == "finished"
+
+
+def test_a_stream_that_ends_too_early_is_a_generator_error() -> None:
+    def prepare(bench: Bench) -> None:
+        bench.generator.forget = 2
+
+    _, outcome = with_bench(BEST, prepare)
+    assert outcome.stop_reason == "generator_error"
+    assert len(outcome.tree.with_status(NodeStatus.FAILED)) == 2
+
+
+def test_what_a_listener_raises_reaches_the_caller_as_it_is() -> None:
+    def gone(event: object) -> None:
+        if isinstance(event, StepScored):
+            raise ConnectionError("the client has left")
+
+    assert fails(BEAM, lambda bench: None, ConnectionError, on_event=gone) == "the client has left"
+
+
+def test_searches_share_a_gate() -> None:
+    async def main() -> None:
+        benches = [Bench(order) for order in range(6)]
+        gate = Gate(5)
+        for bench in benches:
+            bench.gate = gate
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(bench.search({"strategy": "beam_search", "n": 4, "m": 2})) for bench in benches]
+        for bench, task in zip(benches, tasks, strict=True):
+            bench.check_idle()
+            assert tree_as_json(task.result().tree) == tree_as_json(tasks[0].result().tree)
+            assert bench.generator.most_live <= 5
+
+    asyncio.run(main())
+
+
+def test_without_a_seed_one_is_drawn_and_told() -> None:
+    _, first = search(BEAM | {"seed": None})
+    _, again = search(BEAM | {"seed": first.seed}, order=5)
+    assert tree_as_json(first.tree) == tree_as_json(again.tree)

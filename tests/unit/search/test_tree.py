@@ -1,0 +1,85 @@
+"""The tree records what happened once and refuses what cannot happen."""
+
+import math
+
+import pytest
+
+from search.snapshot import tree_as_json
+from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd, TreeError
+
+STEP = Step((7, 8), "so\n\n", StepEnd.DELIMITER)
+
+
+@pytest.fixture
+def tree() -> SearchTree:
+    return SearchTree()
+
+
+def complete(tree: SearchTree, node: Node, terminal: bool = False) -> None:
+    assert tree.write(node, STEP)
+    assert tree.complete(node, 0.5, terminal)
+
+
+def test_a_late_or_repeated_result_changes_nothing(tree: SearchTree) -> None:
+    (node,) = tree.request(tree.root, 1)
+    complete(tree, node)
+    assert not tree.write(node, STEP._replace(text="another"))
+    assert not tree.complete(node, 0.9, terminal=True)
+    assert (node.text, node.reward, node.status) == ("so\n\n", 0.5, NodeStatus.OPEN)
+
+
+@pytest.mark.parametrize("reward", [math.nan, -0.1, 1.1, math.inf])
+def test_refuses_rewards_outside_0_and_1(tree: SearchTree, reward: float) -> None:
+    (node,) = tree.request(tree.root, 1)
+    tree.write(node, STEP)
+    with pytest.raises(ValueError, match="must be in"):
+        tree.complete(node, reward, terminal=False)
+
+
+def test_pruning_takes_all_below_and_leaves_what_has_ended(tree: SearchTree) -> None:
+    (top,) = tree.request(tree.root, 1)
+    complete(tree, top)
+    ended, pending = tree.request(top, 2)
+    complete(tree, ended, terminal=True)
+    tree.prune(top)
+    assert [top.status, ended.status, pending.status] == ["pruned", "terminal", "pruned"]
+    assert tree.in_flight == 0
+    assert not tree.write(pending, STEP)
+    assert tree.check_integrity() == []
+
+
+def test_only_open_nodes_get_children(tree: SearchTree) -> None:
+    (node,) = tree.request(tree.root, 1)
+    with pytest.raises(TreeError, match="pending"):
+        tree.request(node, 1)
+    complete(tree, node, terminal=True)
+    with pytest.raises(TreeError, match="terminal"):
+        tree.request(node, 1)
+    with pytest.raises(TreeError, match="terminal"):
+        tree.extend(node, STEP)
+
+
+def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> None:
+    first, second = tree.request(tree.root, 2)
+    complete(tree, second)
+    tree.request(second, 1)
+    complete(tree, first, terminal=True)
+    snapshot = tree_as_json(tree)
+    assert snapshot["version"] == 1
+    assert [node["id"] for node in snapshot["nodes"]] == [[0], [1], [1, 0]]
+    assert snapshot["nodes"][0] == {
+        "id": [0],
+        "text": "so\n\n",
+        "reward": 0.5,
+        "status": "terminal",
+        "tokens": 2,
+        "end": "delimiter",
+    }
+    assert snapshot["nodes"][2] == {
+        "id": [1, 0],
+        "text": None,
+        "reward": None,
+        "status": "pending",
+        "tokens": 0,
+        "end": None,
+    }
