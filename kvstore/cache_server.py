@@ -1,0 +1,385 @@
+"""The node's LMCache server as a child process, and the keeper that restarts it.
+
+Owns the process, its ports and its log. Knows neither engines (``connector``) nor Ray (``deployments.node_cache``).
+"""
+
+import json
+import logging
+import os
+import select
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.error
+import urllib.request
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from kvstore.guard import GuardSpec
+from kvstore.segments import remove_orphans
+from kvstore.settings import CacheSettings
+
+logger = logging.getLogger(__name__)
+
+LOOPBACK = "127.0.0.1"
+_LOG_TAIL_BYTES = 4000
+_LOG_LIMIT_BYTES = 8 << 20
+_POLL_S = 0.1
+_PROBE_TIMEOUT_S = 3.0
+_RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+_ENVIRONMENT_KEPT = ("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_ENVIRONMENT_SET = {
+    "LMCACHE_TRACK_USAGE": "false",  # it would report to LMCache's statistics server
+    "LMCACHE_DISABLE_BANNER": "1",
+    "LMCACHE_LOG_LEVEL": "WARNING",
+    "OMP_NUM_THREADS": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+class CacheServerError(RuntimeError):
+    """The cache server did not start or did not answer. The message ends with the tail of its log, if any."""
+
+
+class CacheAddress(NamedTuple):
+    """Where a server listens."""
+
+    host: str
+    port: int
+    """For engines."""
+    http_port: int
+    """For health, status and metrics."""
+
+    @property
+    def http(self) -> str:
+        return f"http://{self.host}:{self.http_port}"
+
+
+class CacheServer:
+    """One ``lmcache server`` on loopback. It ends with this process, however this process ends.
+
+    Without an ``address`` free ports are chosen (or those of the settings taken); once started, they are kept over
+    every ``restart``, since engines cannot be told another. Not started by the constructor. Thread-safe.
+    """
+
+    def __init__(self, settings: CacheSettings, address: CacheAddress | None = None) -> None:
+        self._settings = settings
+        self._address = address
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._guard: subprocess.Popen[str] | None = None
+        self._pidfd = -1
+        self.pid: int | None = None
+        """The server's process, None when there is none."""
+        handle, path = tempfile.mkstemp(prefix="banyan-lmcache-", suffix=".log")
+        os.close(handle)
+        self._log = Path(path)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def address(self) -> CacheAddress:
+        """Raises ``CacheServerError`` before the first start, unless the address was given."""
+        if self._address is None:
+            raise CacheServerError("the cache server has no address before it is started")
+        return self._address
+
+    def start(self) -> CacheAddress:
+        """Start the server and wait until it answers ``/healthcheck``; nothing if it already runs.
+
+        Raises:
+            CacheServerError: it ended early, or gave no answer within ``start_timeout_s``; nothing is left running.
+        """
+        with self._lock:
+            if self.alive():
+                return self.address
+            self._closing.clear()
+            remove_orphans()
+            deadline = time.monotonic() + self._settings.start_timeout_s
+            while True:
+                address = self._address or _choose_address(self._settings)
+                self._await_free_ports(address, deadline)
+                self._launch(address)
+                try:
+                    self._await_healthy(address, deadline)
+                except CacheServerError:
+                    lost_port = self.pid is not None and not self.alive() and "in use" in self._tail()
+                    self._end()
+                    if lost_port and time.monotonic() < deadline and not self._closing.is_set():
+                        continue  # somebody took a chosen port between the choice and the server's bind
+                    raise
+                self._address = address
+                return address
+
+    def alive(self) -> bool:
+        """Whether the process runs; says nothing of its health."""
+        return self._pidfd >= 0 and not _readable(self._pidfd, 0.0)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the process to end; True when it has (or none was started)."""
+        pidfd = self._pidfd
+        return pidfd < 0 or _readable(pidfd, timeout_s)
+
+    def healthy(self) -> bool:
+        """Whether ``/healthcheck`` says so within three seconds."""
+        if not self.alive():
+            return False
+        try:
+            return bool(self._request("GET", "/healthcheck").get("status") == "healthy")
+        except CacheServerError:
+            return False
+
+    def status(self) -> dict[str, Any]:
+        """The server's ``/status``: sizes in bytes, counts of objects, registered workers. May raise
+        ``CacheServerError``."""
+        return self._request("GET", "/status")
+
+    def clear(self) -> None:
+        """Drop all cached KV that no request is reading. May raise ``CacheServerError``."""
+        self._request("POST", "/cache/clear")
+
+    def stop(self) -> None:
+        """End the process, also one that is only starting: SIGTERM, then SIGKILL after ``stop_timeout_s``."""
+        self._closing.set()
+        with self._lock:
+            self._end()
+            self._log.unlink(missing_ok=True)
+
+    def restart(self) -> CacheAddress:
+        """Stop, then start on the same ports. Raises ``CacheServerError`` as ``start`` does."""
+        with self._lock:
+            self._end()
+        return self.start()
+
+    def sweep(self) -> None:
+        """Remove what dead engines left in shared memory and keep the log short. Cheap; to be called now and then."""
+        for name in remove_orphans():
+            logger.warning("removed %s from shared memory: its engine is gone", name)
+        with suppress(FileNotFoundError):
+            if self._log.stat().st_size > _LOG_LIMIT_BYTES:
+                os.truncate(self._log, 0)
+
+    def _launch(self, address: CacheAddress) -> None:
+        spec = GuardSpec(
+            command=_command(self._settings, address),
+            environment=_environment(),
+            log_path=str(self._log),
+            stop_timeout_s=self._settings.stop_timeout_s,
+        )
+        self._log.write_bytes(b"")
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "kvstore.guard"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=_environment() | {"PYTHONPATH": str(Path(__file__).parent.parent)},
+            start_new_session=True,
+        )
+        assert self._guard.stdin is not None
+        assert self._guard.stdout is not None
+        self._guard.stdin.write(spec.to_json() + "\n")
+        self._guard.stdin.flush()
+        line = self._guard.stdout.readline()
+        self._guard.wait()  # only the fork that detached; the guard itself has another parent
+        if not line:
+            raise CacheServerError("the cache server's guard process did not start")
+        self.pid = int(line)
+        try:
+            self._pidfd = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            self._pidfd = -1
+
+    def _await_free_ports(self, address: CacheAddress, deadline: float) -> None:
+        # A predecessor on these ports may still be on its way out: its guard gives it its grace.
+        while taken := [port for port in (address.port, address.http_port) if not _port_free(port)]:
+            if time.monotonic() > deadline:
+                raise CacheServerError(f"port {taken[0]} on {LOOPBACK} is in use")
+            if self._closing.wait(_POLL_S):
+                raise CacheServerError("the cache server was stopped while it started")
+
+    def _await_healthy(self, address: CacheAddress, deadline: float) -> None:
+        while not self.wait(_POLL_S):
+            if self._closing.is_set():
+                raise CacheServerError("the cache server was stopped while it started")
+            if time.monotonic() > deadline:
+                raise CacheServerError(
+                    f"the cache server gave no answer in {self._settings.start_timeout_s:g} s{self._tail()}"
+                )
+            try:
+                if _request(address, "GET", "/healthcheck").get("status") == "healthy":
+                    return
+            except CacheServerError:
+                continue
+        raise CacheServerError(f"the cache server ended while it started{self._tail()}")
+
+    def _end(self) -> None:
+        guard, self._guard = self._guard, None
+        if guard is None:
+            return
+        assert guard.stdin is not None
+        assert guard.stdout is not None
+        with suppress(BrokenPipeError):  # then the guard is gone, and the server with it
+            guard.stdin.write("x")
+            guard.stdin.flush()
+        # Until the guard has closed its end: it has then reaped the server.
+        _readable(guard.stdout.fileno(), self._settings.stop_timeout_s + 10.0)
+        with suppress(BrokenPipeError):
+            guard.stdin.close()
+        guard.stdout.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+        self._pidfd, self.pid = -1, None
+        remove_orphans()
+
+    def _request(self, method: str, path: str) -> dict[str, Any]:
+        return _request(self.address, method, path)
+
+    def _tail(self) -> str:
+        try:
+            tail = self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
+        except OSError:
+            return ""
+        return f"; its log ends:\n{tail}" if tail else ""
+
+
+class CacheKeeper:
+    """Keeps one server running: restarts it, on the same ports, when it dies or stops answering.
+
+    Engines notice the return by themselves and register again; what was cached is lost.
+    """
+
+    def __init__(self, settings: CacheSettings, address: CacheAddress | None = None) -> None:
+        self._settings = settings
+        self._server = CacheServer(settings, address)
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+        self.restarts = 0
+        """Times the server was started again."""
+
+    @property
+    def server(self) -> CacheServer:
+        return self._server
+
+    def start(self) -> CacheAddress:
+        """Start the server, then watch it from a thread. Raises ``CacheServerError`` as ``CacheServer.start``."""
+        address = self._server.start()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="cache-keeper", daemon=True)
+            self._thread.start()
+        return address
+
+    def stop(self) -> None:
+        """Stop watching, then the server."""
+        self._stopping.set()
+        self._server.stop()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _watch(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            died = self._server.wait(self._settings.probe_interval_s)
+            if self._stopping.is_set():
+                return
+            failures = 0 if self._server.healthy() else failures + 1
+            if died or failures >= self._settings.probe_failures:
+                logger.warning("the cache server %s; restarting it", "died" if died else "does not answer")
+                self._revive()
+                failures = 0
+            self._server.sweep()
+
+    def _revive(self) -> None:
+        attempt = 0
+        while not self._stopping.wait(_RESTART_PAUSES_S[min(attempt, len(_RESTART_PAUSES_S) - 1)]):
+            attempt += 1
+            try:
+                self._server.restart()
+            except CacheServerError:
+                if not self._stopping.is_set():
+                    logger.exception("the cache server could not be restarted (attempt %d)", attempt)
+                continue
+            self.restarts += 1
+            return
+
+
+def _command(settings: CacheSettings, address: CacheAddress) -> list[str]:
+    # The module behind `lmcache server`, without the imports of LMCache's other commands: two seconds sooner.
+    command = [sys.executable, "-m", "lmcache.v1.multiprocess.http_server"]
+    options = {
+        "host": address.host,
+        "port": address.port,
+        "http-host": address.host,
+        "http-port": address.http_port,
+        "l1-size-gb": settings.l1_size_gb,
+        "l1-init-size-gb": 1,  # the least it takes; the rest of a larger cache is allocated when it is needed
+        "chunk-size": settings.chunk_size,
+        "eviction-policy": settings.eviction_policy,
+        "eviction-trigger-watermark": settings.eviction_watermark,
+        "eviction-ratio": settings.eviction_ratio,
+        "supported-transfer-mode": "lmcache_driven",  # the other mode unpickles what a client sends
+    }
+    for name, value in options.items():
+        command += [f"--{name}", str(value)]
+    for adapter in settings.l2_adapters:
+        command += ["--l2-adapter", json.dumps(adapter)]
+    return command
+
+
+def _environment() -> dict[str, str]:
+    """What the server needs and nothing more: it shows its environment on ``/env``."""
+    return {name: os.environ[name] for name in _ENVIRONMENT_KEPT if name in os.environ} | _ENVIRONMENT_SET
+
+
+def _choose_address(settings: CacheSettings) -> CacheAddress:
+    # Both sockets are held until both ports are known, or the two could be the same.
+    with socket.socket() as first, socket.socket() as second:
+        chosen = []
+        for holder, wanted in ((first, settings.port), (second, settings.http_port)):
+            if wanted:
+                chosen.append(wanted)
+                continue
+            holder.bind((LOOPBACK, 0))
+            chosen.append(holder.getsockname()[1])
+    return CacheAddress(LOOPBACK, chosen[0], chosen[1])
+
+
+def _port_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will: TIME_WAIT is no obstacle
+        try:
+            probe.bind((LOOPBACK, port))
+            return True
+        except OSError:
+            return False
+
+
+def _readable(fd: int, timeout_s: float) -> bool:
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
+def _request(address: CacheAddress, method: str, path: str) -> dict[str, Any]:
+    request = urllib.request.Request(address.http + path, method=method)
+    # Never through a proxy from the environment: the server is on loopback.
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(request, timeout=_PROBE_TIMEOUT_S) as reply:
+            body = json.load(reply)
+    except (OSError, ValueError, urllib.error.URLError) as error:
+        raise CacheServerError(f"{method} {path} at the cache server failed: {error}") from error
+    if not isinstance(body, dict):
+        raise CacheServerError(f"{method} {path} at the cache server gave {type(body).__name__}, not an object")
+    return body

@@ -1,0 +1,42 @@
+"""What a vLLM engine must be told to be a client of the node's cache server."""
+
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cache_server import CacheAddress
+from kvstore.settings import CacheSettings
+
+if TYPE_CHECKING:
+    from vllm.config import KVTransferConfig
+
+QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
+"""No reports to LMCache's statistics server, no banner. To be set before an engine starts."""
+
+
+def connector_arguments(address: CacheAddress, settings: CacheSettings) -> dict[str, Any]:
+    """Keyword arguments of vLLM's ``KVTransferConfig``, also valid as JSON for ``--kv-transfer-config``.
+
+    Three values differ from the defaults because those would break a promise: a failed load recomputes the prefix
+    (default: fails the request), the transfer mode is the one the server speaks (default on a CPU: another one, which
+    it refuses, so that nothing is ever cached), and replies are waited for seconds (default: five minutes).
+    """
+    return {
+        "kv_connector": "LMCacheMPConnector",
+        "kv_role": "kv_both",
+        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        "kv_load_failure_policy": "recompute",
+        "kv_connector_extra_config": {
+            "lmcache.mp.host": f"tcp://{address.host}",
+            "lmcache.mp.port": address.port,
+            "lmcache.mp.mq_timeout": settings.mq_timeout_s,
+            "lmcache.mp.heartbeat_interval": settings.heartbeat_interval_s,
+            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+            "lmcache.mp.save_decode_cache": settings.save_decode,
+        },
+    }
+
+
+def connector_config(address: CacheAddress, settings: CacheSettings) -> "KVTransferConfig":
+    """The ``kv_transfer_config`` engine argument. Imports vLLM, which takes seconds."""
+    from vllm.config import KVTransferConfig
+
+    return KVTransferConfig(**connector_arguments(address, settings))

@@ -1,0 +1,80 @@
+"""Shared memory through which engines without a GPU hand their KV to the cache server.
+
+Who makes what, in LMCache 0.5.6: the *engine's* worker process creates one segment per KV tensor, named
+``lmcache_kv_<its pid>_<n>``, and unlinks it when it exits in good order; the server maps it and creates none. So the
+server's death leaves nothing behind, but an engine that is killed leaves its whole KV cache in ``/dev/shm``.
+Only segments whose creator is gone are ever removed. Standard library only: the guard process imports this.
+"""
+
+import os
+import re
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+SHM = Path("/dev/shm")
+_NAME = re.compile(r"lmcache_kv_(?P<pid>\d+)_\d+")
+_SETTLED_S = 5.0
+"""A segment this old has long been mapped by its creator."""
+
+
+def creator(name: str) -> int | None:
+    """The pid in a KV segment's name; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return int(match["pid"]) if match else None
+
+
+def segments() -> set[str]:
+    """Names of all KV segments on this machine."""
+    try:
+        return {name for name in os.listdir(SHM) if creator(name) is not None}
+    except OSError:
+        return set()
+
+
+def mapped_by(pid: int) -> set[str]:
+    """Names of the KV segments that a process has mapped; empty if it is gone or not ours to look into."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    except OSError:
+        return set()
+    paths = (line.split(maxsplit=5)[5] for line in lines if str(SHM) in line)
+    names = {Path(path.removesuffix(" (deleted)")).name for path in paths}
+    return {name for name in names if creator(name) is not None}
+
+
+def is_orphan(name: str) -> bool:
+    """Whether the segment's creator is gone: no such process, a zombie, or another process under a recycled pid."""
+    pid = creator(name)
+    if pid is None:
+        return False
+    try:
+        stat = (SHM / name).stat()
+        if stat.st_uid != os.getuid():
+            return False
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return True
+    except (OSError, IndexError):
+        return False
+    if state in "ZX":
+        return True
+    settled = time.time() - stat.st_ctime > _SETTLED_S
+    return settled and _readable(pid) and name not in mapped_by(pid)
+
+
+def remove_orphans(names: Iterable[str] | None = None) -> list[str]:
+    """Unlink those of ``names`` (None: of all KV segments) that are orphans; the names unlinked."""
+    removed = []
+    for name in segments() if names is None else names:
+        if is_orphan(name):
+            try:
+                (SHM / name).unlink()
+            except OSError:
+                continue
+            removed.append(name)
+    return removed
+
+
+def _readable(pid: int) -> bool:
+    return os.access(f"/proc/{pid}/maps", os.R_OK)

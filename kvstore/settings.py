@@ -1,0 +1,55 @@
+"""Settings of the node's KV cache server and of the engines that are its clients."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class CacheSettings(BaseModel):
+    """One LMCache server per node, shared by every generator replica on it.
+
+    ``l2_adapters`` reach the server's command line, where every user of the machine can read them: no secrets there.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    enabled: bool = Field(True, description="Without it every replica keeps only its own prefix cache.")
+    l1_size_gb: float = Field(0.5, ge=0.0625, le=8192, description="Host memory for KV, GiB. The process adds 0.5 GiB.")
+    chunk_size: int = Field(
+        32, ge=16, le=4096, multiple_of=16, description="Tokens kept together; a multiple of the engines' block size."
+    )
+    eviction_policy: Literal["LRU", "ARC"] = "LRU"
+    eviction_watermark: float = Field(0.8, gt=0, lt=1, description="Use of the memory at which eviction begins.")
+    eviction_ratio: float = Field(0.2, gt=0, le=1, description="Share of the memory given up by one eviction.")
+    save_decode: bool = Field(True, description="Keep a generated step at once, not when it is part of a later prompt.")
+    l2_adapters: tuple[dict[str, Any], ...] = Field(
+        (), description="Second tiers, as `lmcache server --l2-adapter` takes them: what nodes share without a GPU."
+    )
+
+    port: int = Field(
+        0,
+        ge=0,
+        le=65535,
+        description="Engines connect here, on loopback; 0 chooses a free one, "
+        "without which an update cannot start its server beside the old one.",
+    )
+    http_port: int = Field(0, ge=0, le=65535, description="Health, status and metrics, on loopback; 0 chooses.")
+    mq_timeout_s: float = Field(10.0, ge=0.5, le=300, description="Longest wait of an engine for one reply.")
+    heartbeat_interval_s: float = Field(
+        2.0, ge=0.2, le=40, description="An engine notices the server's loss and its return within about two of these."
+    )
+    start_timeout_s: float = Field(90.0, ge=5, le=600, description="The server must answer within this time.")
+    stop_timeout_s: float = Field(5.0, ge=0, le=60, description="Grace between SIGTERM and SIGKILL.")
+    probe_interval_s: float = Field(5.0, ge=0.2, le=60, description="Between two health checks of the server.")
+    probe_failures: int = Field(3, ge=1, le=100, description="Failed checks in a row after which it is restarted.")
+
+    def require_block_size(self, block_size: int) -> None:
+        """Check ``chunk_size`` against an engine's tokens per block.
+
+        Raises:
+            ValueError: the chunk is not a whole number of blocks; the engine would refuse to start.
+        """
+        if self.enabled and self.chunk_size % block_size:
+            raise ValueError(
+                f"cache.chunk_size ({self.chunk_size}) must be a multiple of the block size ({block_size})"
+            )

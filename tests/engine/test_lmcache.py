@@ -1,0 +1,312 @@
+"""LMCache between real engines: what one has read another need not, and losing the server costs time only."""
+
+import asyncio
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+
+from kvstore import segments
+from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServer, CacheServerError
+from kvstore.connector import QUIET_ENVIRONMENT, connector_config
+from kvstore.settings import CacheSettings
+
+if TYPE_CHECKING:
+    from vllm.v1.engine.async_llm import AsyncLLM
+
+BLOCK = 32
+VOCABULARY = 384
+SETTINGS = CacheSettings(
+    l1_size_gb=0.25, chunk_size=BLOCK, heartbeat_interval_s=0.5, mq_timeout_s=5, probe_interval_s=0.5
+)
+pytestmark = [
+    pytest.mark.timeout(600),
+    # Those of vLLM and torch about themselves and each other are no errors of ours.
+    pytest.mark.filterwarnings("default"),
+]
+WAIT_S = 180.0
+
+
+def until(holds: Callable[[], bool]) -> None:
+    """Wait for something that no process announces; fails after a bounded time."""
+    pause, deadline = threading.Event(), time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < deadline
+        pause.wait(0.1)
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def objects(server: CacheServer) -> int:
+    count: int = server.status()["storage_manager"]["l1_manager"]["total_object_count"]
+    return count
+
+
+def prompt(seed: int, blocks: int = 8) -> list[int]:
+    """Token ids of that many whole blocks and one token more, which is always computed."""
+    return [(seed * 7919 + i * (seed + 31)) % (VOCABULARY - 1) + 1 for i in range(blocks * BLOCK + 1)]
+
+
+class TestServer:
+    def test_it_answers_once_started_and_is_gone_once_stopped(self) -> None:
+        server = CacheServer(SETTINGS)
+        address = server.start()
+        pid = server.pid
+        assert pid is not None
+        assert server.healthy()
+        assert server.status()["chunk_size"] == BLOCK
+        server.clear()
+        assert server.start() == address
+        assert server.pid == pid
+        server.stop()
+        assert not exists(pid)
+        assert not server.alive()
+
+    def test_it_shows_no_secret_of_its_owner(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("BANYAN_API_KEYS", "a-secret")
+        with CacheServer(SETTINGS) as server:
+            process = Path(f"/proc/{server.pid}")
+            assert b"LMCACHE_TRACK_USAGE=false" in (process / "environ").read_bytes()
+            assert b"a-secret" not in (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+
+    def test_the_log_says_why_it_does_not_start(self) -> None:
+        settings = SETTINGS.model_copy(update={"l2_adapters": ({"type": "nothing-of-the-kind"},)})
+        server = CacheServer(settings)
+        with pytest.raises(CacheServerError, match="nothing-of-the-kind"):
+            server.start()
+        assert not server.alive()
+        server.stop()
+
+    def test_the_keeper_brings_a_killed_server_back_at_its_address(self) -> None:
+        keeper = CacheKeeper(SETTINGS)
+        try:
+            address = keeper.start()
+            first = keeper.server.pid
+            assert first is not None
+            os.kill(first, signal.SIGKILL)
+            until(lambda: keeper.restarts == 1)
+            assert keeper.server.healthy()
+            assert keeper.server.address == address
+            assert keeper.server.pid != first
+        finally:
+            keeper.stop()
+        assert not keeper.server.alive()
+
+    def test_the_keeper_replaces_a_server_that_hangs(self) -> None:
+        settings = SETTINGS.model_copy(update={"probe_failures": 1, "stop_timeout_s": 0.5})
+        keeper = CacheKeeper(settings)
+        try:
+            keeper.start()
+            first = keeper.server.pid
+            assert first is not None
+            os.kill(first, signal.SIGSTOP)
+            until(lambda: keeper.restarts == 1)
+            assert keeper.server.healthy()
+            assert not exists(first)
+        finally:
+            keeper.stop()
+
+
+class Reply(NamedTuple):
+    tokens: list[int]
+    cached: int
+    """Prompt tokens taken from a cache, the engine's own or LMCache."""
+
+
+class Engine:
+    """One vLLM engine in processes of its own, used from a test's event loop."""
+
+    def __init__(self, llm: "AsyncLLM") -> None:
+        self.llm = llm
+        self._requests = 0
+
+    async def ask(self, token_ids: list[int], max_tokens: int = 8, began: asyncio.Event | None = None) -> Reply:
+        from vllm import SamplingParams
+
+        self._requests += 1
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
+        tokens: list[int] = []
+        cached = 0
+        prompt_: Any = {"prompt_token_ids": token_ids}
+        async for output in self.llm.generate(prompt_, params, f"request-{id(self)}-{self._requests}"):
+            tokens, cached = list(output.outputs[0].token_ids), output.num_cached_tokens or 0
+            if began is not None:
+                began.set()
+        return Reply(tokens, cached)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 with random weights, no tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=512,
+        max_position_embeddings=1024,
+    )
+    path = tmp_path_factory.mktemp("qwen2")
+    random_model: Any = Qwen2ForCausalLM
+    random_model(config).to(torch.float32).save_pretrained(path)
+    written = json.loads((path / "config.json").read_text())
+    assert written["hidden_size"] // written["num_attention_heads"] == 32
+    return path
+
+
+@pytest.fixture(scope="module")
+def keeper() -> Iterator[CacheKeeper]:
+    keeper = CacheKeeper(SETTINGS)
+    keeper.start()
+    yield keeper
+    keeper.stop()
+
+
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner
+
+
+@contextmanager
+def engine_of(model: Path, address: CacheAddress) -> Iterator[Engine]:
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("VLLM_NO_USAGE_STATS", "1")
+        from vllm.engine.arg_utils import AsyncEngineArgs
+        from vllm.v1.engine.async_llm import AsyncLLM
+
+        llm = AsyncLLM.from_engine_args(
+            AsyncEngineArgs(
+                model=str(model),
+                skip_tokenizer_init=True,
+                dtype="float32",
+                block_size=BLOCK,
+                max_model_len=512,
+                max_num_seqs=32,
+                max_num_batched_tokens=2048,
+                enable_chunked_prefill=False,
+                enable_prefix_caching=True,
+                enforce_eager=True,
+                kv_cache_memory_bytes=32 << 20,
+                kv_transfer_config=connector_config(address, SETTINGS),
+            )
+        )
+    engine = Engine(llm)
+    try:
+        yield engine
+    finally:
+        llm.shutdown()
+        del engine.llm
+
+
+@pytest.fixture(scope="module")
+def engines(model: Path, keeper: CacheKeeper, runner: asyncio.Runner) -> Iterator[tuple[Engine, Engine]]:
+    with ExitStack() as stack:
+
+        async def start() -> tuple[Engine, Engine]:  # an engine wants a running loop where it is built
+            address = keeper.server.address
+            return stack.enter_context(engine_of(model, address)), stack.enter_context(engine_of(model, address))
+
+        yield runner.run(start())
+
+
+class TestEngines:
+    def test_what_one_engine_read_another_need_not(
+        self, engines: tuple[Engine, Engine], keeper: CacheKeeper, runner: asyncio.Runner
+    ) -> None:
+        first, second = engines
+        lost, kept = prompt(1), prompt(2)
+        expected = runner.run(first.ask(lost))
+        assert expected.cached == 0
+        until(lambda: objects(keeper.server) >= 8)
+        keeper.server.clear()
+        assert runner.run(second.ask(lost)) == Reply(expected.tokens, 0)
+
+        keeper.server.clear()
+        expected = runner.run(first.ask(kept))
+        assert expected.cached == 0
+        until(lambda: objects(keeper.server) >= 8)
+        assert runner.run(second.ask(kept)) == Reply(expected.tokens, 8 * BLOCK)
+
+    def test_generated_tokens_are_shared_as_well(
+        self, engines: tuple[Engine, Engine], keeper: CacheKeeper, runner: asyncio.Runner
+    ) -> None:
+        first, second = engines
+        keeper.server.clear()
+        reply = runner.run(first.ask(prompt(3, blocks=1), max_tokens=3 * BLOCK))
+        until(lambda: objects(keeper.server) >= 4)
+        continued = prompt(3, blocks=1) + reply.tokens
+        assert runner.run(second.ask(continued)).cached == 4 * BLOCK
+
+    def test_a_kill_in_mid_flight_fails_no_request_and_hits_resume(
+        self, engines: tuple[Engine, Engine], keeper: CacheKeeper, runner: asyncio.Runner
+    ) -> None:
+        first, second = engines
+        restarts = keeper.restarts
+
+        async def kill_amid_requests() -> list[Reply]:
+            began = asyncio.Event()
+            async with asyncio.TaskGroup() as group:
+                tasks = [
+                    group.create_task(engine.ask(prompt(100 + seed), max_tokens=64, began=began))
+                    for seed in range(16)
+                    for engine in engines
+                ]
+                await began.wait()
+                assert keeper.server.pid is not None
+                os.kill(keeper.server.pid, signal.SIGKILL)
+            return [task.result() for task in tasks]
+
+        replies = runner.run(kill_amid_requests())
+        assert [len(reply.tokens) for reply in replies] == [64] * 32
+        # Both engines were asked the same, and KV from a dying server must not change an answer; a rounding may.
+        same = [a.tokens == b.tokens for a, b in zip(replies[::2], replies[1::2], strict=True)]
+        assert sum(same) >= 14
+
+        until(lambda: keeper.restarts > restarts)
+        seeds = iter(range(200, 100_000))
+
+        def hit() -> bool:
+            seed = next(seeds)
+            runner.run(first.ask(prompt(seed)))
+            runner.run(asyncio.sleep(0.1))
+            return runner.run(second.ask(prompt(seed))).cached == 8 * BLOCK
+
+        until(hit)
+
+    def test_a_killed_engine_leaves_nothing_in_shared_memory(
+        self, engines: tuple[Engine, Engine], keeper: CacheKeeper
+    ) -> None:
+        assert keeper.server.pid is not None
+        mapped = segments.mapped_by(keeper.server.pid)
+        assert len({segments.creator(name) for name in mapped}) == len(engines)
+        victim = segments.creator(min(mapped))
+        assert victim is not None
+        left = {name for name in mapped if segments.creator(name) == victim}
+        pidfd = os.pidfd_open(victim)
+        os.kill(victim, signal.SIGKILL)
+        assert select.select([pidfd], [], [], WAIT_S)[0]
+        os.close(pidfd)
+        until(lambda: not left & segments.segments())
+        assert mapped - left <= segments.segments()
+        for semaphore in segments.SHM.glob(f"sem.loky-{victim}-*"):  # of a library the engine imports, 32 bytes
+            semaphore.unlink()

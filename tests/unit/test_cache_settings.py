@@ -1,0 +1,97 @@
+"""Cache settings refuse what the server or the engines would trip over; the connector says what it must."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from kvstore import segments
+from kvstore.cache_server import CacheAddress, CacheServer, CacheServerError
+from kvstore.connector import connector_arguments
+from kvstore.settings import CacheSettings
+
+ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)
+NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("l1_size_gb", 0),
+        ("l1_size_gb", float("nan")),
+        ("chunk_size", 0),
+        ("chunk_size", 33),
+        ("eviction_policy", "FIFO"),
+        ("eviction_watermark", 1.0),
+        ("port", 65536),
+        ("port", -1),
+        ("heartbeat_interval_s", 41),
+        ("mq_timeout_s", 0),
+        ("probe_failures", 0),
+        ("size", 1),
+    ],
+)
+def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(ValidationError, match=field):
+        CacheSettings.model_validate({field: value})
+
+
+def test_settings_are_frozen_and_survive_json() -> None:
+    settings = CacheSettings(l2_adapters=({"type": "fs", "base_path": "/cache"},))
+    with pytest.raises(ValidationError, match="frozen"):
+        settings.port = 1  # type: ignore[misc]
+    assert CacheSettings.model_validate(json.loads(settings.model_dump_json())) == settings
+
+
+def test_chunks_are_whole_blocks() -> None:
+    settings = CacheSettings(chunk_size=64)
+    settings.require_block_size(32)
+    settings.require_block_size(64)
+    with pytest.raises(ValueError, match=r"chunk_size \(64\).*block size \(128\)"):
+        settings.require_block_size(128)
+    CacheSettings(enabled=False, chunk_size=64).require_block_size(128)
+
+
+def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
+    arguments = connector_arguments(ADDRESS, CacheSettings(mq_timeout_s=7, heartbeat_interval_s=1))
+    assert arguments["kv_load_failure_policy"] == "recompute"
+    assert arguments["kv_connector_extra_config"] == {
+        "lmcache.mp.host": "tcp://127.0.0.1",
+        "lmcache.mp.port": 5555,
+        "lmcache.mp.mq_timeout": 7.0,
+        "lmcache.mp.heartbeat_interval": 1.0,
+        "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+        "lmcache.mp.save_decode_cache": True,
+    }
+    assert json.loads(json.dumps(arguments)) == arguments
+
+
+def test_a_server_that_never_started_says_so_and_stops() -> None:
+    server = CacheServer(CacheSettings())
+    assert not server.alive()
+    assert not server.healthy()
+    with pytest.raises(CacheServerError, match="before it is started"):
+        server.status()
+    server.stop()
+
+
+def test_only_the_dead_leave_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SHM", tmp_path)
+    dead, living = f"lmcache_kv_{NO_SUCH_PID}_0", f"lmcache_kv_{os.getpid()}_0"
+    foreign = [f"psm_{NO_SUCH_PID}", "lmcache_kv_1x_0", f"lmcache_kv_{NO_SUCH_PID}_0.txt"]
+    for name in (dead, living, *foreign):
+        (tmp_path / name).touch()
+    assert segments.segments() == {dead, living}
+    assert segments.remove_orphans([living, foreign[0]]) == []
+    assert segments.remove_orphans() == [dead]
+    assert {path.name for path in tmp_path.iterdir()} == {living, *foreign}
+
+
+def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SHM", tmp_path)
+    monkeypatch.setattr(segments, "_SETTLED_S", -1.0)
+    name = f"lmcache_kv_{os.getpid()}_0"  # this process lives, but has not mapped it
+    (tmp_path / name).touch()
+    assert segments.remove_orphans() == [name]
