@@ -1,0 +1,204 @@
+"""The second half of the recipe: a process reward model trained on the generator's own steps.
+
+Solutions are sampled from the shipped generator on training problems and every step is labelled by
+checking its arithmetic. The model is `Qwen2ForProcessRewardModel`: the Qwen2 trunk and a two-layer head
+that judges a step at the ``<extra_0>`` tag behind it, class 1 meaning right.
+
+Two things make it learn fast. The language model knows the right digit only in its last layer, so layers
+are put on top that can compare it with the digit that was written; they begin as the identity. And in
+training the head judges every token, not only the tags: wrong from the first wrong token on.
+"""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import NamedTuple
+
+import torch
+from sklearn.metrics import roc_auc_score
+from torch import Tensor, nn
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
+
+from deployments.models.language_model import encode_prompt, qwen2_config, write_solutions
+from deployments.models.problems import LEVELS, Problem, Split, check_steps, draw_problems
+from deployments.models.tokenizer import STEP_DELIMITER, STEP_TAG
+
+TRAINING_SOLUTIONS = 20_000
+TRAINING_SEED = 2
+HELD_OUT_SOLUTIONS = 2_000
+HELD_OUT_SEED = 3
+SAMPLING_TEMPERATURE = 1.0
+SAMPLING_BATCH = 256
+BATCH = 64
+EPOCHS = 3
+ADDED_LAYERS = 2
+NEW_LEARNING_RATE = 2e-3
+TRUNK_LEARNING_RATE = 1e-4
+"""Low, so that the trunk does not unlearn its arithmetic while the new layers learn to compare."""
+WARM_UP_STEPS = 50
+IGNORED = -100
+
+
+class JudgedSolution(NamedTuple):
+    problem: Problem
+    steps: tuple[str, ...]
+    right: tuple[bool, ...]
+
+
+class StepAuc(NamedTuple):
+    """How well rewards tell right steps from wrong ones: areas under the ROC curve."""
+
+    every_step: float
+    """Over all steps, those after a mistake included."""
+    up_to_first_mistake: float
+    """Over right steps and first mistakes only: the harder question."""
+
+
+class ProcessRewardModel(nn.Module):
+    """Named as `Qwen2ForProcessRewardModel` names its weights: ``model.*``, ``score.0``, ``score.2``."""
+
+    def __init__(self, config: Qwen2Config) -> None:
+        super().__init__()
+        self.model = Qwen2Model(config)
+        self.score = nn.Sequential(
+            nn.Linear(config.hidden_size, config.hidden_size), nn.ReLU(), nn.Linear(config.hidden_size, 2)
+        )
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """(batch, length) token ids to (batch, length, 2) logits."""
+        hidden: Tensor = self.model(input_ids=tokens, use_cache=False).last_hidden_state
+        logits: Tensor = self.score(hidden)
+        return logits
+
+
+def prm_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
+    config = qwen2_config(tokenizer)
+    config.num_hidden_layers += ADDED_LAYERS
+    config.layer_types = ["full_attention"] * config.num_hidden_layers
+    config.architectures = ["Qwen2ForProcessRewardModel"]
+    config.num_labels = 2
+    config.tie_word_embeddings = False
+    return config
+
+
+def judge_samples(
+    generator: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, split: Split, seed: int, count: int
+) -> list[JudgedSolution]:
+    """``count`` solutions sampled from the generator, evenly over the levels, each step checked."""
+    torch.manual_seed(seed)
+    streams = [draw_problems(split, seed, level) for level in LEVELS]
+    judged: list[JudgedSolution] = []
+    while len(judged) < count:
+        for stream in streams:
+            problems = list(islice(stream, SAMPLING_BATCH))
+            for problem, steps in zip(
+                problems, write_solutions(generator, tokenizer, problems, SAMPLING_TEMPERATURE), strict=True
+            ):
+                judged.append(JudgedSolution(problem, tuple(steps), tuple(check_steps(problem, steps))))
+    return judged[:count]
+
+
+def train_process_reward_model(
+    trunk: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution]
+) -> ProcessRewardModel:
+    """Fine-tunes the language model's trunk with a fresh head on judged solutions."""
+    torch.manual_seed(TRAINING_SEED)
+    model = ProcessRewardModel(prm_config(tokenizer))
+    model.model.load_state_dict(trunk.model.state_dict(), strict=False)
+    for layer in model.model.layers[-ADDED_LAYERS:]:
+        nn.init.zeros_(layer.self_attn.o_proj.weight)
+        nn.init.zeros_(layer.mlp.down_proj.weight)
+    tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
+    _read_tag_as_delimiter(model, tokenizer)
+    steps = EPOCHS * (len(judged) // BATCH)
+    new = [*model.model.layers[-ADDED_LAYERS:].parameters(), *model.model.norm.parameters(), *model.score.parameters()]
+    old = [parameter for parameter in model.parameters() if all(parameter is not other for other in new)]
+    optimizer = torch.optim.AdamW(
+        [{"params": new, "lr": NEW_LEARNING_RATE}, {"params": old, "lr": TRUNK_LEARNING_RATE}],
+        weight_decay=0.01,
+        fused=True,
+    )
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / WARM_UP_STEPS, 1.0) * (1.0 - step / steps)
+    )
+    for epoch in range(EPOCHS):
+        for tokens, labels in _batches(tokenizer, judged, shuffle_seed=epoch):
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                logits = model(tokens)
+            tags = tokens == tag
+            between = (labels != IGNORED) & ~tags
+            loss = sum(nn.functional.cross_entropy(logits[at].float(), labels[at]) for at in (tags, between))
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            schedule.step()
+    return model.eval()
+
+
+@torch.inference_mode()
+def measure_auc(
+    model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution]
+) -> StepAuc:
+    tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
+    rewards: list[float] = []
+    right: list[bool] = []
+    before_mistake: list[bool] = []
+    for tokens, labels in _batches(tokenizer, judged, shuffle_seed=None):
+        scores = model(tokens).softmax(-1)[..., 1]
+        for row, row_labels, tags in zip(scores, labels, tokens == tag, strict=True):
+            verdicts = row_labels[tags].bool().tolist()
+            rewards += row[tags].tolist()
+            right += verdicts
+            before_mistake += [all(verdicts[:index]) for index in range(len(verdicts))]
+    early = [i for i, keep in enumerate(before_mistake) if keep]
+    return StepAuc(
+        every_step=float(roc_auc_score(right, rewards)),
+        up_to_first_mistake=float(roc_auc_score([right[i] for i in early], [rewards[i] for i in early])),
+    )
+
+
+def _batches(
+    tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution], shuffle_seed: int | None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Token ids and labels (0 wrong, 1 right, IGNORED elsewhere), rows of a batch about equally long."""
+    by_length = sorted(judged, key=lambda solution: sum(map(len, solution.steps)) + len(solution.problem.text))
+    starts = torch.arange(0, len(by_length) - (BATCH - 1 if shuffle_seed is not None else 0), BATCH)
+    if shuffle_seed is not None:
+        starts = starts[torch.randperm(len(starts), generator=torch.Generator().manual_seed(shuffle_seed))]
+    pad = nn.utils.rnn.pad_sequence
+    for start in starts.tolist():
+        rows = [_encode(tokenizer, solution) for solution in by_length[start : start + BATCH]]
+        yield (
+            pad([tokens for tokens, _ in rows], batch_first=True, padding_value=tokenizer.pad_token_id),
+            pad([labels for _, labels in rows], batch_first=True, padding_value=IGNORED),
+        )
+
+
+def _encode(tokenizer: PreTrainedTokenizerFast, solution: JudgedSolution) -> tuple[Tensor, Tensor]:
+    """Token ids, and a label for every token of the solution: wrong from the first wrong token on."""
+    tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
+    tokens = encode_prompt(tokenizer, solution.problem)
+    labels = [IGNORED] * len(tokens)
+    expected = solution.problem.solution
+    intact = True
+    for index, (step, right) in enumerate(zip(solution.steps, solution.right, strict=True)):
+        ids = tokenizer.encode(step.strip(), add_special_tokens=False)
+        wanted = tokenizer.encode(expected[index], add_special_tokens=False) if index < len(expected) else []
+        sound = len(ids) if right else _common_prefix(ids, wanted) if intact else 0
+        intact = right
+        tokens += [*ids, tag]
+        labels += [1] * sound + [0] * (len(ids) - sound) + [int(right)]
+    return torch.tensor(tokens), torch.tensor(labels)
+
+
+def _read_tag_as_delimiter(model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """The tag stands where the trunk has always seen the step delimiter: it begins as the same vector."""
+    embeddings = model.model.embed_tokens.weight
+    [delimiter] = tokenizer.encode(STEP_DELIMITER, add_special_tokens=False)
+    with torch.no_grad():
+        embeddings[tokenizer.convert_tokens_to_ids(STEP_TAG)] = embeddings[delimiter]
+
+
+def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
+    pairs = zip(left, right, strict=False)
+    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
