@@ -1,0 +1,66 @@
+"""The application: three deployments, tied together."""
+
+# No `from __future__ import annotations` here: Serve reads the type of `args` to check serve_config.yaml
+# against it, and would silently pass a plain dict where that is a string.
+
+from typing import Any
+
+from ray import serve
+from ray.serve.config import BackpressureConfig
+
+from deployments.config import AppConfig, ReplicaSettings
+from deployments.controller import SearchController
+from deployments.generator import Generator
+from deployments.node_cache import cache_actors
+from deployments.prm import ProcessRewardModel
+
+SPARE_REQUESTS = 64
+"""Requests beyond the searches that a controller takes at once: those that it answers with 429 in
+OpenAI's own words, and health checks, which must get through when all places are taken."""
+MOST_QUEUED = 4096
+"""Calls that wait in one process for a replica; one more fails and is made again after a pause."""
+
+
+def build(args: AppConfig) -> serve.Application:
+    """What ``serve run serve_config.yaml`` builds.
+
+    Raises:
+        ValueError: two settings contradict each other.
+    """
+    if args.generator.block_size is not None:
+        args.cache.require_block_size(args.generator.block_size)
+    logging_config = {"log_level": args.log_level, "enable_access_log": False}
+    generator = Generator.options(
+        **_replicas(args.generator.replicas),
+        max_queued_requests=MOST_QUEUED,
+        deployment_actors=[*cache_actors(args.cache)],
+        logging_config=logging_config,
+    ).bind(args.generator, args.cache)
+    prm = ProcessRewardModel.options(
+        **_replicas(args.prm.replicas), max_queued_requests=MOST_QUEUED, logging_config=logging_config
+    ).bind(args.prm)
+    controller = args.controller
+    taken = max(controller.replicas.max_ongoing_requests, controller.searches + SPARE_REQUESTS)
+    return SearchController.options(
+        **{**_replicas(controller.replicas), "max_ongoing_requests": taken},
+        max_queued_requests=MOST_QUEUED,
+        backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
+        logging_config=logging_config,
+    ).bind(args, generator, prm)
+
+
+def _replicas(settings: ReplicaSettings) -> dict[str, Any]:
+    """A deployment's options for one set of replica settings."""
+    options: dict[str, Any] = {
+        "max_ongoing_requests": settings.max_ongoing_requests,
+        "ray_actor_options": {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
+    }
+    if settings.max_replicas > settings.min_replicas:
+        options["autoscaling_config"] = {
+            "min_replicas": settings.min_replicas,
+            "max_replicas": settings.max_replicas,
+            "target_ongoing_requests": settings.target_ongoing_requests,
+        }
+    else:
+        options["num_replicas"] = settings.min_replicas
+    return options

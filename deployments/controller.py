@@ -1,0 +1,108 @@
+"""The SearchController deployment: the HTTP ingress, and the process in which searches run."""
+
+import asyncio
+from typing import Any
+
+from fastapi import FastAPI
+from ray import serve
+from ray.serve.handle import DeploymentHandle
+
+from deployments.calls import Retries, everywhere
+from deployments.config import AppConfig
+from deployments.handles import HandleGenerator, HandleScorer
+from deployments.http.auth import ApiKeys
+from deployments.http.health import Health
+from deployments.http.routes import create_app
+from deployments.service import Encoder, SearchService
+from search.equivalence import AnswerMatcher
+
+LOOK_TIMEOUT_S = 10.0
+"""How long a look at all replicas may take."""
+
+
+@serve.ingress()
+class SearchControllerReplica:
+    """What runs in each replica. It has no engine: a tokenizer, the searches, and two handles."""
+
+    async def __init__(  # type: ignore[misc]
+        self, config: AppConfig, generator: DeploymentHandle[Any], prm: DeploymentHandle[Any]
+    ) -> None:
+        """
+        Raises:
+            ValueError: the default search or the API keys are malformed.
+            OSError: the key file or the tokenizer cannot be read.
+        """
+        self._config = config
+        self._keys = ApiKeys.load(config.http.api_keys_file)
+        self._handles = {"generator": generator, "prm": prm}
+        self._matcher = AnswerMatcher()
+        encoder, _ = await asyncio.gather(
+            asyncio.to_thread(load_encoder, config.generator.model_path), self._matcher.start()
+        )
+        retries = Retries.of(config.controller)
+        self._service = SearchService(
+            config, encoder, HandleGenerator(generator, retries), HandleScorer(prm, retries), self._matcher
+        )
+        timeout_s = config.http.canary_timeout_s
+        canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
+        self._health = Health(canaries, config.http)
+
+    def __serve_build_asgi_app__(self) -> FastAPI:
+        """Called by Serve once the replica is made."""
+        return create_app(self._service, self._health, self, self._keys)
+
+    async def status(self) -> dict[str, Any]:
+        """Searches that run in this replica, counters of every engine, and what is wrong if anything is."""
+        counters = await asyncio.gather(
+            *(everywhere(handle, "stats", LOOK_TIMEOUT_S) for handle in self._handles.values())
+        )
+        return {
+            "searches": self._service.running,
+            **{
+                name: [_told(reply) for reply in replies] for name, replies in zip(self._handles, counters, strict=True)
+            },
+            "integrity": await self.integrity(),
+        }
+
+    async def integrity(self) -> list[str]:
+        """What is left over in this replica and in all engines though nothing runs; empty when all is
+        well. Meaningful only while no search runs."""
+        problems = [f"controller: {problem}" for problem in self._service.check_integrity()]
+        for name, handle in self._handles.items():
+            for place, reply in enumerate(await everywhere(handle, "check_integrity", LOOK_TIMEOUT_S)):
+                found = [repr(reply)] if isinstance(reply, Exception) else reply
+                problems += [f"{name} {place}: {problem}" for problem in found]
+        return problems
+
+    def __del__(self) -> None:
+        """Called by Serve when the replica is stopped; and by Python, also after a failed start."""
+        if hasattr(self, "_matcher"):
+            self._matcher.close()
+
+
+SearchController = serve.deployment(
+    name="SearchController",
+    health_check_period_s=5.0,
+    health_check_timeout_s=20.0,
+    graceful_shutdown_timeout_s=20.0,
+)(SearchControllerReplica)
+"""To be bound with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
+
+
+def load_encoder(model_path: str) -> Encoder:
+    """The generator's tokenizer and chat template, without its weights."""
+    from transformers import AutoTokenizer
+
+    from deployments.encoding import ChatEncoder
+
+    return ChatEncoder(AutoTokenizer.from_pretrained(model_path))
+
+
+async def _canary(handle: DeploymentHandle[Any], timeout_s: float) -> float:
+    """One canary on one replica, whichever Serve picks. Its timeout ends it on the replica too."""
+    seconds: float = await handle.canary.remote(timeout_s)
+    return seconds
+
+
+def _told(reply: Any) -> Any:
+    return {"error": type(reply).__name__} if isinstance(reply, Exception) else reply

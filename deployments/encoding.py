@@ -1,0 +1,62 @@
+"""Text to token ids, so that no text of a user or a model can pose as the chat template's own tokens.
+
+A tokenizer turns ``<|im_end|>`` inside a question into the token that ends the turn. Here such a text
+is cut after its first character before it is tokenized, so its letters reach the model as letters.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_CUT = "\ufdd0"
+"""A Unicode noncharacter: it marks a cut inside a rendered template and is dropped from every input."""
+
+
+class ChatEncoder:
+    """Encodes chats and plain texts for one tokenizer."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        added = tokenizer.get_added_vocab()
+        # Runs of whitespace are added tokens in some vocabularies; they end no turn.
+        guarded = {text: token for text, token in added.items() if text.strip()}
+        self._guarded_ids = frozenset(guarded.values())
+        longest_first = sorted(guarded, key=len, reverse=True)
+        self._guarded = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text without any special token, whatever the text says.
+
+        Raises:
+            ValueError: the text is not valid Unicode.
+        """
+        ids = self._encode(self._cut(text))
+        if not self._guarded_ids.isdisjoint(ids):
+            raise ValueError("the text cannot be encoded without special tokens")
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Ids of ``role``/``content`` messages in the model's chat template, ready for the assistant's turn.
+
+        Raises:
+            ValueError: the text is not valid Unicode, or the template refuses the messages.
+        """
+        cut = [{"role": message["role"], "content": self._cut(message["content"])} for message in messages]
+        try:
+            rendered = self._tokenizer.apply_chat_template(cut, tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # jinja2's own errors and whatever a template raises
+            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        assert isinstance(rendered, str)
+        return self._encode(rendered)
+
+    def _cut(self, text: str) -> str:
+        text = text.replace(_CUT, "")
+        return self._guarded.sub(lambda match: match[0][0] + _CUT + match[0][1:], text)
+
+    def _encode(self, text: str) -> list[int]:
+        try:
+            parts = [self._tokenizer.encode(part, add_special_tokens=False) for part in text.split(_CUT)]
+        except (TypeError, UnicodeEncodeError) as error:
+            raise ValueError("the text is not valid Unicode") from error
+        return parts[0] if len(parts) == 1 else [token for part in parts for token in part]

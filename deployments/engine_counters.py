@@ -1,0 +1,134 @@
+"""The engine's own counters, kept where the engine's client runs, and whether the engine is idle."""
+
+import asyncio
+from typing import NamedTuple
+
+from vllm.config import VllmConfig
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
+
+from search.ports import Headroom
+
+
+class EngineFigures(NamedTuple):
+    """What an engine says about itself. Counters run since its start, tokens unless said otherwise."""
+
+    generated_tokens: int
+    prompt_tokens: int
+    prefix_queries: int
+    prefix_hits: int
+    external_hits: int
+    """Prompt tokens whose KV came from outside the engine (LMCache)."""
+    preemptions: int
+    running: int
+    waiting: int
+    free_blocks: int
+    """KV blocks that no running request holds; cached but idle blocks are free."""
+    total_blocks: int
+
+
+class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
+    """The engine's own counters, kept in this process.
+
+    It is a PrometheusStatLogger only so that vLLM adds none of its own: the histograms it would
+    observe for every token cost more than all else this process does for that token.
+    """
+
+    def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
+        self.total_blocks = vllm_config.cache_config.num_gpu_blocks or 0
+        self.idle = asyncio.Event()
+        """Set while the engine says that it neither runs nor queues anything."""
+        self.idle.set()
+        self._generated = self._prompt = self._preemptions = 0
+        self._queries = self._hits = self._external_hits = 0
+        self._running = self._waiting = 0
+        self._usage = 0.0
+
+    @classmethod
+    def of(cls, engine: AsyncLLM) -> "EngineCounters":
+        """The counters of an engine that ``start_engine`` made."""
+        manager = engine.logger_manager
+        assert manager is not None
+        return next(logger for logger in manager.stat_loggers if isinstance(logger, cls))
+
+    def record(
+        self,
+        scheduler_stats: SchedulerStats | None,
+        iteration_stats: IterationStats | None,
+        mm_cache_stats: MultiModalCacheStats | None = None,
+        engine_idx: int = 0,
+    ) -> None:
+        if iteration_stats is not None:
+            self._generated += iteration_stats.num_generation_tokens
+            self._prompt += iteration_stats.num_prompt_tokens
+            self._preemptions += iteration_stats.num_preempted_reqs
+        if scheduler_stats is None:
+            return
+        self._running = scheduler_stats.num_running_reqs
+        self._waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
+        self._usage = scheduler_stats.kv_cache_usage
+        self._queries += scheduler_stats.prefix_cache_stats.queries
+        self._hits += scheduler_stats.prefix_cache_stats.hits
+        if scheduler_stats.connector_prefix_cache_stats is not None:
+            self._external_hits += scheduler_stats.connector_prefix_cache_stats.hits
+        if self._running or self._waiting:
+            self.idle.clear()
+        else:
+            self.idle.set()
+
+    @property
+    def headroom(self) -> Headroom:
+        # One block is vLLM's null block: never free, never used.
+        usable = max(self.total_blocks - 1, 0)
+        return Headroom(round(usable * (1.0 - self._usage)), usable, self._running, self._waiting)
+
+    @property
+    def figures(self) -> EngineFigures:
+        headroom = self.headroom
+        return EngineFigures(
+            generated_tokens=self._generated,
+            prompt_tokens=self._prompt,
+            prefix_queries=self._queries,
+            prefix_hits=self._hits,
+            external_hits=self._external_hits,
+            preemptions=self._preemptions,
+            running=headroom.running,
+            waiting=headroom.waiting,
+            free_blocks=headroom.free_blocks,
+            total_blocks=headroom.total_blocks,
+        )
+
+    def log(self) -> None:
+        """Nothing is logged: the figures are asked for."""
+
+    def log_engine_initialized(self) -> None:
+        """Nothing is logged."""
+
+    def record_sleep_state(self, sleep: int = 0, level: int = 0) -> None:
+        """Engines here never sleep."""
+
+    def record_admission_rejection(self, reason: str) -> None:
+        """Admission is the gate's business; the engine refuses nothing."""
+
+
+async def engine_leftovers(engine: AsyncLLM, settle_s: float) -> list[str]:
+    """What an engine still works on, in words; empty when it is idle.
+
+    ``settle_s`` is how long it has to report that it took notice of the last aborts.
+    """
+    counters = EngineCounters.of(engine)
+    try:
+        async with asyncio.timeout(settle_s):
+            # The engine takes its messages in order: after this reply it has seen every abort, and the
+            # first report that then says idle is true.
+            await engine.is_sleeping()
+            await counters.idle.wait()
+    except TimeoutError:
+        headroom = counters.headroom
+        return [f"the engine runs {headroom.running} requests and queues {headroom.waiting}"]
+    except EngineDeadError:
+        return ["the engine is dead"]
+    unfinished = engine.get_num_unfinished_requests()
+    return [f"the engine's client waits for {unfinished} requests"] if unfinished else []

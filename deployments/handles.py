@@ -1,0 +1,154 @@
+"""The search's ports over Ray Serve handles.
+
+A call that fails for reasons of its replica is made again for exactly what has not arrived, under the
+same seeds, so a search never notices on which replica a branch was written. Errors of the caller's
+making are not retried.
+"""
+
+import math
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from deployments.calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
+from search.ports import ChildGroup, ExpandRequest, Expansion, GeneratorError, ScoreRequest, ScorerError
+
+
+class HandleGenerator:
+    """`search.ports.Generator` over the handle of the generator deployment."""
+
+    def __init__(self, handle: Any, retries: Retries) -> None:
+        self._expand = handle.options(method_name="expand", stream=True)
+        self._retries = retries
+
+    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+        """As the port says. Closing aborts at the replica what is still being written there.
+
+        Raises:
+            GeneratorError: after the last attempt, or at the request's deadline.
+        """
+        deadline = Deadline(request.deadline_s)
+        missing = Missing(request)
+        try:
+            async for attempt in self._retries.loop(deadline, "expand"):
+                with attempt:
+                    async with aclosing(self._attempt(missing, deadline)) as groups:
+                        async for group in groups:
+                            yield group
+        except Exception as error:
+            if not is_replica_failure(error):
+                raise
+            raise GeneratorError(f"{missing.count} branches could not be written: {in_short(error)}") from None
+
+    async def _attempt(self, missing: "Missing", deadline: Deadline) -> AsyncGenerator[ChildGroup, None]:
+        if not missing.count:
+            return
+        response = self._expand.remote(missing.request(deadline.remaining))
+        exhausted = False
+        try:
+            while True:
+                try:
+                    group = await reply(response.__anext__, deadline, self._retries.reply_timeout_s)
+                except StopAsyncIteration:
+                    exhausted = True
+                    break
+                fresh = missing.arrived(group)
+                if fresh.children:
+                    yield fresh
+        finally:
+            if not exhausted:
+                release(response)
+        if missing.count:
+            raise ReplicaLost(f"the replica ended with {missing.count} branches unwritten")
+
+
+class HandleScorer:
+    """`search.ports.StepScorer` over the handle of the process reward model deployment."""
+
+    def __init__(self, handle: Any, retries: Retries) -> None:
+        self._score = handle.options(method_name="score")
+        self._retries = retries
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        """As the port says; every attempt that dies, hangs or answers nonsense is made again.
+
+        Raises:
+            ScorerError: after the last attempt, or at the request's deadline.
+        """
+        deadline = Deadline(request.deadline_s)
+        try:
+            async for attempt in self._retries.loop(deadline, "score"):
+                with attempt:
+                    return await self._attempt(request, deadline)
+        except Exception as error:
+            if not is_replica_failure(error):
+                raise
+            raise ScorerError(in_short(error)) from None
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _attempt(self, request: ScoreRequest, deadline: Deadline) -> Sequence[Sequence[float]]:
+        response = self._score.remote(request._replace(deadline_s=deadline.remaining))
+        answered = False
+
+        async def awaited() -> Any:
+            return await response
+
+        try:
+            rewards = await reply(awaited, deadline, self._retries.reply_timeout_s)
+            answered = True
+        finally:
+            if not answered:
+                release(response)
+        check_rewards(request, rewards)
+        return rewards  # type: ignore[no-any-return]
+
+
+class Missing:
+    """The branches of a request that have not arrived."""
+
+    def __init__(self, request: ExpandRequest) -> None:
+        self._request = request
+        self._names = {(part.parent, branch.index) for part in request.expansions for branch in part.branches}
+
+    @property
+    def count(self) -> int:
+        return len(self._names)
+
+    def request(self, deadline_s: float) -> ExpandRequest:
+        """The same request for what is missing only."""
+        parts = (
+            Expansion(
+                part.parent, part.prefix, tuple(b for b in part.branches if (part.parent, b.index) in self._names)
+            )
+            for part in self._request.expansions
+        )
+        return self._request._replace(expansions=tuple(p for p in parts if p.branches), deadline_s=deadline_s)
+
+    def arrived(self, group: ChildGroup) -> ChildGroup:
+        """``group`` without what was not missing; what is left is missing no longer."""
+        fresh = []
+        for child in group.children:
+            name = (child.parent, child.index)
+            if name in self._names:
+                self._names.discard(name)
+                fresh.append(child)
+        return group if len(fresh) == len(group.children) else group._replace(children=tuple(fresh))
+
+
+def check_rewards(request: ScoreRequest, rewards: Any) -> None:
+    """
+    Raises:
+        ReplicaLost: not one list for each item, not one reward for each unscored step, or a reward
+            that is no number in [0, 1].
+    """
+    wanted = [item.unscored for item in request.items]
+    try:
+        given = [len(row) for row in rewards]
+        sound = all(isinstance(value, float | int) and 0.0 <= value <= 1.0 for row in rewards for value in row)
+    except TypeError:
+        raise ReplicaLost(f"rewards came as {type(rewards).__name__}") from None
+    if given != wanted:
+        raise ReplicaLost(f"{sum(wanted)} rewards were asked for, {sum(given)} came")
+    if not sound:
+        odd = next(v for row in rewards for v in row if not (isinstance(v, float | int) and 0.0 <= v <= 1.0))
+        raise ReplicaLost(f"a reward is {'NaN' if isinstance(odd, float) and math.isnan(odd) else repr(odd)}")

@@ -1,0 +1,44 @@
+"""Work that is worth nothing once its client has gone."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+T = TypeVar("T")
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Awaits ``work``, cancelling it when the client disconnects or this task is cancelled.
+
+    Serve cancels a request whose client has gone; other ASGI servers only say so. The request's body
+    must have been read.
+
+    Raises:
+        ClientDisconnect: the client has gone; ``work`` has ended.
+    """
+    working = asyncio.create_task(work)
+    leaving = asyncio.create_task(_gone(request))
+    try:
+        await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            return working.result()
+        raise ClientDisconnect
+    finally:
+        leaving.cancel()
+        await ended(working)
+
+
+async def ended(task: asyncio.Task[Any]) -> None:
+    """Cancels a task and waits until it has ended, however it ends. Cancelled meanwhile, it goes on
+    ending by itself."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,152 @@
+"""Errors as OpenAI clients know them: one exception, one JSON shape, the right status for each.
+
+ApiError                     status  type                   code
+├─ BadRequest                400     invalid_request_error  (given)
+├─ Unauthorized              401     authentication_error   invalid_api_key
+├─ NotFound                  404     invalid_request_error  (given)
+├─ BodyTimeout               408     invalid_request_error  request_timeout
+├─ BodyTooLarge              413     invalid_request_error  body_too_large
+├─ UnsupportedMedia          415     invalid_request_error  unsupported_media_type
+├─ Busy                      429     rate_limit_error       rate_limit_exceeded
+├─ Unavailable               503     server_error           (given)
+└─ DeadlineExceeded          504     server_error           deadline_exceeded
+"""
+
+import logging
+from typing import Any, ClassVar
+
+from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+
+from search.ports import GeneratorError, ScorerError
+
+logger = logging.getLogger("banyan.http")
+
+LONGEST_MESSAGE = 500
+"""Characters: what an error quotes of a request must not make the reply as long as the request."""
+
+
+class ApiError(Exception):
+    """What a client is told.
+
+    Args:
+        message: A sentence for a person.
+        param: Path of the field that is wrong, e.g. ``search.n`` or ``messages.0.content``.
+        code: A word for a program; the class's own where not given.
+    """
+
+    status: ClassVar[int] = 500
+    type: ClassVar[str] = "server_error"
+    default_code: ClassVar[str | None] = "internal_error"
+
+    def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message, param, code)
+        self.message = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}…"
+        self.param = param
+        self.code = code or self.default_code
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return {"error": {"message": self.message, "type": self.type, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {}
+
+    def response(self) -> Response:
+        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+
+
+class BadRequest(ApiError):
+    status, type, default_code = 400, "invalid_request_error", "invalid_value"
+
+
+class Unauthorized(ApiError):
+    status, type, default_code = 401, "authentication_error", "invalid_api_key"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"WWW-Authenticate": "Bearer"}
+
+
+class NotFound(ApiError):
+    status, type, default_code = 404, "invalid_request_error", "not_found"
+
+
+class BodyTimeout(ApiError):
+    status, type, default_code = 408, "invalid_request_error", "request_timeout"
+
+
+class BodyTooLarge(ApiError):
+    """Without ``Connection: close``: closing on a client that still sends would reset the connection
+    before it reads why. The server drops the rest of the body as it comes."""
+
+    status, type, default_code = 413, "invalid_request_error", "body_too_large"
+
+
+class UnsupportedMedia(ApiError):
+    status, type, default_code = 415, "invalid_request_error", "unsupported_media_type"
+
+
+class Busy(ApiError):
+    """Past capacity: the same request is welcome later."""
+
+    status, type, default_code = 429, "rate_limit_error", "rate_limit_exceeded"
+
+    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+        super().__init__(message)
+        self.args = (message, retry_after_s)
+        self.retry_after_s = retry_after_s
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"Retry-After": str(self.retry_after_s)}
+
+
+class Unavailable(ApiError):
+    status, type, default_code = 503, "server_error", "service_unavailable"
+
+
+class DeadlineExceeded(ApiError):
+    status, type, default_code = 504, "server_error", "deadline_exceeded"
+
+
+def api_error(error: BaseException) -> ApiError:
+    """The error a client is told for any exception that ends its request.
+
+    What is not expected is logged with its traceback and told without its words, which could contain
+    paths or prompts.
+    """
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, TimeoutError):
+        return DeadlineExceeded("the request was not done by its deadline")
+    if isinstance(error, GeneratorError):
+        return Unavailable(f"the generator could not write: {error}", code="generator_unavailable")
+    if isinstance(error, ScorerError):
+        return Unavailable(f"the process reward model gave no rewards: {error}", code="scorer_unavailable")
+    logger.error("a request failed unexpectedly", exc_info=error)
+    return ApiError("internal error; the server's log has the details")
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of ``app`` leave in OpenAI's shape, those of the framework included."""
+
+    async def known(_: Request, error: Exception) -> Response:
+        return api_error(error).response()
+
+    async def framework(request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        message = {
+            404: f"no such route: {request.method} {request.url.path}",
+            405: f"{request.method} is not allowed for {request.url.path}",
+        }.get(error.status_code, str(error.detail))
+        reply = NotFound(message, code={404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code))
+        return JSONResponse(reply.body, status_code=error.status_code, headers=dict(error.headers or {}))
+
+    app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(HTTPException, framework)
+    for expected in (TimeoutError, GeneratorError, ScorerError):
+        app.add_exception_handler(expected, known)
+    app.add_exception_handler(Exception, known)

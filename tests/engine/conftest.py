@@ -1,0 +1,135 @@
+"""Engines shared by all tests here: one takes half a minute to start, so each kind starts once.
+
+The embedded models are used when they are there; until then tiny ones with random weights, which say
+nothing sensible but say it through the same code.
+"""
+
+import asyncio
+import gc
+import os
+import warnings
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import pytest_asyncio
+import torch
+from safetensors.torch import save_file
+from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
+
+# Before Serve is imported: as `make run` sets it.
+os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+from deployments.config import EMBEDDED_MODELS, GeneratorSettings, PrmSettings
+from deployments.models.language_model import qwen2_config
+from deployments.models.tokenizer import build_tokenizer
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """For imports and starts: warnings of vLLM and torch about themselves are no errors of ours."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+with quiet():
+    import ray.serve  # noqa: F401
+
+    from deployments.generation import GenerationEngine
+    from deployments.scoring import ScoringEngine
+
+SETTLE_S = 30.0
+"""The longest an engine may take to report that it is idle: generous, for a machine that is busy."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """vLLM leaves its ZeroMQ contexts to the garbage collector, which tells during some later test."""
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"))
+
+
+async def stop(engine: "GenerationEngine | ScoringEngine") -> None:
+    """Shuts down and collects at once what vLLM leaves to the garbage collector, with its complaints."""
+    with quiet():
+        engine.shutdown()
+        await asyncio.sleep(0)  # the tasks that were cancelled end
+        gc.collect()
+
+
+def _random_generator(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    torch.manual_seed(0)
+    Qwen2ForCausalLM(qwen2_config(tokenizer)).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+
+
+def _random_prm(directory: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    torch.manual_seed(1)
+    config = qwen2_config(tokenizer)
+    body = Qwen2ForCausalLM(config).state_dict()
+    width = config.hidden_size
+    weights = {name: tensor.clone() for name, tensor in body.items() if name.startswith("model.")} | {
+        "score.0.weight": torch.randn(width, width) / 5,
+        "score.0.bias": torch.randn(width) / 10,
+        "score.2.weight": torch.randn(2, width) / 5,
+        "score.2.bias": torch.randn(2) / 10,
+    }
+    config.architectures = ["Qwen2ForProcessRewardModel"]
+    config.save_pretrained(directory)
+    save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
+    tokenizer.save_pretrained(directory)
+
+
+@pytest.fixture(scope="session")
+def generator_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if (EMBEDDED_MODELS / "generator" / "model.safetensors").is_file():
+        return str(EMBEDDED_MODELS / "generator")
+    directory = tmp_path_factory.mktemp("generator")
+    _random_generator(directory, build_tokenizer())
+    return str(directory)
+
+
+@pytest.fixture(scope="session")
+def prm_model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    if (EMBEDDED_MODELS / "prm" / "model.safetensors").is_file():
+        return str(EMBEDDED_MODELS / "prm")
+    directory = tmp_path_factory.mktemp("prm")
+    _random_prm(directory, build_tokenizer())
+    return str(directory)
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_generation(generator_model: str) -> AsyncIterator[GenerationEngine]:
+    engine = GenerationEngine(GeneratorSettings(model=generator_model))
+    with quiet():
+        await engine.start()
+    yield engine
+    await stop(engine)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def generation(shared_generation: GenerationEngine) -> AsyncIterator[GenerationEngine]:
+    """The shared engine; every test must leave it idle."""
+    yield shared_generation
+    assert await shared_generation.check_integrity(SETTLE_S) == []
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def shared_scoring(prm_model: str) -> AsyncIterator[ScoringEngine]:
+    engine = ScoringEngine(PrmSettings(model=prm_model))
+    with quiet():
+        await engine.start()
+    yield engine
+    await stop(engine)
+
+
+@pytest_asyncio.fixture(loop_scope="session")
+async def scoring(shared_scoring: ScoringEngine) -> AsyncIterator[ScoringEngine]:
+    """The shared engine; every test must leave it idle."""
+    yield shared_scoring
+    assert await shared_scoring.check_integrity(SETTLE_S) == []

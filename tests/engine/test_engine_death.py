@@ -1,0 +1,45 @@
+"""An engine whose process dies: every call hears of it, and nothing is counted twice."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+
+import psutil
+import pytest
+
+from deployments.config import GeneratorSettings
+from search.ports import Branch, ChildGroup, ExpandRequest, Expansion, Extent, GeneratorError, Lane, Sampling
+from tests.engine.conftest import GenerationEngine, quiet, stop
+
+
+async def exhaust(groups: AsyncIterator[ChildGroup]) -> None:
+    async for _ in groups:
+        pass
+
+
+@pytest.mark.filterwarnings("ignore")
+async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str) -> None:
+    before = set(psutil.Process().children(recursive=True))
+    engine = GenerationEngine(GeneratorSettings(model=generator_model))
+    with quiet():
+        await engine.start()
+    branches = tuple(Branch(index, index, 900) for index in range(32))
+    expansion = Expansion((), tuple(range(20, 60)), branches)
+    request = ExpandRequest("search", (expansion,), Sampling(2.0), Extent.SOLUTION, Lane.DEMAND, 600.0)
+    async with aclosing(engine.expand(request)) as groups:
+        await anext(groups)
+        for process in set(psutil.Process().children(recursive=True)) - before:
+            if "EngineCore" in " ".join(process.cmdline()):
+                process.kill()
+        with pytest.raises(GeneratorError, match="the engine failed"):
+            await asyncio.wait_for(exhaust(groups), 60)
+    stats = engine.stats()
+    assert stats["branches_alive"] == stats["calls"] == 0
+    assert stats["branches_failed"] > 0
+    assert stats["branches_begun"] == sum(stats[f"branches_{how}"] for how in ("finished", "aborted", "failed"))
+    with pytest.raises(GeneratorError, match="the engine is dead"):
+        engine.check_alive()
+    with pytest.raises(GeneratorError, match="refused"):
+        await engine.canary(60.0)
+    assert await engine.check_integrity() == ["the engine is dead"]
+    await stop(engine)

@@ -1,0 +1,237 @@
+"""What the generation engine promises to a search, on a real vLLM engine."""
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import aclosing, suppress
+
+import pytest
+
+from deployments.config import GeneratorSettings
+from deployments.engine import EngineStartError
+from deployments.generation import GenerationEngine
+from search.ports import (
+    Branch,
+    Child,
+    ExpandRequest,
+    Expansion,
+    Extent,
+    GeneratorError,
+    Lane,
+    Sampling,
+    branch_seed,
+)
+from search.tree import NodeId, Step, StepEnd
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+QUESTION = "Start with 5. Add 37. Multiply by 3. Subtract 40. What is the result?"
+MINUTES = 600.0
+"""A deadline that no test is meant to reach."""
+
+
+def prompt(engine: GenerationEngine, question: str = QUESTION) -> tuple[int, ...]:
+    return tuple(engine.encode_chat([{"role": "user", "content": question}]))
+
+
+def wanted(
+    prefix: Sequence[int],
+    indices: Sequence[int],
+    *,
+    search_id: str = "search",
+    parent: NodeId = (),
+    max_tokens: int = 40,
+    temperature: float = 0.8,
+    extent: Extent = Extent.STEP,
+    deadline_s: float = MINUTES,
+) -> ExpandRequest:
+    branches = tuple(Branch(index, branch_seed(7, parent, index), max_tokens) for index in indices)
+    expansion = Expansion(parent, tuple(prefix), branches)
+    return ExpandRequest(search_id, (expansion,), Sampling(temperature), extent, Lane.DEMAND, deadline_s)
+
+
+def rambling(prefix: Sequence[int], search_id: str = "search", deadline_s: float = MINUTES) -> ExpandRequest:
+    """One branch that ends soon and many that go on for long unless they are aborted."""
+    request = wanted(
+        prefix,
+        range(64),
+        search_id=search_id,
+        max_tokens=900,
+        temperature=2.0,
+        extent=Extent.SOLUTION,
+        deadline_s=deadline_s,
+    )
+    (expansion,) = request.expansions
+    first, *others = expansion.branches
+    branches = (first._replace(max_tokens=20), *others)
+    return request._replace(expansions=(expansion._replace(branches=branches),))
+
+
+async def children(engine: GenerationEngine, request: ExpandRequest) -> list[Child]:
+    return [child async for group in engine.expand(request) for child in group.children]
+
+
+async def token_ids(engine: GenerationEngine, request: ExpandRequest) -> dict[tuple[NodeId, int], tuple[int, ...]]:
+    return {(child.parent, child.index): child.steps[0].token_ids for child in await children(engine, request)}
+
+
+async def test_200_seeded_requests_with_aborts_among_them_write_the_same_three_times(
+    generation: GenerationEngine,
+) -> None:
+    """A seeded request can kill a CPU engine under load; here it must not, and seeds must decide all."""
+    questions = [f"Start with {5 + i}." + " Add 12." * (3 * i) for i in range(4)]
+    seeded = [wanted(prompt(generation, q), range(50), parent=(i,)) for i, q in enumerate(questions)]
+
+    async def disturb(number: int) -> None:
+        name = f"given up {number}"
+        prefix = prompt(generation, f"Begin at {number}." + " Go up by 7." * number)
+        request = wanted(prefix, range(10), search_id=name, parent=(9, number), max_tokens=200)
+        async with aclosing(generation.expand(request)) as groups:
+            with suppress(GeneratorError):
+                async for _ in groups:
+                    if number % 2:
+                        break
+                    await generation.abort_search(name)
+
+    rounds = []
+    for _ in range(3):
+        aborted = generation.stats()["branches_aborted"]
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(token_ids(generation, request)) for request in seeded]
+            for number in range(8):
+                group.create_task(disturb(number))
+        rounds.append({name: ids for task in tasks for name, ids in task.result().items()})
+        assert generation.stats()["branches_aborted"] > aborted
+    assert len(rounds[0]) == 200
+    assert rounds[0] == rounds[1] == rounds[2]
+    assert len(set(rounds[0].values())) > 1
+    for request in seeded:
+        (expansion,) = request.expansions
+        alone = request._replace(expansions=(expansion._replace(branches=expansion.branches[3:5]),))
+        assert (await token_ids(generation, alone)).items() <= rounds[0].items()
+
+
+async def test_each_branch_comes_once_and_says_how_its_step_ended(generation: GenerationEngine) -> None:
+    prefix = prompt(generation)
+    delimiter = GeneratorSettings().step_delimiter
+    arrived = await children(generation, wanted(prefix, range(64), temperature=1.5, max_tokens=200))
+    assert sorted(child.index for child in arrived) == list(range(64))
+    for child in arrived:
+        (step,) = child.steps
+        assert "<|im_end|>" not in step.text
+        if step.end is StepEnd.DELIMITER:
+            assert step.text.endswith(delimiter)
+            assert step.text.count(delimiter) == 1
+        else:
+            assert delimiter not in step.text
+        assert (len(step.token_ids) == 200) == (step.end is StepEnd.LENGTH)
+    assert {child.steps[0].end for child in arrived} >= {StepEnd.DELIMITER}
+    short = await children(generation, wanted(prefix, [0, 1, 2], temperature=0.0, max_tokens=2))
+    assert [child.steps[0].end for child in short] == [StepEnd.LENGTH] * 3
+    assert len({child.steps for child in short}) == 1
+
+
+async def test_a_whole_solution_is_its_steps_one_by_one(generation: GenerationEngine) -> None:
+    prefix = prompt(generation)
+    limit = 300
+    request = wanted(prefix, [0], temperature=0.0, max_tokens=limit, extent=Extent.SOLUTION)
+    (whole,) = await children(generation, request)
+    steps: list[Step] = []
+    path = list(prefix)
+    while not steps or steps[-1].end is StepEnd.DELIMITER:
+        left = limit - (len(path) - len(prefix))
+        (child,) = await children(generation, wanted(path, [0], temperature=0.0, max_tokens=left))
+        steps.append(child.steps[0])
+        path += child.steps[0].token_ids
+    assert whole.steps == tuple(steps)
+
+
+async def test_a_prefix_is_read_from_the_cache_the_second_time(generation: GenerationEngine) -> None:
+    prefix = prompt(generation, "Take 9." + " Increase by 11." * 30)
+    request = wanted(prefix, [0], max_tokens=2)
+    await children(generation, request)
+    (child,) = await children(generation, request)
+    assert child.cached_tokens >= len(prefix) - 64
+
+
+@pytest.mark.parametrize("how", ["closed", "cancelled", "aborted", "late"])
+async def test_what_is_no_longer_wanted_ends_at_the_engine(generation: GenerationEngine, how: str) -> None:
+    """The fixture checks afterwards that the registry is empty and the engine idle."""
+    before = generation.stats()
+    request = rambling(prompt(generation), how, deadline_s=0.05 if how == "late" else MINUTES)
+    started = asyncio.Event()
+
+    async def consume() -> None:
+        async with aclosing(generation.expand(request)) as groups:
+            async for _ in groups:
+                started.set()
+                if how == "closed":
+                    return
+
+    task = asyncio.create_task(consume())
+    if how == "cancelled":
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    elif how == "aborted":
+        await started.wait()
+        assert await generation.abort_search(how) > 0
+        assert generation.stats()["branches_alive"] == 0
+        with pytest.raises(GeneratorError, match="aborted"):
+            await task
+    elif how == "late":
+        with pytest.raises(GeneratorError, match=r"not done within 0\.05 s"):
+            await task
+    else:
+        await task
+    after = generation.stats()
+    assert after["branches_alive"] == after["calls"] == 0
+    ended = sum(after[name] - before[name] for name in ("branches_finished", "branches_aborted"))
+    assert ended == after["branches_begun"] - before["branches_begun"]
+    assert after["branches_aborted"] > before["branches_aborted"]
+
+
+async def test_every_token_is_counted_as_the_engine_counts(generation: GenerationEngine) -> None:
+    before = generation.stats()
+    arrived = await children(generation, wanted(prompt(generation), range(40), parent=(1,)))
+    async with aclosing(generation.expand(rambling(prompt(generation)))) as groups:
+        arrived += (await anext(groups)).children
+    await generation.check_integrity(MINUTES)
+    after = generation.stats()
+    generated = after["generated_tokens"] - before["generated_tokens"]
+    discarded = after["discarded_tokens"] - before["discarded_tokens"]
+    assert discarded > 0
+    assert generated == discarded + sum(len(step.token_ids) for child in arrived for step in child.steps)
+
+
+async def test_a_path_that_fills_the_context_is_cut_off_not_refused(generation: GenerationEngine) -> None:
+    context = generation.context_tokens
+    prefix = (prompt(generation) * context)[:context]
+    (child,) = await children(generation, wanted(prefix, [4]))
+    assert (child.index, child.steps[0].token_ids, child.steps[0].end) == (4, (), StepEnd.LENGTH)
+    (child,) = await children(generation, wanted(prefix[:-1], [4]))
+    assert len(child.steps[0].token_ids) == 1
+
+
+async def test_headroom_comes_with_the_children_and_the_canary_answers(generation: GenerationEngine) -> None:
+    (group,) = [group async for group in generation.expand(wanted(prompt(generation), [0], max_tokens=1))]
+    assert group.headroom is not None
+    assert 0 < group.headroom.free_blocks <= group.headroom.total_blocks
+    assert await generation.canary(MINUTES) > 0
+
+
+async def test_a_token_that_is_none_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
+    with pytest.raises(GeneratorError, match="refused"):
+        await children(generation, wanted([10**6], [0, 1]))
+    generation.check_alive()
+
+
+async def test_a_model_that_is_not_there_is_told_as_such() -> None:
+    with pytest.raises(EngineStartError, match=r"no model at '/nowhere/at/all': there is no config\.json"):
+        await GenerationEngine(GeneratorSettings(model="/nowhere/at/all")).start()
+
+
+async def test_chunked_prefill_on_a_cpu_is_refused(generator_model: str) -> None:
+    settings = GeneratorSettings(model=generator_model, engine_args={"enable_chunked_prefill": True})
+    with pytest.raises(EngineStartError, match="enable_chunked_prefill must stay false"):
+        await GenerationEngine(settings).start()

@@ -1,0 +1,104 @@
+"""The endpoint as the official client sees it, and what it says about its own cost."""
+
+import time
+
+import openai
+import pytest
+
+from tests.serve.application import BEAM, Application, problems, request
+
+
+@pytest.fixture
+def client(application: Application) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{application.url}/v1", api_key="unused", max_retries=0)
+
+
+def test_plain_reply_counts_every_token_the_engines_generated(idle: Application, client: openai.OpenAI) -> None:
+    problem = problems(1, seed=11)[0]
+    before = idle.generated_tokens()
+    reply = client.chat.completions.create(
+        model="banyan-arithmetic",
+        messages=[{"role": "user", "content": problem.text}],
+        seed=1,
+        extra_body={"search": BEAM},
+    )
+    assert "\\boxed{" in (reply.choices[0].message.content or "")
+    assert reply.choices[0].finish_reason == "stop"
+    usage = reply.usage
+    assert usage is not None
+    assert usage.completion_tokens == idle.generated_tokens() - before > 0
+    details = usage.completion_tokens_details
+    assert details is not None
+    assert details.reasoning_tokens is not None
+    assert 0 < details.reasoning_tokens < usage.completion_tokens
+    assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
+
+
+def test_stream_is_live_and_complete(idle: Application, client: openai.OpenAI) -> None:
+    problem = problems(1, seed=12, level=5)[0]
+    before = idle.generated_tokens()
+    started = time.monotonic()
+    first_step_at = usage = search = None
+    steps, content = [], ""
+    for chunk in client.chat.completions.create(
+        model="banyan-arithmetic",
+        messages=[{"role": "user", "content": problem.text}],
+        seed=1,
+        stream=True,
+        stream_options={"include_usage": True},
+        extra_body={"search": {"strategy": "beam_search", "n": 16, "m": 4}},
+    ):
+        extra = chunk.model_extra or {}
+        if event := extra.get("search_event"):
+            first_step_at = first_step_at or time.monotonic() - started
+            steps.append(tuple(event["node"]))
+            assert chunk.choices[0].delta.model_extra["reasoning_content"]  # type: ignore[index]
+        search = extra.get("search") or search
+        usage = chunk.usage or usage
+        content += (chunk.choices[0].delta.content or "") if chunk.choices else ""
+    total = time.monotonic() - started
+    assert "\\boxed{" in content
+    assert search is not None
+    assert usage is not None
+    assert len(steps) == len(set(steps)) == search["scored_steps"]
+    assert usage.completion_tokens == search["generated_tokens"] == idle.generated_tokens() - before
+    # Live: a share of the same request's own time, so a slow machine changes nothing.
+    assert first_step_at is not None
+    assert first_step_at < total / 3
+
+
+def test_same_seed_same_tree(idle: Application) -> None:
+    problem = problems(1, seed=13, level=4)[0]
+    first, again, other = (idle.chat(problem, seed, "/v1/search")["tree"] for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_alias_is_the_search_it_names(idle: Application) -> None:
+    problem = problems(1, seed=14)[0]
+    body = request(problem, seed=3, model="banyan-arithmetic:beam-8")
+    del body["search"]
+    alias = idle.http.post("/v1/search", json=body).json()
+    named = idle.chat(problem, 3, "/v1/search", search={"strategy": "beam_search", "n": 8})
+    assert alias["search"]["strategy"] == "beam_search"
+    assert alias["tree"] == named["tree"]
+
+
+@pytest.mark.parametrize("strategy", ["greedy", "self_consistency", "best_of_n", "beam_search"])
+def test_every_strategy_answers(idle: Application, strategy: str) -> None:
+    search = {"strategy": strategy} | ({} if strategy == "greedy" else {"n": 4})
+    reply = idle.chat(problems(1, seed=15, level=1)[0], 1, search=search)
+    assert reply["search"]["strategy"] == strategy
+    assert reply["search"]["answer"] is not None
+    assert (reply["search"]["prm_calls"] > 0) == (strategy in ("best_of_n", "beam_search"))
+
+
+def test_health_is_a_canary_of_both_engines(idle: Application) -> None:
+    before = idle.generated_tokens()
+    health = idle.http.get("/health")
+    assert health.status_code == 200
+    assert {name: part["status"] for name, part in health.json()["components"].items()} == {
+        "generator": "ok",
+        "prm": "ok",
+    }
+    assert idle.generated_tokens() > before

@@ -1,0 +1,101 @@
+"""What dies comes back, and no search is lost or changed by it.
+
+Last by name's order among the heavy ones on purpose: each test ends with the application whole again.
+"""
+
+from collections.abc import Iterator
+from uuid import uuid4
+
+import psutil
+import pytest
+from ray import serve
+
+from search.ports import Branch, Expansion, ExpandRequest, Extent, Lane, Sampling, branch_seed
+from tests.serve.application import REPAIR_S, Application, kill, problems, until
+
+
+def cache_servers() -> list[psutil.Process]:
+    """The LMCache servers that run under this test's Ray."""
+    ours = psutil.Process().pid
+    return [
+        process
+        for process in psutil.process_iter()
+        if "lmcache" in " ".join(_command(process)) and "server" in _command(process) and _descends(process, ours)
+    ]
+
+
+def _command(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
+def _descends(process: psutil.Process, ancestor: int) -> bool:
+    try:
+        return any(parent.pid == ancestor for parent in process.parents())
+    except psutil.Error:
+        return False
+
+
+async def cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
+    """Cached tokens of the same prefix, call after call, on whichever replica Serve picks."""
+    handle = serve.get_deployment_handle("Generator", application.NAME).options(stream=True)
+    cached = []
+    for index in range(calls):
+        expansion = Expansion((), prefix, (Branch(0, branch_seed(index, (), 0), 1),))
+        request = ExpandRequest(uuid4().hex, (expansion,), Sampling(), Extent.STEP, Lane.DEMAND, 60.0)
+        async for group in handle.expand.remote(request):
+            cached += [child.cached_tokens for child in group.children]
+    return cached
+
+
+@pytest.fixture
+def fresh_prefix() -> Iterator[tuple[int, ...]]:
+    """A prefix of 320 tokens that no test has used: ten whole blocks."""
+    yield tuple(4 + byte for byte in uuid4().bytes * 20)
+
+
+async def test_a_prefix_is_computed_once_for_all_replicas(idle: Application, fresh_prefix: tuple[int, ...]) -> None:
+    before = [replica["branches_finished"] for replica in idle.status()["generator"]]
+    cached = await cached_by_call(idle, fresh_prefix, calls=16)
+    after = [replica["branches_finished"] for replica in idle.status()["generator"]]
+    assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
+    # The first call computes all of it; without LMCache the other replica's first call would as well.
+    assert cached[0] == 0
+    assert all(tokens >= 288 for tokens in cached[1:]), cached
+
+
+async def test_losing_the_cache_server_loses_no_search(idle: Application, fresh_prefix: tuple[int, ...]) -> None:
+    servers = cache_servers()
+    assert servers
+    gone = {server.pid for server in servers}
+
+    def kill_servers() -> None:
+        for server in servers:
+            kill(server.pid)
+
+    replies = idle.trees(problems(32, seed=41), seed=100, during=kill_servers)
+    assert all(reply["search"]["stop_reason"] == "finished" for reply in replies)
+    until(lambda: any(server.pid not in gone for server in cache_servers()), "the server is back", REPAIR_S)
+
+    async def shared_again() -> bool:
+        prefix = tuple(4 + byte for byte in uuid4().bytes * 20)
+        cached = await cached_by_call(idle, prefix, calls=12)
+        return all(tokens >= 288 for tokens in cached[1:])
+
+    # The engines notice the server's return at a heartbeat.
+    for _ in range(60):
+        if await shared_again():
+            break
+    else:
+        pytest.fail("no prefix was shared after the server came back")
+
+
+def test_losing_a_replica_changes_no_tree(idle: Application) -> None:
+    questions = problems(32, seed=42)
+    undisturbed = idle.trees(questions, seed=200)
+    disturbed = idle.trees(questions, seed=200, during=lambda: kill(idle.replica_pids("Generator")[0]))
+    assert all(reply["search"]["stop_reason"] == "finished" for reply in disturbed)
+    assert all(not reply["search"]["degraded"] for reply in disturbed)
+    assert [reply["tree"] for reply in disturbed] == [reply["tree"] for reply in undisturbed]

@@ -1,0 +1,261 @@
+"""The node's cache server belongs to the application: up before its replicas, back after a kill, gone with it.
+
+Dummy replicas without engines stand in for generators; Ray, Serve and LMCache are real.
+"""
+
+import asyncio
+import os
+import select
+import signal
+import sys
+import tempfile
+import urllib.request
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import ray
+
+with warnings.catch_warnings(action="ignore"):  # Serve's own, about pydantic
+    from ray import serve
+    from ray.serve.handle import DeploymentHandle
+
+from deployments.node_cache import SUPERVISOR, attach_node_cache, cache_actors, keep_node_cache
+from kvstore import segments
+from kvstore.cache_server import CacheAddress
+from kvstore.settings import CacheSettings
+
+SETTINGS = CacheSettings(l1_size_gb=0.0625, probe_interval_s=0.5)
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),  # handles belong to the loop of their first use
+    pytest.mark.timeout(600),
+    # Ray's own, about its sockets and its future defaults.
+    pytest.mark.filterwarnings("default::ResourceWarning", "default::FutureWarning", "default::DeprecationWarning"),
+]
+WAIT_S = 180.0
+ROOT = Path(__file__).parents[2]
+
+
+def application() -> serve.Application:
+    """Two replicas. Sent to workers by value, which cannot import this module: it uses nothing else of it."""
+
+    @serve.deployment(
+        num_replicas=2,
+        ray_actor_options={"num_cpus": 0},
+        health_check_period_s=1,
+        deployment_actors=cache_actors(SETTINGS),
+    )
+    class Dummy:
+        async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
+            self.address = await attach_node_cache(SETTINGS)
+            assert self.address is not None
+            # An engine would connect now: the server must answer already.
+            reply = await asyncio.to_thread(urllib.request.urlopen, f"{self.address.http}/healthcheck", timeout=10)
+            self.answered_at_start = reply.status == 200
+
+        async def check_health(self) -> None:
+            await keep_node_cache(self.address)
+
+        async def report(self) -> dict[str, Any]:
+            states = await serve.get_deployment_actor(SUPERVISOR).states.remote()
+            (state,) = states.values()
+            return {
+                "address": self.address,
+                "answered_at_start": self.answered_at_start,
+                "replica": os.getpid(),
+                **state,
+            }
+
+        async def supervisor_pid(self) -> int:
+            supervisor = serve.get_deployment_actor(SUPERVISOR)
+            pid: int = await supervisor.__ray_call__.remote(lambda _: os.getpid())
+            return pid
+
+    deployment: Any = Dummy
+    bound: serve.Application = deployment.bind()
+    return bound
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def handle() -> AsyncIterator[DeploymentHandle[Any]]:
+    async with running_ray():
+        yield await asyncio.to_thread(serve.run, application(), name="node-cache", route_prefix=None)
+        await asyncio.to_thread(serve.delete, "node-cache")
+
+
+@asynccontextmanager
+async def running_ray() -> AsyncIterator[None]:
+    """A Ray of one's own, or that of another test module which is still there."""
+    if ray.is_initialized():
+        yield
+        return
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir,  # sockets want a short path
+    ):
+        patch.setenv("RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S", "1")
+        patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")  # no load balancer has to notice
+        ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=temp_dir)
+        try:
+            serve.start(proxy_location="Disabled")
+            yield
+        finally:
+            await asyncio.to_thread(serve.shutdown)
+            ray.shutdown()
+
+
+async def report(handle: DeploymentHandle[Any]) -> dict[str, Any]:
+    async with asyncio.timeout(WAIT_S):
+        result: dict[str, Any] = await handle.report.remote()
+    return result
+
+
+async def until(holds: Callable[[], Awaitable[bool]]) -> None:
+    """Wait for something that no process announces; fails after a bounded time."""
+    async with asyncio.timeout(WAIT_S):
+        while not await holds():
+            await asyncio.sleep(0.1)
+
+
+async def await_end(*pids: int) -> None:
+    for pid in pids:
+        try:
+            pidfd = os.pidfd_open(pid)
+        except ProcessLookupError:
+            continue
+        try:
+            ended: tuple[list[int], Any, Any] = await asyncio.to_thread(select.select, [pidfd], [], [], WAIT_S)
+            assert ended[0], f"process {pid} still runs"
+        finally:
+            os.close(pidfd)
+
+
+def guard_of(server: int) -> int:
+    return int(Path(f"/proc/{server}/stat").read_text().rpartition(")")[2].split()[1])
+
+
+async def answers(address: CacheAddress) -> bool:
+    try:
+        reply = await asyncio.to_thread(urllib.request.urlopen, f"{address.http}/healthcheck", timeout=3)
+    except OSError:
+        return False
+    with reply:
+        return bool(reply.status == 200)
+
+
+async def test_the_server_is_up_before_the_replicas_and_shared_by_them(handle: DeploymentHandle[Any]) -> None:
+    seen: dict[int, dict[str, Any]] = {}
+
+    async def both_seen() -> bool:
+        one = await report(handle)
+        seen.setdefault(one["replica"], one)
+        return len(seen) == 2
+
+    await until(both_seen)
+    first, second = seen.values()
+    assert first["answered_at_start"]
+    assert second["answered_at_start"]
+    assert first["address"] == second["address"]
+    assert first["pid"] == second["pid"]
+
+
+async def test_a_killed_server_is_back_on_the_same_port(handle: DeploymentHandle[Any]) -> None:
+    before = await report(handle)
+    os.kill(before["pid"], signal.SIGKILL)
+
+    async def restarted() -> bool:
+        return bool((await report(handle))["restarts"] > before["restarts"])
+
+    await until(restarted)
+    after = await report(handle)
+    assert after["pid"] != before["pid"]
+    assert after["address"] == before["address"]
+    assert await answers(after["address"])
+
+
+async def test_a_killed_supervisor_is_replaced_and_the_server_back_on_the_same_port(
+    handle: DeploymentHandle[Any],
+) -> None:
+    before = await report(handle)
+    os.kill(await handle.supervisor_pid.remote(), signal.SIGKILL)
+    await await_end(before["pid"])
+    await until(lambda: answers(before["address"]))
+
+    async def supervised_again() -> bool:
+        try:
+            return bool((await report(handle))["pid"] != before["pid"])
+        except Exception:  # the replacement is not registered yet, or knows no server yet
+            return False
+
+    await until(supervised_again)
+    assert (await report(handle))["address"] == before["address"]
+
+
+async def test_what_a_dead_engine_left_in_shared_memory_is_removed(handle: DeploymentHandle[Any]) -> None:
+    engine = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", "import os; open(f'/dev/shm/lmcache_kv_{os.getpid()}_0', 'x').close()"
+    )
+    assert await engine.wait() == 0
+
+    async def removed() -> bool:
+        return not any(segments.creator(name) == engine.pid for name in segments.segments())
+
+    await until(removed)
+    assert (await report(handle))["pid"]
+
+
+async def test_the_server_ends_with_the_application(handle: DeploymentHandle[Any]) -> None:
+    state = await report(handle)
+    guard = guard_of(state["pid"])
+    await asyncio.to_thread(serve.delete, "node-cache")
+    await await_end(state["pid"], guard)
+    assert not await answers(state["address"])
+
+
+CRASHING_APPLICATION = """
+import asyncio, sys
+sys.path[:0] = sys.argv[2:]
+import ray, test_node_cache
+from ray import serve
+ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=sys.argv[1])
+serve.start(proxy_location="Disabled")
+handle = serve.run(test_node_cache.application(), name="crash", route_prefix=None)
+async def pid():
+    return (await test_node_cache.report(handle))["pid"]
+print("server", asyncio.run(pid()), flush=True)
+sys.stdin.read()
+"""
+
+
+async def test_the_server_ends_when_everything_is_killed() -> None:
+    with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir:
+        driver = await asyncio.create_subprocess_exec(
+            sys.executable,
+            *("-c", CRASHING_APPLICATION, temp_dir, str(ROOT), str(Path(__file__).parent)),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.DEVNULL,
+        )
+        try:
+            assert driver.stdout is not None
+            line = b""
+            while not line.startswith(b"server "):
+                line = await driver.stdout.readline()
+                assert line, "the application did not start"
+            server = int(line.split()[1])
+            guard = guard_of(server)
+        finally:
+            driver.kill()
+            await driver.wait()
+        await await_end(server, guard)
+
+
+async def test_a_disabled_cache_asks_nobody() -> None:
+    settings = CacheSettings(enabled=False)
+    assert cache_actors(settings) == []
+    assert await attach_node_cache(settings) is None
+    assert await keep_node_cache(None)

@@ -1,0 +1,135 @@
+"""The endpoint over ports that are plain objects: an arithmetic that needs no engine."""
+
+import asyncio
+import hashlib
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from deployments.config import AppConfig
+from deployments.http.auth import ApiKeys
+from deployments.http.health import Health
+from deployments.http.routes import create_app
+from deployments.service import SearchService
+from search.equivalence import AnswerMatcher
+from search.ports import Child, ChildGroup, ExpandRequest, Extent, GeneratorError, ScoreRequest
+from search.tree import Step, StepEnd
+
+DEPTH = 3
+"""Steps of a solution of the fake generator."""
+STEP_TOKENS = 5
+
+
+class Letters:
+    """An encoder of one token per letter."""
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        return [ord(letter) for message in messages for letter in f"<{message['role']}>{message['content']}"]
+
+
+class FakeGenerator:
+    """Writes solutions of `DEPTH` steps that end in 42 or 41; can be told to wait or to fail."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.error: Exception | None = None
+        self.running = 0
+        self.calls = 0
+        self.cached = 0
+
+    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        self.calls += 1
+        self.running += 1
+        try:
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            for part in request.expansions:
+                yield ChildGroup(
+                    tuple(
+                        Child(part.parent, branch.index, self._steps(part.parent, branch.seed, request), self.cached)
+                        for branch in part.branches
+                    )
+                )
+        finally:
+            self.running -= 1
+
+    def _steps(self, parent: tuple[int, ...], seed: int, request: ExpandRequest) -> tuple[Step, ...]:
+        if request.extent is Extent.STEP:
+            return (self._step(len(parent) + 1, seed),)
+        return tuple(self._step(depth, seed) for depth in range(1, DEPTH + 1))
+
+    def _step(self, depth: int, seed: int) -> Step:
+        if depth < DEPTH:
+            return Step((seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER)
+        return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE)
+
+
+class FakeScorer:
+    """Rewards by a hash of the step, so equal trees have equal rewards."""
+
+    def __init__(self) -> None:
+        self.error: Exception | None = None
+        self.running = 0
+
+    async def score(self, request: ScoreRequest) -> list[list[float]]:
+        if self.error is not None:
+            raise self.error
+        return [[self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items]
+
+    def _reward(self, text: str) -> float:
+        return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] / 255
+
+
+class World:
+    """One endpoint and all that a test wants to turn in it."""
+
+    def __init__(self, matcher: AnswerMatcher, keys: Sequence[str] = (), **controller: Any) -> None:
+        limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
+        self.config = AppConfig.model_validate(
+            {
+                "generator": {"served_name": "m", "max_model_len": 512},
+                "controller": {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}, "limits": limits}
+                | controller,
+                "http": {"canary_timeout_s": 0.1, "canary_every_s": 0},
+            }
+        )
+        self.generator = FakeGenerator()
+        self.scorer = FakeScorer()
+        self.service = SearchService(self.config, Letters(), self.generator, self.scorer, matcher)
+        health = Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http)
+        self.app: FastAPI = create_app(self.service, health, self, ApiKeys(keys))
+
+    async def status(self) -> dict[str, Any]:
+        return {"searches": self.service.running, "integrity": self.service.check_integrity()}
+
+    async def _canary(self) -> float:
+        await self.generator.gate.wait()
+        if self.generator.error:
+            raise self.generator.error
+        return 0.001
+
+    async def _prm_canary(self) -> float:
+        if self.scorer.error:
+            raise self.scorer.error
+        return 0.001
+
+    @property
+    def client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://banyan", timeout=30)
+
+    def assert_idle(self) -> None:
+        assert self.service.check_integrity() == []
+        assert self.generator.running == 0
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """A request that is right but for ``fields``."""
+    return {"model": "m", "messages": [{"role": "user", "content": "6*7?"}], "seed": 1, **fields}
+
+
+def generator_is_dead() -> GeneratorError:
+    return GeneratorError("the engine is dead")

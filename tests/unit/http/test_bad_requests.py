@@ -1,0 +1,153 @@
+"""Whatever is wrong with a request: a clear 4xx in OpenAI's shape, and no engine sees it."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_world import World, chat
+
+pytestmark = pytest.mark.asyncio
+
+CHAT = "/v1/chat/completions"
+
+
+def message(content: Any) -> dict[str, Any]:
+    return chat(messages=[{"role": "user", "content": content}])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        (chat(messages=[]), 400, "messages"),
+        (chat(messages="hi"), 400, "messages"),
+        (chat(messages=[{"role": "user"}]), 400, "messages.0.content"),
+        (chat(messages=[{"role": "robot", "content": "hi"}]), 400, "messages.0.role"),
+        (chat(messages=[{"role": "assistant", "content": "hi"}]), 400, "messages.0.role"),
+        (message(""), 400, "messages.0.content"),
+        (message(None), 400, "messages.0.content"),
+        (message([{"type": "image_url", "image_url": {"url": "x"}}]), 400, "messages.0.content.0.type"),
+        (message("a\0b"), 400, "messages.0.content"),
+        (message("a\ud800b"), 400, "messages.0.content"),
+        (message([{"type": "text", "text": "a\0b"}]), 400, "messages.0.content.0.text"),
+        (chat(user="a\ud800"), 400, "user"),
+        (chat(search={"a\ud800": 1}), 400, "search"),
+        (message("x" * 600), 400, "messages"),
+        (chat(search={"strategy": "magic"}), 400, "search.strategy"),
+        (chat(search={"width": 3}), 400, "search.width"),
+        (chat(search=[]), 400, "search"),
+        (chat(search={"n": 0}), 400, "search.n"),
+        (chat(search={"n": 10**9}), 400, "search.n"),
+        (chat(search={"n": "many"}), 400, "search.n"),
+        (chat(search={"n": True}), 400, "search.n"),
+        (chat(search={"n": 5}), 400, "search.n"),
+        (chat(search={"n": 6, "m": 4}), 400, "search.m"),
+        (chat(search={"max_depth": 101}), 400, "search.max_depth"),
+        (chat(search={"budget": {"tokens": 0}}), 400, "search.budget.tokens"),
+        (chat(search={"budget": {"seconds": 1e6}}), 400, "search.budget.seconds"),
+        (chat(search={"temperature": float("nan")}), 400, "search.temperature"),
+        (chat(temperature=float("nan")), 400, "temperature"),
+        (chat(temperature=float("inf")), 400, "temperature"),
+        (chat(temperature="hot"), 400, "temperature"),
+        (chat(temperature=-1), 400, "temperature"),
+        (chat(top_p=0), 400, "top_p"),
+        (chat(seed=-1), 400, "seed"),
+        (chat(seed=1.5), 400, "seed"),
+        (chat(max_tokens=0), 400, "max_tokens"),
+        (chat(max_completion_tokens=10**12), 400, "max_completion_tokens"),
+        (chat(stream="yes"), 400, "stream"),
+        (chat(stream_options={"include_usage": True}), 400, "stream_options"),
+        (chat(n=2), 400, "n"),
+        (chat(stop=["x"]), 400, "stop"),
+        (chat(logprobs=True), 400, "logprobs"),
+        (chat(tools=[{"type": "function"}]), 400, "tools"),
+        (chat(response_format={"type": "json_object"}), 400, "response_format"),
+        (chat(frequency_penalty=0.5), 400, "frequency_penalty"),
+        (chat(top_k=3), 400, "top_k"),
+        (chat(model="gpt-5"), 404, "model"),
+        (chat(model="m:magic-3"), 404, "model"),
+        (chat(model="m:beam-0"), 400, "model"),
+        (chat(model="m:greedy", temperature=0.5), 400, "temperature"),
+        (chat(model=None), 400, "model"),
+    ],
+)
+async def test_a_wrong_field_is_named(world: World, body: dict[str, Any], status: int, param: str) -> None:
+    async with world.client as client:
+        headers = {"content-type": "application/json"}
+        reply = await client.post(CHAT, content=json.dumps(body).encode(), headers=headers)
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"]) == (status, param), error
+    assert error["type"] == "invalid_request_error"
+    assert error["message"]
+    assert error["code"]
+    assert world.generator.calls == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "media", "status", "code"),
+    [
+        (b"{", "application/json", 400, "invalid_json"),
+        (b"[]", "application/json", 400, "invalid_json"),
+        (b'"\xff"', "application/json", 400, "invalid_json"),
+        (b"", "application/json", 400, "invalid_json"),
+        (b"[" * 100_000, "application/json", 413, "body_too_large"),
+        (b"[" * 60_000, "application/json", 400, "invalid_json"),
+        (b'{"seed": ' + b"9" * 5000 + b"}", "application/json", 400, "invalid_json"),
+        (b"{}", "text/plain", 415, "unsupported_media_type"),
+        (b"{}", "application/x-www-form-urlencoded", 415, "unsupported_media_type"),
+    ],
+    ids=["cut off", "list", "not utf-8", "nothing", "too large", "deep", "long number", "text", "form"],
+)
+async def test_a_body_that_is_no_json_object(world: World, content: bytes, media: str, status: int, code: str) -> None:
+    async with world.client as client:
+        reply = await client.post(CHAT, content=content, headers={"content-type": media})
+    assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+
+
+async def test_a_prompt_that_leaves_no_room_has_openais_code(world: World) -> None:
+    async with world.client as client:
+        reply = await client.post(CHAT, json=message("x" * 600))
+    assert reply.json()["error"]["code"] == "context_length_exceeded"
+
+
+async def test_a_huge_body_is_refused_without_being_read(world: World) -> None:
+    sent = 0
+
+    async def body() -> Any:
+        nonlocal sent
+        for _ in range(50):
+            sent += 1 << 20
+            yield b" " * (1 << 20)
+
+    async with world.client as client:
+        declared = await client.post(CHAT, content=b" " * (1 << 20), headers={"content-type": "application/json"})
+        chunked = await client.post(CHAT, content=body(), headers={"content-type": "application/json"})
+    assert declared.status_code == chunked.status_code == 413
+    assert chunked.json()["error"]["code"] == "body_too_large"
+    assert sent < 3 << 20
+
+
+async def test_routes_and_methods_that_do_not_exist(world: World) -> None:
+    async with world.client as client:
+        lost = await client.get("/v1/nowhere")
+        wrong = await client.get(CHAT)
+    assert (lost.status_code, lost.json()["error"]["code"]) == (404, "unknown_url")
+    assert (wrong.status_code, wrong.json()["error"]["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == "POST"
+
+
+async def test_a_budget_too_small_for_any_answer(world: World) -> None:
+    async with world.client as client:
+        reply = await client.post(
+            CHAT, json=chat(search={"strategy": "best_of_n", "n": 1, "budget": {"seconds": 1e-9}})
+        )
+    assert reply.status_code in (400, 504)
+
+
+async def test_caps_of_the_operator_lower_defaults_and_refuse_wishes(make_world: Callable[..., World]) -> None:
+    world = make_world(limits={"n": 4, "depth": 2})
+    async with world.client as client:
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+        refused = await client.post(CHAT, json=chat(search={"n": 8}))
+        deep = await client.post(CHAT, json=chat(search={"max_depth": 3}))
+    assert refused.json()["error"]["code"] == deep.json()["error"]["code"] == "above_limit"

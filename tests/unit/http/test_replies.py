@@ -1,0 +1,281 @@
+"""Replies as OpenAI clients read them, plain and streamed, and the official client itself."""
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import openai
+import pytest
+import uvicorn
+from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead
+
+from search.ports import ScorerError
+
+pytestmark = pytest.mark.asyncio
+
+CHAT = "/v1/chat/completions"
+
+
+async def post(world: World, path: str = CHAT, **fields: Any) -> dict[str, Any]:
+    async with world.client as client:
+        reply = await client.post(path, json=chat(**fields))
+    assert reply.status_code == 200, reply.text
+    return reply.json()  # type: ignore[no-any-return]
+
+
+async def events(world: World, **fields: Any) -> list[Any]:
+    async with world.client as client:
+        reply = await client.post(CHAT, json=chat(stream=True, **fields))
+    assert reply.headers["content-type"].startswith("text/event-stream")
+    data = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")]
+    return [json.loads(item) if item != "[DONE]" else item for item in data]
+
+
+@asynccontextmanager
+async def served(world: World) -> AsyncIterator[str]:
+    """The endpoint on a real socket."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = uvicorn.Server(uvicorn.Config(world.app, log_level="error", lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        await serving
+
+
+async def test_a_plain_reply(world: World) -> None:
+    reply = await post(world)
+    [choice] = reply["choices"]
+    assert reply["object"] == "chat.completion"
+    assert choice["message"]["content"].endswith(("\\boxed{41}", "\\boxed{42}"))
+    assert choice["message"]["reasoning_content"] is None
+    assert choice["finish_reason"] == "stop"
+    search, usage = reply["search"], reply["usage"]
+    assert (search["strategy"], search["n"], search["seed"], search["stop_reason"]) == ("beam_search", 4, 1, "finished")
+    assert search["answer"] in ("41", "42")
+    assert not search["degraded"]
+    assert usage["completion_tokens"] == search["generated_tokens"] == search["nodes"] * STEP_TOKENS
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    answer_tokens = usage["completion_tokens"] - usage["completion_tokens_details"]["reasoning_tokens"]
+    assert answer_tokens == DEPTH * STEP_TOKENS
+
+
+async def test_cached_prompt_tokens_are_those_of_the_prompt_only(world: World) -> None:
+    world.generator.cached = 10_000
+    usage = (await post(world))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
+
+
+async def test_one_seed_is_one_tree_and_no_seed_is_drawn_and_told(world: World) -> None:
+    first, again = await post(world, "/v1/search"), await post(world, "/v1/search")
+    assert first["tree"] == again["tree"]
+    drawn = await post(world, "/v1/search", seed=None)
+    assert drawn["tree"] != first["tree"]
+    assert (await post(world, "/v1/search", seed=drawn["search"]["seed"]))["tree"] == drawn["tree"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "strategy", "n"),
+    [
+        ({"model": "m:best-8"}, "best_of_n", 8),
+        ({"model": "m:sc-3"}, "self_consistency", 3),
+        ({"model": "m:greedy"}, "greedy", 1),
+        ({"model": "m:beam-8"}, "beam_search", 8),
+        ({"model": "m:beam-8", "search": {"n": 2}}, "beam_search", 2),
+        ({"model": "m:beam-8", "search": {"strategy": "best_of_n", "n": 2}}, "best_of_n", 2),
+        ({"search": {"strategy": "best_of_n"}, "temperature": 0.1}, "best_of_n", 16),
+    ],
+)
+async def test_an_alias_names_a_search_and_the_search_field_overrules_it(
+    world: World, fields: dict[str, Any], strategy: str, n: int
+) -> None:
+    block = (await post(world, **fields))["search"]
+    assert (block["strategy"], block["n"]) == (strategy, n)
+
+
+async def test_content_may_come_in_parts(world: World) -> None:
+    parts = [{"type": "text", "text": "6*"}, {"type": "text", "text": "7?"}]
+    in_parts = await post(world, messages=[{"role": "user", "content": parts}])
+    assert in_parts["usage"]["prompt_tokens"] == (await post(world))["usage"]["prompt_tokens"]
+
+
+async def test_a_path_that_is_cut_off_ends_by_length(world: World) -> None:
+    reply = await post(world, search={"max_depth": 1})
+    assert reply["choices"][0]["finish_reason"] == "length"
+
+
+async def test_a_stream_is_the_role_every_scored_step_the_answer_and_the_end(world: World) -> None:
+    plain = await post(world)
+    received = await events(world, stream_options={"include_usage": True})
+    first, *middle, usage, done = received
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"] == plain["usage"]
+    steps = [chunk for chunk in middle if "search_event" in chunk]
+    assert len(steps) == plain["search"]["scored_steps"]
+    assert all(chunk["choices"][0]["delta"]["reasoning_content"].endswith("\n") for chunk in steps)
+    event = steps[-1]["search_event"]
+    assert event["type"] == "step_scored"
+    assert event["terminal"]
+    assert len(event["node"]) == DEPTH
+    assert event["tokens"] == plain["usage"]["completion_tokens"]
+    answer, finish = middle[-2:]
+    assert answer["choices"][0]["delta"]["content"] == plain["choices"][0]["message"]["content"]
+    assert finish["choices"][0]["finish_reason"] == "stop"
+    same = {key: value for key, value in plain["search"].items() if key not in ("search_id", "seconds")}
+    assert same.items() <= finish["search"].items()
+
+
+async def test_without_usage_asked_for_there_is_none(world: World) -> None:
+    received = await events(world)
+    assert all("usage" not in chunk for chunk in received[:-1])
+
+
+async def test_an_error_in_mid_stream_is_the_last_event(world: World) -> None:
+    world.generator.error = generator_is_dead()
+    received = await events(world)
+    assert received[-1]["error"]["code"] == "generator_unavailable"
+    assert "[DONE]" not in received
+
+
+async def test_a_dead_generator_is_503_and_a_silent_prm_degrades_or_fails(
+    world: World, make_world: Callable[..., World]
+) -> None:
+    world.scorer.error = ScorerError("no reply")
+    assert (await post(world))["search"]["degraded"]
+    world.generator.error = generator_is_dead()
+    strict = make_world(fallback="fail")
+    strict.scorer.error = ScorerError("no reply")
+    for broken in (world, strict):
+        async with broken.client as client:
+            reply = await client.post(CHAT, json=chat())
+        assert reply.status_code == 503
+        assert reply.json()["error"]["type"] == "server_error"
+
+
+async def test_past_capacity_is_429_with_retry_after_streamed_or_not(make_world: Callable[..., World]) -> None:
+    world = make_world(searches=1)
+    world.generator.gate.clear()
+    async with world.client as client:
+        first = asyncio.create_task(client.post(CHAT, json=chat()))
+        while not world.generator.running:
+            await asyncio.sleep(0)
+        for stream in (False, True):
+            reply = await client.post(CHAT, json=chat(stream=stream))
+            assert reply.status_code == 429
+            assert int(reply.headers["retry-after"]) >= 1
+            assert reply.json()["error"]["type"] == "rate_limit_error"
+        world.generator.gate.set()
+        assert (await first).status_code == 200
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+    world.assert_idle()
+
+
+async def test_out_of_time_without_an_answer_is_504(world: World) -> None:
+    world.generator.gate.clear()
+    async with world.client as client:
+        reply = await client.post(CHAT, json=chat(search={"budget": {"seconds": 0.05}}))
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+
+
+async def test_scores_of_given_steps(world: World) -> None:
+    async with world.client as client:
+        reply = await client.post("/v1/score", json={"question": "6*7?", "steps": ["a\n\n", "b\n\n"]})
+        wrong = await client.post("/v1/score", json={"question": "6*7?", "steps": []})
+    assert len(reply.json()["rewards"]) == 2
+    assert wrong.json()["error"]["param"] == "steps"
+
+
+async def test_models_are_listed_base_first(world: World) -> None:
+    async with world.client as client:
+        listed = [model["id"] for model in (await client.get("/v1/models")).json()["data"]]
+        assert listed[0] == "m"
+        for name in listed:
+            assert (await client.get(f"/v1/models/{name}")).json()["id"] == name
+        assert (await client.get("/v1/models/other")).status_code == 404
+
+
+async def test_health_is_a_token_written_and_a_step_judged(world: World) -> None:
+    async with world.client as client:
+        assert (await client.get("/health")).json()["components"].keys() == {"generator", "prm"}
+        world.scorer.error = ScorerError("dead")
+        failed = await client.get("/health")
+        assert failed.status_code == 503
+        assert failed.json()["components"]["prm"]["status"] == "failed"
+        world.scorer.error = None
+        world.generator.gate.clear()
+        assert (await client.get("/health")).status_code == 503
+
+
+@pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic secret", "secret", "Bearer s\xe9cret"])
+async def test_with_keys_set_every_route_but_health_wants_one(
+    make_world: Callable[..., World], header: str | None
+) -> None:
+    world = make_world(keys=["secret", "other"])
+    headers = {} if header is None else {"authorization": header.encode("latin-1")}
+    async with world.client as client:
+        for path in (CHAT, "/v1/models", "/v1/nowhere", "/docs", "/openapi.json", "/v1/status"):
+            reply = await client.get(path, headers=headers)  # type: ignore[arg-type]
+            assert (reply.status_code, reply.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert (await client.get("/health")).status_code == 200
+        good = {"authorization": "Bearer other"}
+        assert (await client.post(CHAT, json=chat(), headers=good)).status_code == 200
+
+
+async def test_the_openapi_page_names_every_strategy(world: World) -> None:
+    async with world.client as client:
+        page = (await client.get("/openapi.json")).text
+    assert "beam_search" in page
+    assert "$defs" not in page
+
+
+async def test_the_official_client_plain_and_streamed(world: World) -> None:
+    async with served(world) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        asked: Any = {"model": "m", "messages": [{"role": "user", "content": "6*7?"}], "seed": 3}
+        plain = await client.chat.completions.create(**asked, extra_body={"search": {"n": 8}})
+        assert plain.model_extra is not None
+        assert plain.model_extra["search"]["n"] == 8
+        assert plain.usage is not None
+        assert plain.usage.completion_tokens_details is not None
+        text, reasons = "", []
+        stream = await client.chat.completions.create(
+            **asked, extra_body={"search": {"n": 8}}, stream=True, stream_options={"include_usage": True}
+        )
+        async for chunk in stream:
+            for choice in chunk.choices:
+                text += choice.delta.content or ""
+                reasons.append(choice.finish_reason)
+        assert text == plain.choices[0].message.content
+        assert reasons[-1] == "stop"
+        assert chunk.usage == plain.usage
+        with pytest.raises(openai.NotFoundError):
+            await client.chat.completions.create(**{**asked, "model": "other"})
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.chat.completions.create(**asked, extra_body={"search": {"n": 0}})
+        assert raised.value.param == "search.n"
+        assert (await client.models.list()).data[0].id == "m"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_goes_away_ends_its_search(world: World, stream: bool) -> None:
+    world.generator.gate.clear()
+    async with served(world) as url:
+        host, port = url.removeprefix("http://").split(":")
+        body = json.dumps(chat(stream=stream)).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        _, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(5):
+            while not world.generator.running:
+                await asyncio.sleep(0.001)
+            writer.close()
+            while world.generator.running or world.service.running:
+                await asyncio.sleep(0.001)
+    world.assert_idle()

@@ -1,0 +1,277 @@
+"""The ports over handles: every branch once, retries for what the replica is to blame for, and no call left behind."""
+
+import asyncio
+import pickle
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from ray.exceptions import ActorDiedError, RayTaskError
+
+from deployments.calls import ReplicaLost, Retries
+from deployments.handles import HandleGenerator, HandleScorer
+from search.ports import (
+    Branch,
+    Child,
+    ChildGroup,
+    ExpandRequest,
+    Expansion,
+    Extent,
+    GeneratorError,
+    Lane,
+    Sampling,
+    ScoreItem,
+    ScoreRequest,
+    ScorerError,
+)
+from search.tree import Step, StepEnd
+
+pytestmark = pytest.mark.asyncio
+
+RETRIES = Retries(attempts=3, backoff_s=0.001, backoff_max_s=0.002, reply_timeout_s=5.0)
+QUICK = RETRIES._replace(reply_timeout_s=0.02)
+
+
+class Response:
+    """What a handle returns: a stream or one value, and a record of its cancellation."""
+
+    def __init__(self, items: AsyncIterator[Any]) -> None:
+        self._items = items
+        self.cancelled = False
+
+    async def __anext__(self) -> Any:
+        return await self._items.__anext__()
+
+    def __await__(self) -> Any:
+        return self._items.__anext__().__await__()
+
+    def cancel(self) -> None:
+        self.cancelled = True
+
+
+class Handle:
+    """A deployment handle whose replica does what each script says, one script a call."""
+
+    def __init__(self, *scripts: Callable[[Any], AsyncIterator[Any]]) -> None:
+        self._scripts = list(scripts)
+        self.requests: list[Any] = []
+        self.responses: list[Response] = []
+
+    def options(self, **_: object) -> "Handle":
+        return self
+
+    def remote(self, request: Any) -> Response:
+        self.requests.append(request)
+        script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
+        self.responses.append(Response(script(request)))
+        return self.responses[-1]
+
+
+def request(deadline_s: float = 10.0) -> ExpandRequest:
+    parts = (
+        Expansion((), (1, 2), (Branch(0, 100, 8), Branch(1, 101, 8))),
+        Expansion((0,), (1, 2, 3), (Branch(0, 102, 8),)),
+    )
+    return ExpandRequest("s", parts, Sampling(), Extent.STEP, Lane.DEMAND, deadline_s)
+
+
+def child(parent: tuple[int, ...], index: int) -> Child:
+    return Child(parent, index, (Step((7,), "x", StepEnd.DELIMITER),), 0)
+
+
+async def all_of(request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+    for part in request.expansions:
+        yield ChildGroup(tuple(child(part.parent, branch.index) for branch in part.branches))
+
+
+def dies_after(*children: Child) -> Callable[[ExpandRequest], AsyncIterator[ChildGroup]]:
+    async def script(_: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        if children:
+            yield ChildGroup(children)
+        raise ActorDiedError
+
+    return script
+
+
+async def hangs(_: Any) -> AsyncIterator[Any]:
+    await asyncio.Event().wait()
+    yield
+
+
+def raises(error: BaseException) -> Callable[[Any], AsyncIterator[Any]]:
+    async def script(_: Any) -> AsyncIterator[Any]:
+        raise error
+        yield
+
+    return script
+
+
+def as_ray_tells(error: Exception) -> Exception:
+    """What reaches the caller of an actor whose method raised ``error``."""
+    return RayTaskError("expand", "traceback", error).as_instanceof_cause()  # type: ignore[no-untyped-call,no-any-return]
+
+
+async def arrivals(handle: Handle, asked: ExpandRequest, retries: Retries = RETRIES) -> list[tuple[Any, int]]:
+    names = []
+    async for group in HandleGenerator(handle, retries).expand(asked):
+        names += [(child.parent, child.index) for child in group.children]
+    return names
+
+
+EVERY = [((), 0), ((), 1), ((0,), 0)]
+
+
+async def test_every_branch_arrives_once() -> None:
+    assert sorted(await arrivals(Handle(all_of), request())) == EVERY
+
+
+async def test_after_a_death_exactly_the_missing_branches_are_asked_for_again_with_their_seeds() -> None:
+    handle = Handle(dies_after(child((), 1)), all_of)
+    assert sorted(await arrivals(handle, request())) == EVERY
+    again = handle.requests[1]
+    assert [(part.parent, part.branches) for part in again.expansions] == [
+        ((), (Branch(0, 100, 8),)),
+        ((0,), (Branch(0, 102, 8),)),
+    ]
+    assert 0 < again.deadline_s < 10.0
+
+
+async def test_a_branch_that_comes_twice_is_handed_on_once() -> None:
+    async def twice(asked: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup((child((), 0), child((), 0)))
+        async for group in all_of(asked):
+            yield group
+
+    assert sorted(await arrivals(Handle(twice), request())) == EVERY
+
+
+async def test_a_stream_that_ends_early_is_taken_up_again() -> None:
+    async def short(_: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup((child((0,), 0),))
+
+    assert sorted(await arrivals(Handle(short, all_of), request())) == EVERY
+
+
+async def test_a_silent_replica_is_cancelled_and_the_call_made_again() -> None:
+    handle = Handle(hangs, all_of)
+    assert sorted(await arrivals(handle, request(), QUICK)) == EVERY
+    assert handle.responses[0].cancelled
+
+
+async def test_a_replica_that_is_stopped_is_not_taken_for_a_cancellation_of_the_search() -> None:
+    handle = Handle(raises(asyncio.CancelledError()), all_of)
+    assert sorted(await arrivals(handle, request())) == EVERY
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        GeneratorError("the engine is dead"),
+        as_ray_tells(GeneratorError("the engine is dead")),
+        type("EngineDeadError", (Exception,), {})("dead"),
+        ConnectionResetError(),
+    ],
+    ids=repr,
+)
+async def test_failures_of_the_replica_end_as_a_short_generator_error_after_the_attempts(error: Exception) -> None:
+    handle = Handle(raises(error))
+    with pytest.raises(GeneratorError) as raised:
+        await arrivals(handle, request())
+    assert len(handle.requests) == 3
+    assert len(str(raised.value)) < 200
+    assert isinstance(pickle.loads(pickle.dumps(raised.value)), GeneratorError)
+
+
+async def test_errors_of_the_caller_are_not_retried() -> None:
+    handle = Handle(raises(as_ray_tells(KeyError("prefix"))))
+    with pytest.raises(KeyError):
+        await arrivals(handle, request())
+    assert len(handle.requests) == 1
+
+
+async def test_no_attempt_begins_after_the_deadline() -> None:
+    handle = Handle(hangs)
+    with pytest.raises(GeneratorError):
+        await arrivals(handle, request(deadline_s=0.05))
+    assert len(handle.requests) == 1
+
+
+async def test_closing_the_iterator_cancels_the_call() -> None:
+    async def then_hangs(asked: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup((child((), 0),))
+        await asyncio.Event().wait()
+
+    handle = Handle(then_hangs)
+    async with aclosing(HandleGenerator(handle, RETRIES).expand(request())) as groups:
+        await anext(groups)
+    assert [response.cancelled for response in handle.responses] == [True]
+
+
+async def test_cancelling_the_search_cancels_the_call_and_makes_no_other() -> None:
+    handle = Handle(hangs)
+    task = asyncio.create_task(arrivals(handle, request()))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert [response.cancelled for response in handle.responses] == [True]
+
+
+async def test_a_finished_call_is_not_cancelled() -> None:
+    handle = Handle(all_of)
+    await arrivals(handle, request())
+    assert not handle.responses[0].cancelled
+
+
+SCORES = ScoreRequest("s", "q", (ScoreItem(("a", "b")), ScoreItem(("a", "c"), 2)), 10.0)
+
+
+def answers(rewards: Any) -> Callable[[ScoreRequest], AsyncIterator[Any]]:
+    async def script(_: ScoreRequest) -> AsyncIterator[Any]:
+        yield rewards
+
+    return script
+
+
+GOOD = [[0.5], [0.0, 1.0]]
+
+
+async def test_good_rewards_pass() -> None:
+    assert await HandleScorer(Handle(answers(GOOD)), RETRIES).score(SCORES) == GOOD
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        answers([[float("nan")], [0.0, 1.0]]),
+        answers([[1.5], [0.0, 1.0]]),
+        answers([[0.5], [0.0]]),
+        answers([[0.5]]),
+        answers(None),
+        answers([["0.5"], [0.0, 1.0]]),
+        raises(ActorDiedError()),
+        hangs,
+    ],
+    ids=["nan", "above one", "one too few", "an item too few", "nothing", "text", "death", "hang"],
+)
+async def test_a_prm_that_dies_hangs_or_talks_nonsense_is_asked_again(bad: Any) -> None:
+    assert await HandleScorer(Handle(bad, answers(GOOD)), QUICK).score(SCORES) == GOOD
+    handle = Handle(bad)
+    with pytest.raises(ScorerError):
+        await HandleScorer(handle, QUICK).score(SCORES)
+    assert len(handle.requests) == 3
+
+
+async def test_cancelling_a_score_cancels_its_call() -> None:
+    handle = Handle(hangs)
+    task = asyncio.create_task(HandleScorer(handle, RETRIES).score(SCORES))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert handle.responses[0].cancelled
+
+
+async def test_what_the_ports_raise_survives_pickling() -> None:
+    assert str(pickle.loads(pickle.dumps(ReplicaLost("no reply")))) == "no reply"
