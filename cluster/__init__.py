@@ -1,0 +1,1 @@
+"""More than one machine, and the `banyan` command: routing, scaling, batch jobs, the HTTP client."""

@@ -1,0 +1,156 @@
+"""The ``banyan`` command: serve, problems, solve, eval."""
+
+import asyncio
+import itertools
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cluster.failures import DEFAULT_URL, plain_failures, refuse
+from cluster.problem_files import MOST_PROBLEMS, OnBadLine
+from cluster.replies import Question
+from deployments.models.problems import LEVELS, Split, draw_problems
+
+DEFAULT_CONFIG = Path("serve_config.yaml")
+MOST_DRAWN = 10_000
+MOST_N = 256
+MOST_SEED = 2**53 - 1
+MOST_SECONDS = 3_600
+
+app = typer.Typer(
+    help="Tree search for LLM reasoning, guided by a process reward model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="The endpoint's API key.", show_default=False)]
+N = Annotated[int, typer.Option(min=1, max=MOST_N, help="Paths to grow, where the strategy takes a number.")]
+Timeout = Annotated[float, typer.Option(min=0.1, max=MOST_SECONDS, help="Deadline of one request, seconds.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(help=f"Serve config file. Unset: {DEFAULT_CONFIG} where there is one.", show_default=False),
+]
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Instead of the file's.", show_default=False)
+    ] = None,
+    api_key: Key = None,
+) -> None:
+    """Serve in the foreground until Ctrl-C."""
+    from cluster.foreground import serve_until_interrupted
+
+    with plain_failures():
+        serve_until_interrupted(_config(config), host, port, api_key, Console(file=sys.stdout))
+
+
+@app.command()
+def problems(
+    n: Annotated[int, typer.Option(min=1, max=MOST_DRAWN, help="How many.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed, other problems.")] = 0,
+    level: Annotated[
+        int | None,
+        typer.Option(
+            min=min(LEVELS), max=max(LEVELS), help="Only this level; all in turn if unset.", show_default=False
+        ),
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which of the three disjoint sets.")] = Split.TEST,
+    output: Annotated[Path | None, typer.Option(help="A file instead of the terminal.", show_default=False)] = None,
+) -> None:
+    """Write arithmetic problems as JSON lines: problem, answer, level, unique_id."""
+    lines = (json.dumps(problem.as_json()) for problem in itertools.islice(draw_problems(split, seed, level), n))
+    if output is None:
+        for line in lines:
+            typer.echo(line)
+        return
+    try:
+        output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        refuse(f"cannot write {output}: {error.strerror or error}")
+    typer.echo(f"{n:,} problems in {output}", err=True)
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(help="What to solve.", show_default=False)],
+    url: Annotated[str, typer.Option(help="The endpoint.")] = DEFAULT_URL,
+    strategy: Annotated[str, typer.Option(help="A search strategy, or an alias such as beam-64.")] = "beam_search",
+    n: N = 16,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MOST_SEED, help="Same seed, same tree.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tree.")] = False,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Solve one question and watch the tree grow."""
+    from cluster.client import Client
+    from cluster.search_field import search_field
+    from cluster.solving import solve as solve_question
+
+    async def ask() -> None:
+        wanted = Question(question, search_field(strategy, n), seed=seed)
+        async with Client(url, api_key, timeout) as client:
+            await solve_question(client, wanted, Console(file=sys.stdout), as_json)
+
+    with plain_failures():
+        asyncio.run(ask())
+
+
+@app.command("eval")
+def evaluate(
+    problems: Annotated[Path, typer.Option(help="JSON lines with problem and answer.", show_default=False)],
+    strategy: Annotated[
+        list[str], typer.Option(help="Repeatable; a name, or an alias such as beam-64.", show_default=False)
+    ],
+    n: N = 16,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Every problem's seed follows from it.")] = 0,
+    url: Annotated[str | None, typer.Option(help="Unset: an application of its own.", show_default=False)] = None,
+    config: Config = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
+    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Problems asked at once.")] = 16,
+    on_bad_line: Annotated[
+        OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
+    ] = OnBadLine.REFUSE,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MOST_PROBLEMS, help="Only the first problems.", show_default=False)
+    ] = None,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Measure strategies on a file of problems: accuracy with intervals, and what it cost."""
+    from cluster.evaluating import Request, run_evaluation
+    from cluster.evaluation import Plan
+
+    if json_file is not None and not json_file.absolute().parent.is_dir():
+        refuse(f"cannot write {json_file}: no such directory")
+    request = Request(
+        problems=problems,
+        strategies=tuple(dict.fromkeys(strategy)),
+        plan=Plan(n, seed, in_flight),
+        on_bad_line=on_bad_line,
+        limit=limit,
+        json_file=json_file,
+        timeout_s=timeout,
+        api_key=api_key,
+    )
+    with plain_failures():
+        run_evaluation(request, url, None if url else _config(config), Console(file=sys.stdout))
+
+
+def _config(given: Path | None) -> Path | None:
+    return DEFAULT_CONFIG if given is None and DEFAULT_CONFIG.is_file() else given
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,119 @@
+"""The evaluation loop: every problem under every strategy, so many at once, graded as answers arrive.
+
+Strategies run one after another, so that the seconds of one are not those of another. A problem's seed
+depends on nothing but the evaluation's seed and the problem, so order and concurrency change no answer.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from cluster.errors import ClientError, Refused
+from cluster.problem_files import EvalProblem
+from cluster.replies import Completion, Question
+from cluster.search_field import search_field
+from cluster.statistics import Row
+from search.equivalence import AnswerMatcher
+
+MOST_IN_FLIGHT = 1024
+MOST_ATTEMPTS = 8
+LONGEST_WAIT_S = 30.0
+FULL = frozenset({429, 503})
+"""Statuses that say: later."""
+
+Ask = Callable[[Question], Awaitable[Completion]]
+OnRow = Callable[[Row], None]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the problems are to be asked."""
+
+    n: int = 16
+    seed: int = 0
+    in_flight: int = 16
+
+    def question(self, problem: EvalProblem, strategy: str) -> Question:
+        """The request for one problem."""
+        return Question(
+            problem.problem, search_field(strategy, self.n), seed=problem_seed(self.seed, problem.unique_id)
+        )
+
+
+def problem_seed(seed: int, unique_id: str) -> int:
+    """The search seed of a problem: 53 bits, which every JSON reader keeps exactly."""
+    digest = hashlib.blake2b(f"{seed}:{unique_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 11
+
+
+async def evaluate(ask: Ask, problems: Sequence[EvalProblem], strategy: str, plan: Plan, on_row: OnRow) -> None:
+    """Asks every problem once and hands each row to ``on_row`` as it is graded, in order of arrival.
+
+    A problem that fails becomes a row with an error; nothing here is fatal.
+    """
+    waiting = iter(problems)
+    matcher = AnswerMatcher()
+
+    async def work() -> None:
+        for problem in waiting:  # shared: each worker takes the next problem that nobody has
+            on_row(await _row(ask, matcher, problem, strategy, plan))
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(plan.in_flight, MOST_IN_FLIGHT, len(problems))):
+                workers.create_task(work())
+    finally:
+        matcher.close()
+
+
+async def _row(ask: Ask, matcher: AnswerMatcher, problem: EvalProblem, strategy: str, plan: Plan) -> Row:
+    question = plan.question(problem, strategy)
+    seed = question.seed or 0
+    started = time.monotonic()
+    try:
+        reply = await _patiently(ask, question)
+    except ClientError as error:
+        return Row(
+            problem.unique_id,
+            problem.level,
+            strategy,
+            seed,
+            problem.answer,
+            seconds=time.monotonic() - started,
+            error=f"{type(error).__name__}: {error}",
+        )
+    seconds = time.monotonic() - started
+    search = reply.search
+    return Row(
+        problem.unique_id,
+        problem.level,
+        strategy,
+        seed,
+        problem.answer,
+        answer=search.answer,
+        right=search.answer is not None and await matcher.same(problem.answer, search.answer),
+        score=search.score,
+        agreement=search.agreement,
+        tokens=search.generated_tokens,
+        cached_tokens=search.cached_tokens,
+        prm_calls=search.prm_calls,
+        nodes=search.nodes,
+        seconds=seconds,
+        stop_reason=search.stop_reason,
+        degraded=search.degraded,
+    )
+
+
+async def _patiently(ask: Ask, question: Question) -> Completion:
+    """Asks again, with the same seed and after the time the endpoint names, while it is full."""
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        try:
+            return await ask(question)
+        except Refused as error:
+            if error.status not in FULL or attempt == MOST_ATTEMPTS:
+                raise
+            wait_s = 2.0 ** (attempt - 1) if error.retry_after_s is None else error.retry_after_s
+            await asyncio.sleep(min(wait_s, LONGEST_WAIT_S))
+    raise AssertionError("the last attempt returns or raises")

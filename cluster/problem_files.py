@@ -1,0 +1,172 @@
+"""Problem files: JSON lines with ``problem`` and ``answer``, as MATH-500 and ``banyan problems`` write them.
+
+A line that cannot be used is named by its number and the reason; whether it is skipped or the whole
+file refused is the caller's choice, and refusal happens before anything is sent anywhere.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import BinaryIO, NamedTuple
+
+MOST_LINE_BYTES = 1 << 20
+MOST_PROBLEMS = 100_000
+MOST_BAD_LINES = 1_000
+
+
+class OnBadLine(StrEnum):
+    """What to do about a line that cannot be used."""
+
+    REFUSE = "refuse"
+    """Use nothing of the file."""
+    SKIP = "skip"
+    """Go on without the line."""
+
+
+class EvalProblem(NamedTuple):
+    """One question with the answer it is graded against."""
+
+    unique_id: str
+    """The file's own ``unique_id``, or a hash of the question where it has none."""
+    problem: str
+    answer: str
+    level: int | str | None = None
+
+
+class BadLine(NamedTuple):
+    """A line that cannot be used."""
+
+    number: int
+    """Counted from 1."""
+    reason: str
+
+    def __str__(self) -> str:
+        return f"line {self.number}: {self.reason}"
+
+
+class ProblemFile(NamedTuple):
+    """What was read: the usable problems in order, and the lines left out."""
+
+    problems: list[EvalProblem]
+    skipped: list[BadLine]
+
+
+class ProblemFileError(ValueError):
+    """A problem file cannot be used. ``bad_lines`` says why, as far as it is a matter of lines."""
+
+    def __init__(self, message: str, bad_lines: tuple[BadLine, ...] = ()) -> None:
+        super().__init__(message, bad_lines)
+        self.message = message
+        self.bad_lines = bad_lines
+
+    def __str__(self) -> str:
+        return self.message
+
+
+def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: int | None = None) -> ProblemFile:
+    """The first ``limit`` problems of a file (all without a limit); empty lines are passed over.
+
+    Raises:
+        ProblemFileError: the file cannot be read, has no usable line, has more than ``MOST_PROBLEMS``
+            problems, or has bad lines that are to be refused.
+    """
+    problems: list[EvalProblem] = []
+    bad: list[BadLine] = []
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(_lines(file), start=1):
+                if limit is not None and len(problems) >= limit:
+                    break
+                if line is not None and not line.strip():
+                    continue
+                parsed = _parse(number, line)
+                if isinstance(parsed, EvalProblem):
+                    problems.append(parsed)
+                else:
+                    bad.append(parsed)
+                if len(problems) > MOST_PROBLEMS:
+                    raise ProblemFileError(f"{path} has more than {MOST_PROBLEMS:,} problems")
+                if len(bad) >= MOST_BAD_LINES:
+                    raise ProblemFileError(f"{path} has {MOST_BAD_LINES:,} bad lines or more", tuple(bad))
+    except OSError as error:
+        raise ProblemFileError(f"cannot read {path}: {error.strerror or error}") from error
+    if bad and on_bad_line is OnBadLine.REFUSE:
+        raise ProblemFileError(f"{path} has {_count(len(bad), 'bad line')}", tuple(bad))
+    if not problems:
+        raise ProblemFileError(f"{path} has no problems", tuple(bad))
+    return ProblemFile(problems, bad)
+
+
+def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+    """The file's lines; None for one that is too long, of which no more than the limit is held."""
+    while line := file.readline(MOST_LINE_BYTES + 1):
+        if len(line) <= MOST_LINE_BYTES:
+            yield line
+            continue
+        while not line.endswith(b"\n") and (rest := file.readline(MOST_LINE_BYTES)):
+            line = rest
+        yield None
+
+
+def _parse(number: int, line: bytes | None) -> EvalProblem | BadLine:
+    if line is None:
+        return BadLine(number, f"longer than {MOST_LINE_BYTES:,} bytes")
+    try:
+        fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
+    except UnicodeDecodeError as error:
+        return BadLine(number, f"not UTF-8 (byte {error.start + 1})")
+    except (ValueError, RecursionError) as error:
+        return BadLine(number, f"not JSON ({getattr(error, 'msg', None) or 'nested too deeply'})")
+    if not isinstance(fields, dict):
+        return BadLine(number, f"a JSON object is wanted, this is {_kind(fields)}")
+    if reason := _reason(fields, "problem", "text"):
+        return BadLine(number, reason)
+    answer = fields.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        fields["answer"] = str(answer)
+    if reason := _reason(fields, "answer", "text or a number"):
+        return BadLine(number, reason)
+    if "unique_id" in fields and (reason := _reason(fields, "unique_id", "text")):
+        return BadLine(number, reason)
+    level = fields.get("level")
+    unique_id = fields.get("unique_id") or hashlib.sha256(fields["problem"].encode()).hexdigest()[:16]
+    known_level = level if isinstance(level, int | str) and not isinstance(level, bool) else None
+    return EvalProblem(unique_id, fields["problem"], fields["answer"], known_level)
+
+
+def _reason(fields: dict[str, object], name: str, wanted: str) -> str | None:
+    """Why a field cannot be used as text; None when it can."""
+    if name not in fields:
+        return f"no {name!r}"
+    value = fields[name]
+    if not isinstance(value, str):
+        return f"{name!r} must be {wanted}, this is {_kind(value)}"
+    if not value.strip():
+        return f"{name!r} is empty"
+    if "\0" in value:
+        return f"{name!r} contains a NUL character"
+    if any("\ud800" <= character <= "\udfff" for character in value):
+        return f"{name!r} contains a lone surrogate"
+    return None
+
+
+def _kind(value: object) -> str:
+    match value:
+        case None:
+            return "null"
+        case bool():
+            return "a boolean"
+        case int() | float():
+            return "a number"
+        case str():
+            return "a string"
+        case list():
+            return "a list"
+        case _:
+            return "an object"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")

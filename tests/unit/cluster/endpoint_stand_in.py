@@ -1,0 +1,140 @@
+"""A stand-in for the HTTP endpoint: real HTTP on loopback, made-up content, the real contract."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+STEPS = (((0,), "1 + 1 = 2\n\n", 0.95, False), ((1,), "1 + 1 = 3\n\n", 0.12, False), ((0, 0), r"\boxed{2}", 0.97, True))
+
+
+@dataclass
+class Endpoint:
+    """What the stand-in answers, and what it was asked."""
+
+    url: str = ""
+    answers: dict[str, str] = field(default_factory=dict)
+    """By question; 2 for every other."""
+    refusals: list[tuple[int, dict[str, str]]] = field(default_factory=list)
+    """Statuses and headers to answer with first, in order."""
+    broken_questions: set[str] = field(default_factory=set)
+    cut_stream: bool = False
+    hang: bool = False
+    api_key: str | None = None
+    requests: list[dict[str, Any]] = field(default_factory=list)
+
+    def search_block(self, body: dict[str, Any]) -> dict[str, Any]:
+        search = body.get("search") or {"strategy": "beam_search"}
+        answer = self.answers.get(body["messages"][0]["content"], "2")
+        return {
+            "strategy": search["strategy"],
+            "n": search.get("n"),
+            "nodes": 3,
+            "prm_calls": 2,
+            "expand_calls": 2,
+            "generated_tokens": 30,
+            "cached_tokens": 12,
+            "prefix_tokens": 40,
+            "stop_reason": "finished",
+            "agreement": 1.0,
+            "score": 0.97,
+            "answer": answer,
+            "degraded": False,
+            "seconds": 0.01,
+            "seed": body.get("seed", 7),
+        }
+
+    async def models(self, request: Request) -> Response:
+        if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
+            return _error(401, "wrong API key")
+        return JSONResponse({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
+
+    async def health(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def completions(self, request: Request) -> Response:
+        body = await request.json()
+        self.requests.append(body)
+        if self.hang:
+            await asyncio.sleep(30)
+        if self.refusals:
+            status, headers = self.refusals.pop(0)
+            return _error(status, "not now", headers)
+        if body["messages"][0]["content"] in self.broken_questions:
+            return _error(500, "the generator failed")
+        if body.get("stream"):
+            return StreamingResponse(self.chunks(body), media_type="text/event-stream")
+        message = {"role": "assistant", "content": "1 + 1 = 2\n\n\\boxed{2}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return JSONResponse({"choices": [choice], "usage": USAGE, "search": self.search_block(body)})
+
+    async def chunks(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        for number, (node, text, reward, terminal) in enumerate(STEPS, start=1):
+            event = {"type": "step_scored", "node": node, "text": text, "reward": reward, "score": reward}
+            event |= {"terminal": terminal, "tokens": 10 * number, "nodes": number}
+            delta = {"reasoning_content": f"step {number}"}
+            yield _chunk({"choices": [{"index": 0, "delta": delta}], "search_event": event})
+        if self.cut_stream:
+            return
+        for piece in ("1 + 1 = 2\n\n", "\\boxed{2} \u2028"):
+            yield _chunk({"choices": [{"index": 0, "delta": {"content": piece}}]})
+        last = {"index": 0, "delta": {}, "finish_reason": "stop"}
+        yield _chunk({"choices": [last], "search": self.search_block(body)})
+        yield _chunk({"choices": [], "usage": USAGE})
+        yield "data: [DONE]\n\n"
+
+
+USAGE = {
+    "prompt_tokens": 20,
+    "completion_tokens": 30,
+    "total_tokens": 50,
+    "completion_tokens_details": {"reasoning_tokens": 25},
+    "prompt_tokens_details": {"cached_tokens": 12},
+}
+
+
+def _chunk(content: dict[str, Any]) -> str:
+    return f"data: {json.dumps({'object': 'chat.completion.chunk', **content}, ensure_ascii=False)}\n\n"
+
+
+def _error(status: int, message: str, headers: dict[str, str] | None = None) -> Response:
+    error = {"message": message, "type": "server_error", "param": None, "code": "some_code"}
+    return JSONResponse({"error": error}, status_code=status, headers=headers)
+
+
+@contextmanager
+def listening() -> Iterator[Endpoint]:
+    """A fresh stand-in on a port of its own."""
+    stand_in = Endpoint()
+    routes = [
+        Route("/v1/models", stand_in.models),
+        Route("/health", stand_in.health),
+        Route("/v1/chat/completions", stand_in.completions, methods=["POST"]),
+    ]
+    started = threading.Event()
+
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: Any = None) -> None:
+            await super().startup(sockets)
+            started.set()
+
+    config = uvicorn.Config(
+        Starlette(routes=routes), port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+    )
+    server = Server(config)
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    assert started.wait(10)
+    stand_in.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    yield stand_in
+    server.should_exit = True
+    thread.join(10)

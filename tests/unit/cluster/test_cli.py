@@ -1,0 +1,150 @@
+"""The commands as a person types them: output, exit status, and a sentence instead of a traceback."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint_stand_in import Endpoint
+from typer.testing import CliRunner, Result
+
+from cluster.cli import app
+from cluster.problem_files import read_problems
+
+
+def banyan(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"BANYAN_API_KEY": ""})
+    assert "Traceback" not in result.output
+    return result
+
+
+@pytest.fixture
+def problem_file(tmp_path: Path) -> Path:
+    path = tmp_path / "problems.jsonl"
+    path.write_text(
+        "".join(json.dumps({"problem": f"q{i}", "answer": "2", "unique_id": f"p/{i}"}) + "\n" for i in range(6))
+    )
+    return path
+
+
+class TestProblems:
+    def test_writes_json_lines_of_one_level_and_split(self) -> None:
+        result = banyan("problems", "--n", "4", "--seed", "1", "--level", "3", "--split", "validation")
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+        assert result.exit_code == 0
+        assert len(rows) == 4
+        assert {row["level"] for row in rows} == {3}
+        assert all(row["unique_id"].startswith("validation/1/") for row in rows)
+        assert rows[0].keys() == {"problem", "answer", "level", "unique_id"}
+
+    def test_the_same_seed_gives_the_same_problems(self) -> None:
+        assert banyan("problems", "--seed", "1").stdout == banyan("problems", "--seed", "1").stdout
+        assert banyan("problems", "--seed", "1").stdout != banyan("problems", "--seed", "2").stdout
+
+    def test_writes_a_file_that_can_be_read(self, tmp_path: Path) -> None:
+        path = tmp_path / "out.jsonl"
+        assert banyan("problems", "--n", "3", "--output", str(path)).exit_code == 0
+        assert len(read_problems(path).problems) == 3
+
+    @pytest.mark.parametrize(
+        "arguments", [("--n", "0"), ("--n", "10001"), ("--n", "many"), ("--level", "6"), ("--split", "x")]
+    )
+    def test_refuses_what_is_out_of_bounds(self, arguments: tuple[str, str]) -> None:
+        assert banyan("problems", *arguments).exit_code == 2
+
+    def test_says_when_it_cannot_write(self, tmp_path: Path) -> None:
+        result = banyan("problems", "--output", str(tmp_path / "missing" / "out"))
+        assert result.exit_code == 2
+        assert "cannot write" in result.stderr
+
+
+class TestSolve:
+    def test_prints_each_scored_step_and_the_answer_as_plain_lines(self, endpoint: Endpoint) -> None:
+        result = banyan("solve", "1 + 1?", "--url", endpoint.url, "--n", "4", "--seed", "9")
+        assert result.exit_code == 0
+        assert "0            0.95  1 + 1 = 2\n" in result.stdout
+        assert "0.0          0.97  \\boxed{2}  (end)\n" in result.stdout
+        assert "answer     2\n" in result.stdout
+        assert "30 generated, 12 read from cache" in result.stdout
+        assert endpoint.requests[0]["search"] == {"strategy": "beam_search", "n": 4}
+        assert endpoint.requests[0]["seed"] == 9
+
+    def test_json_is_one_object_and_nothing_else(self, endpoint: Endpoint) -> None:
+        reply = json.loads(banyan("solve", "1 + 1?", "--url", endpoint.url, "--json").stdout)
+        assert reply["search"]["answer"] == "2"
+        assert reply["usage"]["total_tokens"] == 50
+        assert reply["question"] == "1 + 1?"
+
+    def test_says_what_to_type_when_nothing_listens(self, nobody: str) -> None:
+        result = banyan("solve", "1 + 1?", "--url", nobody)
+        assert result.exit_code == 1
+        assert "make run" in result.stderr
+        assert result.stdout == ""
+
+    def test_says_that_a_key_is_wanted(self, endpoint: Endpoint) -> None:
+        endpoint.api_key = "secret"
+        assert "--api-key" in banyan("solve", "?", "--url", endpoint.url).stderr
+        assert banyan("solve", "?", "--url", endpoint.url, "--api-key", "secret").exit_code == 0
+
+    def test_refuses_an_unknown_strategy_without_asking(self, endpoint: Endpoint) -> None:
+        result = banyan("solve", "?", "--url", endpoint.url, "--strategy", "magic")
+        assert result.exit_code == 2
+        assert "beam_search" in result.stderr
+        assert endpoint.requests == []
+
+
+class TestEval:
+    def test_gives_a_table_and_a_row_for_every_problem(
+        self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
+    ) -> None:
+        endpoint.answers = {"q1": "3"}
+        out = tmp_path / "result.json"
+        result = banyan(
+            "eval", "--problems", str(problem_file), "--url", endpoint.url, "--json", str(out),
+            "--strategy", "greedy", "--strategy", "beam_search",
+        )  # fmt: skip
+        assert result.exit_code == 0
+        assert "5/6" in result.stdout
+        assert "83.3%" in result.stdout
+        report: dict[str, Any] = json.loads(out.read_text())
+        assert report["complete"] is True
+        assert len(report["rows"]) == 12
+        assert [row["right"] for row in report["rows"][:6]] == [True, False, True, True, True, True]
+        assert [summary["strategy"] for summary in report["strategies"]] == ["greedy", "beam_search"]
+        assert report["strategies"][0]["interval"]["method"] == "wilson"
+
+    def test_a_bad_line_is_named_and_nothing_is_sent(self, endpoint: Endpoint, problem_file: Path) -> None:
+        problem_file.write_text(problem_file.read_text() + "{\n")
+        arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")
+        refused = banyan(*arguments)
+        assert refused.exit_code == 2
+        assert "line 7: not JSON" in refused.stderr
+        assert endpoint.requests == []
+        skipped = banyan(*arguments, "--on-bad-line", "skip")
+        assert skipped.exit_code == 0
+        assert "skipped line 7: not JSON" in skipped.stdout
+        assert len(endpoint.requests) == 6
+
+    def test_failures_are_counted_and_only_all_of_them_are_fatal(self, endpoint: Endpoint, problem_file: Path) -> None:
+        arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")
+        endpoint.broken_questions = {"q1"}
+        some = banyan(*arguments)
+        assert some.exit_code == 0
+        assert "1 × Refused: the generator failed" in some.stdout
+        endpoint.broken_questions = {f"q{index}" for index in range(6)}
+        every = banyan(*arguments)
+        assert every.exit_code == 1
+        assert "every request failed" in every.stderr
+
+    def test_the_limit_takes_the_first_problems(self, endpoint: Endpoint, problem_file: Path) -> None:
+        banyan("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy", "--limit", "2")
+        assert {body["messages"][0]["content"] for body in endpoint.requests} == {"q0", "q1"}
+
+    def test_says_when_nothing_listens_or_nothing_can_be_written(
+        self, nobody: str, problem_file: Path, tmp_path: Path
+    ) -> None:
+        arguments = ("eval", "--problems", str(problem_file), "--url", nobody, "--strategy", "greedy")
+        assert "make run" in banyan(*arguments).stderr
+        unwritable = banyan(*arguments, "--json", str(tmp_path / "missing" / "out.json"))
+        assert unwritable.exit_code == 2
+        assert "no such directory" in unwritable.stderr

@@ -1,0 +1,90 @@
+"""The client reads what a Banyan endpoint sends, and tells apart what can go wrong."""
+
+import asyncio
+
+import pytest
+from endpoint_stand_in import STEPS, Endpoint
+
+from cluster.client import Client
+from cluster.errors import ClientError, ProtocolError, Refused, TooLate, Unreachable
+from cluster.replies import AnswerText, Completion, Event, Question, StepScored
+
+QUESTION = Question("1 + 1?", {"strategy": "beam_search", "n": 4}, seed=5)
+
+
+async def ask(url: str, api_key: str | None = None, timeout_s: float = 10.0) -> Completion:
+    async with Client(url, api_key, timeout_s) as client:
+        return await client.ask(QUESTION)
+
+
+async def stream(url: str, timeout_s: float = 10.0) -> list[Event]:
+    async with Client(url, timeout_s=timeout_s) as client:
+        return [event async for event in client.stream(QUESTION)]
+
+
+def test_a_plain_reply(endpoint: Endpoint) -> None:
+    reply = asyncio.run(ask(f"{endpoint.url}/v1/"))
+    assert reply.search.answer == "2"
+    assert reply.search.model_extra == {"expand_calls": 2, "prefix_tokens": 40}
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == 30
+    assert endpoint.requests == [
+        {
+            "model": "stand-in",
+            "messages": [{"role": "user", "content": "1 + 1?"}],
+            "search": {"strategy": "beam_search", "n": 4},
+            "seed": 5,
+        }
+    ]
+
+
+def test_a_streamed_reply_has_every_step_then_the_answer_then_the_whole(endpoint: Endpoint) -> None:
+    events = asyncio.run(stream(endpoint.url))
+    steps = [event for event in events if isinstance(event, StepScored)]
+    assert [(step.node, step.text, step.reward, step.terminal) for step in steps] == list(STEPS)
+    assert [type(event) for event in events[3:]] == [AnswerText, AnswerText, Completion]
+    last = events[-1]
+    assert isinstance(last, Completion)
+    assert last.text == "1 + 1 = 2\n\n\\boxed{2} \u2028"
+    assert last.usage is not None
+    assert endpoint.requests[0]["stream_options"] == {"include_usage": True}
+
+
+def test_a_stream_that_ends_early_is_no_answer(endpoint: Endpoint) -> None:
+    endpoint.cut_stream = True
+    with pytest.raises(ProtocolError, match="before the answer was complete"):
+        asyncio.run(stream(endpoint.url))
+
+
+def test_an_error_keeps_what_the_endpoint_said(endpoint: Endpoint) -> None:
+    endpoint.refusals = [(429, {"Retry-After": "3"})]
+    with pytest.raises(Refused, match="not now") as refused:
+        asyncio.run(ask(endpoint.url))
+    assert (refused.value.status, refused.value.code, refused.value.retry_after_s) == (429, "some_code", 3.0)
+
+
+def test_the_key_is_sent(endpoint: Endpoint) -> None:
+    endpoint.api_key = "secret"
+    with pytest.raises(Refused) as refused:
+        asyncio.run(ask(endpoint.url))
+    assert refused.value.status == 401
+    assert asyncio.run(ask(endpoint.url, "secret")).search.answer == "2"
+
+
+def test_a_request_ends_by_its_deadline(endpoint: Endpoint) -> None:
+    endpoint.hang = True
+    with pytest.raises(TooLate):
+        asyncio.run(ask(endpoint.url, timeout_s=0.2))
+    with pytest.raises(TooLate):
+        asyncio.run(stream(endpoint.url, timeout_s=0.2))
+
+
+def test_nobody_there(nobody: str) -> None:
+    with pytest.raises(Unreachable, match="nothing listens"):
+        asyncio.run(ask(nobody))
+
+
+@pytest.mark.parametrize("url", ["http://[", "ftp://127.0.0.1", "nonsense", "http://127.0.0.1:99999"])
+def test_a_url_that_is_none_is_a_client_error(url: str) -> None:
+    with pytest.raises(ClientError):
+        asyncio.run(ask(url))

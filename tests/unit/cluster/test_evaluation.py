@@ -1,0 +1,108 @@
+"""Every problem is asked once under its own seed, whatever the order; what fails is counted."""
+
+import asyncio
+
+import pytest
+from endpoint_stand_in import Endpoint
+
+from cluster.client import Client
+from cluster.errors import TooLate
+from cluster.evaluation import Plan, evaluate, problem_seed
+from cluster.problem_files import EvalProblem
+from cluster.replies import Completion, Question
+from cluster.search_field import SearchFieldError, search_field
+from cluster.statistics import Row
+
+PROBLEMS = [EvalProblem(f"p/{index}", f"question {index}", str(index)) for index in range(12)]
+
+
+def run(endpoint: Endpoint, problems: list[EvalProblem], plan: Plan, strategy: str = "beam_search") -> dict[str, Row]:
+    rows: list[Row] = []
+
+    async def go() -> None:
+        async with Client(endpoint.url, timeout_s=10) as client:
+            await evaluate(client.ask, problems, strategy, plan, rows.append)
+
+    asyncio.run(go())
+    assert len({row.problem_id for row in rows}) == len(rows) == len(problems)
+    return {row.problem_id: row for row in rows}
+
+
+def test_answers_are_graded_by_what_they_mean(endpoint: Endpoint) -> None:
+    endpoint.answers = {"half?": "\\frac{1}{2}", "wrong?": "3"}
+    problems = [EvalProblem("half", "half?", "0.5"), EvalProblem("wrong", "wrong?", "4")]
+    rows = run(endpoint, problems, Plan())
+    assert rows["half"].right
+    assert not rows["wrong"].right
+    assert (rows["half"].tokens, rows["half"].cached_tokens, rows["half"].prm_calls) == (30, 12, 2)
+
+
+def test_order_and_concurrency_change_no_request(endpoint: Endpoint) -> None:
+    def seeds() -> dict[str, int]:
+        asked = {body["messages"][0]["content"]: body["seed"] for body in endpoint.requests}
+        endpoint.requests.clear()
+        return asked
+
+    run(endpoint, PROBLEMS, Plan(seed=3, in_flight=1))
+    one_by_one = seeds()
+    run(endpoint, PROBLEMS[::-1], Plan(seed=3, in_flight=8))
+    assert seeds() == one_by_one
+    run(endpoint, PROBLEMS, Plan(seed=4))
+    assert seeds() != one_by_one
+
+
+def test_as_many_in_flight_as_allowed_and_no_more() -> None:
+    in_flight = most = 0
+    rows: list[Row] = []
+
+    async def go() -> None:
+        three = asyncio.Barrier(3)
+
+        async def ask(_question: Question) -> Completion:
+            nonlocal in_flight, most
+            in_flight += 1
+            most = max(most, in_flight)
+            async with asyncio.timeout(10):
+                await three.wait()
+            in_flight -= 1
+            raise TooLate("enough seen")
+
+        await evaluate(ask, PROBLEMS, "beam_search", Plan(in_flight=3), rows.append)
+
+    asyncio.run(go())
+    assert most == 3
+    assert len(rows) == len(PROBLEMS)
+
+
+def test_a_failed_problem_is_a_row_with_its_error(endpoint: Endpoint) -> None:
+    endpoint.broken_questions = {"question 3"}
+    rows = run(endpoint, PROBLEMS, Plan())
+    assert [row.problem_id for row in rows.values() if row.error] == ["p/3"]
+    assert rows["p/3"].error == "Refused: the generator failed (HTTP 500)"
+    assert rows["p/2"].right
+
+
+def test_a_full_endpoint_is_asked_again_with_the_same_seed(endpoint: Endpoint) -> None:
+    endpoint.refusals = [(429, {"Retry-After": "0"}), (503, {"Retry-After": "0"})]
+    rows = run(endpoint, PROBLEMS[:1], Plan())
+    assert rows["p/0"].error is None
+    assert len({body["seed"] for body in endpoint.requests}) == 1
+    assert len(endpoint.requests) == 3
+
+
+def test_a_problem_seed_fits_every_json_reader() -> None:
+    seeds = {problem_seed(0, f"p/{index}") for index in range(1000)}
+    assert len(seeds) == 1000
+    assert all(0 <= seed < 2**53 for seed in seeds)
+
+
+def test_n_goes_to_strategies_that_take_one() -> None:
+    assert search_field("greedy", 8) == {"strategy": "greedy"}
+    assert search_field("beam_search", 8) == {"strategy": "beam_search", "n": 8}
+    assert search_field("beam-64", 8) == {"strategy": "beam_search", "n": 64}
+
+
+@pytest.mark.parametrize(("strategy", "n"), [("magic", 8), ("beam_search", 6), ("beam-0", 8)])
+def test_what_no_endpoint_would_take_is_refused_here(strategy: str, n: int) -> None:
+    with pytest.raises(SearchFieldError, match=strategy):
+        search_field(strategy, n)

@@ -1,0 +1,46 @@
+"""No process outlives its purpose, even one whose parent has died or that ignores SIGTERM."""
+
+import subprocess
+import sys
+import time
+
+import psutil  # type: ignore[import-untyped, unused-ignore]
+import pytest
+
+from cluster import processes
+from cluster.processes import no_process_left
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
+PARENT = f"""
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", {STUBBORN!r}], stdout=subprocess.PIPE)
+child.stdout.readline()
+print(child.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_stubborn_orphan_is_ended_and_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "GRACE_S", 0.2)
+    monkeypatch.setattr(processes, "FORCE_S", 0.5)
+    bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try:
+        with no_process_left() as descendants:
+            parent = subprocess.Popen([sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            assert parent.stdin is not None
+            assert parent.stdout is not None
+            orphan = psutil.Process(int(parent.stdout.readline()))
+            descendants.look()
+            parent.kill()
+            parent.wait()
+            parent.stdin.close()
+            parent.stdout.close()
+            assert orphan.is_running()
+        deadline = time.monotonic() + 5
+        while orphan.is_running() and orphan.status() != psutil.STATUS_ZOMBIE and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()

@@ -1,0 +1,44 @@
+"""Accuracy counts every problem, and its interval is Wilson's."""
+
+import pytest
+
+from cluster.reports import error_lines, report
+from cluster.statistics import Row, summarize, wilson
+
+
+def row(problem: str, right: bool, strategy: str = "greedy", tokens: int = 10, error: str | None = None) -> Row:
+    return Row(problem, 1, strategy, 0, "2", right=right, tokens=tokens, seconds=1.0, error=error)
+
+
+@pytest.mark.parametrize(
+    ("successes", "trials", "low", "high"),
+    [(0, 10, 0.0, 0.2775), (5, 10, 0.2366, 0.7634), (10, 10, 0.7225, 1.0), (100, 200, 0.4314, 0.5686)],
+)
+def test_wilson_gives_the_published_bounds(successes: int, trials: int, low: float, high: float) -> None:
+    assert wilson(successes, trials) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_nothing_tried_is_nothing_known() -> None:
+    assert wilson(0, 0) == (0.0, 1.0)
+    with pytest.raises(ValueError, match="within"):
+        wilson(3, 2)
+
+
+def test_a_failed_problem_is_not_right_and_costs_nothing_in_the_means() -> None:
+    rows = [row("a", True, tokens=10), row("b", False, tokens=30), row("c", False, tokens=0, error="Refused: no")]
+    summary = summarize("greedy", [*rows, row("a", True, "beam_search")], elapsed_s=2.5)
+    assert (summary.problems, summary.right, summary.failed) == (3, 1, 1)
+    assert summary.accuracy == pytest.approx(1 / 3)
+    assert summary.tokens == 20
+    assert summary.interval == wilson(1, 3)
+
+
+def test_the_report_does_not_depend_on_the_order_of_arrival() -> None:
+    rows = [row("b", True), row("a", False), row("a", True, "beam_search")]
+    assert report({}, [], rows, True) == report({}, [], rows[::-1], True)
+
+
+def test_errors_are_counted_by_kind_the_most_frequent_first() -> None:
+    rows = [row("a", False, error=error) for error in ["x", "y", "y", "z", "w"]]
+    assert error_lines(rows, most=2) == ["2 × y", "1 × x", "and 2 more kinds of error"]
+    assert error_lines([row("a", True)]) == []
