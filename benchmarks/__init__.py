@@ -1,0 +1,1 @@
+"""What Banyan claims, measured: both sides in one run, a ratio, several repeats."""

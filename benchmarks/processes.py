@@ -1,0 +1,58 @@
+"""CPU seconds by process: who spent them while something ran."""
+
+import re
+from collections import Counter
+
+import psutil
+
+_NAMES = (
+    (r"ServeReplica:\w*:?Generator", "generator replica"),
+    (r"ServeReplica:\w*:?ProcessRewardModel", "prm replica"),
+    (r"ServeReplica:\w*:?SearchController", "controller replica"),
+    (r"ServeController", "serve controller"),
+    (r"ProxyActor", "http proxy"),
+    (r"VLLM::", "engine core"),
+    (r"lmcache", "lmcache server"),
+    (r"raylet|gcs_server|/ray/", "ray"),
+)
+
+
+class CpuClock:
+    """CPU seconds of this process and all below it since ``start``, by role."""
+
+    def __init__(self) -> None:
+        self._before = _snapshot()
+
+    def spent(self) -> dict[str, float]:
+        """CPU seconds by role, largest first; roles under a hundredth of a second are left out."""
+        spent: Counter[str] = Counter()
+        for pid, (role, seconds) in _snapshot().items():
+            _, before = self._before.get(pid, (role, 0.0))
+            spent[role] += seconds - before
+        return {role: round(seconds, 2) for role, seconds in spent.most_common() if seconds >= 0.01}
+
+
+def _snapshot() -> dict[int, tuple[str, float]]:
+    """Role and CPU seconds by process id."""
+    this = psutil.Process()
+    found: dict[int, tuple[str, float]] = {}
+    for process in [this, *this.children(recursive=True)]:
+        try:
+            times = process.cpu_times()
+            role = "benchmark" if process.pid == this.pid else _role(process)
+        except psutil.Error:
+            continue
+        found[process.pid] = (role, times.user + times.system)
+    return found
+
+
+def _role(process: psutil.Process) -> str:
+    name = " ".join(process.cmdline()) or process.name()
+    role = next((role for pattern, role in _NAMES if re.search(pattern, name)), "other")
+    if role == "engine core":
+        # The engine's process is its replica's child, or this benchmark's.
+        parent = process.parent()
+        above = " ".join(parent.cmdline()) if parent else ""
+        owner = next((label for pattern, label in _NAMES[:2] if re.search(pattern, above)), "benchmark")
+        return f"engine of {owner}"
+    return role

@@ -1,0 +1,244 @@
+"""What serving costs: searches over HTTP and Ray Serve against the same runner in one process.
+
+Both sides use the same models, settings, seeds and search code, the engines as vLLM starts them. They
+stand side by side in one run and take turns, so that a busy machine is busy for both.
+
+    python -m benchmarks.served_overhead
+"""
+
+import asyncio
+import os
+import socket
+import statistics
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from itertools import islice
+from typing import Annotated, Any, NamedTuple
+
+os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.processes import CpuClock
+from benchmarks.record import write_result
+from deployments.config import AppConfig
+from deployments.models.problems import Problem, Split, draw_problems
+from kvstore.cache_server import CacheServer
+from search.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.runner import run_search
+from search.settings import parse_search
+
+SEED = 1
+WARM_UP = 8
+console = Console(stderr=True)
+
+
+class Searched(NamedTuple):
+    """What one search cost, and its answer: the same on both sides."""
+
+    answer: str | None
+    steps: int
+    tokens: int
+
+
+class Round(NamedTuple):
+    """All problems once, on one side."""
+
+    searches: list[Searched]
+    seconds: float
+    cpu: dict[str, float]
+    """CPU seconds by process role."""
+
+    @property
+    def problems_per_second(self) -> float:
+        return len(self.searches) / self.seconds
+
+    @property
+    def cpu_ms_per_step(self) -> dict[str, float]:
+        steps = sum(search.steps for search in self.searches)
+        return {role: round(1000 * seconds / steps, 3) for role, seconds in self.cpu.items()}
+
+
+Solve = Callable[[Problem, int], Awaitable[Searched]]
+
+
+@asynccontextmanager
+async def in_process(config: AppConfig, search: dict[str, Any]) -> AsyncIterator[Solve]:
+    """The runner on two engines of this process, with a cache server of its own if the settings want one."""
+    from deployments.generation import GenerationEngine
+    from deployments.scoring import ScoringEngine
+    from kvstore.connector import QUIET_ENVIRONMENT, connector_config
+
+    server = await asyncio.to_thread(lambda: CacheServer(config.cache)) if config.cache.enabled else None
+    kv_transfer = None
+    if server is not None:
+        os.environ.update(QUIET_ENVIRONMENT)
+        kv_transfer = connector_config(await asyncio.to_thread(server.start), config.cache)
+    generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)
+    await generator.start()
+    await scorer.start()
+    gate, matcher = Gate(config.controller.branches), AnswerMatcher()
+    await matcher.start()
+
+    async def solve(problem: Problem, seed: int) -> Searched:
+        outcome = await run_search(
+            problem.text,
+            generator.encode_chat([{"role": "user", "content": problem.text}]),
+            parse_search(search | {"seed": seed}),
+            generator=generator,
+            scorer=scorer,
+            gate=gate,
+            matcher=matcher,
+            search_id=f"{problem.unique_id}:{seed}:{time.monotonic_ns()}",
+            context_tokens=generator.context_tokens,
+        )
+        return Searched(outcome.verdict.answer, outcome.stats.scored_steps, outcome.stats.generated_tokens)
+
+    try:
+        yield solve
+    finally:
+        matcher.close()
+        generator.shutdown()
+        scorer.shutdown()
+        if server is not None:
+            await asyncio.to_thread(server.stop)
+
+
+@contextmanager
+def application(config: AppConfig) -> Iterator[str]:
+    """The application on a Ray of its own; its address."""
+    import ray
+    from ray import serve
+
+    from deployments.app import build
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(build(config))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+@asynccontextmanager
+async def served(url: str, search: dict[str, Any]) -> AsyncIterator[Solve]:
+    """One HTTP request a search."""
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=httpx.Limits(max_connections=None)) as http:
+
+        async def solve(problem: Problem, seed: int) -> Searched:
+            messages = [{"role": "user", "content": problem.text}]
+            body = {"model": "banyan-arithmetic", "messages": messages, "seed": seed, "search": search}
+            reply = (await http.post("/v1/chat/completions", json=body)).raise_for_status().json()["search"]
+            return Searched(reply["answer"], reply["scored_steps"], reply["generated_tokens"])
+
+        yield solve
+
+
+async def run_round(solve: Solve, problems: Sequence[Problem], in_flight: int) -> Round:
+    room = asyncio.Semaphore(in_flight)
+
+    async def one(place: int, problem: Problem) -> Searched:
+        async with room:
+            return await solve(problem, SEED + place)
+
+    clock = CpuClock()
+    started = time.perf_counter()
+    searches = await asyncio.gather(*(one(place, problem) for place, problem in enumerate(problems)))
+    return Round(list(searches), time.perf_counter() - started, clock.spent())
+
+
+async def compare(
+    config: AppConfig, url: str, search: dict[str, Any], count: int, in_flight: int, repeats: int
+) -> dict[str, list[Round]]:
+    """Both sides in turn, on new problems every repeat; the side that goes first changes."""
+    stream = draw_problems(Split.TEST, SEED)
+    rounds: dict[str, list[Round]] = {"in_process": [], "served": []}
+    async with in_process(config, search) as local, served(url, search) as remote:
+        sides: list[tuple[str, Solve]] = [("in_process", local), ("served", remote)]
+        warm_up = list(islice(stream, WARM_UP))
+        for _, solve in sides:
+            await run_round(solve, warm_up, in_flight)
+        for repeat in range(repeats):
+            problems = list(islice(stream, count))
+            for name, solve in sides if repeat % 2 == 0 else sides[::-1]:
+                done = await run_round(solve, problems, in_flight)
+                rounds[name].append(done)
+                console.print(f"repeat {repeat + 1}/{repeats}  {name:10}  {done.problems_per_second:.2f} problems/s")
+    return rounds
+
+
+def main(
+    problems: Annotated[int, typer.Option(min=1, max=1000)] = 32,
+    in_flight: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    n: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    m: Annotated[int, typer.Option(min=1, max=64)] = 4,
+    repeats: Annotated[int, typer.Option(min=1, max=50)] = 5,
+    cache: Annotated[bool, typer.Option(help="LMCache on both sides, or on neither.")] = True,
+) -> None:
+    config = AppConfig.model_validate({"cache": {"enabled": cache}})
+    search = {"strategy": "beam_search", "n": n, "m": m}
+    with application(config) as url:
+        rounds = asyncio.run(compare(config, url, search, problems, in_flight, repeats))
+    ratios = [
+        there.problems_per_second / here.problems_per_second
+        for here, there in zip(rounds["in_process"], rounds["served"], strict=True)
+    ]
+    same = all(
+        here.searches == there.searches for here, there in zip(rounds["in_process"], rounds["served"], strict=True)
+    )
+    path = write_result(
+        "served_overhead",
+        {
+            "search": search,
+            "problems": problems,
+            "in_flight": in_flight,
+            "lmcache": cache,
+            "served_over_in_process": {
+                "median": round(statistics.median(ratios), 3),
+                "each": [round(ratio, 3) for ratio in ratios],
+            },
+            "same_answers_steps_and_tokens": same,
+            "sides": {name: [_as_json(done) for done in done_rounds] for name, done_rounds in rounds.items()},
+        },
+    )
+    _show(rounds, ratios, same)
+    console.print(f"kept in {path.relative_to(path.parents[2])}")
+
+
+def _as_json(done: Round) -> dict[str, Any]:
+    return {
+        "problems_per_second": round(done.problems_per_second, 3),
+        "seconds": round(done.seconds, 2),
+        "steps": sum(search.steps for search in done.searches),
+        "tokens": sum(search.tokens for search in done.searches),
+        "cpu_ms_per_step": done.cpu_ms_per_step,
+    }
+
+
+def _show(rounds: dict[str, list[Round]], ratios: list[float], same: bool) -> None:
+    for name, done_rounds in rounds.items():
+        speed = statistics.median(done.problems_per_second for done in done_rounds)
+        table = Table("process", "CPU ms per step", title=f"{name}: {speed:.2f} problems/s (median)")
+        for role, cost in done_rounds[-1].cpu_ms_per_step.items():
+            table.add_row(role, f"{cost:.2f}")
+        console.print(table)
+    console.print(
+        f"served / in process: median {statistics.median(ratios):.2f} "
+        f"(each {', '.join(f'{ratio:.2f}' for ratio in ratios)}); "
+        f"same answers, steps and tokens: {'yes' if same else 'NO'}"
+    )
+
+
+if __name__ == "__main__":
+    typer.run(main)
