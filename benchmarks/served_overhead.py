@@ -17,6 +17,7 @@ from itertools import islice
 from typing import Annotated, Any, NamedTuple
 
 os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import httpx

@@ -66,7 +66,7 @@ def resolve(hardware: str, constraints: dict[str, str], isolated: bool) -> dict[
 
 
 def write(path: Path, pins: dict[str, str]) -> None:
-    head = f"# Made by `make lock` (scripts/lock.py {path.stem}) for Linux x86-64; install with --no-deps. Do not edit.\n"
+    head = "# Made by `make lock` for Linux x86-64; installed with --no-deps by scripts/setup. Do not edit.\n"
     path.write_text(head + "".join(f"{name}=={version}\n" for name, version in sorted(pins.items())))
 
 

@@ -34,7 +34,7 @@ def main() -> None:
     os.dup2(2, 1)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    from math_verify import parse, verify  # type: ignore[import-untyped]
+    from math_verify import parse, verify
 
     @lru_cache(maxsize=1024)
     def parsed(answer: str) -> list[Any]:

@@ -48,7 +48,7 @@ class Gate:
         if not 0.0 <= speculative_share <= 1.0:
             raise ValueError(f"speculative_share must be in [0, 1], got {speculative_share}")
         self.capacity = capacity
-        self._room = {lane: capacity for lane in Lane} | {Lane.SPECULATIVE: int(capacity * speculative_share)}
+        self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * speculative_share)}
         self._usage = 0
         self._queues: dict[Lane, deque[_Waiter]] = {lane: deque() for lane in sorted(Lane)}
 

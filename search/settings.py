@@ -61,7 +61,7 @@ class SearchSettings(BaseModel):
             raise _relocated(error) from None
 
 
-def parse_search(given: Mapping[str, Any]) -> SearchSettings:
+def parse_search(given: Any) -> SearchSettings:
     """The settings written in ``given``, flat.
 
     Raises:

@@ -79,7 +79,9 @@ def _train_phase(
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer,
-        lambda step: min((step + 1) / WARM_UP_STEPS, 1.0) * (1.0 - step / (DECAY_TO_STEP - DECAY_FROM_STEP) if decay else 1.0),
+        lambda step: (
+            min((step + 1) / WARM_UP_STEPS, 1.0) * (1.0 - step / (DECAY_TO_STEP - DECAY_FROM_STEP) if decay else 1.0)
+        ),
     )
     validation = list(islice(draw_problems(Split.VALIDATION, seed=SEED), 200))
     started = time.monotonic()

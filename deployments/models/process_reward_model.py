@@ -4,11 +4,13 @@ Solutions are sampled from the shipped generator on training problems and every 
 checking its arithmetic. The model is `Qwen2ForProcessRewardModel`: the Qwen2 trunk and a two-layer head
 that judges a step at the ``<extra_0>`` tag behind it, class 1 meaning right.
 
-Two things make it learn fast. The language model knows the right digit only in its last layer, so layers
-are put on top that can compare it with the digit that was written; they begin as the identity. And in
-training the head judges every token, not only the tags: wrong from the first wrong token on.
+The trunk knows the right digit, but only in its last layer and one position too early. So three layers are put
+on top of it, with heads that begin by looking a little way back. At first only they and the head are trained:
+they learn to compare what was written with what the trunk expected. Then everything is, at a lower rate. In
+training not only the tags are judged but tokens too, and above all the first wrong one, which is the lesson.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -28,14 +30,24 @@ HELD_OUT_SOLUTIONS = 2_000
 HELD_OUT_SEED = 3
 SAMPLING_TEMPERATURE = 1.0
 SAMPLING_BATCH = 256
-BATCH = 64
-EPOCHS = 3
-ADDED_LAYERS = 2
-NEW_LEARNING_RATE = 2e-3
-TRUNK_LEARNING_RATE = 1e-4
-"""Low, so that the trunk does not unlearn its arithmetic while the new layers learn to compare."""
+BATCH = 32
+ADDED_LAYERS = 3
+RARITY = torch.tensor([10.0, 1.0])
+"""Weights of wrong and right tokens: there is one wrong token in a solution at most."""
 WARM_UP_STEPS = 50
 IGNORED = -100
+
+
+class Phase(NamedTuple):
+    learning_rate: float
+    epochs: range
+    """Their numbers seed the order of the batches."""
+    every_token: bool
+    """Whether tokens behind the first wrong one are judged too."""
+
+
+ADDED_PHASE = Phase(3e-3, range(2), every_token=True)
+WHOLE_PHASE = Phase(1e-3, range(2, 4), every_token=False)
 
 
 class JudgedSolution(NamedTuple):
@@ -104,35 +116,50 @@ def train_process_reward_model(
     torch.manual_seed(TRAINING_SEED)
     model = ProcessRewardModel(prm_config(tokenizer))
     model.model.load_state_dict(trunk.model.state_dict(), strict=False)
-    for layer in model.model.layers[-ADDED_LAYERS:]:
-        nn.init.zeros_(layer.self_attn.o_proj.weight)
-        nn.init.zeros_(layer.mlp.down_proj.weight)
-    tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
     _read_tag_as_delimiter(model, tokenizer)
-    steps = EPOCHS * (len(judged) // BATCH)
-    new = [*model.model.layers[-ADDED_LAYERS:].parameters(), *model.model.norm.parameters(), *model.score.parameters()]
-    old = [parameter for parameter in model.parameters() if all(parameter is not other for other in new)]
-    optimizer = torch.optim.AdamW(
-        [{"params": new, "lr": NEW_LEARNING_RATE}, {"params": old, "lr": TRUNK_LEARNING_RATE}],
-        weight_decay=0.01,
-        fused=True,
-    )
+    added = model.model.layers[-ADDED_LAYERS:]
+    for layer in added:
+        _look_back(layer.self_attn, trunk.config)
+    new = [parameter for part in (*added, model.model.norm, model.score) for parameter in part.parameters()]
+    _fit(model, new, tokenizer, judged, ADDED_PHASE)
+    _fit(model, list(model.parameters()), tokenizer, judged, WHOLE_PHASE)
+    return model.eval()
+
+
+def _fit(
+    model: ProcessRewardModel,
+    trained: Sequence[nn.Parameter],
+    tokenizer: PreTrainedTokenizerFast,
+    judged: Sequence[JudgedSolution],
+    phase: Phase,
+) -> None:
+    """Trains some of the parameters; the learning rate falls to zero. No tensor keeps its gradient."""
+    model.requires_grad_(False)
+    for parameter in trained:
+        parameter.requires_grad_(True)
+    tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
+    optimizer = torch.optim.AdamW(trained, lr=phase.learning_rate, weight_decay=0.01, fused=True)
+    steps = len(phase.epochs) * (len(judged) // BATCH)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARM_UP_STEPS, 1.0) * (1.0 - step / steps)
     )
-    for epoch in range(EPOCHS):
+    for epoch in phase.epochs:
         for tokens, labels in _batches(tokenizer, judged, shuffle_seed=epoch):
             with torch.autocast("cpu", dtype=torch.bfloat16):
                 logits = model(tokens)
             tags = tokens == tag
             between = (labels != IGNORED) & ~tags
-            loss = sum(nn.functional.cross_entropy(logits[at].float(), labels[at]) for at in (tags, between))
+            first_wrong = (labels == 0) & ((labels == 0).cumsum(-1) == 1)
+            local = between & ((labels == 1) | first_wrong)
+            loss = nn.functional.cross_entropy(logits[tags].float(), labels[tags])
+            loss = loss + nn.functional.cross_entropy(logits[local].float(), labels[local], RARITY)
+            if phase.every_token:
+                loss = loss + nn.functional.cross_entropy(logits[between].float(), labels[between])
             loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
-    return model.eval()
 
 
 @torch.inference_mode()
@@ -197,6 +224,29 @@ def _read_tag_as_delimiter(model: ProcessRewardModel, tokenizer: PreTrainedToken
     [delimiter] = tokenizer.encode(STEP_DELIMITER, add_special_tokens=False)
     with torch.no_grad():
         embeddings[tokenizer.convert_tokens_to_ids(STEP_TAG)] = embeddings[delimiter]
+
+
+def _look_back(attention: nn.Module, config: Qwen2Config) -> None:
+    """Biases the heads to begin by attending a little way back: those of the first KV group to the token
+    before their own, those of the second to about the last dozen, which is a step.
+
+    Under rotary embeddings a key k and the query R(-d)k, with R the rotation by so many positions, score
+    highest at a distance of d: the sharper, the faster the rotations and the larger k.
+    """
+    head_size = config.hidden_size // config.num_attention_heads
+    group = config.num_attention_heads // config.num_key_value_heads
+    half = head_size // 2
+    for number, (distance, pairs, size) in enumerate(((1, range(6), 7.0), (6, range(3, 7), 4.0))):
+        key, query = torch.zeros(head_size), torch.zeros(head_size)
+        for pair in pairs:
+            angle = distance * 10_000 ** (-2 * pair / head_size)
+            key[pair] = size
+            query[pair] = size * math.cos(angle)
+            query[half + pair] = -size * math.sin(angle)
+        with torch.no_grad():
+            attention.k_proj.bias[head_size * number : head_size * (number + 1)] = key
+            queries = slice(head_size * group * number, head_size * group * (number + 1))
+            attention.q_proj.bias[queries] = query.repeat(group)
 
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:

@@ -1,12 +1,14 @@
 """LMCache between real engines: what one has read another need not, and losing the server costs time only."""
 
 import asyncio
+import gc
 import json
 import os
 import select
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -214,8 +216,10 @@ def engine_of(model: Path, address: CacheAddress) -> Iterator[Engine]:
     try:
         yield engine
     finally:
-        llm.shutdown()
-        del engine.llm
+        with warnings.catch_warnings(action="ignore"):  # of sockets that vLLM leaves to the garbage collector
+            llm.shutdown()
+            del engine.llm, llm
+            gc.collect()
 
 
 @pytest.fixture(scope="module")

@@ -1,12 +1,14 @@
 """What the serve tests do with the application: ask it, look into it, and break it."""
 
+import asyncio
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx
 import ray
@@ -15,6 +17,7 @@ from deployments.config import AppConfig
 from deployments.models.problems import Problem, Split, draw_problems
 
 Json = dict[str, Any]
+T = TypeVar("T")
 BEAM: Json = {"strategy": "beam_search", "n": 8, "m": 4}
 REPAIR_S = 240.0
 """Longest wait for a replica to be replaced: an engine takes half a minute, on a busy machine two."""
@@ -25,10 +28,15 @@ class Application:
 
     NAME = "banyan"
 
-    def __init__(self, url: str, config: AppConfig) -> None:
+    def __init__(self, url: str, config: AppConfig, started_at: float) -> None:
+        """``started_at``: Unix seconds."""
         self.url = url
         self.config = config
+        self.started_at = started_at
         self.http = httpx.Client(base_url=url, timeout=300.0)
+        # Handles belong to the loop of their first use, so all their uses share one that outlives every test.
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="handles", daemon=True).start()
 
     def chat(self, problem: Problem, seed: int, route: str = "/v1/chat/completions", **fields: Any) -> Json:
         reply = self.http.post(route, json=request(problem, seed, **fields))
@@ -47,6 +55,10 @@ class Application:
                 until(lambda: any(search.done() for search in searches), "the first search ends", every_s=0.01)
                 during()
             return [search.result() for search in searches]
+
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Runs what uses Serve handles."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=300)
 
     def status(self) -> Json:
         status: Json = self.http.get("/v1/status").json()

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,9 +10,22 @@ import pytest
 
 # Before Ray starts: as `make run` sets it.
 os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
+os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 from tests.serve.application import Application
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests with a Ray of their own go first: afterwards this process is the application's driver."""
+    here = Path(__file__).parent
+    ours = [item for item in items if here in item.path.parents]
+    for item in ours:
+        for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning"):
+            item.add_marker(pytest.mark.filterwarnings(f"default::{category}"))  # Ray's own
+        item.add_marker(pytest.mark.timeout(900))
+    others = [item for item in items if item not in ours]
+    items[:] = [*others, *sorted(ours, key=lambda item: item.path.name != "test_node_cache.py")]
 
 
 @pytest.fixture(scope="session")
@@ -25,9 +39,8 @@ def application() -> Iterator[Application]:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    keys = Path(__file__).with_name("no_keys")
-    assert not keys.exists(), "the shared application runs without keys"
     os.environ.pop("BANYAN_API_KEYS", None)
+    started_at = time.time()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     config = AppConfig.model_validate(
@@ -39,7 +52,7 @@ def application() -> Iterator[Application]:
     )
     serve.run(build(config), name=Application.NAME)
     try:
-        yield Application(f"http://127.0.0.1:{port}", config)
+        yield Application(f"http://127.0.0.1:{port}", config, started_at)
     finally:
         serve.shutdown()
         ray.shutdown()

@@ -22,7 +22,11 @@ BAD: dict[str, tuple[int, str | None, Any]] = {
     "longer than the context": (400, "messages", GOOD | {"messages": [{"role": "user", "content": "1 + " * 5000}]}),
     "unknown model": (404, "model", GOOD | {"model": "oracle"}),
     "NUL": (400, "messages.0.content", GOOD | {"messages": [{"role": "user", "content": "a\x00b"}]}),
-    "lone surrogate": (400, "messages.0.content", json.dumps(GOOD | {"messages": [{"role": "user", "content": "\ud800"}]})),
+    "lone surrogate": (
+        400,
+        "messages.0.content",
+        json.dumps(GOOD | {"messages": [{"role": "user", "content": "\ud800"}]}),
+    ),
 }
 
 

@@ -23,9 +23,9 @@ def leave_a_stream(application: Application, seed: int) -> None:
 def leave_a_plain_request(application: Application, seed: int) -> None:
     """Hangs up once the search runs."""
     body = request(problems(1, seed=seed, level=5)[0], seed, search=LONG)
-    with httpx.Client(base_url=application.url, timeout=httpx.Timeout(60.0, read=0.3)) as client:
-        with pytest.raises(httpx.ReadTimeout):
-            client.post("/v1/chat/completions", json=body)
+    impatient = httpx.Timeout(60.0, read=0.3)
+    with httpx.Client(base_url=application.url, timeout=impatient) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=body)
 
 
 def nothing_runs(application: Application) -> bool:

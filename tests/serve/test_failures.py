@@ -3,43 +3,35 @@
 Last by name's order among the heavy ones on purpose: each test ends with the application whole again.
 """
 
-from collections.abc import Iterator
 from uuid import uuid4
 
 import psutil
 import pytest
 from ray import serve
 
-from search.ports import Branch, Expansion, ExpandRequest, Extent, Lane, Sampling, branch_seed
+from search.ports import Branch, ExpandRequest, Expansion, Extent, Lane, Sampling, branch_seed
 from tests.serve.application import REPAIR_S, Application, kill, problems, until
 
 
-def cache_servers() -> list[psutil.Process]:
-    """The LMCache servers that run under this test's Ray."""
-    ours = psutil.Process().pid
-    return [
-        process
-        for process in psutil.process_iter()
-        if "lmcache" in " ".join(_command(process)) and "server" in _command(process) and _descends(process, ours)
-    ]
+def cache_servers(application: Application) -> list[psutil.Process]:
+    """The application's LMCache servers: they detach from what started them, so they are known by their age."""
+    return [process for process in psutil.process_iter() if _is_cache_server(process, application.started_at)]
 
 
-def _command(process: psutil.Process) -> list[str]:
+def _is_cache_server(process: psutil.Process, since: float) -> bool:
     try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
-
-
-def _descends(process: psutil.Process, ancestor: int) -> bool:
-    try:
-        return any(parent.pid == ancestor for parent in process.parents())
+        command = process.cmdline()
+        return "lmcache.v1.multiprocess.http_server" in command and "-m" in command and process.create_time() >= since
     except psutil.Error:
         return False
 
 
-async def cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
+def cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
     """Cached tokens of the same prefix, call after call, on whichever replica Serve picks."""
+    return application.run(_cached_by_call(application, prefix, calls))
+
+
+async def _cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
     handle = serve.get_deployment_handle("Generator", application.NAME).options(stream=True)
     cached = []
     for index in range(calls):
@@ -51,14 +43,14 @@ async def cached_by_call(application: Application, prefix: tuple[int, ...], call
 
 
 @pytest.fixture
-def fresh_prefix() -> Iterator[tuple[int, ...]]:
+def fresh_prefix() -> tuple[int, ...]:
     """A prefix of 320 tokens that no test has used: ten whole blocks."""
-    yield tuple(4 + byte for byte in uuid4().bytes * 20)
+    return tuple(4 + byte for byte in uuid4().bytes * 20)
 
 
-async def test_a_prefix_is_computed_once_for_all_replicas(idle: Application, fresh_prefix: tuple[int, ...]) -> None:
+def test_a_prefix_is_computed_once_for_all_replicas(idle: Application, fresh_prefix: tuple[int, ...]) -> None:
     before = [replica["branches_finished"] for replica in idle.status()["generator"]]
-    cached = await cached_by_call(idle, fresh_prefix, calls=16)
+    cached = cached_by_call(idle, fresh_prefix, calls=16)
     after = [replica["branches_finished"] for replica in idle.status()["generator"]]
     assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
     # The first call computes all of it; without LMCache the other replica's first call would as well.
@@ -66,8 +58,8 @@ async def test_a_prefix_is_computed_once_for_all_replicas(idle: Application, fre
     assert all(tokens >= 288 for tokens in cached[1:]), cached
 
 
-async def test_losing_the_cache_server_loses_no_search(idle: Application, fresh_prefix: tuple[int, ...]) -> None:
-    servers = cache_servers()
+def test_losing_the_cache_server_loses_no_search(idle: Application, fresh_prefix: tuple[int, ...]) -> None:
+    servers = cache_servers(idle)
     assert servers
     gone = {server.pid for server in servers}
 
@@ -77,16 +69,16 @@ async def test_losing_the_cache_server_loses_no_search(idle: Application, fresh_
 
     replies = idle.trees(problems(32, seed=41), seed=100, during=kill_servers)
     assert all(reply["search"]["stop_reason"] == "finished" for reply in replies)
-    until(lambda: any(server.pid not in gone for server in cache_servers()), "the server is back", REPAIR_S)
+    until(lambda: any(server.pid not in gone for server in cache_servers(idle)), "the server is back", REPAIR_S)
 
-    async def shared_again() -> bool:
+    def shared_again() -> bool:
         prefix = tuple(4 + byte for byte in uuid4().bytes * 20)
-        cached = await cached_by_call(idle, prefix, calls=12)
+        cached = cached_by_call(idle, prefix, calls=12)
         return all(tokens >= 288 for tokens in cached[1:])
 
     # The engines notice the server's return at a heartbeat.
     for _ in range(60):
-        if await shared_again():
+        if shared_again():
             break
     else:
         pytest.fail("no prefix was shared after the server came back")
