@@ -13,7 +13,7 @@ training not only the tags are judged but tokens too, and above all the first wr
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from sklearn.metrics import roc_auc_score
@@ -226,7 +226,7 @@ def _read_tag_as_delimiter(model: ProcessRewardModel, tokenizer: PreTrainedToken
         embeddings[tokenizer.convert_tokens_to_ids(STEP_TAG)] = embeddings[delimiter]
 
 
-def _look_back(attention: nn.Module, config: Qwen2Config) -> None:
+def _look_back(attention: Any, config: Qwen2Config) -> None:
     """Biases the heads to begin by attending a little way back: those of the first KV group to the token
     before their own, those of the second to about the last dozen, which is a step.
 
