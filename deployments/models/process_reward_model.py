@@ -5,9 +5,9 @@ checking its arithmetic. The model is `Qwen2ForProcessRewardModel`: the Qwen2 tr
 that judges a step at the ``<extra_0>`` tag behind it, class 1 meaning right.
 
 The trunk knows the right digit, but only in its last layer and one position too early. So three layers are put
-on top of it, with heads that begin by looking a little way back. At first only they and the head are trained:
-they learn to compare what was written with what the trunk expected. Then everything is, at a lower rate. In
-training not only the tags are judged but tokens too, and above all the first wrong one, which is the lesson.
+on top of it, with heads that begin by looking a little way back, and only they and the head are trained: they
+learn to compare what was written with what the trunk expected. In training not only the tags are judged but
+tokens too, right up to the first wrong one, which is the lesson and counts tenfold.
 """
 
 import math
@@ -31,23 +31,13 @@ HELD_OUT_SEED = 3
 SAMPLING_TEMPERATURE = 1.0
 SAMPLING_BATCH = 256
 BATCH = 32
+EPOCHS = 6
+PEAK_LEARNING_RATE = 3e-3
 ADDED_LAYERS = 3
 RARITY = torch.tensor([10.0, 1.0])
 """Weights of wrong and right tokens: there is one wrong token in a solution at most."""
 WARM_UP_STEPS = 50
 IGNORED = -100
-
-
-class Phase(NamedTuple):
-    learning_rate: float
-    epochs: range
-    """Their numbers seed the order of the batches."""
-    every_token: bool
-    """Whether tokens behind the first wrong one are judged too."""
-
-
-ADDED_PHASE = Phase(3e-3, range(2), every_token=True)
-WHOLE_PHASE = Phase(1e-3, range(2, 4), every_token=False)
 
 
 class JudgedSolution(NamedTuple):
@@ -75,11 +65,30 @@ class ProcessRewardModel(nn.Module):
             nn.Linear(config.hidden_size, config.hidden_size), nn.ReLU(), nn.Linear(config.hidden_size, 2)
         )
 
+    @property
+    def added(self) -> nn.ModuleList:
+        """The layers on top of the trunk."""
+        layers: nn.ModuleList = self.model.layers[-ADDED_LAYERS:]
+        return layers
+
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, length) token ids to (batch, length, 2) logits."""
-        hidden: Tensor = self.model(input_ids=tokens, use_cache=False).last_hidden_state
-        logits: Tensor = self.score(hidden)
+        return self.judge(self.read(tokens))
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """The trunk's part: (batch, length) token ids to (batch, length, width) hidden states."""
+        return self._through(self.model.layers[:-ADDED_LAYERS], self.model.embed_tokens(tokens))
+
+    def judge(self, hidden: Tensor) -> Tensor:
+        """The part that is trained: the trunk's hidden states to (batch, length, 2) logits."""
+        logits: Tensor = self.score(self.model.norm(self._through(self.added, hidden)))
         return logits
+
+    def _through(self, layers: nn.ModuleList, hidden: Tensor) -> Tensor:
+        positions = self.model.rotary_emb(hidden, torch.arange(hidden.shape[1])[None])
+        for layer in layers:
+            hidden = layer(hidden, position_embeddings=positions, attention_mask=None)
+        return hidden
 
 
 def prm_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
@@ -112,54 +121,49 @@ def judge_samples(
 def train_process_reward_model(
     trunk: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution]
 ) -> ProcessRewardModel:
-    """Fine-tunes the language model's trunk with a fresh head on judged solutions."""
+    """Puts layers and a head on the language model's trunk and trains them on judged solutions."""
     torch.manual_seed(TRAINING_SEED)
     model = ProcessRewardModel(prm_config(tokenizer))
     model.model.load_state_dict(trunk.model.state_dict(), strict=False)
     _read_tag_as_delimiter(model, tokenizer)
-    added = model.model.layers[-ADDED_LAYERS:]
-    for layer in added:
+    for layer in model.added:
         _look_back(layer.self_attn, trunk.config)
-    new = [parameter for part in (*added, model.model.norm, model.score) for parameter in part.parameters()]
-    _fit(model, new, tokenizer, judged, ADDED_PHASE)
-    _fit(model, list(model.parameters()), tokenizer, judged, WHOLE_PHASE)
-    return model.eval()
-
-
-def _fit(
-    model: ProcessRewardModel,
-    trained: Sequence[nn.Parameter],
-    tokenizer: PreTrainedTokenizerFast,
-    judged: Sequence[JudgedSolution],
-    phase: Phase,
-) -> None:
-    """Trains some of the parameters; the learning rate falls to zero. No tensor keeps its gradient."""
-    model.requires_grad_(False)
-    for parameter in trained:
-        parameter.requires_grad_(True)
-    tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
-    optimizer = torch.optim.AdamW(trained, lr=phase.learning_rate, weight_decay=0.01, fused=True)
-    steps = len(phase.epochs) * (len(judged) // BATCH)
+    batches = _read_by_trunk(model, tokenizer, judged)
+    trained = [part for module in (*model.added, model.model.norm, model.score) for part in module.parameters()]
+    optimizer = torch.optim.AdamW(trained, lr=PEAK_LEARNING_RATE, weight_decay=0.01, fused=True)
+    steps = EPOCHS * len(batches)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, lambda step: min((step + 1) / WARM_UP_STEPS, 1.0) * (1.0 - step / steps)
     )
-    for epoch in phase.epochs:
-        for tokens, labels in _batches(tokenizer, judged, shuffle_seed=epoch):
+    for epoch in range(EPOCHS):
+        for place in torch.randperm(len(batches), generator=torch.Generator().manual_seed(epoch)).tolist():
+            hidden, tags, labels = batches[place]
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = model(tokens)
-            tags = tokens == tag
-            between = (labels != IGNORED) & ~tags
+                logits = model.judge(hidden.float())
             first_wrong = (labels == 0) & ((labels == 0).cumsum(-1) == 1)
-            local = between & ((labels == 1) | first_wrong)
+            local = (labels != IGNORED) & ~tags & ((labels == 1) | first_wrong)
             loss = nn.functional.cross_entropy(logits[tags].float(), labels[tags])
             loss = loss + nn.functional.cross_entropy(logits[local].float(), labels[local], RARITY)
-            if phase.every_token:
-                loss = loss + nn.functional.cross_entropy(logits[between].float(), labels[between])
             loss.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+    return model.eval()
+
+
+@torch.no_grad()
+def _read_by_trunk(
+    model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution]
+) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """What the trunk, which is not trained, makes of every batch: hidden states, where the tags are, labels."""
+    tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
+    read = []
+    for tokens, labels in _batches(tokenizer, judged, shuffle_seed=0):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden = model.read(tokens)
+        read.append((hidden.to(torch.bfloat16), tokens == tag, labels))
+    return read
 
 
 @torch.inference_mode()
