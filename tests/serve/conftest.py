@@ -51,9 +51,11 @@ def application() -> Iterator[Application]:
         }
     )
     serve.run(build(config), name=Application.NAME)
+    application = Application(f"http://127.0.0.1:{port}", config, started_at)
     try:
-        yield Application(f"http://127.0.0.1:{port}", config, started_at)
+        yield application
     finally:
+        application.http.close()
         serve.shutdown()
         ray.shutdown()
 
