@@ -14,7 +14,7 @@ from rich.text import Text
 from cluster.serve_config import read_config
 from cluster.serving import Running, serving
 
-EXAMPLE = "Start with 58. Add 8. Subtract 29. Multiply by 5. What is the result?"
+EXAMPLE = "Start with 54. Multiply by 7. Subtract 145. Subtract 166. Add 101. What is the result?"
 JSON = "Content-Type: application/json"
 ASKING_S = 10.0
 
