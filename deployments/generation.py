@@ -215,6 +215,7 @@ class GenerationEngine:
             include_stop_str_in_output=by_string,
             detokenize=by_string,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            logprobs=0 if request.logprobs else None,
         )
         params.skip_clone = True  # every branch gets a copy of its own here already
         return params
@@ -227,7 +228,13 @@ class GenerationEngine:
         self._written_tokens += len(ids)
         cut_off = completion.finish_reason != "stop"
         cutter = self._running.cutter
-        steps = cutter.cut(ids, cut_off) if extent is Extent.SOLUTION else (cutter.step(ids, cut_off),)
+        logprobs = None
+        if completion.logprobs is not None:
+            logprobs = [row[token].logprob for token, row in zip(ids, completion.logprobs, strict=True)]
+        if extent is Extent.SOLUTION:
+            steps = cutter.cut(ids, cut_off, logprobs)
+        else:
+            steps = (cutter.step(ids, cut_off, logprobs),)
         return Child(done.label.parent, done.label.child, steps, output.num_cached_tokens or 0)
 
     def _discard(self, output: Output) -> None:

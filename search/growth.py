@@ -35,6 +35,8 @@ class Batch:
     """Children that go to the generator in one call: the tree has them as pending."""
 
     extent: Extent
+    probe: bool = False
+    """Whether its children are probes, which are written greedily."""
     expansions: list[Expansion] = field(default_factory=list)
     grants: dict[NodeId, Cost] = field(default_factory=dict)
     """What was reserved for each child that has not arrived yet."""
@@ -51,17 +53,18 @@ class Planner:
         self._meter = meter
 
     def plan(self, growths: Sequence[Growth]) -> list[Batch]:
-        """As much of ``growths`` as the budget grants, in order; one batch per extent, so normally one.
+        """As much of ``growths`` as the budget grants, in order; one batch per extent and
+        kind, so normally one.
 
         The children granted are in the tree afterwards, pending; the others are not.
         """
         granted = iter(self._meter.reserve([cost for growth in growths for cost in self._costs(growth)]))
-        batches: dict[Extent, Batch] = {}
+        batches: dict[tuple[Extent, bool], Batch] = {}
         for growth in growths:
             costs = [cost for _, cost in zip(range(growth.count), granted, strict=False)]
             if costs:
-                extent = self._extent(growth)
-                self._enter(batches.setdefault(extent, Batch(extent)), growth.node, costs)
+                kind = self._extent(growth), growth.probe
+                self._enter(batches.setdefault(kind, Batch(*kind)), growth.node, costs)
         return list(batches.values())
 
     def _costs(self, growth: Growth) -> Iterator[Cost]:
@@ -76,7 +79,8 @@ class Planner:
         return growth.extent or self._settings.strategy.extent
 
     def _enter(self, batch: Batch, parent: Node, costs: Sequence[Cost]) -> None:
-        nodes = self._tree.request(parent, len(costs))
+        # Below a probe everything is one: its children need no indices of their own.
+        nodes = self._tree.request(parent, len(costs), batch.probe and not parent.is_probe)
         branches: list[Branch] = []
         for node, cost in zip(nodes, costs, strict=True):
             index = node.id[-1]

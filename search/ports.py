@@ -67,6 +67,8 @@ class ExpandRequest(NamedTuple):
     lane: Lane
     deadline_s: float
     """Seconds from now after which the caller no longer wants the answer."""
+    logprobs: bool = False
+    """Whether steps come with their log-probabilities."""
 
 
 class Child(NamedTuple):

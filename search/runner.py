@@ -137,6 +137,7 @@ class _Search:
         self._emit = emit
         self._tree = tree
         self._seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        tree.seed = self._seed
         self._meter = BudgetMeter(settings.budget)
         self._planner = Planner(tree, settings, self._seed, room, self._meter)
         self._intake = Intake(tree, room, self._meter)
@@ -271,9 +272,17 @@ class _Search:
         self._changed.set()
 
     def _expand_request(self, batch: Batch, lane: Lane) -> ExpandRequest:
-        sampling = Sampling(self._strategy.temperature, self._strategy.top_p)
+        sampling = Sampling(0.0 if batch.probe else self._strategy.temperature, self._strategy.top_p)
         expansions = tuple(batch.expansions)
-        return ExpandRequest(self._search_id, expansions, sampling, batch.extent, lane, self._deadline_s())
+        return ExpandRequest(
+            self._search_id,
+            expansions,
+            sampling,
+            batch.extent,
+            lane,
+            self._deadline_s(),
+            self._strategy.needs_logprobs,
+        )
 
     def _scored(self, node: Node) -> StepScored:
         return StepScored(

@@ -45,6 +45,16 @@ def path_score(node: Node, how: Aggregation) -> float | None:
     return aggregate(rewards, how) if rewards else None
 
 
+def rank_score(node: Node, how: Aggregation) -> float:
+    """What ranks a path among others: the score of the longest path that was written from it to look ahead, its
+    own where there is none."""
+    end = node
+    while end.probes or (end.children and end.is_probe):
+        ahead = end.probes or end.children
+        end = ahead[min(ahead)]
+    return aggregate(end.rewards, how)
+
+
 def best_first(nodes: Sequence[Node], how: Aggregation) -> list[Node]:
-    """``nodes`` by falling path score; ties by node id, so the order does not depend on arrival."""
-    return sorted(nodes, key=lambda node: (-aggregate(node.rewards, how), node.id))
+    """``nodes`` by falling rank; ties by node id, so the order does not depend on arrival."""
+    return sorted(nodes, key=lambda node: (-rank_score(node, how), node.id))

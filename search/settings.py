@@ -15,9 +15,16 @@ from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, Va
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from search.budget import Budget
+from search.strategies.ab_mcts import ABMCTS
 from search.strategies.beam_search import BeamSearch
 from search.strategies.best_of_n import BestOfN
+from search.strategies.dvts import DVTS
+from search.strategies.ets import ETS
+from search.strategies.frontier import Frontier
 from search.strategies.greedy import Greedy
+from search.strategies.mcts import MCTS
+from search.strategies.particle_filter import ParticleFilter
+from search.strategies.rebase import Rebase
 from search.strategies.self_consistency import SelfConsistency
 from search.strategy import Strategy
 
@@ -26,10 +33,20 @@ STRATEGIES: dict[str, type[Strategy]] = {
     "self_consistency": SelfConsistency,
     "best_of_n": BestOfN,
     "beam_search": BeamSearch,
+    "dvts": DVTS,
+    "rebase": Rebase,
+    "ets": ETS,
+    "mcts": MCTS,
+    "ab_mcts": ABMCTS,
+    "frontier": Frontier,
+    "particle_filter": ParticleFilter,
 }
 """Every strategy by the name that settings give it."""
 
-AnyStrategy = Annotated[Greedy | SelfConsistency | BestOfN | BeamSearch, Field(discriminator="name")]
+AnyStrategy = Annotated[
+    Greedy | SelfConsistency | BestOfN | BeamSearch | DVTS | Rebase | ETS | MCTS | ABMCTS | Frontier | ParticleFilter,
+    Field(discriminator="name"),
+]
 
 MOST_STEP_TOKENS = 32_768
 MOST_PATH_TOKENS = 131_072

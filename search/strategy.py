@@ -26,6 +26,8 @@ class Growth(NamedTuple):
     count: int  # type: ignore[assignment]  # over tuple.count
     extent: Extent | None = None
     """How far these children are written, where it is not the strategy's usual extent."""
+    probe: bool = False
+    """Whether they are probes: greedy continuations that only tell more about ``node``."""
 
 
 class Strategy(BaseModel, ABC):
@@ -53,6 +55,11 @@ class Strategy(BaseModel, ABC):
     selection: Selection = Field(
         Selection.WEIGHTED, strict=False, description="How the answer is chosen among the paths."
     )
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether the generator has to report the log-probabilities of its steps."""
+        return False
 
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Growth]:

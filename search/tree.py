@@ -66,6 +66,13 @@ class Node:
     reward: float | None = None
     """The process reward of this step in [0, 1]; fixed once given; None where nothing scores."""
     children: dict[int, "Node"] = field(default_factory=dict)
+    probes: dict[int, "Node"] = field(default_factory=dict)
+    """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether this node or one above it is a probe: part of no path that the search itself grows."""
+        return any(index < 0 for index in self.id)
 
     @property
     def depth(self) -> int:
@@ -107,9 +114,13 @@ class TreeError(RuntimeError):
 
 
 class SearchTree:
-    """The nodes of one search, by id."""
+    """The nodes of one search, by id.
 
-    def __init__(self) -> None:
+    ``seed`` is the search's: what a strategy draws at random, it draws from a hash of it.
+    """
+
+    def __init__(self, seed: int = 0) -> None:
+        self.seed = seed
         self.root = Node((), None, NodeStatus.OPEN)
         self._nodes: dict[NodeId, Node] = {(): self.root}
         self._live = 0
@@ -121,12 +132,12 @@ class SearchTree:
         return node_id in self._nodes
 
     def __len__(self) -> int:
-        """Nodes without the root."""
+        """Nodes without the root, probes included."""
         return len(self._nodes) - 1
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, in the order in which they were asked for."""
+        """Every node but the root, probes included, in the order in which they were asked for."""
         return (node for node in self._nodes.values() if node.parent is not None)
 
     @property
@@ -135,13 +146,26 @@ class SearchTree:
         return self._live
 
     def with_status(self, status: NodeStatus) -> list[Node]:
-        """The nodes of that status, ordered by id: an order that does not depend on arrival."""
-        return sorted((node for node in self.nodes if node.status is status), key=lambda node: node.id)
+        """The nodes of that status that are no probes, ordered by id: an order that does not depend on arrival."""
+        return sorted((n for n in self.nodes if n.status is status and not n.is_probe), key=lambda node: node.id)
 
-    def request(self, parent: Node, count: int) -> list[Node]:
-        """Adds ``count`` pending children below an open node, with the next free indices."""
+    def level(self, depth: int) -> list[Node]:
+        """The nodes at that depth that are no probes, ordered by id; the root at depth 0."""
+        nodes = (node for node in self._nodes.values() if node.depth == depth and not node.is_probe)
+        return sorted(nodes, key=lambda node: node.id)
+
+    @property
+    def deepest(self) -> int:
+        """The depth of the deepest node that is no probe; 0 for the root alone."""
+        return max((node.depth for node in self.nodes if not node.is_probe), default=0)
+
+    def request(self, parent: Node, count: int, probe: bool = False) -> list[Node]:
+        """Adds ``count`` pending children or probes below an open node, with the next free indices."""
         if parent.status is not NodeStatus.OPEN:
             raise TreeError(f"node {parent.id} is {parent.status}: it cannot get children")
+        if probe:
+            first = len(parent.probes)
+            return [self._add(parent, -1 - place) for place in range(first, first + count)]
         first = len(parent.children)
         return [self._add(parent, index) for index in range(first, first + count)]
 
@@ -193,13 +217,14 @@ class SearchTree:
         problems: list[str] = []
         for node in self.nodes:
             parent = node.parent
-            if parent is None or parent.children.get(node.id[-1]) is not node or parent.id != node.id[:-1]:
+            own = node.id[-1]
+            if parent is None or {**parent.children, **parent.probes}.get(own) is not node or parent.id != node.id[:-1]:
                 problems.append(f"{node.id} is not its parent's child")
             if (node.step is None) != (node.status in (NodeStatus.PENDING, NodeStatus.FAILED)) and (
                 node.status not in (NodeStatus.PRUNED, NodeStatus.FAILED)
             ):
                 problems.append(f"{node.id} is {node.status} and its step is {node.step!r}")
-            if node.children and node.status in (NodeStatus.TERMINAL, NodeStatus.PENDING):
+            if (node.children or node.probes) and node.status in (NodeStatus.TERMINAL, NodeStatus.PENDING):
                 problems.append(f"{node.id} is {node.status} and has children")
         live = sum(node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN) for node in self.nodes)
         if live != self._live:
@@ -208,7 +233,7 @@ class SearchTree:
 
     def _add(self, parent: Node, index: int) -> Node:
         node = Node((*parent.id, index), parent)
-        parent.children[index] = node
+        (parent.children if index >= 0 else parent.probes)[index] = node
         self._nodes[node.id] = node
         self._live += 1
         return node
@@ -224,3 +249,4 @@ class SearchTree:
             member = stack.pop()
             yield member
             stack.extend(member.children.values())
+            stack.extend(member.probes.values())

@@ -1,18 +1,18 @@
 """Beam search over steps, guided by the process reward of each."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
-from pydantic_core import PydanticCustomError
+from pydantic import Field, field_validator
 
+from search.levels import LevelSearch, divides_n, ended, judged
 from search.ports import Extent
 from search.scoring import best_first
-from search.strategy import MOST_SAMPLES, Growth, Strategy
+from search.strategy import MOST_SAMPLES
 from search.tree import Node, NodeStatus, SearchTree
 
 
-class BeamSearch(Strategy):
+class BeamSearch(LevelSearch):
     """``n`` beams of width ``m``, as in search-and-learn (Beeching et al. 2024, "Scaling test-time compute").
 
     Each iteration writes ``n`` steps below the beams kept, scores them, moves terminal ones to the pool and
@@ -32,51 +32,26 @@ class BeamSearch(Strategy):
     drop_duplicates: bool = Field(False, description="Of beams with the same text keep only the first.")
     finish_to_eos: bool = Field(False, description="Write the last iteration's step to the end of the solution.")
 
-    @field_validator("m")
-    @classmethod
-    def _divides_n(cls, m: int, info: ValidationInfo) -> int:
-        n = info.data.get("n")
-        if n is not None and n % m:
-            raise PydanticCustomError("multiple_of", "n = {n} is not a multiple of m = {m}", {"n": n, "m": m})
-        return m
+    _divides_n = field_validator("m")(divides_n)
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
-        if tree.in_flight or len(self._pool(tree)) >= self.n:
-            return []
-        level = self._last_level(tree)
-        if len(level) < self.n:
-            # A tight budget granted less than an iteration: go on with the same one while it can.
-            depth = level[0].depth if level else 1
-            return self._deal([node for node in self._open(tree) if node.depth == depth - 1])
-        return self._deal([node for node in level if node.status is NodeStatus.OPEN])
-
-    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
-        if tree.in_flight:
-            return
-        level = self._last_level(tree)
-        if len(level) < self.n:
-            return
-        beams = [node for node in level if node.status is NodeStatus.OPEN]
+    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+        if not depth:
+            return {tree.root: self.n}
+        beams = judged(tree, depth)
         kept = best_first(self._distinct(beams), self.aggregation)[: self.n // self.m]
-        for node in beams:
-            if node not in kept:
-                tree.prune(node)
+        shares = {node: 0 for node in beams if node not in kept}
+        if kept and ended(tree, depth) < self.n:
+            shares |= {node: len(range(place, self.n, len(kept))) for place, node in enumerate(kept)}
+        return shares
+
+    def extent_below(self, depth: int) -> Extent | None:
+        return Extent.SOLUTION if self.finish_to_eos and depth == self.max_depth - 1 else None
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The pool: the ``n`` terminal paths that ended in the earliest iterations, of the last of these
         the ones with the highest score; ordered by id."""
-        pool = best_first(self._pool(tree), self.aggregation)
+        pool = best_first(tree.with_status(NodeStatus.TERMINAL), self.aggregation)
         return sorted(sorted(pool, key=lambda node: node.depth)[: self.n], key=lambda node: node.id)
-
-    def _deal(self, kept: Sequence[Node]) -> list[Growth]:
-        """Deals ``n`` children over ``kept`` in turn, less those that are there already."""
-        ranked = best_first(kept, self.aggregation)
-        shares = [len(range(place, self.n, len(ranked))) - len(node.children) for place, node in enumerate(ranked)]
-        return [
-            Growth(node, share, Extent.SOLUTION if self.finish_to_eos and node.depth == self.max_depth - 1 else None)
-            for node, share in zip(ranked, shares, strict=True)
-            if share > 0
-        ]
 
     def _distinct(self, beams: Sequence[Node]) -> list[Node]:
         if not self.drop_duplicates:
@@ -85,14 +60,3 @@ class BeamSearch(Strategy):
         for node in beams:
             first.setdefault(node.text, node)
         return list(first.values())
-
-    def _pool(self, tree: SearchTree) -> list[Node]:
-        return tree.with_status(NodeStatus.TERMINAL)
-
-    def _open(self, tree: SearchTree) -> list[Node]:
-        return [tree.root, *tree.with_status(NodeStatus.OPEN)]
-
-    def _last_level(self, tree: SearchTree) -> list[Node]:
-        """The nodes of the newest iteration, ordered by id."""
-        depth = max((node.depth for node in tree.nodes), default=0)
-        return sorted((node for node in tree.nodes if node.depth == depth), key=lambda node: node.id)

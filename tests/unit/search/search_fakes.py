@@ -40,7 +40,7 @@ def write_step(seed: int, prefix: Sequence[int], max_tokens: int) -> Step:
         return Step(tokens, "cut " + "-".join(map(str, tokens)), StepEnd.LENGTH)
     if die.random() < 1 / 6:
         return Step(tokens, f"so it is \\boxed{{{die.randint(0, 4)}}}", StepEnd.END_OF_SEQUENCE)
-    return Step(tokens, "-".join(map(str, tokens)) + "\n\n", StepEnd.DELIMITER, logprob=-1.0)
+    return Step(tokens, "-".join(map(str, tokens)) + "\n\n", StepEnd.DELIMITER)
 
 
 def write_solution(seed: int, prefix: Sequence[int], max_tokens: int) -> tuple[Step, ...]:
@@ -140,6 +140,8 @@ class FakeGenerator:
             steps = write_solution(branch.seed, expansion.prefix, branch.max_tokens)
         else:
             steps = (write_step(branch.seed, expansion.prefix, branch.max_tokens),)
+        if request.logprobs:
+            steps = tuple(step._replace(logprob=-sum(step.token_ids) / 99) for step in steps)
         self.tokens += sum(len(step.token_ids) for step in steps)
         return Child(expansion.parent, branch.index, steps, cached_tokens=len(expansion.prefix) - 1)
 

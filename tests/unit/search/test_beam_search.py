@@ -11,6 +11,7 @@ from search.ports import Extent, Lane, branch_seed
 from search.scoring import Aggregation, aggregate
 from search.settings import parse_search
 from search.strategies.beam_search import BeamSearch
+from search.strategy import Growth
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 
@@ -127,7 +128,7 @@ def test_drops_duplicates_but_the_first() -> None:
         tree.complete(node, 0.5, terminal=False)
     strategy.observe(tree, nodes)
     assert [node.id for node in tree.with_status(NodeStatus.OPEN)] == [(0,), (1,), (3,)]
-    assert strategy.select(tree) == [(nodes[0], 2, None), (nodes[1], 1, None), (nodes[3], 1, None)]
+    assert strategy.select(tree) == [Growth(nodes[0], 2), Growth(nodes[1], 1), Growth(nodes[3], 1)]
 
 
 def test_a_tight_budget_goes_on_with_the_same_iteration() -> None:

@@ -1,0 +1,203 @@
+"""Monte Carlo tree search over steps, guided by their rewards, by rollouts, or by both."""
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from enum import StrEnum
+from typing import Literal
+
+from pydantic import Field
+
+from search.ports import Extent
+from search.scoring import path_score, rank_score
+from search.strategy import MOST_SAMPLES, Growth, Strategy
+from search.tree import Node, NodeStatus, SearchTree
+from search.visits import Mark, close, closed_nodes, inner_nodes, marks_of
+
+MOST_ITERATIONS = 10_000
+
+
+class Value(StrEnum):
+    """What a new node is worth."""
+
+    REWARD = "reward"
+    """Its process reward."""
+    ROLLOUT = "rollout"
+    """The score of a greedy solution from there."""
+    BOTH = "both"
+    """The mean of the two."""
+
+
+class Prior(StrEnum):
+    """What is expected of a node before anything below it is known."""
+
+    NONE = "none"
+    """Nothing: nodes are selected by UCT."""
+    REWARD = "reward"
+    """Its reward's share among its siblings: nodes are selected by PUCT."""
+    LOGPROB = "logprob"
+    """The same with the step's probability, its geometric mean over tokens."""
+
+
+class Decision(StrEnum):
+    """How the answer is chosen."""
+
+    VALUE = "value"
+    """Down the tree by the highest mean value."""
+    VISITS = "visits"
+    """Down the tree by the most visits."""
+    TERMINAL = "terminal"
+    """The solution of the highest score."""
+    VOTE = "vote"
+    """By ``selection`` among all solutions."""
+
+
+class MCTS(Strategy):
+    """Selects by UCT or PUCT, writes ``width`` children of the leaf it comes to, and backs their values up.
+
+    Sources: Kocsis and Szepesvári 2006 (UCT), Silver et al. 2017 (PUCT), Liu et al. 2020 (WU-UCT: what is in flight
+    counts as visited). A path that has ended is not visited again: its value is known. ``paths`` leaves are chosen
+    at a time, each as if the ones before were visited already, and the next ones when all of them are valued; so
+    one seed gives one tree, and with one path at a time it is the sequential algorithm.
+    """
+
+    name: Literal["mcts"] = "mcts"
+    iterations: int = Field(32, ge=1, le=MOST_ITERATIONS, description="Leaves to expand.")
+    width: int = Field(4, ge=1, le=MOST_SAMPLES, description="Children written of a leaf.")
+    paths: int = Field(1, ge=1, le=MOST_SAMPLES, description="Leaves expanded at a time.")
+    exploration: float = Field(1.414, ge=0.0, le=100.0, description="The constant c of UCT and PUCT.")
+    value: Value = Field(Value.REWARD, strict=False, description="What a new node is worth.")
+    prior: Prior = Field(Prior.NONE, strict=False, description="None: UCT. Otherwise PUCT with this prior.")
+    decision: Decision = Field(Decision.VALUE, strict=False, description="How the answer is chosen.")
+    accept: float | None = Field(
+        None, ge=0.0, le=1.0, description="Stop at a solution of this score; a better one may be missed."
+    )
+    accept_margin: float = Field(
+        0.0, ge=0.0, le=1.0, description="How far that solution must be ahead of all with another text."
+    )
+    reject: float | None = Field(
+        None, ge=0.0, le=1.0, description="Stop when no open path scores this; one of them may still have recovered."
+    )
+
+    @property
+    def needs_logprobs(self) -> bool:
+        return self.prior is Prior.LOGPROB
+
+    def select(self, tree: SearchTree) -> Sequence[Growth]:
+        if tree.in_flight or self._may_stop(tree):
+            return []
+        if rollouts := self._rollouts(tree):
+            return rollouts
+        left = self.iterations - sum(bool(node.children) for node in inner_nodes(tree))
+        leaves = select_leaves(self, tree, min(self.paths, left))
+        return [Growth(leaf, self.width) for leaf in leaves]
+
+    def candidates(self, tree: SearchTree) -> list[Node]:
+        solutions = self._solutions(tree)
+        match self.decision:
+            case Decision.VOTE:
+                return solutions
+            case Decision.TERMINAL:
+                return self._best(solutions)
+        marks = marks_of(tree, self.value_of)
+
+        def standing(node: Node) -> float:
+            return marks[node].mean if self.decision is Decision.VALUE else marks[node].visits
+
+        above = {ancestor for solution in solutions for ancestor in (tree.root, *solution.path)}
+        node = tree.root
+        while below := [child for child in node.children.values() if child in above]:
+            node = min(below, key=lambda child: (-standing(child), child.id))
+        if node.status is NodeStatus.TERMINAL:
+            return [node]
+        return self._best([solution for solution in solutions if solution.id[: node.depth] == node.id])
+
+    def value_of(self, node: Node) -> float:
+        """The value of a node that is valued: its own, not that of what is below it."""
+        own = path_score(node, self.aggregation) or 0.0
+        if self.value is Value.REWARD or not node.probes:
+            return own
+        rolled = rank_score(node, self.aggregation)
+        return rolled if self.value is Value.ROLLOUT else (own + rolled) / 2
+
+    def _solutions(self, tree: SearchTree) -> list[Node]:
+        """Everything that ended, rollouts included: they are solutions like any other."""
+        return sorted((n for n in tree.nodes if n.status is NodeStatus.TERMINAL), key=lambda node: node.id)
+
+    def _best(self, solutions: Sequence[Node]) -> list[Node]:
+        return sorted(solutions, key=lambda node: (-(path_score(node, self.aggregation) or 0.0), node.id))[:1]
+
+    def _rollouts(self, tree: SearchTree) -> list[Growth]:
+        if self.value is Value.REWARD:
+            return []
+        return [
+            Growth(node, 1, Extent.SOLUTION, probe=True)
+            for node in tree.with_status(NodeStatus.OPEN)
+            if not node.probes and not node.children
+        ]
+
+    def _may_stop(self, tree: SearchTree) -> bool:
+        if self.accept is not None:
+            scores = {node.text: path_score(node, self.aggregation) or 0.0 for node in self._solutions(tree)}
+            first, second = sorted((0.0, 0.0, *scores.values()), reverse=True)[:2]
+            if scores and first >= self.accept and first - second >= self.accept_margin:
+                return True
+        if self.reject is not None and tree.root.children:
+            leaves = [node for node in tree.with_status(NodeStatus.OPEN) if not node.children]
+            return all((path_score(leaf, self.aggregation) or 0.0) < self.reject for leaf in leaves)
+        return False
+
+
+def select_leaves(settings: MCTS, tree: SearchTree, count: int) -> list[Node]:
+    """The next ``count`` leaves to expand, fewer where there are not as many."""
+    marks = marks_of(tree, settings.value_of)
+    closed = closed_nodes(tree)
+    chosen: list[Node] = []
+    while len(chosen) < count and tree.root not in closed:
+        node = tree.root
+        while node.children:
+            node = _selected(settings, node, marks, closed)
+        chosen.append(node)
+        close(node, closed)
+        for place in (tree.root, *node.path):
+            marks[place] = marks[place]._replace(flying=marks[place].flying + settings.width)
+    return chosen
+
+
+def _selected(settings: MCTS, parent: Node, marks: Mapping[Node, Mark], closed: Set[Node]) -> Node:
+    siblings = [child for child in parent.children.values() if child in marks]
+    priors = dict(zip(siblings, _priors(siblings, settings.prior), strict=True))
+    visits = marks[parent].seen
+
+    def urgency(child: Node) -> float:
+        mark = marks[child]
+        if settings.prior is Prior.NONE:
+            return mark.mean + settings.exploration * math.sqrt(math.log(visits) / mark.seen)
+        return mark.mean + settings.exploration * priors[child] * math.sqrt(visits) / (1 + mark.seen)
+
+    return min((child for child in siblings if child not in closed), key=lambda child: (-urgency(child), child.id))
+
+
+def _priors(siblings: Sequence[Node], prior: Prior) -> list[float]:
+    match prior:
+        case Prior.NONE:
+            return [0.0] * len(siblings)
+        case Prior.REWARD:
+            weights = [node.reward or 0.0 for node in siblings]
+        case Prior.LOGPROB:
+            weights = [math.exp(mean_logprob(node)) for node in siblings]
+    whole = math.fsum(weights)
+    return [weight / whole if whole else 1 / len(weights) for weight in weights]
+
+
+def mean_logprob(node: Node) -> float:
+    """The mean log-probability of a step's tokens (nats); 0 for a step without tokens.
+
+    Raises:
+        ValueError: the generator did not say.
+    """
+    step = node.step
+    if step is None or not step.token_ids:
+        return 0.0
+    if step.logprob is None:
+        raise ValueError(f"the generator gave no log-probability of node {node.id}")
+    return step.logprob / len(step.token_ids)

@@ -1,0 +1,98 @@
+"""Particle filtering: solutions as particles that are resampled by their rewards."""
+
+import math
+from collections.abc import Mapping, Sequence
+from random import Random
+from typing import Literal
+
+from pydantic import Field
+
+from search.levels import LevelSearch, judged
+from search.scoring import Aggregation, rank_score
+from search.strategy import MOST_SAMPLES
+from search.tree import Node, NodeStatus, SearchTree
+
+LEAST_ODDS = 1e-6
+"""Rewards nearer to 0 or 1 than this count as being this near."""
+
+
+class ParticleFilter(LevelSearch):
+    """Source: Puri et al. 2025, "A probabilistic inference approach to inference-time scaling" (arXiv 2502.01618).
+
+    ``n`` particles each write a step at a time. A particle's log-weight is the log-odds of its newest reward. When
+    few of them carry most of the weight, all are drawn anew, in proportion to it. Ended particles stay among them.
+    """
+
+    name: Literal["particle_filter"] = "particle_filter"
+    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Particles.")
+    weight_temperature: float = Field(1.0, ge=0.01, le=100.0, description="Of the softmax over log-weights.")
+    resample_below: float = Field(
+        0.5, ge=0.0, le=1.0, description="Resample when the effective sample size is under this share of n."
+    )
+
+    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+        if not depth:
+            return {tree.root: self.n}
+        particles = self._resampled(tree, depth)
+        shares = dict.fromkeys(judged(tree, depth), 0)
+        return shares | {node: count for node, count in particles.items() if node in shares}
+
+    def candidates(self, tree: SearchTree) -> list[Node]:
+        """Every ended particle, as often as it was drawn; ordered by id."""
+        particles = self._resampled(tree, tree.deepest)
+        ended = {node: count for node, count in particles.items() if node.status is NodeStatus.TERMINAL}
+        return [node for node in sorted(ended, key=lambda node: node.id) for _ in range(ended[node])]
+
+    def _arrived(self, tree: SearchTree, depth: int) -> dict[Node, int]:
+        """The particles of a level and how often each is there, before they are resampled."""
+        if not depth:
+            return {tree.root: self.n}
+        above = self._resampled(tree, depth - 1)
+        stayed = {node: count for node, count in above.items() if node.status is NodeStatus.TERMINAL}
+        new = [node for node in tree.level(depth) if node.reward is not None]
+        return stayed | dict.fromkeys(new, 1)
+
+    def _resampled(self, tree: SearchTree, depth: int) -> dict[Node, int]:
+        particles = self._arrived(tree, depth)
+        if not depth or all(node.status is NodeStatus.TERMINAL for node in particles):
+            return particles
+        each = [node for node, count in particles.items() for _ in range(count)]
+        weights = softmax([_log_odds(node) for node in each], self.weight_temperature)
+        if effective_sample_size(weights) >= self.resample_below * len(each):
+            return particles
+        start = Random(f"particles:{tree.seed}:{depth}").random()
+        drawn: dict[Node, int] = {}
+        for place in systematic(weights, start):
+            drawn[each[place]] = drawn.get(each[place], 0) + 1
+        return drawn
+
+
+def softmax(logs: Sequence[float], temperature: float) -> list[float]:
+    top = max(logs)
+    weights = [math.exp((log - top) / temperature) for log in logs]
+    whole = math.fsum(weights)
+    return [weight / whole for weight in weights]
+
+
+def effective_sample_size(weights: Sequence[float]) -> float:
+    """Of weights that sum to 1: their number where all are equal, 1 where one has all."""
+    return 1.0 / math.fsum(weight * weight for weight in weights)
+
+
+def systematic(weights: Sequence[float], start: float) -> list[int]:
+    """As many places as there are weights (which sum to 1), evenly spaced over them from ``start`` in [0, 1):
+    each is drawn its expected number of times, rounded up or down."""
+    drawn: list[int] = []
+    place, passed = 0, weights[0]
+    for tooth in range(len(weights)):
+        at = (tooth + start) / len(weights)
+        while at >= passed and place < len(weights) - 1:
+            place += 1
+            passed += weights[place]
+        drawn.append(place)
+    return drawn
+
+
+def _log_odds(node: Node) -> float:
+    reward = min(max(rank_score(node, Aggregation.LAST), LEAST_ODDS), 1.0 - LEAST_ODDS)
+    return math.log(reward / (1.0 - reward))

@@ -1,0 +1,70 @@
+"""REBASE: a fixed width, dealt over the frontier in proportion to exponentiated rewards."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Literal
+
+from pydantic import Field
+
+from search.levels import LevelSearch, ended, judged
+from search.scoring import Aggregation, rank_score
+from search.strategy import MOST_DEPTH, MOST_SAMPLES
+from search.tree import Node, SearchTree
+
+ROUNDING = 1e-9
+"""What a share may exceed a whole number by and still be that number."""
+
+
+class Balanced(LevelSearch):
+    """A search whose width is dealt over each level by ``balanced``: what REBASE and ETS share."""
+
+    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Width: children per level, and solutions in the end.")
+    balance_temperature: float = Field(
+        0.2, ge=0.001, le=100.0, description="Of the softmax over rewards: lower prefers the best more."
+    )
+    max_depth: int = Field(25, ge=1, le=MOST_DEPTH, description="Most steps on a path.")
+
+    def left(self, tree: SearchTree, depth: int) -> int:
+        """The width that is left for the children of a level."""
+        return self.n - ended(tree, depth)
+
+    def dealt(self, paths: Sequence[Node], width: int) -> dict[Node, int]:
+        rewards = [rank_score(node, Aggregation.LAST) for node in paths]
+        return dict(zip(paths, balanced(rewards, width, self.balance_temperature), strict=True))
+
+
+class Rebase(Balanced):
+    """Source: Wu et al. 2024, "Inference scaling laws" (arXiv 2408.00724).
+
+    The root gets ``n`` children. After that each level's paths share what is left of the width: the better the last
+    reward, the more children; a path that ends takes one off the width for good.
+    """
+
+    name: Literal["rebase"] = "rebase"
+
+    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+        if not depth:
+            return {tree.root: self.n}
+        return self.dealt(judged(tree, depth), self.left(tree, depth))
+
+
+def balanced(rewards: Sequence[float], width: int, temperature: float) -> list[int]:
+    """``width`` children dealt over paths with these rewards, in their order; the sum is ``width`` exactly.
+
+    In falling order of reward, each gets its share of what is left, rounded up, so that the best are served and
+    the worst go without.
+    """
+    if width <= 0 or not rewards:
+        return [0] * len(rewards)
+    order = sorted(range(len(rewards)), key=lambda place: -rewards[place])
+    # Relative to the best, so that nothing overflows. Sums from the worst up: subtracting would lose digits.
+    weights = [math.exp((rewards[place] - rewards[order[0]]) / temperature) for place in order]
+    sums = list(accumulate(reversed(weights)))[::-1]
+    counts = [0] * len(rewards)
+    for place, weight, rest in zip(order, weights, sums, strict=True):
+        if not width:
+            break
+        counts[place] = min(width, math.ceil(width * weight / rest - ROUNDING)) if rest else width
+        width -= counts[place]
+    return counts

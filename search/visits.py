@@ -1,0 +1,61 @@
+"""What Monte Carlo searches know of the nodes of a tree: visits, values, and where nothing is left to do."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from search.tree import ENDED, Node, NodeStatus, SearchTree
+
+
+class Mark(NamedTuple):
+    """What is known of a node and all below it."""
+
+    visits: int = 0
+    """Values that came from here."""
+    total: float = 0.0
+    """Their sum."""
+    flying: int = 0
+    """Values that are on their way."""
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.visits if self.visits else 0.0
+
+    @property
+    def seen(self) -> int:
+        """Visits, those under way included."""
+        return self.visits + self.flying
+
+
+def marks_of(tree: SearchTree, value_of: Callable[[Node], float]) -> dict[Node, Mark]:
+    """The mark of the root and of every node that has arrived: its value counts for itself and all above it."""
+    marks = {tree.root: Mark()}
+    for node in inner_nodes(tree):
+        if node is not tree.root and node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
+            value = value_of(node)
+            for place in (tree.root, *node.path):
+                mark = marks.get(place, Mark())
+                marks[place] = mark._replace(visits=mark.visits + 1, total=mark.total + value)
+    return marks
+
+
+def closed_nodes(tree: SearchTree) -> set[Node]:
+    """Nodes below which nothing is left to expand."""
+    closed: set[Node] = set()
+    for node in sorted(inner_nodes(tree), key=lambda node: -node.depth):
+        if node.status in ENDED or (node.children and closed.issuperset(node.children.values())):
+            closed.add(node)
+    return closed
+
+
+def close(node: Node, closed: set[Node]) -> None:
+    """Adds a node to ``closed``, and those above it below which nothing is left then."""
+    place: Node | None = node
+    while place is not None and (place is node or closed.issuperset(place.children.values())):
+        closed.add(place)
+        place = place.parent
+
+
+def inner_nodes(tree: SearchTree) -> Iterator[Node]:
+    """The root and every node that is no probe, in the order in which they were asked for."""
+    yield tree.root
+    yield from (node for node in tree.nodes if not node.is_probe)

@@ -1,0 +1,91 @@
+"""The global frontier: what is expanded next, and how values are backed up."""
+
+import math
+
+import pytest
+from search_fakes import search
+
+from search.settings import parse_search
+from search.strategies.frontier import Frontier, backed_up
+from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
+
+
+def grown(parts: dict[NodeId, tuple[float, bool]], logprob: float = -1.0) -> SearchTree:
+    """A tree with these nodes: reward, and whether the path ends there. Parents come first."""
+    tree = SearchTree()
+    for name, (reward, terminal) in parts.items():
+        [node] = tree.request(tree[name[:-1]], 1)
+        assert node.id == name
+        tree.write(node, Step((1,), f"{name}\n\n", StepEnd.DELIMITER, logprob))
+        tree.complete(node, reward, terminal)
+    return tree
+
+
+def frontier(**settings: float) -> Frontier:
+    strategy = parse_search({"strategy": "frontier", **settings}).strategy
+    assert isinstance(strategy, Frontier)
+    return strategy
+
+
+def values(tree: SearchTree) -> dict[NodeId, float]:
+    return {node.id: value for node, value in backed_up(tree, frontier()).items()}
+
+
+def test_a_solution_credits_its_path_the_more_the_nearer() -> None:
+    tree = grown({(0,): (0.5, False), (0, 0): (0.5, False), (0, 0, 0): (1.0, True), (1,): (0.25, False)})
+    found = values(tree)
+    assert found[(0,)] == pytest.approx(1 / 3)
+    assert found[(0, 0)] == pytest.approx(2 / 3)
+    assert found[(0, 0, 0)] == pytest.approx(1.0)
+    assert found[(1,)] == pytest.approx(-0.5), "nothing below it has ended: what the reward model says"
+
+
+def test_a_step_far_from_the_end_is_credited_a_tenth() -> None:
+    parts: dict[NodeId, tuple[float, bool]] = {(0,) * depth: (0.5, depth == 20) for depth in range(1, 21)}
+    parts[(0,) * 20] = (1.0, True)
+    assert values(grown(parts))[(0,)] == pytest.approx(0.1)
+
+
+def test_a_right_solution_overrides_wrong_ones_and_never_the_reverse() -> None:
+    wrong, right = (0.0, True), (1.0, True)
+    below = {(0,): (0.5, False)}
+    assert values(grown({**below, (0, 0): wrong}))[(0,)] == pytest.approx(-0.5)
+    assert values(grown({**below, (0, 0): wrong, (0, 1): wrong}))[(0,)] == pytest.approx(-1.0)
+    assert values(grown({**below, (0, 0): wrong, (0, 1): wrong, (0, 2): right}))[(0,)] == pytest.approx(0.5)
+    assert values(grown({**below, (0, 0): right, (0, 1): wrong}))[(0,)] == pytest.approx(0.5)
+    assert values(grown({**below, (0, 0): right, (0, 1): right}))[(0,)] == pytest.approx(1.0)
+
+
+def test_goes_down_by_uct_until_a_solution_and_then_chooses_globally() -> None:
+    strategy = frontier(width=2, entropy_weight=0.0)
+    down = grown({(0,): (0.9, False), (1,): (0.2, False)})
+    assert [growth.node.id for growth in strategy.select(down)] == [(0,)]
+    # The newest children: the better one has ended, so the best open node of the whole tree is next.
+    ended = grown({(0,): (0.6, False), (1,): (0.5, False), (0, 0): (0.9, True), (0, 1): (0.1, False)})
+    [growth] = strategy.select(ended)
+    found = backed_up(ended, strategy)
+    promise = {
+        node.id: 0.4 * math.tanh(found.get(node.parent or ended.root, 0.0)) + 0.01 * math.sqrt(node.depth / 40)
+        for node in ended.with_status(NodeStatus.OPEN)
+        if len(node.children) < 2
+    }
+    assert growth.node.id == max(promise, key=lambda name: promise[name])
+    assert growth.count == 2
+
+
+def test_an_uncertain_step_is_taken_up_first() -> None:
+    tree = SearchTree()
+    nodes: list[Node] = tree.request(tree.root, 3)
+    for node, logprob in zip(nodes, (-0.1, -3.0, 0.0), strict=True):
+        tree.write(node, Step((1, 2), "x\n\n", StepEnd.DELIMITER, logprob))
+        tree.complete(node, 0.5, node.id == (2,))
+    tree.complete(nodes[2], 0.5, terminal=True)
+    assert frontier(width=8)._globally_best(tree, backed_up(tree, frontier())) is nodes[1]
+
+
+def test_expands_as_often_as_it_may() -> None:
+    for iterations in (1, 4, 9):
+        _, outcome = search({"strategy": "frontier", "iterations": iterations, "width": 3})
+        expanded = [node for node in (outcome.tree.root, *outcome.tree.nodes) if node.children]
+        assert len(expanded) <= iterations
+        assert all(len(node.children) == 3 for node in expanded)

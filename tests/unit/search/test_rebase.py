@@ -1,0 +1,49 @@
+"""REBASE's shares: golden figures, and that they always add up."""
+
+import random
+from itertools import pairwise
+
+import pytest
+from search_fakes import search
+
+from search.strategies.rebase import balanced
+from search.tree import NodeStatus
+
+GOLDEN = [
+    ((0.9, 0.8, 0.5, 0.1), 8, [5, 3, 0, 0]),
+    ((0.9, 0.8, 0.5, 0.1), 16, [10, 5, 1, 0]),
+    ((0.5, 0.5, 0.5, 0.5), 8, [2, 2, 2, 2]),
+    ((0.5, 0.5, 0.5), 8, [3, 3, 2]),
+    ((0.1, 0.9), 4, [0, 4]),
+    ((0.7, 0.7, 0.2), 5, [3, 2, 0]),
+]
+
+
+@pytest.mark.parametrize(("rewards", "width", "children"), GOLDEN)
+def test_golden_figures(rewards: tuple[float, ...], width: int, children: list[int]) -> None:
+    assert balanced(rewards, width, 0.2) == children
+
+
+def test_the_width_is_met_exactly_in_100000_cases() -> None:
+    die = random.Random(1)
+    for _ in range(100_000):
+        count = die.randint(1, 12)
+        values = die.choice([[die.random() for _ in range(3)], [0.0, 1.0], [0.5]])  # ties in most cases
+        rewards = [die.choice(values) for _ in range(count)]
+        width = die.choice([1, 2, 7, 16, 64, 256])
+        children = balanced(rewards, width, die.choice([0.001, 0.05, 0.2, 1.0, 100.0]))
+        assert sum(children) == width
+        assert min(children) >= 0
+        ranked = sorted(zip(rewards, children, strict=True), key=lambda pair: -pair[0])
+        assert all(better >= worse for (_, better), (_, worse) in pairwise(ranked))
+
+
+@pytest.mark.parametrize("strategy", ["rebase", "ets"])
+def test_ended_paths_take_their_place_for_good(strategy: str) -> None:
+    for seed in range(20):
+        _, outcome = search({"strategy": strategy, "n": 9, "seed": seed})
+        tree = outcome.tree
+        assert len(tree.with_status(NodeStatus.TERMINAL)) <= 9
+        for depth in range(1, tree.deepest):
+            ended = sum(node.depth <= depth for node in tree.with_status(NodeStatus.TERMINAL))
+            assert len(tree.level(depth + 1)) == 9 - ended
