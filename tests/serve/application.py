@@ -28,15 +28,19 @@ class Application:
 
     NAME = "banyan"
 
-    def __init__(self, url: str, config: AppConfig, started_at: float) -> None:
-        """``started_at``: Unix seconds."""
+    def __init__(self, url: str, key: str, config: AppConfig, started_at: float) -> None:
+        """``key``: an API key that it accepts. ``started_at``: Unix seconds."""
         self.url = url
+        self.key = key
         self.config = config
         self.started_at = started_at
-        self.http = httpx.Client(base_url=url, timeout=300.0)
+        self.http = self.client(httpx.Timeout(300.0))
         # Handles belong to the loop of their first use, so all their uses share one that outlives every test.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="handles", daemon=True).start()
+
+    def client(self, timeout: httpx.Timeout) -> httpx.Client:
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
 
     def chat(self, problem: Problem, seed: int, route: str = "/v1/chat/completions", **fields: Any) -> Json:
         reply = self.http.post(route, json=request(problem, seed, **fields))

@@ -1,6 +1,7 @@
 """One real application for all serve tests: two generator replicas, a PRM, a controller, LMCache, HTTP."""
 
 import os
+import secrets
 import socket
 import time
 from collections.abc import Iterator
@@ -29,7 +30,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def application() -> Iterator[Application]:
+def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Application]:
     import ray
     from ray import serve
 
@@ -40,18 +41,21 @@ def application() -> Iterator[Application]:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ.pop("BANYAN_API_KEYS", None)
+    key = secrets.token_urlsafe()
+    keys_file = tmp_path_factory.mktemp("keys") / "keys"
+    keys_file.write_text(f"{key}  # the tests\n")
     started_at = time.time()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     config = AppConfig.model_validate(
         {
             "generator": {"replicas": {"min_replicas": 2, "max_replicas": 2}},
-            "http": {"canary_every_s": 0},
+            "http": {"canary_every_s": 0, "api_keys_file": str(keys_file)},
             "controller": {"limits": {"seconds": 300}},
         }
     )
     serve.run(build(config), name=Application.NAME)
-    application = Application(f"http://127.0.0.1:{port}", config, started_at)
+    application = Application(f"http://127.0.0.1:{port}", key, config, started_at)
     try:
         yield application
     finally:

@@ -33,15 +33,22 @@ BAD: dict[str, tuple[int, str | None, Any]] = {
 @pytest.mark.parametrize("case", BAD)
 def test_refused_and_the_engines_stay(idle: Application, case: str) -> None:
     status, param, body = BAD[case]
+    refused_and_the_engines_stay(idle, f"Bearer {idle.key}", body, status, param)
+
+
+@pytest.mark.parametrize("key", [None, "Bearer guessed", "Basic {key}"])
+def test_no_key_where_one_is_wanted(idle: Application, key: str | None) -> None:
+    refused_and_the_engines_stay(idle, key and key.format(key=idle.key), GOOD, 401, None)
+    assert httpx.get(f"{idle.url}/v1/models").status_code == 401
+    assert httpx.get(f"{idle.url}/health").status_code == 200
+
+
+def refused_and_the_engines_stay(idle: Application, key: str | None, body: Any, status: int, param: str | None) -> None:
     before = idle.replica_pids("Generator"), idle.replica_pids("ProcessRewardModel")
     generated = idle.generated_tokens()
     content = body if isinstance(body, str) else json.dumps(body)
-    reply = httpx.post(
-        f"{idle.url}/v1/chat/completions",
-        content=content,
-        headers={"Content-Type": "application/json"},
-        timeout=60.0,
-    )
+    headers = {"Content-Type": "application/json"} | ({"Authorization": key} if key else {})
+    reply = httpx.post(f"{idle.url}/v1/chat/completions", content=content, headers=headers, timeout=60.0)
     assert reply.status_code == status, reply.text
     error = reply.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}

@@ -10,7 +10,7 @@ from tests.serve.application import BEAM, Application, problems, request
 
 @pytest.fixture
 def client(application: Application) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{application.url}/v1", api_key="unused", max_retries=0)
+    return openai.OpenAI(base_url=f"{application.url}/v1", api_key=application.key, max_retries=0)
 
 
 def test_plain_reply_counts_every_token_the_engines_generated(idle: Application, client: openai.OpenAI) -> None:

@@ -24,7 +24,7 @@ def leave_a_plain_request(application: Application, seed: int) -> None:
     """Hangs up once the search runs."""
     body = request(problems(1, seed=seed, level=5)[0], seed, search=LONG)
     impatient = httpx.Timeout(60.0, read=0.3)
-    with httpx.Client(base_url=application.url, timeout=impatient) as client, pytest.raises(httpx.ReadTimeout):
+    with application.client(impatient) as client, pytest.raises(httpx.ReadTimeout):
         client.post("/v1/chat/completions", json=body)
 
 
