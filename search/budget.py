@@ -116,8 +116,16 @@ class BudgetMeter:
     def settle(self, granted: Cost, used: Cost) -> None:
         """Charges what a branch used and gives the rest of its reservation back."""
         self._reserve(granted, -1)
+        self.charge(used)
+
+    def charge(self, used: Cost) -> None:
+        """Charges what was used before this account was opened."""
         self.tokens.usage += used.tokens
         self.nodes.usage += used.nodes
+
+    def reserve_again(self, granted: Cost) -> None:
+        """Reserves what another account had granted already."""
+        self._reserve(granted, 1)
 
     def exhausted(self) -> LimitReached | None:
         """The limit that keeps even one token in one node from being reserved; None while none does."""

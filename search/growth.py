@@ -1,6 +1,6 @@
 """From a strategy's wish to grow to branches that a generator can write, within all limits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from search.budget import BudgetMeter, Cost
 from search.ports import Branch, Expansion, Extent, branch_seed
 from search.settings import SearchSettings
 from search.strategy import Growth
-from search.tree import Node, NodeId, SearchTree
+from search.tree import Node, NodeId, NodeStatus, Order, SearchTree
 
 
 class Room(NamedTuple):
@@ -67,6 +67,23 @@ class Planner:
                 self._enter(batches.setdefault(kind, Batch(*kind)), growth.node, costs)
         return list(batches.values())
 
+    def resume(self) -> list[Batch]:
+        """Takes over a tree that has grown already: charges what it cost, and asks again for all that is pending."""
+        written = [node.step for node in self._tree.nodes if node.step is not None]
+        self._meter.charge(Cost(sum(len(step.token_ids) for step in written), len(written)))
+        batches: dict[tuple[Extent, bool], Batch] = {}
+        pending = [node for node in self._tree.nodes if node.status is NodeStatus.PENDING]
+        wanted: dict[tuple[Node, bool, bool], dict[Node, Cost]] = {}
+        for node in pending:
+            if node.parent is not None and node.order is not None:
+                cost = Cost(node.order.tokens, node.order.nodes)
+                self._meter.reserve_again(cost)
+                wanted.setdefault((node.parent, node.order.whole, node.is_probe), {})[node] = cost
+        for (parent, whole, probe), costs in wanted.items():
+            kind = Extent.SOLUTION if whole else Extent.STEP, probe
+            self._launch(batches.setdefault(kind, Batch(*kind)), parent, costs)
+        return list(batches.values())
+
     def _costs(self, growth: Growth) -> Iterator[Cost]:
         tokens, nodes = self._room.tokens(growth.node), 1
         if self._extent(growth) is Extent.SOLUTION:
@@ -81,8 +98,14 @@ class Planner:
     def _enter(self, batch: Batch, parent: Node, costs: Sequence[Cost]) -> None:
         # Below a probe everything is one: its children need no indices of their own.
         nodes = self._tree.request(parent, len(costs), batch.probe and not parent.is_probe)
-        branches: list[Branch] = []
         for node, cost in zip(nodes, costs, strict=True):
+            node.order = Order(batch.extent is Extent.SOLUTION, cost.tokens, cost.nodes)
+        self._launch(batch, parent, dict(zip(nodes, costs, strict=True)))
+
+    def _launch(self, batch: Batch, parent: Node, costs: Mapping[Node, Cost]) -> None:
+        """Adds the branches of pending children of ``parent`` to a batch."""
+        branches: list[Branch] = []
+        for node, cost in costs.items():
             index = node.id[-1]
             branches.append(Branch(index, branch_seed(self._seed, parent.id, index), cost.tokens))
             batch.grants[node.id] = cost

@@ -79,7 +79,9 @@ async def run_search(
         search_id: names the search to the ports; unique among the searches that run.
         context_tokens: the generator's context length.
         on_event: told of every step; see ``EventSink``.
-        tree: an empty tree to grow, where the caller wants to see it even if the search fails.
+        tree: an empty tree to grow, where the caller wants to see it even if the search fails; or one that an
+            earlier search has grown (`search.snapshot.restore_tree`): then it goes on from there, with that search's
+            seed, and as that search would have if the settings are the same. What was under way is asked for again.
 
     Returns when every stream has ended or was closed.
 
@@ -92,6 +94,7 @@ async def run_search(
         LimitReached: a limit was reached before there was anything to answer with.
         GeneratorError: the generator failed and there are no candidates yet.
         ScorerError: the scorer failed and ``fallback`` is to fail.
+        ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
     """
     if len(prompt) >= context_tokens:
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
@@ -136,8 +139,11 @@ class _Search:
         self._search_id = search_id
         self._emit = emit
         self._tree = tree
-        self._seed = secrets.randbits(32) if settings.seed is None else settings.seed
-        tree.seed = self._seed
+        if not len(tree):
+            tree.seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        elif settings.seed not in (None, tree.seed):
+            raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
+        self._seed = tree.seed
         self._meter = BudgetMeter(settings.budget)
         self._planner = Planner(tree, settings, self._seed, room, self._meter)
         self._intake = Intake(tree, room, self._meter)
@@ -190,6 +196,9 @@ class _Search:
     async def _decide(self, group: asyncio.TaskGroup) -> None:
         """Asks the strategy after every change, until there is a reason to stop."""
         lane = Lane.EAGER
+        if len(self._tree):
+            self._resume(group)
+            lane = Lane.DEMAND
         while self._failure is None:
             self._changed.clear()
             if self._generator_error is not None:
@@ -209,6 +218,17 @@ class _Search:
                     return
                 lane = Lane.DEMAND
             await self._changed.wait()
+
+    def _resume(self, group: asyncio.TaskGroup) -> None:
+        """Takes up what was under way when the tree was saved."""
+        for batch in self._planner.resume():
+            self._start(group, self._expand, group, batch, Lane.DEMAND)
+        by_extent: dict[Extent, list[list[Node]]] = {}
+        for chain in unjudged_chains(self._tree):
+            order = chain[0].order
+            by_extent.setdefault(Extent.SOLUTION if order and order.whole else Extent.STEP, []).append(chain)
+        for extent, chains in by_extent.items():
+            self._start(group, self._judge_chains, chains, extent)
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
         """One call to the generator; its children are judged as they come."""
@@ -331,6 +351,16 @@ class _Search:
 
     def _deadline_s(self) -> float:
         return max(0.0, min(UNLIMITED_S, self._meter.seconds.remaining))
+
+
+def unjudged_chains(tree: SearchTree) -> list[list[Node]]:
+    """The steps that are written and not judged, in the pieces in which they were written."""
+    chains: dict[Node, list[Node]] = {}
+    for node in tree.nodes:
+        if node.status is NodeStatus.WRITTEN:
+            start = next((first for first, chain in chains.items() if chain[-1] is node.parent), node)
+            chains.setdefault(start, []).append(node)
+    return list(chains.values())
 
 
 @asynccontextmanager

@@ -1,10 +1,14 @@
-"""A tree as JSON: for a reply, and for telling whether two searches grew the same tree."""
+"""A tree as JSON: to be looked at and compared, and to be saved and gone on with."""
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from search.tree import Node, SearchTree
+from pydantic import BaseModel, ConfigDict, Field
+
+from search.tree import Node, NodeStatus, Order, SearchTree, Step, StepEnd
 
 SNAPSHOT_VERSION = 1
+MOST_SAVED_NODES = 100_000
+Index = Annotated[int, Field(ge=-MOST_SAVED_NODES, lt=MOST_SAVED_NODES)]
 
 
 def tree_as_json(tree: SearchTree) -> dict[str, Any]:
@@ -16,6 +20,79 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     """
     nodes = sorted(tree.nodes, key=lambda node: node.id)
     return {"version": SNAPSHOT_VERSION, "nodes": [_node_as_json(node) for node in nodes]}
+
+
+class SavedStep(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    token_ids: list[Annotated[int, Field(ge=0)]]
+    text: str
+    end: StepEnd
+    logprob: float | None
+
+
+class SavedNode(BaseModel):
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    id: list[Index] = Field(min_length=1)
+    status: NodeStatus
+    step: SavedStep | None
+    reward: float | None = Field(ge=0.0, le=1.0)
+    order: tuple[bool, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None
+
+
+class SavedTree(BaseModel):
+    """All that a search needs to go on: nothing is rounded, and nodes are in the order in which they were asked for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: Literal[1]
+    seed: int = Field(ge=0, lt=1 << 63)
+    nodes: list[SavedNode] = Field(max_length=MOST_SAVED_NODES)
+
+
+def save_tree(tree: SearchTree) -> dict[str, Any]:
+    """The tree as it is, in the middle of a search or after it. ``restore_tree`` makes the same tree of it."""
+    nodes = [
+        SavedNode(
+            id=list(node.id),
+            status=node.status,
+            step=SavedStep(**node.step._asdict()) if node.step else None,
+            reward=node.reward,
+            order=node.order,
+        )
+        for node in tree.nodes
+    ]
+    return SavedTree(version=SNAPSHOT_VERSION, seed=tree.seed, nodes=nodes).model_dump(mode="json")
+
+
+def restore_tree(saved: Any) -> SearchTree:
+    """The tree that ``saved`` describes.
+
+    Raises:
+        pydantic.ValidationError: fields are missing, unknown, or of the wrong type; or the version is another.
+        ValueError: the nodes make no tree.
+    """
+    described = SavedTree.model_validate(saved)
+    tree = SearchTree(described.seed)
+    for node in described.nodes:
+        try:
+            tree.restore(
+                tuple(node.id),
+                node.status,
+                _step(node.step) if node.step else None,
+                node.reward,
+                Order(*node.order) if node.order else None,
+            )
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"node {node.id} of the saved tree has no place there: {error}") from error
+    if problems := tree.check_integrity():
+        raise ValueError(f"the saved tree is none: {problems[0]}")
+    return tree
+
+
+def _step(saved: SavedStep) -> Step:
+    return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob)
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:

@@ -35,6 +35,17 @@ class Step(NamedTuple):
     """Sum of the tokens' log-probabilities (nats), where the generator reports it."""
 
 
+class Order(NamedTuple):
+    """What was asked of the generator for one branch."""
+
+    whole: bool
+    """Whether it writes to the end of the solution, or one step."""
+    tokens: int
+    """Most tokens."""
+    nodes: int
+    """Most nodes that its steps may become."""
+
+
 class NodeStatus(StrEnum):
     """Where a node is in its life. It moves down this list only, and ends exactly once."""
 
@@ -65,6 +76,8 @@ class Node:
     step: Step | None = None
     reward: float | None = None
     """The process reward of this step in [0, 1]; fixed once given; None where nothing scores."""
+    order: Order | None = None
+    """What was asked for; None for the later steps of a solution that was written in one piece."""
     children: dict[int, "Node"] = field(default_factory=dict)
     probes: dict[int, "Node"] = field(default_factory=dict)
     """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
@@ -211,6 +224,23 @@ class SearchTree:
         """Marks a node in flight as never to arrive; a node that has arrived stays as it is."""
         if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
             self._end_flight(node, NodeStatus.FAILED)
+
+    def restore(
+        self, node_id: NodeId, status: NodeStatus, step: Step | None, reward: float | None, order: Order | None
+    ) -> None:
+        """Adds a node as it was in another tree. Parents come before children, siblings in their order.
+
+        Raises:
+            KeyError: its parent is not there.
+            ValueError: it is there already, or a sibling before it is not.
+        """
+        parent, index = self._nodes[node_id[:-1]], node_id[-1]
+        if index != (len(parent.children) if index >= 0 else -1 - len(parent.probes)):
+            raise ValueError("it is not its parent's next child")
+        node = self._add(parent, index)
+        node.step, node.reward, node.order = step, reward, order
+        self._end_flight(node, status)
+        self._live += status in (NodeStatus.PENDING, NodeStatus.WRITTEN)
 
     def check_integrity(self) -> list[str]:
         """Every invariant that does not hold, in words; empty when all is well."""

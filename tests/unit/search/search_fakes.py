@@ -209,7 +209,7 @@ class Bench:
         self.events: list[SearchEvent] = []
 
     async def search(self, settings: dict[str, Any], **options: Any) -> SearchOutcome:
-        options = {"context_tokens": 1000, "search_id": "s1", "on_event": self.events.append} | options
+        own = {"context_tokens": 1000, "search_id": "s1", "on_event": self.events.append, "tree": self.tree}
         return await run_search(
             "What is it?",
             PROMPT,
@@ -218,8 +218,7 @@ class Bench:
             scorer=self.scorer,
             gate=self.gate,
             matcher=self.matcher,
-            tree=self.tree,
-            **options,
+            **(own | options),
         )
 
     def check_idle(self) -> None:
