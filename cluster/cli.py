@@ -1,4 +1,4 @@
-"""The ``banyan`` command: serve, problems, solve, eval."""
+"""The ``banyan`` command: serve, problems, strategies, solve, eval."""
 
 import asyncio
 import itertools
@@ -78,6 +78,19 @@ def problems(
     except OSError as error:
         refuse(f"cannot write {output}: {error.strerror or error}")
     typer.echo(f"{n:,} problems in {output}", err=True)
+
+
+@app.command()
+def strategies(
+    name: Annotated[str | None, typer.Argument(help="One of them, with its settings.", show_default=False)] = None,
+) -> None:
+    """List the searches there are, or the settings of one."""
+    from cluster.strategy_list import show_strategies
+    from search.settings import STRATEGIES
+
+    if name is not None and name not in STRATEGIES:
+        refuse(f"there is no strategy {name!r}; there are: {', '.join(STRATEGIES)}")
+    show_strategies(Console(file=sys.stdout), name)
 
 
 @app.command()

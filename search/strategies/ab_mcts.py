@@ -24,7 +24,9 @@ class Posterior(StrEnum):
 
 
 class ABMCTS(Strategy):
-    """Source: Inoue et al. 2025, "Wider or deeper?" (arXiv 2503.04412), its variant A.
+    """At every node, Thompson sampling between a new child and those that are there.
+
+    Source: Inoue et al. 2025, "Wider or deeper?" (arXiv 2503.04412), its variant A.
 
     Every node has two arms: to generate a new child here, or to continue below one that is there, and each child has
     an arm among its siblings. A path that has ended is not continued. ``paths`` children are chosen at a time, and the

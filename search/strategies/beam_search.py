@@ -13,8 +13,9 @@ from search.tree import Node, NodeStatus, SearchTree
 
 
 class BeamSearch(LevelSearch):
-    """``n`` beams of width ``m``, as in search-and-learn (Beeching et al. 2024, "Scaling test-time compute").
+    """The best steps of each level go on, ``m`` ways each.
 
+    ``n`` beams of width ``m``, as in search-and-learn (Beeching et al. 2024, "Scaling test-time compute").
     Each iteration writes ``n`` steps below the beams kept, scores them, moves terminal ones to the pool and
     keeps the best ``n // m`` of the rest; the next ``n`` are dealt over those in turn, the best first. It
     ends when ``n`` beams are in the pool, no beam is left or ``max_depth`` iterations are done.

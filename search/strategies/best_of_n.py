@@ -6,7 +6,9 @@ from search.strategies.whole_solutions import WholeSolutions
 
 
 class BestOfN(WholeSolutions):
-    """Source: Cobbe et al. 2021 (arXiv 2110.14168), with the step rewards aggregated over each solution.
+    """Whole solutions, every step scored, the best answer taken.
+
+    Source: Cobbe et al. 2021 (arXiv 2110.14168), with the step rewards aggregated over each solution.
 
     One seed gives one tree whatever the order of arrival.
     """

@@ -12,8 +12,9 @@ from search.tree import Node, NodeStatus, SearchTree
 
 
 class DVTS(LevelSearch):
-    """``n // m`` subtrees of width ``m``, as in search-and-learn (Beeching et al. 2024).
+    """Independent subtrees, the best step of each kept.
 
+    ``n // m`` subtrees of width ``m``, as in search-and-learn (Beeching et al. 2024).
     Each step writes ``m`` continuations in every subtree and keeps the best one; a subtree ends when that one is
     terminal. The last ``m`` of each subtree are the answers, ``n`` in all.
     """

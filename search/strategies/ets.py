@@ -24,7 +24,9 @@ REMEMBERED = 64
 
 
 class ETS(Balanced):
-    """Source: Hooper et al. 2025, "ETS: efficient tree search" (arXiv 2502.13575).
+    """REBASE over the paths that are worth the KV memory they hold.
+
+    Source: Hooper et al. 2025, "ETS: efficient tree search" (arXiv 2502.13575).
 
     Of each level's leaves it keeps the set that gives the most REBASE weight for the least KV held by paths, and
     the most different steps; the width is then dealt over these as REBASE does.

@@ -17,7 +17,9 @@ LEAST_CREDIT = 0.1
 
 
 class Frontier(Strategy):
-    """Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454).
+    """The most promising open node of the whole tree is taken up next.
+
+    Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454).
 
     Of all open nodes the best by quality of the parent, quality, entropy and depth is expanded; from its children the
     search goes on downwards by UCT until a solution is reached, then it chooses globally again. The quality of a node

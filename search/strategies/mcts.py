@@ -52,12 +52,14 @@ class Decision(StrEnum):
 
 
 class MCTS(Strategy):
-    """Selects by UCT or PUCT, writes ``width`` children of the leaf it comes to, and backs their values up.
+    """Monte Carlo tree search by UCT or PUCT.
 
-    Sources: Kocsis and Szepesvári 2006 (UCT), Silver et al. 2017 (PUCT), Liu et al. 2020 (WU-UCT: what is in flight
-    counts as visited). A path that has ended is not visited again: its value is known. ``paths`` leaves are chosen
-    at a time, each as if the ones before were visited already, and the next ones when all of them are valued; so
-    one seed gives one tree, and with one path at a time it is the sequential algorithm.
+    It writes ``width`` children of the leaf that it comes to, and backs their values up. Sources: Kocsis and
+    Szepesvári 2006 (UCT), Silver et al. 2017 (PUCT), Liu et al. 2020 (WU-UCT: what is in flight counts as visited).
+
+    A path that has ended is not visited again: its value is known. ``paths`` leaves are chosen at a time, each as if
+    the ones before were visited already, and the next ones when all of them are valued; so one seed gives one tree,
+    and with one path at a time it is the sequential algorithm.
     """
 
     name: Literal["mcts"] = "mcts"

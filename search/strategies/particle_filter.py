@@ -17,7 +17,9 @@ LEAST_ODDS = 1e-6
 
 
 class ParticleFilter(LevelSearch):
-    """Source: Puri et al. 2025, "A probabilistic inference approach to inference-time scaling" (arXiv 2502.01618).
+    """Solutions as particles, drawn anew by their rewards.
+
+    Source: Puri et al. 2025, "A probabilistic inference approach to inference-time scaling" (arXiv 2502.01618).
 
     ``n`` particles each write a step at a time. A particle's log-weight is the log-odds of its newest reward. When
     few of them carry most of the weight, all are drawn anew, in proportion to it. Ended particles stay among them.

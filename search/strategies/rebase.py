@@ -35,7 +35,9 @@ class Balanced(LevelSearch):
 
 
 class Rebase(Balanced):
-    """Source: Wu et al. 2024, "Inference scaling laws" (arXiv 2408.00724).
+    """A fixed width, dealt over each level by reward.
+
+    Source: Wu et al. 2024, "Inference scaling laws" (arXiv 2408.00724).
 
     The root gets ``n`` children. After that each level's paths share what is left of the width: the better the last
     reward, the more children; a path that ends takes one off the width for good.

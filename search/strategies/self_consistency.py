@@ -12,7 +12,9 @@ from search.voting import Selection
 
 
 class SelfConsistency(WholeSolutions):
-    """Source: Wang et al. 2022 (arXiv 2203.11171).
+    """Whole solutions and a majority vote, without a reward model.
+
+    Source: Wang et al. 2022 (arXiv 2203.11171).
 
     One seed gives one tree whatever the order of arrival, unless ``early_stop`` is on: then the order
     decides which solutions were still waited for. The answer is the same, its agreement may not be.

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from cluster.problem_files import read_problems
+from search.settings import STRATEGIES
 
 
 def banyan(*arguments: str) -> Result:
@@ -148,3 +149,28 @@ class TestEval:
         unwritable = banyan(*arguments, "--json", str(tmp_path / "missing" / "out.json"))
         assert unwritable.exit_code == 2
         assert "no such directory" in unwritable.stderr
+
+
+class TestStrategies:
+    def test_lists_every_strategy(self) -> None:
+        result = banyan("strategies")
+        assert result.exit_code == 0
+        for name, strategy in STRATEGIES.items():
+            [line] = [line for line in result.stdout.splitlines() if line.startswith(f"{name} ")]
+            assert all(alias in line for alias in strategy.aliases)
+
+    @pytest.mark.parametrize("name", STRATEGIES)
+    def test_shows_every_setting_with_default_and_meaning(self, name: str) -> None:
+        result = banyan("strategies", name)
+        assert result.exit_code == 0
+        for setting, field in STRATEGIES[name].model_fields.items():
+            if setting != "name":
+                line = [line for line in result.stdout.splitlines() if line.split()[:1] == [setting]][-1]
+                default = "unset" if field.default is None else str(field.default)
+                assert line.split()[1] == default
+                assert len(line.split()) > 3
+
+    def test_an_unknown_one_is_refused_with_the_list(self) -> None:
+        result = banyan("strategies", "clairvoyance")
+        assert result.exit_code == 2
+        assert "ab_mcts" in result.stderr
