@@ -86,10 +86,24 @@ class PrmSettings(EngineSettings):
     """The process reward model."""
 
     model: str = EMBEDDED_PRM
-    family: Literal["step_head"] = "step_head"
-    step_tag: str = Field("<extra_0>", min_length=1, description="The special token at which a step is judged.")
+    family: Literal["step_head", "label_turns", "label_inline", "function"] = Field(
+        "step_head", description="How the model judges a step; `function` is no model but a Python function."
+    )
+    step_tag: str | None = Field(
+        None, min_length=1, description="The token at which a step is judged; the family's own if unset."
+    )
+    labels: tuple[str, str] = Field(("+", "-"), description="The tokens for right and wrong, of families with labels.")
+    function: str | None = Field(
+        None, pattern=r"^[\w.]+:\w+$", description="package.module:function, told question and steps, for `function`."
+    )
     system_prompt: str | None = Field(None, description="System turn before the question, where the model wants one.")
     bank_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
+
+    @model_validator(mode="after")
+    def _function_named(self) -> "PrmSettings":
+        if (self.family == "function") != (self.function is not None):
+            raise ValueError("prm.function goes with family: function, and with no other")
+        return self
 
 
 class LimitSettings(Settings):

@@ -1,22 +1,25 @@
 """The scoring engine: judges steps with a process reward model on one vLLM engine, and remembers.
 
-It owns the engine and the bank of rewards; what a PRM family makes of a path is ``prm_families``.
+It owns the engine and the bank of rewards; what a reward family makes of a path is ``rewards``.
 """
 
 import hashlib
 import time
 from collections.abc import Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from cachetools import LRUCache
+from vllm import PoolingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.config import PrmSettings
 from deployments.engine import engine_args, engine_tokenizer, start_engine
 from deployments.engine_calls import EngineCall, EngineCallError
 from deployments.engine_counters import EngineCounters, engine_leftovers
-from deployments.prm_families import FAMILIES, EncodedPath, PrmFamily, check_rewards
 from deployments.registry import BranchRegistry
+from deployments.rewards import FAMILIES, RewardFamily
+from deployments.rewards.family import Query, check_rewards
 from search.ports import ScoreItem, ScoreRequest, ScorerError
 
 PathKey = bytes
@@ -24,10 +27,13 @@ PathKey = bytes
 
 
 class _Wanted(NamedTuple):
-    """A path that the engine has to judge: the keys of its unscored steps, oldest first."""
+    """Steps that the engine has to judge: their keys, oldest first."""
 
     keys: tuple[PathKey, ...]
-    path: EncodedPath
+    query: Query
+
+
+_NOTHING = _Wanted((), Query([], PoolingParams(), ()))
 
 
 class _Running(NamedTuple):
@@ -35,11 +41,16 @@ class _Running(NamedTuple):
 
     engine: AsyncLLM
     counters: EngineCounters
-    family: PrmFamily
+    family: RewardFamily
 
     @property
     def context(self) -> int:
         return int(self.engine.model_config.max_model_len)
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a query: one that generates needs a place for what it generates."""
+        return self.context - (self.family.runner == "generate")
 
 
 class ScoringEngine:
@@ -74,9 +85,13 @@ class ScoringEngine:
             known |= found
             if len(found) == len(wanted):
                 self._bank_hits += 1
-            elif wanted[-1] not in missing or len(missing[wanted[-1]].keys) < len(wanted):
+                continue
+            rest = iter(wanted)
+            for query in self._queries(request.question, item):
+                own = tuple(islice(rest, len(query.tags)))
                 # Siblings often write the same step; of equal paths the one with more to judge counts.
-                missing[wanted[-1]] = _Wanted(wanted, self._encode(request.question, item))
+                if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NOTHING).keys):
+                    missing[own[-1]] = _Wanted(own, query)
         if missing:
             judged = await self._judge(request, list(missing.values()))
             self._remember(judged)
@@ -92,8 +107,8 @@ class ScoringEngine:
         self._canaries += 1
         started = time.monotonic()
         name = f"canary-{self._canaries}"
-        wanted = _Wanted((name.encode(),), self._encode("canary", ScoreItem((name,))))
-        await self._judge(ScoreRequest(name, "canary", (), deadline_s), [wanted])
+        [query] = self._queries("canary", ScoreItem((name,)))
+        await self._judge(ScoreRequest(name, "canary", (), deadline_s), [_Wanted((name.encode(),), query)])
         return time.monotonic() - started
 
     def forget(self) -> None:
@@ -137,12 +152,12 @@ class ScoringEngine:
                 running.engine, self._registry, request.search_id, request.deadline_s
             ) as call:
                 for label in wanted:
-                    await call.submit(label, label.path.token_ids, running.family.params(len(label.keys)))
+                    await call.submit(label, label.query.token_ids, label.query.params)
                 while call.pending:
                     for done in await call.wait():
                         label = done.label
-                        values = running.family.rewards(done.output, label.path, len(label.keys))
-                        check_rewards(values, len(label.keys))
+                        values = running.family.rewards(done.output, label.query)
+                        check_rewards(values, len(label.keys), self._settings.model)
                         rewards |= zip(label.keys, values, strict=True)
         except (EngineCallError, ValueError) as error:
             raise ScorerError(str(error)) from error
@@ -152,15 +167,15 @@ class ScoringEngine:
         if self._settings.bank_size:
             self._bank.update(rewards)
 
-    def _encode(self, question: str, item: ScoreItem) -> EncodedPath:
+    def _queries(self, question: str, item: ScoreItem) -> list[Query]:
         try:
-            path = self._running.family.encode(question, item.steps)
+            queries = self._running.family.queries(question, item.steps, item.unscored)
         except ValueError as error:
             raise ScorerError(f"a path cannot be encoded: {error}") from error
-        context = self._running.context
-        if len(path.token_ids) > context:
-            raise ScorerError(f"a path of {len(path.token_ids)} tokens does not fit the PRM's context of {context}")
-        return path
+        longest = max(len(query.token_ids) for query in queries)
+        if longest > self._running.room:
+            raise ScorerError(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
+        return queries
 
     @property
     def _running(self) -> _Running:

@@ -12,7 +12,8 @@ from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
 
 from deployments.config import PrmSettings
 from deployments.engine import EngineStartError
-from deployments.prm_families import StepHead, check_rewards
+from deployments.rewards.family import check_rewards
+from deployments.rewards.step_head import StepHead
 from deployments.scoring import ScoringEngine
 from search.ports import ScoreItem, ScoreRequest, ScorerError
 
@@ -158,8 +159,8 @@ async def test_the_canary_is_never_answered_from_memory(scoring: ScoringEngine) 
 
 @pytest.mark.parametrize("rewards", [[math.nan], [math.inf], [-0.1], [1.1], [], [0.5, 0.5]])
 async def test_rewards_are_numbers_between_0_and_1_and_as_many_as_asked(rewards: list[float]) -> None:
-    with pytest.raises(ValueError, match="reward"):
-        check_rewards(rewards, 1)
+    with pytest.raises(ValueError, match=r"a model gave .* reward"):
+        check_rewards(rewards, 1, "a model")
 
 
 async def test_a_tag_that_the_model_does_not_know_is_refused(prm_model: str) -> None:
