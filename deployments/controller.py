@@ -1,13 +1,14 @@
 """The SearchController deployment: the HTTP ingress, and the process in which searches run."""
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.calls import Retries, everywhere
+from deployments.completions import CompletionService, TextEncoder
 from deployments.config import AppConfig
 from deployments.handles import HandleGenerator, HandleScorer
 from deployments.http.auth import ApiKeys
@@ -40,16 +41,16 @@ class SearchControllerReplica:
             asyncio.to_thread(load_encoder, config.generator.model_path), self._matcher.start()
         )
         retries = Retries.of(config.controller)
-        self._service = SearchService(
-            config, encoder, HandleGenerator(generator, retries), HandleScorer(prm, retries), self._matcher
-        )
+        written_by = HandleGenerator(generator, retries)
+        self._service = SearchService(config, encoder, written_by, HandleScorer(prm, retries), self._matcher)
+        self._completions = CompletionService(self._service, encoder, written_by)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._health = Health(canaries, config.http)
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made."""
-        return create_app(self._service, self._health, self, self._keys)
+        return create_app(self._service, self._completions, self._health, self, self._keys)
 
     async def status(self) -> dict[str, Any]:
         """Searches that run in this replica, counters of every engine, and what is wrong if anything is."""
@@ -89,7 +90,11 @@ SearchController = serve.deployment(
 """To be bound with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
 
 
-def load_encoder(model_path: str) -> Encoder:
+class ModelEncoder(Encoder, TextEncoder, Protocol):
+    """All that is wanted of a tokenizer."""
+
+
+def load_encoder(model_path: str) -> ModelEncoder:
     """The generator's tokenizer and chat template, without its weights."""
     from transformers import AutoTokenizer
 

@@ -25,6 +25,11 @@ class ChatEncoder:
         longest_first = sorted(guarded, key=len, reverse=True)
         self._guarded = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
+    @property
+    def vocabulary(self) -> int:
+        """How many tokens there are: every id is below this."""
+        return len(self._tokenizer)
+
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text without any special token, whatever the text says.
 

@@ -22,6 +22,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.config import EngineSettings
 from deployments.engine_counters import EngineCounters
+from search.token_beam import MOST_WIDTH
 
 Runner = Literal["generate", "pooling"]
 
@@ -62,6 +63,7 @@ def engine_args(
         "use_tqdm_on_load": False,
         "kv_transfer_config": kv_transfer,
         "pooler_config": pooler,
+        "max_logprobs": 2 * MOST_WIDTH,
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size

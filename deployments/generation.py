@@ -5,6 +5,7 @@ deployment, the benchmarks and the tests have in common.
 """
 
 import asyncio
+import itertools
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from copy import copy
@@ -33,7 +34,11 @@ from search.ports import (
     GeneratorError,
     Lane,
     Sampling,
+    TokenBeamReply,
+    TokenBeamRequest,
+    WrittenSequence,
 )
+from search.token_beam import TokenBeamSettings, token_beam_search
 from search.tree import NodeId
 
 
@@ -51,6 +56,8 @@ class _Running(NamedTuple):
     counters: EngineCounters
     chat: ChatEncoder
     cutter: StepCutter
+    eos: int | None
+    """The tokenizer's end of the sequence."""
 
     @property
     def context(self) -> int:
@@ -65,7 +72,7 @@ class GenerationEngine:
         self._kv_transfer = kv_transfer
         self._started: _Running | None = None
         self._registry = BranchRegistry()
-        self._calls: set[EngineCall[_Wanted]] = set()
+        self._calls: set[EngineCall[_Wanted] | EngineCall[int]] = set()
         self._canaries = 0
         self._written_tokens = 0
         self._discarded_tokens = 0
@@ -76,7 +83,11 @@ class GenerationEngine:
         engine = await start_engine(self._settings, args)
         tokenizer = engine_tokenizer(engine)
         cutter = StepCutter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
-        self._started = _Running(engine, EngineCounters.of(engine), ChatEncoder(tokenizer), cutter)
+        eos = tokenizer.eos_token_id
+        counters = EngineCounters.of(engine)
+        self._started = _Running(
+            engine, counters, ChatEncoder(tokenizer), cutter, eos if isinstance(eos, int) else None
+        )
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
@@ -107,6 +118,30 @@ class GenerationEngine:
             raise GeneratorError(str(error)) from error
         finally:
             self._calls.discard(call)
+
+    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
+        """Token-level beam search; see ``search.token_beam``.
+
+        Raises:
+            GeneratorError: the engine failed, the deadline passed, or the search was aborted.
+        """
+        running = self._running
+        call = EngineCall[int](running.engine, self._registry, request.search_id, request.deadline_s, self._discard)
+        self._calls.add(call)
+        try:
+            async with call:
+                steps = _NextTokens(call, request.settings)
+                found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
+        except EngineCallError as error:
+            raise GeneratorError(str(error)) from error
+        finally:
+            self._calls.discard(call)
+        self._written_tokens += steps.generated_tokens
+        rows = (
+            tuple(WrittenSequence(running.cutter.text(sequence.token_ids), sequence) for sequence in row)
+            for row in found
+        )
+        return TokenBeamReply(tuple(rows), steps.generated_tokens)
 
     async def abort_search(self, search_id: str) -> int:
         """Aborts all branches of a search at the engine; its expand calls raise GeneratorError.
@@ -246,6 +281,60 @@ class GenerationEngine:
         if self._started is None:
             raise GeneratorError("the engine is not running")
         return self._started
+
+
+class _NextTokens:
+    """`search.token_beam.NextTokens` on one call: every prefix is a request for one token."""
+
+    def __init__(self, call: EngineCall[int], settings: TokenBeamSettings) -> None:
+        self.generated_tokens = 0
+        self._call = call
+        # One object for the whole call: what it says is the same for every token of every beam.
+        self._params = SamplingParams(
+            temperature=0.0,
+            max_tokens=1,
+            logprobs=2 * settings.width,
+            detokenize=False,
+            skip_reading_prefix_cache=settings.skip_reading_prefix_cache,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        self._params.skip_clone = True
+        self._waiting: dict[int, asyncio.Future[Output]] = {}
+        self._numbers = itertools.count()
+        self._reader: asyncio.Task[None] | None = None
+
+    async def next_tokens(self, prefixes: Sequence[Sequence[int]], count: int) -> list[dict[int, float]]:
+        futures: list[asyncio.Future[Output]] = []
+        for prefix in prefixes:
+            number = next(self._numbers)
+            future = self._waiting[number] = asyncio.get_running_loop().create_future()
+            futures.append(future)
+            await self._call.submit(number, list(prefix), self._params)
+        if self._reader is None or self._reader.done():
+            self._reader = asyncio.create_task(self._read())
+        found: list[dict[int, float]] = []
+        for future in futures:
+            output = await future
+            assert isinstance(output, RequestOutput)
+            self.generated_tokens += len(output.outputs[0].token_ids)
+            rows = output.outputs[0].logprobs
+            if not rows:
+                raise EngineCallError("the engine gave no log-probabilities")
+            found.append({token: each.logprob for token, each in rows[0].items()})
+        return found
+
+    async def _read(self) -> None:
+        """Hands what finishes to whoever waits for it: all prompts share the call."""
+        try:
+            while self._waiting:
+                for done in await self._call.wait():
+                    self._waiting.pop(done.label).set_result(done.output)
+        except EngineCallError as error:
+            waiting, self._waiting = self._waiting, {}
+            for future in waiting.values():
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()  # looked at: whoever waited may be gone
 
 
 def _eos_ids(engine: AsyncLLM, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

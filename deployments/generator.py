@@ -10,7 +10,7 @@ from deployments.config import GeneratorSettings
 from deployments.node_cache import attach_node_cache, keep_node_cache
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
 from kvstore.settings import CacheSettings
-from search.ports import ChildGroup, ExpandRequest
+from search.ports import ChildGroup, ExpandRequest, TokenBeamReply, TokenBeamRequest
 
 
 class GeneratorReplica:
@@ -34,6 +34,10 @@ class GeneratorReplica:
         async with aclosing(self._engine.expand(request)) as groups:
             async for group in groups:
                 yield group
+
+    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
+        """Cancelling the call aborts its requests at the engine."""
+        return await self._engine.token_beam(request)
 
     async def abort_search(self, search_id: str) -> int:
         return await self._engine.abort_search(search_id)

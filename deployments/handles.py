@@ -11,7 +11,16 @@ from contextlib import aclosing
 from typing import Any
 
 from deployments.calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
-from search.ports import ChildGroup, ExpandRequest, Expansion, GeneratorError, ScoreRequest, ScorerError
+from search.ports import (
+    ChildGroup,
+    ExpandRequest,
+    Expansion,
+    GeneratorError,
+    ScoreRequest,
+    ScorerError,
+    TokenBeamReply,
+    TokenBeamRequest,
+)
 
 
 class HandleGenerator:
@@ -19,6 +28,7 @@ class HandleGenerator:
 
     def __init__(self, handle: Any, retries: Retries) -> None:
         self._expand = handle.options(method_name="expand", stream=True)
+        self._token_beam = handle.options(method_name="token_beam")
         self._retries = retries
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
@@ -39,6 +49,26 @@ class HandleGenerator:
             if not is_replica_failure(error):
                 raise
             raise GeneratorError(f"{missing.count} branches could not be written: {in_short(error)}") from None
+
+    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
+        """Token-level beam search on one replica; on another one from the start if that is lost.
+
+        Raises:
+            GeneratorError: after the last attempt, or at the request's deadline.
+        """
+        deadline = Deadline(request.deadline_s)
+        try:
+            async for attempt in self._retries.loop(deadline, "token_beam"):
+                with attempt:
+                    response = self._token_beam.remote(request._replace(deadline_s=deadline.remaining))
+                    # One reply for all of it: it may take as long as the request may.
+                    found: TokenBeamReply = await answer(response, deadline, deadline.remaining)
+                    return found
+        except Exception as error:
+            if not is_replica_failure(error):
+                raise
+            raise GeneratorError(in_short(error)) from None
+        raise AssertionError("unreachable: the last attempt returns or raises")
 
     async def _attempt(self, missing: "Missing", deadline: Deadline) -> AsyncGenerator[ChildGroup, None]:
         if not missing.count:
@@ -88,19 +118,25 @@ class HandleScorer:
 
     async def _attempt(self, request: ScoreRequest, deadline: Deadline) -> Sequence[Sequence[float]]:
         response = self._score.remote(request._replace(deadline_s=deadline.remaining))
-        answered = False
-
-        async def awaited() -> Any:
-            return await response
-
-        try:
-            rewards = await reply(awaited, deadline, self._retries.reply_timeout_s)
-            answered = True
-        finally:
-            if not answered:
-                release(response)
+        rewards = await answer(response, deadline, self._retries.reply_timeout_s)
         check_rewards(request, rewards)
         return rewards  # type: ignore[no-any-return]
+
+
+async def answer(response: Any, deadline: Deadline, timeout_s: float) -> Any:
+    """What a unary call answers; on any other ending the call is cancelled at its replica."""
+    answered = False
+
+    async def awaited() -> Any:
+        return await response
+
+    try:
+        value = await reply(awaited, deadline, timeout_s)
+        answered = True
+        return value
+    finally:
+        if not answered:
+            release(response)
 
 
 class Missing:

@@ -27,7 +27,7 @@ class StepCutter:
         else:
             end = StepEnd.LENGTH if cut_off else StepEnd.DELIMITER
         logprob = None if logprobs is None else math.fsum(logprobs)
-        return Step(tuple(token_ids), self._text(token_ids), end, logprob)
+        return Step(tuple(token_ids), self.text(token_ids), end, logprob)
 
     def cut(self, token_ids: Sequence[int], cut_off: bool, logprobs: Sequence[float] | None = None) -> tuple[Step, ...]:
         """The steps of a whole solution, as they would have come one by one. Never empty."""
@@ -46,9 +46,10 @@ class StepCutter:
     def _ends_step(self, token_ids: Sequence[int], start: int, stop: int) -> bool:
         if self.delimiter_ids:
             return token_ids[stop - 1] in self.delimiter_ids
-        return self.delimiter in self._text(token_ids[start:stop])
+        return self.delimiter in self.text(token_ids[start:stop])
 
-    def _text(self, token_ids: Sequence[int]) -> str:
+    def text(self, token_ids: Sequence[int]) -> str:
+        """What ids say, special tokens left out."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         return text

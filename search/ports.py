@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from enum import IntEnum, StrEnum
 from typing import NamedTuple, Protocol
 
+from search.token_beam import BeamSequence, TokenBeamSettings
 from search.tree import NodeId, Step
 
 
@@ -113,6 +114,30 @@ class ScoreRequest(NamedTuple):
     question: str
     items: tuple[ScoreItem, ...]
     deadline_s: float
+
+
+class TokenBeamRequest(NamedTuple):
+    """Token-level beam search over some prompts, on one generator replica."""
+
+    search_id: str
+    prompts: tuple[tuple[int, ...], ...]
+    settings: TokenBeamSettings
+    deadline_s: float
+
+
+class WrittenSequence(NamedTuple):
+    """One of a prompt's best continuations."""
+
+    text: str
+    """Without special tokens."""
+    sequence: BeamSequence
+
+
+class TokenBeamReply(NamedTuple):
+    prompts: tuple[tuple[WrittenSequence, ...], ...]
+    """For each prompt its best continuations, the best first."""
+    generated_tokens: int
+    """All that the engine generated for it: each beam a token at a time."""
 
 
 class Generator(Protocol):

@@ -59,6 +59,8 @@ class Planner:
         self._caps = (
             Cap("n", limits.n),
             Cap("m", limits.n),
+            Cap("width", limits.n),
+            Cap("paths", limits.n),
             Cap("max_depth", limits.depth),
             Cap("max_step_tokens", limits.step_tokens),
             Cap("max_path_tokens", limits.tokens),

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from search.outcome import SearchOutcome, StepScored
+from search.ports import TokenBeamReply
 from search.tree import StepEnd
 
 Json = dict[str, Any]
@@ -149,6 +150,36 @@ def models(served_name: str, created: int) -> Json:
 
 def model(name: str, created: int) -> Json:
     return {"id": name, "object": "model", "created": created, "owned_by": "banyan"}
+
+
+def text_completion(
+    reply_id: str, created: int, model_name: str, n: int, prompt_tokens: int, found: TokenBeamReply
+) -> Json:
+    """A ``text_completion``: ``n`` choices for each prompt, the best first, in the order of the prompts."""
+    best = [written for row in found.prompts for written in row[:n]]
+    choices = [
+        {
+            "index": index,
+            "text": written.text,
+            "logprobs": None,
+            "finish_reason": "stop" if written.sequence.ended else "length",
+            "cumulative_logprob": written.sequence.logprob,
+            "score": written.sequence.score,
+        }
+        for index, written in enumerate(best)
+    ]
+    return {
+        "id": reply_id,
+        "object": "text_completion",
+        "created": created,
+        "model": model_name,
+        "choices": choices,
+        "usage": {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": found.generated_tokens,
+            "total_tokens": prompt_tokens + found.generated_tokens,
+        },
+    }
 
 
 def rewards(model_name: str, values: Sequence[float]) -> Json:

@@ -5,13 +5,14 @@ from typing import Any, Protocol
 from fastapi import APIRouter, FastAPI, Request
 from starlette.responses import JSONResponse, Response
 
+from deployments.completions import CompletionService
 from deployments.http import errors, replies
 from deployments.http.auth import ApiKeys, RequireKey
 from deployments.http.body import read_object, validated
 from deployments.http.disconnect import while_connected
 from deployments.http.health import Health
 from deployments.http.limits import LimitBody
-from deployments.http.schema import ChatRequest, ScoreBody
+from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
 from deployments.service import Job, SearchService
 from search.outcome import SearchOutcome
@@ -25,10 +26,12 @@ class Backend(Protocol):
     async def status(self) -> dict[str, Any]: ...
 
 
-def create_app(service: SearchService, health: Health, backend: Backend, keys: ApiKeys) -> FastAPI:
+def create_app(
+    service: SearchService, completions: CompletionService, health: Health, backend: Backend, keys: ApiKeys
+) -> FastAPI:
     """The endpoint as an ASGI application."""
     app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None)
-    app.include_router(_routes(service, health, backend))
+    app.include_router(_routes(service, completions, health, backend))
     errors.install(app)
     # The last one added is the first one asked: no key, no byte of the body.
     app.add_middleware(LimitBody, limit=service.config.controller.limits.body_bytes)
@@ -36,7 +39,7 @@ def create_app(service: SearchService, health: Health, backend: Backend, keys: A
     return app
 
 
-def _routes(service: SearchService, health: Health, backend: Backend) -> APIRouter:
+def _routes(service: SearchService, completions: CompletionService, health: Health, backend: Backend) -> APIRouter:
     routes = APIRouter()
     served_name = service.config.generator.served_name
     started = replies.now()
@@ -61,6 +64,15 @@ def _routes(service: SearchService, health: Health, backend: Backend) -> APIRout
         job = service.prepare(chat)
         found = await outcome(request, job)
         return _json(replies.completion(head(chat, job), found) | {"tree": tree_as_json(found.tree)})
+
+    @routes.post("/v1/completions", openapi_extra=_documented(CompletionBody.model_json_schema()))
+    async def text_completions(request: Request) -> Response:
+        """Token-level beam search: each prompt's likeliest continuations."""
+        body = CompletionBody.parse(await read_object(request))
+        job = completions.prepare(body)
+        found = await while_connected(request, completions.complete(job))
+        reply_id = f"cmpl-{job.request.search_id}"
+        return _json(replies.text_completion(reply_id, replies.now(), body.model, job.n, job.prompt_tokens, found))
 
     @routes.post("/v1/score", openapi_extra=_documented(ScoreBody.model_json_schema()))
     async def score(request: Request) -> Response:

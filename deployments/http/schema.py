@@ -6,6 +6,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
 from deployments.http.body import TAG, validated
 from deployments.http.errors import BadRequest
+from search.token_beam import MOST_PROMPTS, MOST_WIDTH
 
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
 """Fields that change nothing about an answer: accepted whatever they say."""
@@ -114,6 +115,60 @@ class ChatRequest(Body):
     def question(self) -> str:
         """What the process reward model judges the steps against: the user's last turn."""
         return self.messages[-1].text
+
+
+class CompletionBody(Body):
+    """``POST /v1/completions``: token-level beam search, in the words of vLLM's users."""
+
+    model: str
+    prompt: Any = Field(description="A text, token ids, or a list of either.")
+    use_beam_search: Literal[True] = Field(description="The only way here; searches are at /v1/chat/completions.")
+    n: int = Field(1, ge=1, le=MOST_WIDTH, description="Sequences returned for each prompt.")
+    best_of: int | None = Field(None, ge=1, le=MOST_WIDTH, description="Width, where it is more than n.")
+    max_tokens: int = Field(16, ge=1, le=131_072)
+    temperature: float | None = Field(None, ge=0, le=0, description="0: nothing is sampled.")
+    length_penalty: float = Field(1.0, ge=-10, le=10, strict=False)
+    ignore_eos: bool = False
+    skip_reading_prefix_cache: bool | None = None
+    concurrency_limit: int | None = Field(None, description="Prompts in flight; kept within 1 and their number.")
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> "CompletionBody":
+        """
+        Raises:
+            BadRequest: with the path of the first field that is wrong or not supported.
+        """
+        for field in ("stream", "echo", "logprobs", "suffix"):
+            if body.get(field):
+                raise BadRequest(f"{field} is not supported", field, "unsupported_parameter")
+        ignored = (*IGNORED, "stream", "echo", "logprobs", "suffix", "seed")
+        request = validated(cls, {key: value for key, value in body.items() if key not in ignored})
+        if request.best_of is not None and request.best_of < request.n:
+            raise BadRequest(f"best_of must be at least n = {request.n}, not {request.best_of}", "best_of")
+        return request
+
+    def prompts(self) -> list[tuple[str, str | list[int]]]:
+        """Every prompt with its path.
+
+        Raises:
+            BadRequest: there is none, too many, or one is neither text nor token ids.
+        """
+        if isinstance(self.prompt, str) or _are_ids(self.prompt):
+            given = [("prompt", self.prompt)]
+        elif isinstance(self.prompt, list):
+            given = [(f"prompt.{place}", each) for place, each in enumerate(self.prompt)]
+        else:
+            given = []
+        if not 1 <= len(given) <= MOST_PROMPTS:
+            raise BadRequest(f"prompt must be a text, token ids, or a list of 1 to {MOST_PROMPTS} of these", "prompt")
+        for path, each in given:
+            if not each or not (isinstance(each, str) or _are_ids(each)):
+                raise BadRequest(f"{path} must be a text or a list of token ids, and not empty", path)
+        return given
+
+
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(each) is int for each in value)
 
 
 class ScoreBody(Body):

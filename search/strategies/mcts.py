@@ -13,7 +13,7 @@ from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
 from search.visits import Mark, close, closed_nodes, inner_nodes, marks_of
 
-MOST_ITERATIONS = 10_000
+MOST_ITERATIONS = 2_000
 
 
 class Value(StrEnum):

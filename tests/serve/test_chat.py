@@ -102,3 +102,15 @@ def test_health_is_a_canary_of_both_engines(idle: Application) -> None:
         "prm": "ok",
     }
     assert idle.generated_tokens() > before
+
+
+def test_token_beams_by_the_official_client(idle: Application, client: openai.OpenAI) -> None:
+    before = idle.generated_tokens()
+    extra = {"use_beam_search": True, "skip_reading_prefix_cache": False}
+    reply = client.completions.create(
+        model="banyan-arithmetic", prompt=["12 + 7 = ", "3 * 5 = "], n=2, best_of=4, max_tokens=6, extra_body=extra
+    )
+    assert len(reply.choices) == 4
+    assert reply.choices[0].text != reply.choices[1].text
+    assert reply.usage is not None
+    assert reply.usage.completion_tokens == idle.generated_tokens() - before > 0

@@ -8,13 +8,25 @@ from typing import Any
 import httpx
 from fastapi import FastAPI
 
+from deployments.completions import CompletionService
 from deployments.config import AppConfig
 from deployments.http.auth import ApiKeys
 from deployments.http.health import Health
 from deployments.http.routes import create_app
 from deployments.service import SearchService
 from search.equivalence import AnswerMatcher
-from search.ports import Child, ChildGroup, ExpandRequest, Extent, GeneratorError, ScoreRequest
+from search.ports import (
+    Child,
+    ChildGroup,
+    ExpandRequest,
+    Extent,
+    GeneratorError,
+    ScoreRequest,
+    TokenBeamReply,
+    TokenBeamRequest,
+    WrittenSequence,
+)
+from search.token_beam import BeamSequence
 from search.tree import Step, StepEnd
 
 DEPTH = 3
@@ -24,6 +36,11 @@ STEP_TOKENS = 5
 
 class Letters:
     """An encoder of one token per letter."""
+
+    vocabulary = 256
+
+    def encode_text(self, text: str) -> list[int]:
+        return [ord(letter) for letter in text]
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         return [ord(letter) for message in messages for letter in f"<{message['role']}>{message['content']}"]
@@ -39,6 +56,7 @@ class FakeGenerator:
         self.running = 0
         self.calls = 0
         self.cached = 0
+        self.beams: list[TokenBeamRequest] = []
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         self.calls += 1
@@ -54,6 +72,22 @@ class FakeGenerator:
                         for branch in part.branches
                     )
                 )
+        finally:
+            self.running -= 1
+
+    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
+        """Every prompt goes on with the letters from a, the first beam ended, the others cut off."""
+        self.beams.append(request)
+        self.running += 1
+        try:
+            await self.gate.wait()
+            if self.error is not None:
+                raise self.error
+            row = tuple(
+                WrittenSequence(chr(97 + beam), BeamSequence((97 + beam,), -1.0 - beam, -0.5 - beam, beam == 0))
+                for beam in range(request.settings.width)
+            )
+            return TokenBeamReply((row,) * len(request.prompts), generated_tokens=7)
         finally:
             self.running -= 1
 
@@ -101,7 +135,8 @@ class World:
         self.scorer = FakeScorer()
         self.service = SearchService(self.config, Letters(), self.generator, self.scorer, matcher)
         health = Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http)
-        self.app: FastAPI = create_app(self.service, health, self, ApiKeys(keys))
+        completions = CompletionService(self.service, Letters(), self.generator)
+        self.app: FastAPI = create_app(self.service, completions, health, self, ApiKeys(keys))
 
     async def status(self) -> dict[str, Any]:
         return {"searches": self.service.running, "integrity": self.service.check_integrity()}

@@ -1,0 +1,118 @@
+"""Token-level beam search: the same results as vLLM's own, from an engine that serves other things meanwhile.
+
+Unlike the searches over steps it needs no tree and no rewards: a path's score is its log-probability.
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MOST_WIDTH = 64
+MOST_PROMPTS = 1024
+
+
+class TokenBeamSettings(BaseModel):
+    """The settings of one call."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    width: int = Field(ge=1, le=MOST_WIDTH, description="Beams, and sequences in the end.")
+    max_tokens: int = Field(ge=1, le=131_072, description="Longest continuation.")
+    length_penalty: float = Field(1.0, ge=-10.0, le=10.0, description="A score is log-probability / length ** this.")
+    ignore_eos: bool = Field(False, description="Go on after the end of the sequence.")
+    skip_reading_prefix_cache: bool | None = Field(
+        None, description="True never reads the engine's prefix cache, False does, unset leaves it to the engine."
+    )
+    concurrency_limit: int | None = Field(None, description="Prompts in flight; between 1 and all of them.")
+
+
+class BeamSequence(NamedTuple):
+    """One finished beam."""
+
+    token_ids: tuple[int, ...]
+    """What was generated, the end of the sequence included."""
+    logprob: float
+    """Sum of the tokens' log-probabilities, nats."""
+    score: float
+    ended: bool
+    """Whether it ends with the end of the sequence, or was cut off."""
+
+
+class NextTokens(Protocol):
+    """An engine that says what may come next."""
+
+    async def next_tokens(self, prefixes: Sequence[Sequence[int]], count: int) -> Sequence[Mapping[int, float]]:
+        """For each prefix its ``count`` most likely next tokens with their log-probabilities, the likeliest first."""
+        ...
+
+
+class _Beam(NamedTuple):
+    generated: tuple[int, ...]
+    logprob: float
+
+
+async def token_beam_search(
+    engine: NextTokens, prompts: Sequence[Sequence[int]], settings: TokenBeamSettings, eos: int | None
+) -> list[list[BeamSequence]]:
+    """For each prompt (token ids) its ``width`` best continuations, the best first.
+
+    The order in which prompts are served, and how many at a time, changes no result. What the engine raises for one
+    prompt ends them all.
+    """
+    wanted = len(prompts) if settings.concurrency_limit is None else settings.concurrency_limit
+    places = asyncio.Semaphore(max(1, min(wanted, len(prompts))))
+
+    async def one(prompt: Sequence[int]) -> list[BeamSequence]:
+        async with places:
+            return await _search(engine, tuple(prompt), settings, None if settings.ignore_eos else eos)
+
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(one(prompt)) for prompt in prompts]
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+async def _search(
+    engine: NextTokens, prompt: tuple[int, ...], settings: TokenBeamSettings, eos: int | None
+) -> list[BeamSequence]:
+    width = settings.width
+    beams = [_Beam((), 0.0)]
+    ended: list[BeamSequence] = []
+
+    def scored(beam: _Beam, is_end: bool) -> BeamSequence:
+        length = len(prompt) + len(beam.generated) - is_end
+        return BeamSequence(
+            beam.generated, beam.logprob, beam.logprob / float(max(length, 1)) ** settings.length_penalty, is_end
+        )
+
+    for _ in range(settings.max_tokens):
+        # Twice the width, as in transformers: so many are enough even if every beam could end here.
+        following = await engine.next_tokens([(*prompt, *beam.generated) for beam in beams], 2 * width)
+        grown: list[_Beam] = []
+        for beam, tokens in zip(beams, following, strict=True):
+            for token, logprob in tokens.items():
+                longer = _Beam((*beam.generated, token), beam.logprob + logprob)
+                if token == eos:
+                    ended.append(scored(longer, is_end=True))
+                else:
+                    grown.append(longer)
+        beams = sorted(grown, key=lambda beam: scored(beam, is_end=False).score, reverse=True)[:width]
+        ended = sorted(ended, key=lambda sequence: sequence.score, reverse=True)[:width]
+        if not beams or _decided(ended, beams[0], len(prompt), settings):
+            break
+    whole = [*ended, *(scored(beam, is_end=False) for beam in beams)]
+    return sorted(whole, key=lambda sequence: sequence.score, reverse=True)[:width]
+
+
+def _decided(ended: Sequence[BeamSequence], best: _Beam, prompt_tokens: int, settings: TokenBeamSettings) -> bool:
+    """Whether no beam can come among the best any more: log-probabilities only fall, so none can score more than
+    the best of them would at its present log-probability and whichever length favours it."""
+    if len(ended) < settings.width:
+        return False
+    lengths = prompt_tokens + len(best.generated), prompt_tokens + settings.max_tokens
+    hope: float = max(best.logprob / float(max(length, 1)) ** settings.length_penalty for length in lengths)
+    return ended[-1].score > hope

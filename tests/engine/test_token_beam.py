@@ -1,0 +1,111 @@
+"""Token-level beam search against vLLM's own, on the same model."""
+
+import gc
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from deployments.config import GeneratorSettings
+from deployments.engine import engine_args
+from deployments.generation import GenerationEngine
+from deployments.models.problems import Split, draw_problems
+from search.ports import GeneratorError, TokenBeamReply, TokenBeamRequest
+from search.token_beam import TokenBeamSettings
+from tests.engine.conftest import quiet
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+MINUTES = 600.0
+MAX_TOKENS = 40
+WIDTHS = (2, 4, 8)
+
+
+@pytest.fixture(scope="module")
+def prompts(shared_generation: GenerationEngine) -> list[tuple[int, ...]]:
+    """20 questions, half of them with the chat template and so with an end in sight."""
+    texts = [problem.text for problem, _ in zip(draw_problems(Split.TEST, 41), range(20), strict=False)]
+    return [tuple(shared_generation.encode_chat([{"role": "user", "content": text}])) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def peer(generator_model: str, prompts: list[tuple[int, ...]]) -> Iterator[dict[int, list[Any]]]:
+    """What ``LLM.beam_search`` finds, by width."""
+    from vllm import LLM
+    from vllm.sampling_params import BeamSearchParams
+
+    args = engine_args(GeneratorSettings(model=generator_model), runner="generate")
+    names = ("model", "dtype", "max_model_len", "max_num_seqs", "block_size", "kv_cache_memory_bytes")
+    names += ("enforce_eager", "enable_chunked_prefill", "max_num_batched_tokens", "max_logprobs")  # type: ignore[assignment]
+    with quiet():
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+        llm = LLM(**{name: getattr(args, name) for name in names}, disable_log_stats=True)
+        wanted = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
+        yield {
+            width: llm.beam_search(wanted, BeamSearchParams(beam_width=width, max_tokens=MAX_TOKENS))  # type: ignore[arg-type]
+            for width in WIDTHS
+        }
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+async def beams(generation: GenerationEngine, prompts: list[tuple[int, ...]], **settings: Any) -> TokenBeamReply:
+    wanted = TokenBeamSettings(max_tokens=MAX_TOKENS, **settings)
+    return await generation.token_beam(TokenBeamRequest("beams", tuple(prompts), wanted, MINUTES))
+
+
+def ids(reply: TokenBeamReply) -> list[list[tuple[int, ...]]]:
+    return [[each.sequence.token_ids for each in row] for row in reply.prompts]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+async def test_sequences_and_scores_are_vllms_own(
+    generation: GenerationEngine, prompts: list[tuple[int, ...]], peer: dict[int, list[Any]], width: int
+) -> None:
+    reply = await beams(generation, prompts, width=width)
+    assert len(reply.prompts) == len(prompts) == 20
+    for prompt, own, theirs in zip(prompts, reply.prompts, peer[width], strict=True):
+        expected = [(tuple(sequence.tokens[len(prompt) :]), sequence.cum_logprob) for sequence in theirs.sequences]
+        assert [each.sequence.token_ids for each in own] == [tokens for tokens, _ in expected]
+        assert [each.sequence.logprob for each in own] == pytest.approx([total for _, total in expected], abs=1e-3)
+        assert sorted((each.sequence.score for each in own), reverse=True) == [each.sequence.score for each in own]
+
+
+async def test_reading_the_prefix_cache_changes_the_cost_and_nothing_else(
+    generation: GenerationEngine, prompts: list[tuple[int, ...]]
+) -> None:
+    found: dict[bool | None, TokenBeamReply] = {}
+    hits: dict[bool | None, int] = {}
+    for skip in (None, False, True):
+        before = generation.stats()["prefix_hits"]
+        found[skip] = await beams(generation, prompts[:6], width=4, skip_reading_prefix_cache=skip)
+        hits[skip] = generation.stats()["prefix_hits"] - before
+    assert ids(found[None]) == ids(found[False]) == ids(found[True])
+    assert hits[True] == 0
+    assert hits[None] > 0
+    assert hits[False] > 0
+
+
+@pytest.mark.parametrize("limit", [1, 3, 1000])
+async def test_how_many_prompts_at_a_time_changes_nothing(
+    generation: GenerationEngine, prompts: list[tuple[int, ...]], limit: int
+) -> None:
+    unlimited = await beams(generation, prompts[:8], width=2)
+    limited = await beams(generation, prompts[:8], width=2, concurrency_limit=limit)
+    assert ids(limited) == ids(unlimited)
+
+
+async def test_every_token_is_counted(generation: GenerationEngine, prompts: list[tuple[int, ...]]) -> None:
+    before = generation.stats()
+    reply = await beams(generation, prompts[:2], width=2)
+    after = generation.stats()
+    assert reply.generated_tokens == after["generated_tokens"] - before["generated_tokens"]
+    assert reply.generated_tokens == after["written_tokens"] - before["written_tokens"]
+
+
+async def test_late_ones_end_and_leave_nothing(generation: GenerationEngine, prompts: list[tuple[int, ...]]) -> None:
+    wanted = TokenBeamSettings(width=8, max_tokens=MAX_TOKENS)
+    with pytest.raises(GeneratorError, match="not done within"):
+        await generation.token_beam(TokenBeamRequest("late", tuple(prompts), wanted, 0.05))
