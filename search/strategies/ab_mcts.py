@@ -8,10 +8,10 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from search.ports import Extent
 from search.strategies.mcts import MOST_ITERATIONS
 from search.strategy import MOST_SAMPLES, Growth, Strategy
-from search.tree import Node, SearchTree
-from search.visits import closed_nodes
+from search.tree import Node, NodeStatus, SearchTree
 
 
 class Posterior(StrEnum):
@@ -31,25 +31,31 @@ class ABMCTS(Strategy):
     Every node has two arms: to generate a new child here, or to continue below one that is there, and each child has
     an arm among its siblings. A path that has ended is not continued. ``paths`` children are chosen at a time, and the
     next ones when all of them are judged.
+
+    In the paper a node is a whole answer. Here one generation by default writes a path to its end, and each of its
+    steps is a node below the last: so every generation gives an answer, and any step of it can be gone back to.
     """
 
     aliases = ("abmcts",)
 
     name: Literal["ab_mcts"] = "ab_mcts"
-    iterations: int = Field(64, ge=1, le=MOST_ITERATIONS, description="Steps to write.")
-    paths: int = Field(1, ge=1, le=MOST_SAMPLES, description="Steps written at a time.")
+    iterations: int = Field(16, ge=1, le=MOST_ITERATIONS, description="Generations.")
+    paths: int = Field(1, ge=1, le=MOST_SAMPLES, description="Generations at a time.")
+    generation: Extent = Field(
+        Extent.SOLUTION, strict=False, description="How far one generation writes: a step, or to the solution's end."
+    )
     posterior: Posterior = Field(Posterior.GAUSSIAN, strict=False, description="What is believed of an arm.")
 
     def select(self, tree: SearchTree) -> Sequence[Growth]:
         if tree.in_flight:
             return []
-        closed = closed_nodes(tree)
         wanted: dict[Node, int] = {}
-        for place in range(min(self.paths, self.iterations - len(tree))):
-            die = Random(f"arms:{tree.seed}:{len(tree) + place}")
-            node = chosen_parent(tree, closed, self.posterior, die)
+        done = sum(node.order is not None for node in tree.nodes)
+        for place in range(min(self.paths, self.iterations - done)):
+            die = Random(f"arms:{tree.seed}:{done + place}")
+            node = chosen_parent(tree, self.posterior, die)
             wanted[node] = wanted.get(node, 0) + 1
-        return [Growth(node, count) for node, count in wanted.items()]
+        return [Growth(node, count, self.generation) for node, count in wanted.items()]
 
 
 class Belief(NamedTuple):
@@ -98,11 +104,11 @@ class Odds(NamedTuple):
 PRIORS: dict[Posterior, Belief | Odds] = {Posterior.GAUSSIAN: Belief(), Posterior.BETA: Odds()}
 
 
-def chosen_parent(tree: SearchTree, closed: set[Node], posterior: Posterior, die: Random) -> Node:
-    """Where the next child is written."""
+def chosen_parent(tree: SearchTree, posterior: Posterior, die: Random) -> Node:
+    """Where the next child is written: at any open node one more is possible."""
     prior = PRIORS[posterior]
     node = tree.root
-    while below := [child for child in node.children.values() if child not in closed]:
+    while below := [child for child in node.children.values() if child.status is NodeStatus.OPEN]:
         generate = prior.after(rewards_of_children(node)).draw(die)
         if generate >= prior.after(rewards_of_continuing(node)).draw(die):
             return node

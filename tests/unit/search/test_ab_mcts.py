@@ -11,7 +11,7 @@ from treequest.algos.ab_mcts_a.algo import ABMCTSA
 from treequest.algos.ab_mcts_a.prob_state import PriorConfig, ProbabilisticDist
 
 from search.strategies.ab_mcts import PRIORS, Belief, Odds, Posterior, chosen_parent
-from search.tree import NodeId, SearchTree, Step, StepEnd
+from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 ORDER = {"gaussian": ("m", "kappa", "nu", "tau_square"), "beta": ("a", "b")}
 
@@ -54,7 +54,7 @@ def theirs(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
 def ours(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
     tree = SearchTree()
     for Turn.number in range(steps):
-        [node] = tree.request(chosen_parent(tree, set(), Posterior(posterior), random.Random(0)), 1)
+        [node] = tree.request(chosen_parent(tree, Posterior(posterior), random.Random(0)), 1)
         tree.write(node, Step((1,), "x\n\n", StepEnd.DELIMITER))
         tree.complete(node, reward_at((*root, *node.id)), terminal=False)
     return [node.id for node in tree.nodes]
@@ -99,12 +99,23 @@ def test_draws_follow_the_posterior() -> None:
 
 @pytest.mark.parametrize("paths", [1, 3])
 def test_writes_as_many_steps_as_it_may_and_no_more(paths: int) -> None:
-    wanted: Mapping[str, object] = {"strategy": "ab_mcts", "iterations": 20, "paths": paths}
+    wanted: Mapping[str, object] = {"strategy": "ab_mcts", "iterations": 20, "paths": paths, "generation": "step"}
     for seed in range(5):
         bench, outcome = search({**wanted, "seed": seed})
         assert len(outcome.tree) == 20
         most = max(sum(len(e.branches) for e in request.expansions) for request in bench.generator.requests)
         assert most == paths
+
+
+def test_a_generation_is_a_whole_answer_whose_steps_can_be_gone_back_to() -> None:
+    gone_back = 0
+    for seed in range(8):
+        _, outcome = search({"strategy": "ab_mcts", "iterations": 12, "seed": seed})
+        generations = [node for node in outcome.tree.nodes if node.order is not None]
+        assert len(generations) == 12
+        assert len(outcome.tree.with_status(NodeStatus.TERMINAL)) == 12
+        gone_back += sum(node.depth > 1 for node in generations)
+    assert gone_back
 
 
 def test_another_seed_draws_otherwise() -> None:

@@ -66,15 +66,17 @@ SEARCHES = st.one_of(
         st.integers(1, 6),
     ),
     st.builds(
-        lambda iterations, paths, posterior: {
+        lambda iterations, paths, posterior, generation: {
             "strategy": "ab_mcts",
             "iterations": iterations,
             "paths": paths,
             "posterior": posterior,
+            "generation": generation,
         },
         st.integers(1, 20),
         st.integers(1, 5),
         st.sampled_from(["gaussian", "beta"]),
+        st.sampled_from(["step", "solution"]),
     ),
     st.builds(
         lambda iterations, width, entropy: {

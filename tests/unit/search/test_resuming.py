@@ -23,11 +23,12 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "ets": {"n": 9},
     "particle_filter": {"n": 9},
     "mcts": {"iterations": 12, "paths": 3},
-    "ab_mcts": {"iterations": 25, "paths": 4},
+    "ab_mcts": {"iterations": 12, "paths": 4},
     "frontier": {"iterations": 9, "width": 4},
 }
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *SEARCHES.items(),
+    ("ab_mcts", {"iterations": 25, "generation": "step"}),
     ("beam_search", {"n": 6, "m": 3, "lookahead": 2}),
     ("mcts", {"iterations": 9, "value": "both", "prior": "logprob"}),
     ("dvts", {"n": 6, "m": 3, "budget": {"tokens": 120}}),
