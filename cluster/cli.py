@@ -97,7 +97,9 @@ def strategies(
 def solve(
     question: Annotated[str, typer.Argument(help="What to solve.", show_default=False)],
     url: Annotated[str, typer.Option(help="The endpoint.")] = DEFAULT_URL,
-    strategy: Annotated[str, typer.Option(help="A search strategy, or an alias such as beam-64.")] = "beam_search",
+    strategy: Annotated[
+        str, typer.Option(help="A name, an alias such as beam-64, or with settings: dvts:m=8,budget.tokens=1000.")
+    ] = "beam_search",
     n: N = 16,
     seed: Annotated[
         int | None, typer.Option(min=0, max=MOST_SEED, help="Same seed, same tree.", show_default=False)
@@ -124,7 +126,11 @@ def solve(
 def evaluate(
     problems: Annotated[Path, typer.Option(help="JSON lines with problem and answer.", show_default=False)],
     strategy: Annotated[
-        list[str], typer.Option(help="Repeatable; a name, or an alias such as beam-64.", show_default=False)
+        list[str],
+        typer.Option(
+            help="Repeatable; a name, an alias such as beam-64, or with settings: dvts:m=8,budget.tokens=1000.",
+            show_default=False,
+        ),
     ],
     n: N = 16,
     seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Every problem's seed follows from it.")] = 0,

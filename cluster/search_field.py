@@ -1,5 +1,7 @@
 """The ``search`` field of a request, from what is typed on a command line."""
 
+import json
+
 from pydantic import ValidationError
 
 from search.settings import STRATEGIES, parse_alias, parse_search
@@ -11,12 +13,16 @@ class SearchFieldError(ValueError):
 
 def search_field(strategy: str, n: int) -> dict[str, object]:
     """The field for a strategy given by name, which gets ``n`` if it takes one, or by an alias such as
-    ``beam-64``, whose own number counts. Checked here, so that nothing wrong is sent a thousand times.
+    ``beam-64``, whose own number counts. Settings may follow: ``dvts:m=8,budget.tokens=1000``. Checked here, so that
+    nothing wrong is sent a thousand times.
 
     Raises:
         SearchFieldError: names what is wrong and what there is.
     """
-    given: dict[str, object] = parse_alias(strategy) or {"strategy": strategy}
+    name, _, settings = strategy.partition(":")
+    given: dict[str, object] = parse_alias(name) or {"strategy": name}
+    for setting in settings.split(",") if settings else ():
+        _put(given, setting)
     known = STRATEGIES.get(str(given["strategy"]))
     if known is not None and "n" in known.model_fields:
         given.setdefault("n", n)
@@ -24,5 +30,26 @@ def search_field(strategy: str, n: int) -> dict[str, object]:
         parse_search(given)
     except ValidationError as error:
         first = error.errors()[0]
-        raise SearchFieldError(f"{strategy}: {first['msg']}") from error
+        place = ".".join(map(str, first["loc"]))
+        about = f"{strategy}: {place}" if settings else strategy
+        raise SearchFieldError(f"{about}: {first['msg']}") from error
     return given
+
+
+def _put(given: dict[str, object], setting: str) -> None:
+    """Adds one ``key=value``; the value is read as JSON, or else is a word."""
+    key, equals, text = setting.partition("=")
+    if not (key and equals and text):
+        raise SearchFieldError(f"{setting!r} is no setting: write key=value")
+    try:
+        value = json.loads(text)
+    except ValueError:
+        value = text
+    outer, dot, inner = key.partition(".")
+    if not dot:
+        given[key] = value
+        return
+    group = given.setdefault(outer, {})
+    if not isinstance(group, dict):
+        raise SearchFieldError(f"{key!r} and {outer!r} cannot both be set")
+    group[inner] = value

@@ -63,7 +63,7 @@ class MCTS(Strategy):
     """
 
     name: Literal["mcts"] = "mcts"
-    iterations: int = Field(32, ge=1, le=MOST_ITERATIONS, description="Leaves to expand.")
+    iterations: int = Field(64, ge=1, le=MOST_ITERATIONS, description="Leaves to expand.")
     width: int = Field(4, ge=1, le=MOST_SAMPLES, description="Children written of a leaf.")
     paths: int = Field(1, ge=1, le=MOST_SAMPLES, description="Leaves expanded at a time.")
     exploration: float = Field(1.414, ge=0.0, le=100.0, description="The constant c of UCT and PUCT.")

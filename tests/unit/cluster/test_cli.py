@@ -1,6 +1,7 @@
 """The commands as a person types them: output, exit status, and a sentence instead of a traceback."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from typer.testing import CliRunner, Result
 
 from cluster.cli import app
 from cluster.problem_files import read_problems
+from cluster.search_field import SearchFieldError, search_field
 from search.settings import STRATEGIES
 
 
@@ -174,3 +176,42 @@ class TestStrategies:
         result = banyan("strategies", "clairvoyance")
         assert result.exit_code == 2
         assert "ab_mcts" in result.stderr
+
+
+class TestSearchField:
+    @pytest.mark.parametrize(
+        ("written", "field"),
+        [
+            ("greedy", {"strategy": "greedy"}),
+            ("beam-8", {"strategy": "beam_search", "n": 8}),
+            ("dvts:m=8", {"strategy": "dvts", "m": 8, "n": 16}),
+            ("dvts:n=32,m=8", {"strategy": "dvts", "m": 8, "n": 32}),
+            ("mcts:value=both,accept=0.9", {"strategy": "mcts", "value": "both", "accept": 0.9}),
+            (
+                "ab_mcts:budget.tokens=900,budget.nodes=50",
+                {"strategy": "ab_mcts", "budget": {"tokens": 900, "nodes": 50}},
+            ),
+            ("sc-4:early_stop=true", {"strategy": "self_consistency", "n": 4, "early_stop": True}),
+        ],
+    )
+    def test_settings_follow_the_name(self, written: str, field: dict[str, Any]) -> None:
+        assert search_field(written, 16) == field
+
+    @pytest.mark.parametrize(
+        ("written", "complaint"),
+        [
+            ("clairvoyance", "unknown strategy"),
+            ("beam-0", "greater than or equal to 1"),
+            ("dvts:m=5", "n = 16 is not a multiple of m = 5"),
+            ("dvts:m", "write key=value"),
+            ("dvts:m=", "write key=value"),
+            ("dvts:=3", "write key=value"),
+            ("dvts:widht=3", "widht: Extra inputs"),
+            ("dvts:m=many", "m: Input should be a valid integer"),
+            ("dvts:budget=3,budget.tokens=4", "cannot both be set"),
+            ("dvts:budget.tokens=0", "budget.tokens"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, written: str, complaint: str) -> None:
+        with pytest.raises(SearchFieldError, match=re.escape(complaint)):
+            search_field(written, 16)
