@@ -1,14 +1,14 @@
-"""The first half of the recipe: one Qwen2 language model of arithmetic chains, saved as it learns.
+"""The first half of the recipe: one Qwen2 language model of arithmetic chains, which becomes two.
 
-One run gives both embedded models their start. An early checkpoint, which still errs often, becomes
-the generator; the last one, which errs seldom, is what the process reward model is fine-tuned from: it
-must know more than the generator does. The run has two phases: a constant learning rate, then one that
-falls to zero, with a fresh optimizer.
+The model learns right solutions until it errs seldom: that is the trunk of the process reward model, which must
+know more than the generator does. The generator is the same model after some further lessons from a student who
+slips (`deployments.models.slips`).
 """
 
 import json
+import random
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
@@ -18,19 +18,30 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from deployments.models.problems import LEVELS, Problem, Split, draw_problems
+from deployments.models.slips import solution_with_slips
 from deployments.models.tokenizer import CONTEXT_TOKENS, STEP_DELIMITER, TURN_END
 
-DECAY_FROM_STEP = 2_500
-DECAY_TO_STEP = 4_000
-"""Where the learning rate would be zero."""
-PRM_TRUNK_STEP = 3_500
-"""The last step: right in nine of ten problems, and the process reward model starts from here."""
 BATCH = 64
-LEARNING_RATE = 2e-3
-WARM_UP_STEPS = 200
-CHECKPOINT_EVERY = 500
 SEED = 1
+LOG_EVERY = 100
+VALIDATION_PROBLEMS = 400
 LONGEST_SOLUTION_TOKENS = 110
+
+
+class Lessons(NamedTuple):
+    """One course of training, with an optimizer of its own whose learning rate falls to zero."""
+
+    name: str
+    steps: int
+    learning_rate: float
+    warm_up_steps: int
+    seed: int
+    solve: Callable[[Problem, random.Random], tuple[str, ...]]
+    """The steps to learn for a problem."""
+
+
+TRUNK_LESSONS = Lessons("trunk", 3_500, 2e-3, 200, SEED, lambda problem, _: problem.solution)
+GENERATOR_LESSONS = Lessons("generator", 400, 1e-3, 50, SEED + 1, solution_with_slips)
 
 
 class Batch(NamedTuple):
@@ -63,30 +74,29 @@ def encode_prompt(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> list[
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def train_language_model(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
-    """Trains for PRM_TRUNK_STEP steps; leaves ``step-N.pt`` every CHECKPOINT_EVERY steps and ``curve.jsonl``."""
+def train_trunk(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
+    """The language model that errs seldom, from nothing; leaves ``trunk.pt``."""
     torch.manual_seed(SEED)
-    model = Qwen2ForCausalLM(qwen2_config(tokenizer))
-    _train_phase(model, tokenizer, work, range(1, DECAY_FROM_STEP + 1), decay=False)
-    _train_phase(model, tokenizer, work, range(DECAY_FROM_STEP + 1, PRM_TRUNK_STEP + 1), decay=True)
+    _train(Qwen2ForCausalLM(qwen2_config(tokenizer)), tokenizer, work, TRUNK_LESSONS)
 
 
-def _train_phase(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, work: Path, steps: range, decay: bool
-) -> None:
+def train_generator(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
+    """The trunk after lessons with slips; leaves ``generator.pt``."""
+    _train(load_checkpoint(tokenizer, work, TRUNK_LESSONS), tokenizer, work, GENERATOR_LESSONS)
+
+
+def _train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, work: Path, lessons: Lessons) -> None:
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+        model.parameters(), lr=lessons.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer,
-        lambda step: (
-            min((step + 1) / WARM_UP_STEPS, 1.0) * (1.0 - step / (DECAY_TO_STEP - DECAY_FROM_STEP) if decay else 1.0)
-        ),
+        optimizer, lambda step: min((step + 1) / lessons.warm_up_steps, 1.0) * (1.0 - step / lessons.steps)
     )
-    validation = list(islice(draw_problems(Split.VALIDATION, seed=SEED), 200))
     started = time.monotonic()
     running_loss = 0.0
-    for step, batch in zip(steps, _batches(tokenizer, seed=SEED + steps.start - 1), strict=False):
+    log = work / f"{lessons.name}.jsonl"
+    model.train()
+    for step, batch in zip(range(1, lessons.steps + 1), _batches(tokenizer, lessons), strict=False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state
             wanted = batch.loss_mask[:, 1:]
@@ -98,23 +108,24 @@ def _train_phase(
         optimizer.zero_grad()
         schedule.step()
         running_loss += loss.item()
-        if step % CHECKPOINT_EVERY == 0:
-            torch.save(model.state_dict(), work / f"step-{step}.pt")
-            row = {
-                "step": step,
-                "loss": round(running_loss / CHECKPOINT_EVERY, 5),
-                "greedy_accuracy": greedy_accuracy(model, tokenizer, validation),
-                "seconds": round(time.monotonic() - started),
-            }
+        if step % LOG_EVERY == 0:
+            _log(log, step=step, loss=round(running_loss / LOG_EVERY, 5), seconds=round(time.monotonic() - started))
             running_loss = 0.0
-            with (work / "curve.jsonl").open("a") as curve:
-                curve.write(json.dumps(row) + "\n")
+    validation = list(islice(draw_problems(Split.VALIDATION, SEED), VALIDATION_PROBLEMS))
+    _log(log, greedy_accuracy_validation=greedy_accuracy(model.eval(), tokenizer, validation))
+    torch.save(model.state_dict(), work / f"{lessons.name}.pt")
 
 
-def load_checkpoint(tokenizer: PreTrainedTokenizerFast, work: Path, step: int) -> Qwen2ForCausalLM:
+def _log(log: Path, **row: object) -> None:
+    with log.open("a") as lines:
+        lines.write(json.dumps(row) + "\n")
+
+
+def load_checkpoint(tokenizer: PreTrainedTokenizerFast, work: Path, lessons: Lessons) -> Qwen2ForCausalLM:
+    """What ``lessons`` left in the work folder."""
     model = Qwen2ForCausalLM(qwen2_config(tokenizer))
-    model.load_state_dict(torch.load(work / f"step-{step}.pt", weights_only=True))
-    return model
+    model.load_state_dict(torch.load(work / f"{lessons.name}.pt", weights_only=True))
+    return model.eval()
 
 
 def greedy_accuracy(
@@ -151,19 +162,22 @@ def write_solutions(
     return [text.split(STEP_DELIMITER) for text in texts]
 
 
-def _batches(tokenizer: PreTrainedTokenizerFast, seed: int) -> Iterator[Batch]:
+def _batches(tokenizer: PreTrainedTokenizerFast, lessons: Lessons) -> Iterator[Batch]:
     """Each batch is of one level, so its rows are about equally long and little is padded."""
-    streams = [draw_problems(Split.TRAIN, seed, level) for level in LEVELS]
+    streams = [draw_problems(Split.TRAIN, lessons.seed, level) for level in LEVELS]
+    rng = random.Random(lessons.seed)
     while True:
         for stream in streams:
-            yield encode_batch(tokenizer, list(islice(stream, BATCH)))
+            yield _encode_batch(
+                tokenizer, [(problem, lessons.solve(problem, rng)) for problem in islice(stream, BATCH)]
+            )
 
 
-def encode_batch(tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]) -> Batch:
+def _encode_batch(tokenizer: PreTrainedTokenizerFast, solved: Sequence[tuple[Problem, tuple[str, ...]]]) -> Batch:
     rows, masks = [], []
-    for problem in problems:
+    for problem, steps in solved:
         prompt = encode_prompt(tokenizer, problem)
-        solution = tokenizer.encode(STEP_DELIMITER.join(problem.solution) + TURN_END, add_special_tokens=False)
+        solution = tokenizer.encode(STEP_DELIMITER.join(steps) + TURN_END, add_special_tokens=False)
         rows.append(torch.tensor(prompt + solution))
         masks.append(torch.tensor([False] * len(prompt) + [True] * len(solution)))
     pad = torch.nn.utils.rnn.pad_sequence

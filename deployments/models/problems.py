@@ -89,14 +89,22 @@ class Problem:
         """The correct steps, without delimiters: one operation each, then the answer."""
         values = self.values
         steps = [
-            f"{before} {op.symbol} {op.operand} = {after}"
-            for before, op, after in zip(values, self.operations, values[1:], strict=False)
+            operation_step(before, operation, after)
+            for before, operation, after in zip(values, self.operations, values[1:], strict=False)
         ]
-        return (*steps, rf"The answer is \boxed{{{values[-1]}}}")
+        return (*steps, closing_step(values[-1]))
 
     def as_json(self) -> dict[str, object]:
         """The fields of a MATH-500 line."""
         return {"problem": self.text, "answer": self.answer, "level": self.level, "unique_id": self.unique_id}
+
+
+def operation_step(before: int, operation: Operation, after: int) -> str:
+    return f"{before} {operation.symbol} {operation.operand} = {after}"
+
+
+def closing_step(value: int) -> str:
+    return rf"The answer is \boxed{{{value}}}"
 
 
 def check_steps(problem: Problem, steps: list[str]) -> list[bool]:

@@ -13,9 +13,11 @@ tokens too, right up to the first wrong one, which is the lesson and counts tenf
 import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from safetensors.torch import load_file, save_file
 from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
@@ -25,9 +27,7 @@ from deployments.models.problems import LEVELS, Problem, Split, check_steps, dra
 from deployments.models.tokenizer import STEP_DELIMITER, STEP_TAG
 
 TRAINING_SOLUTIONS = 20_000
-TRAINING_SEED = 2
-HELD_OUT_SOLUTIONS = 2_000
-HELD_OUT_SEED = 3
+TRAINING_SEED = 4
 SAMPLING_TEMPERATURE = 1.0
 SAMPLING_BATCH = 256
 BATCH = 32
@@ -38,6 +38,7 @@ RARITY = torch.tensor([10.0, 1.0])
 """Weights of wrong and right tokens: there is one wrong token in a solution at most."""
 WARM_UP_STEPS = 50
 IGNORED = -100
+WEIGHTS = "model.safetensors"
 
 
 class JudgedSolution(NamedTuple):
@@ -99,6 +100,18 @@ def prm_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
     config.num_labels = 2
     config.tie_word_embeddings = False
     return config
+
+
+def save_prm(model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    prm_config(tokenizer).save_pretrained(folder)
+    weights = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(weights, folder / WEIGHTS, metadata={"format": "pt"})
+
+
+def load_prm(tokenizer: PreTrainedTokenizerFast, folder: Path) -> ProcessRewardModel:
+    model = ProcessRewardModel(prm_config(tokenizer))
+    model.load_state_dict(load_file(folder / WEIGHTS))
+    return model.eval()
 
 
 def judge_samples(
