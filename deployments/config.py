@@ -86,7 +86,7 @@ class PrmSettings(EngineSettings):
     """The process reward model."""
 
     model: str = EMBEDDED_PRM
-    family: Literal["step_head", "label_turns", "label_inline", "function"] = Field(
+    family: Literal["step_head", "label_turns", "label_inline", "value_head", "outcome", "function"] = Field(
         "step_head", description="How the model judges a step; `function` is no model but a Python function."
     )
     step_tag: str | None = Field(

@@ -41,15 +41,16 @@ class ChatEncoder:
             raise ValueError("the text cannot be encoded without special tokens")
         return ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Ids of ``role``/``content`` messages in the model's chat template, ready for the assistant's turn.
+    def encode_chat(self, messages: Sequence[Mapping[str, str]], answered: bool = False) -> list[int]:
+        """Ids of ``role``/``content`` messages in the model's chat template, ready for the assistant's turn; or with
+        that turn as the last, ``answered``.
 
         Raises:
             ValueError: the text is not valid Unicode, or the template refuses the messages.
         """
         cut = [{"role": message["role"], "content": self._cut(message["content"])} for message in messages]
         try:
-            rendered = self._tokenizer.apply_chat_template(cut, tokenize=False, add_generation_prompt=True)
+            rendered = self._tokenizer.apply_chat_template(cut, tokenize=False, add_generation_prompt=not answered)
         except Exception as error:  # jinja2's own errors and whatever a template raises
             raise ValueError(f"the chat template refuses these messages: {error}") from error
         assert isinstance(rendered, str)

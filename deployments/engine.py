@@ -42,6 +42,7 @@ def engine_args(
     runner: Runner,
     kv_transfer: KVTransferConfig | None = None,
     pooler: PoolerConfig | None = None,
+    architecture: str | None = None,
 ) -> AsyncEngineArgs:
     """vLLM's arguments for this machine. ``settings.engine_args`` has the last word.
 
@@ -67,6 +68,8 @@ def engine_args(
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size
+    if architecture is not None:
+        args["hf_overrides"] = {"architectures": [architecture]}
     if current_platform.is_cpu():
         args |= _cpu_args(settings)
     args |= settings.engine_args

@@ -67,7 +67,9 @@ class ScoringEngine:
     async def start(self) -> None:
         """Raises EngineStartError when the engine does not come up."""
         family = FAMILIES[self._settings.family]
-        args = engine_args(self._settings, runner=family.runner, pooler=family.pooler())
+        args = engine_args(
+            self._settings, runner=family.runner, pooler=family.pooler(), architecture=family.architecture
+        )
         engine = await start_engine(self._settings, args)
         self._started = _Running(engine, EngineCounters.of(engine), family(self._settings, engine_tokenizer(engine)))
 

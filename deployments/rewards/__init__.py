@@ -3,12 +3,16 @@
 from deployments.rewards.family import RewardFamily
 from deployments.rewards.label_inline import LabelInline
 from deployments.rewards.label_turns import LabelTurns
+from deployments.rewards.outcome import Outcome
 from deployments.rewards.step_head import StepHead
+from deployments.rewards.value_head import ValueHead
 
-FAMILIES: dict[str, type[StepHead | LabelTurns | LabelInline]] = {
+FAMILIES: dict[str, type[StepHead | LabelTurns | LabelInline | ValueHead | Outcome]] = {
     "step_head": StepHead,
     "label_turns": LabelTurns,
     "label_inline": LabelInline,
+    "value_head": ValueHead,
+    "outcome": Outcome,
 }
 """By the name that ``prm.family`` gives them."""
 

@@ -3,7 +3,7 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from vllm import PoolingParams, SamplingParams
 from vllm.config import PoolerConfig
@@ -29,6 +29,8 @@ class RewardFamily(ABC):
 
     runner: Runner
     """The vLLM runner that the family's engine needs."""
+    architecture: ClassVar[str | None] = None
+    """The vLLM model to load, whatever the checkpoint calls itself."""
 
     @classmethod
     def pooler(cls) -> PoolerConfig | None:

@@ -2,14 +2,25 @@
 published formula computed by transformers and torch alone."""
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import pytest_asyncio
 import torch
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoTokenizer,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2Model,
+)
 
 from deployments.config import PrmSettings
 from deployments.engine import EngineStartError
@@ -23,7 +34,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MINUTES = 600.0
 TAG = "="
-SHAPE = {
+SHAPE: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -91,14 +102,89 @@ def inline_formula(directory: Path) -> Formula:
     return rewards
 
 
-@pytest_asyncio.fixture(scope="session", loop_scope="session", params=["label_turns", "label_inline"])
+@torch.inference_mode()
+def value(body: torch.nn.Module, head: torch.nn.Module, prompt: list[int]) -> float:
+    """The sigmoid of a head at a prompt's last token."""
+    return float(head(body(input_ids=torch.tensor([prompt])).last_hidden_state[0, -1]).double().sigmoid())
+
+
+def value_head_formula(directory: Path) -> Formula:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    weights = load_file(directory / "model.safetensors")
+    body = loaded_body(directory, weights)
+    head = torch.nn.Linear(SHAPE["hidden_size"], 1)
+    head.load_state_dict({name: weights[f"v_head.summary.{name}"] for name in ("weight", "bias")})
+
+    def rewards(question: str, steps: Sequence[str]) -> list[float]:
+        ids = tokenizer.encode(question + "\n", add_special_tokens=False)
+        found: list[float] = []
+        for step in steps:
+            ids += tokenizer.encode(step.strip() + "\n", add_special_tokens=False)
+            found.append(value(body, head, ids))
+        return found
+
+    return rewards
+
+
+def outcome_formula(directory: Path) -> Formula:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    weights = load_file(directory / "model.safetensors")
+    body = loaded_body(directory, weights)
+    width = int(SHAPE["hidden_size"])
+    head = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.ReLU(), torch.nn.Linear(width, 1))
+    head.load_state_dict({name.removeprefix("score."): part for name, part in weights.items() if "score." in name})
+
+    def rewards(question: str, steps: Sequence[str]) -> list[float]:
+        found: list[float] = []
+        for end in range(1, len(steps) + 1):
+            turns = [{"role": "user", "content": question}, {"role": "assistant", "content": "".join(steps[:end])}]
+            text = tokenizer.apply_chat_template(turns, tokenize=False)
+            found.append(value(body, head, tokenizer.encode(text, add_special_tokens=False)))
+        return found
+
+    return rewards
+
+
+def loaded_body(directory: Path, weights: dict[str, torch.Tensor]) -> Qwen2Model:
+    body = Qwen2Model(Qwen2Config.from_dict(json.loads((directory / "config.json").read_text()))).eval()
+    body.load_state_dict({name[6:]: part for name, part in weights.items() if name.startswith("model.")})
+    return body
+
+
+def save_headed(directory: Path, architecture: str, head: dict[str, torch.Tensor]) -> None:
+    """A random Qwen2 trunk and a head under the names of its family's checkpoints."""
+    config = Qwen2Config(**SHAPE)
+    weights = {f"model.{name}": part.clone() for name, part in Qwen2Model(config).state_dict().items()}
+    config.architectures = [architecture]
+    config.save_pretrained(directory)
+    save_file(weights | head, directory / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest_asyncio.fixture(
+    scope="session", loop_scope="session", params=["label_turns", "label_inline", "value_head", "outcome"]
+)
 async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Family]:
     directory = tmp_path_factory.mktemp(request.param)
     tokenizer = build_tokenizer()
     torch.manual_seed(5)
+    width = int(SHAPE["hidden_size"])
     if request.param == "label_turns":
         LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(directory)
         formula, tag = turns_formula, None
+    elif request.param == "value_head":
+        # As Skywork's checkpoints name themselves: the family knows better.
+        head = {"v_head.summary.weight": torch.randn(1, width) / 3, "v_head.summary.bias": torch.randn(1)}
+        save_headed(directory, "Qwen2ForCausalLM", head)
+        formula, tag = value_head_formula, None
+    elif request.param == "outcome":
+        head = {
+            "score.0.weight": torch.randn(width, width) / 5,
+            "score.0.bias": torch.randn(width) / 10,
+            "score.2.weight": torch.randn(1, width) / 5,
+            "score.2.bias": torch.randn(1) / 10,
+        }
+        save_headed(directory, "Qwen2ForRewardModel", head)
+        formula, tag = outcome_formula, None
     else:
         MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)).save_pretrained(directory)
         formula, tag = inline_formula, TAG
