@@ -80,7 +80,7 @@ class CompletionService:
             length_penalty=body.length_penalty,
             ignore_eos=body.ignore_eos,
             skip_reading_prefix_cache=body.skip_reading_prefix_cache,
-            concurrency_limit=most_at_once if limit is None else min(limit, most_at_once),
+            concurrency_limit=most_at_once if limit is None else max(1, min(limit, most_at_once)),
         )
         return CompletionJob(TokenBeamRequest(uuid.uuid4().hex, prompts, settings, controller.limits.seconds), body.n)
 
@@ -90,8 +90,11 @@ class CompletionService:
             Busy: no place is free.
             GeneratorError: the engines failed, on every replica.
         """
+        settings = job.request.settings
+        at_once = min(settings.concurrency_limit or 1, len(job.request.prompts)) * settings.width
         with self._searches.place(job.request.search_id):
-            return await self._generator.token_beam(job.request)
+            async with self._searches.room(at_once):
+                return await self._generator.token_beam(job.request)
 
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
@@ -99,6 +102,9 @@ class CompletionService:
                 raise BadRequest(f"{path} has token {wrong[0]}; there are {self._encoder.vocabulary}", path)
             return tuple(prompt)
         try:
-            return tuple(self._encoder.encode_text(prompt))
+            ids = tuple(self._encoder.encode_text(prompt))
         except ValueError as error:
             raise BadRequest(f"{path}: {error}", path) from None
+        if not ids:
+            raise BadRequest(f"{path} has no tokens", path)
+        return ids

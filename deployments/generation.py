@@ -127,16 +127,16 @@ class GenerationEngine:
         """
         running = self._running
         call = EngineCall[int](running.engine, self._registry, request.search_id, request.deadline_s, self._discard)
+        steps = _NextTokens(call, request.settings)
         self._calls.add(call)
         try:
             async with call:
-                steps = _NextTokens(call, request.settings)
                 found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
         except EngineCallError as error:
             raise GeneratorError(str(error)) from error
         finally:
             self._calls.discard(call)
-        self._written_tokens += steps.generated_tokens
+            self._written_tokens += steps.generated_tokens
         rows = (
             tuple(WrittenSequence(running.cutter.text(sequence.token_ids), sequence) for sequence in row)
             for row in found
@@ -328,7 +328,9 @@ class _NextTokens:
         try:
             while self._waiting:
                 for done in await self._call.wait():
-                    self._waiting.pop(done.label).set_result(done.output)
+                    future = self._waiting.pop(done.label)
+                    if not future.done():  # nobody waits any more
+                        future.set_result(done.output)
         except EngineCallError as error:
             waiting, self._waiting = self._waiting, {}
             for future in waiting.values():

@@ -22,6 +22,8 @@ from deployments.rewards import FAMILIES, RewardFamily
 from deployments.rewards.family import Query, check_rewards
 from search.ports import ScoreItem, ScoreRequest, ScorerError
 
+MOST_LETTERS_PER_TOKEN = 32
+"""More than any text has on average."""
 PathKey = bytes
 """A digest of a question and the steps of a path."""
 
@@ -170,6 +172,10 @@ class ScoringEngine:
             self._bank.update(rewards)
 
     def _queries(self, question: str, item: ScoreItem) -> list[Query]:
+        # Known to be too long before it is tokenized, for some families once for every step.
+        letters = len(question) + sum(map(len, item.steps))
+        if letters > self._running.context * MOST_LETTERS_PER_TOKEN:
+            raise ScorerError(f"a path of {letters} letters does not fit the PRM's context of {self._running.context}")
         try:
             queries = self._running.family.queries(question, item.steps, item.unscored)
         except ValueError as error:

@@ -7,7 +7,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
@@ -19,7 +19,7 @@ from search.budget import LimitKind, LimitReached
 from search.equivalence import AnswerMatcher
 from search.gate import Gate
 from search.outcome import EventSink, SearchOutcome
-from search.ports import Generator, ScoreItem, ScoreRequest, StepScorer
+from search.ports import Generator, Lane, ScoreItem, ScoreRequest, StepScorer
 from search.runner import PromptTooLong, run_search
 from search.settings import SearchSettings
 
@@ -113,6 +113,10 @@ class SearchService:
             yield running
         finally:
             del self._running[search_id]
+
+    def room(self, branches: int) -> AbstractAsyncContextManager[object]:
+        """Room at the generators for so many branches, waited for among the searches and held until the end."""
+        return self._gate.admit(Lane.DEMAND, branches)
 
     async def search(self, job: Job, on_event: EventSink | None = None) -> SearchOutcome:
         """Runs a search in the caller's own task: cancelling the caller cancels all of it.

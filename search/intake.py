@@ -46,7 +46,7 @@ class Intake:
         if not child.steps:
             raise GeneratorError(f"the generator returned child {child.index} of {child.parent} without a step")
         del batch.grants[node_id]
-        steps = joined(child.steps, grant.nodes)
+        steps = joined(child.steps, min(grant.nodes, _steps_to_answer(child.steps)))
         self._meter.settle(grant, Cost(sum(len(step.token_ids) for step in steps), len(steps)))
         self._count(child)
         return self._write(self._tree[node_id], steps)
@@ -90,6 +90,11 @@ class Intake:
         self.tally.cached_tokens += child.cached_tokens
         if not child.parent:
             self.tally.root_cached_tokens = max(self.tally.root_cached_tokens, child.cached_tokens)
+
+
+def _steps_to_answer(steps: Sequence[Step]) -> int:
+    """How many steps it takes to the first that has an answer: a path ends there, and what follows belongs to it."""
+    return next((place for place, step in enumerate(steps, 1) if boxed_answer(step.text) is not None), len(steps))
 
 
 def joined(steps: Sequence[Step], most: int) -> list[Step]:

@@ -211,6 +211,9 @@ class _Search:
                 return
             else:
                 growths = self._strategy.select(self._tree)
+                if not growths and self._tree.in_flight == 0:
+                    self._reason = StopReason.FINISHED
+                    return
                 for batch in self._planner.plan(growths):
                     self._start(group, self._expand, group, batch, lane)
                 if not self._tasks:

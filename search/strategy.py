@@ -74,9 +74,9 @@ class Strategy(BaseModel, ABC):
         return ()
 
     def finished(self, tree: SearchTree) -> bool:
-        """Whether the search is over though budget remains. By default: when nothing is in flight
-        and ``select`` wants nothing more."""
-        return tree.in_flight == 0 and not self.select(tree)
+        """Whether the search is over though ``select`` still wants something or something is in flight. It is over
+        in any case when nothing is in flight and ``select`` wants nothing."""
+        return False
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The nodes whose paths may answer, ordered by id."""

@@ -66,7 +66,7 @@ async def token_beam_search(
 
     async def one(prompt: Sequence[int]) -> list[BeamSequence]:
         async with places:
-            return await _search(engine, tuple(prompt), settings, None if settings.ignore_eos else eos)
+            return await _search(engine, tuple(prompt), settings, eos)
 
     try:
         async with asyncio.TaskGroup() as group:
@@ -83,29 +83,34 @@ async def _search(
     beams = [_Beam((), 0.0)]
     ended: list[BeamSequence] = []
 
-    def scored(beam: _Beam, is_end: bool) -> BeamSequence:
-        length = len(prompt) + len(beam.generated) - is_end
-        return BeamSequence(
-            beam.generated, beam.logprob, beam.logprob / float(max(length, 1)) ** settings.length_penalty, is_end
-        )
+    def score(logprob: float, generated: int, last: int) -> float:
+        length = len(prompt) + generated - (last == eos)
+        value: float = logprob / float(max(length, 1)) ** settings.length_penalty
+        return value
 
     for _ in range(settings.max_tokens):
         # Twice the width, as in transformers: so many are enough even if every beam could end here.
         following = await engine.next_tokens([(*prompt, *beam.generated) for beam in beams], 2 * width)
-        grown: list[_Beam] = []
-        for beam, tokens in zip(beams, following, strict=True):
-            for token, logprob in tokens.items():
-                longer = _Beam((*beam.generated, token), beam.logprob + logprob)
-                if token == eos:
-                    ended.append(scored(longer, is_end=True))
+        # Scores first: to write down all continuations, of which one in 2 * width is kept, would take a moment.
+        grown: list[tuple[float, int, int, float]] = []
+        for place, (beam, tokens) in enumerate(zip(beams, following, strict=True)):
+            for token, more in tokens.items():
+                logprob = beam.logprob + more
+                value = score(logprob, len(beam.generated) + 1, token)
+                if token == eos and not settings.ignore_eos:
+                    ended.append(BeamSequence((*beam.generated, token), logprob, value, ended=True))
                 else:
-                    grown.append(longer)
-        beams = sorted(grown, key=lambda beam: scored(beam, is_end=False).score, reverse=True)[:width]
+                    grown.append((value, place, token, logprob))
+        grown = sorted(grown, key=lambda each: each[0], reverse=True)[:width]
+        beams = [_Beam((*beams[place].generated, token), logprob) for _, place, token, logprob in grown]
         ended = sorted(ended, key=lambda sequence: sequence.score, reverse=True)[:width]
         if not beams or _decided(ended, beams[0], len(prompt), settings):
             break
-    whole = [*ended, *(scored(beam, is_end=False) for beam in beams)]
-    return sorted(whole, key=lambda sequence: sequence.score, reverse=True)[:width]
+    cut_off = [
+        BeamSequence(beam.generated, beam.logprob, score(beam.logprob, len(beam.generated), beam.generated[-1]), False)
+        for beam in beams
+    ]
+    return sorted([*ended, *cut_off], key=lambda sequence: sequence.score, reverse=True)[:width]
 
 
 def _decided(ended: Sequence[BeamSequence], best: _Beam, prompt_tokens: int, settings: TokenBeamSettings) -> bool:

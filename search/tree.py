@@ -81,11 +81,8 @@ class Node:
     children: dict[int, "Node"] = field(default_factory=dict)
     probes: dict[int, "Node"] = field(default_factory=dict)
     """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
-
-    @property
-    def is_probe(self) -> bool:
-        """Whether this node or one above it is a probe: part of no path that the search itself grows."""
-        return any(index < 0 for index in self.id)
+    is_probe: bool = False
+    """Whether this node or one above it is a probe: part of no path that the search itself grows."""
 
     @property
     def depth(self) -> int:
@@ -136,6 +133,7 @@ class SearchTree:
         self.seed = seed
         self.root = Node((), None, NodeStatus.OPEN)
         self._nodes: dict[NodeId, Node] = {(): self.root}
+        self._levels: list[list[Node]] = [[self.root]]
         self._live = 0
 
     def __getitem__(self, node_id: NodeId) -> Node:
@@ -164,13 +162,12 @@ class SearchTree:
 
     def level(self, depth: int) -> list[Node]:
         """The nodes at that depth that are no probes, ordered by id; the root at depth 0."""
-        nodes = (node for node in self._nodes.values() if node.depth == depth and not node.is_probe)
-        return sorted(nodes, key=lambda node: node.id)
+        return sorted(self._levels[depth], key=lambda node: node.id) if depth < len(self._levels) else []
 
     @property
     def deepest(self) -> int:
         """The depth of the deepest node that is no probe; 0 for the root alone."""
-        return max((node.depth for node in self.nodes if not node.is_probe), default=0)
+        return len(self._levels) - 1
 
     def request(self, parent: Node, count: int, probe: bool = False) -> list[Node]:
         """Adds ``count`` pending children or probes below an open node, with the next free indices."""
@@ -225,6 +222,13 @@ class SearchTree:
         if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
             self._end_flight(node, NodeStatus.FAILED)
 
+    def ask_again(self, node: Node) -> None:
+        """Makes a node that failed before it was written pending once more."""
+        if node.status is not NodeStatus.FAILED or node.step is not None:
+            raise TreeError(f"node {node.id} is {node.status}: it cannot be asked for again")
+        node.status = NodeStatus.PENDING
+        self._live += 1
+
     def restore(
         self, node_id: NodeId, status: NodeStatus, step: Step | None, reward: float | None, order: Order | None
     ) -> None:
@@ -262,7 +266,11 @@ class SearchTree:
         return problems
 
     def _add(self, parent: Node, index: int) -> Node:
-        node = Node((*parent.id, index), parent)
+        node = Node((*parent.id, index), parent, is_probe=parent.is_probe or index < 0)
+        if not node.is_probe:
+            if node.depth == len(self._levels):
+                self._levels.append([])
+            self._levels[node.depth].append(node)
         (parent.children if index >= 0 else parent.probes)[index] = node
         self._nodes[node.id] = node
         self._live += 1

@@ -28,13 +28,15 @@ class Mark(NamedTuple):
 
 def marks_of(tree: SearchTree, value_of: Callable[[Node], float]) -> dict[Node, Mark]:
     """The mark of the root and of every node that has arrived: its value counts for itself and all above it."""
-    marks = {tree.root: Mark()}
-    for node in inner_nodes(tree):
-        if node is not tree.root and node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
-            value = value_of(node)
-            for place in (tree.root, *node.path):
-                mark = marks.get(place, Mark())
-                marks[place] = mark._replace(visits=mark.visits + 1, total=mark.total + value)
+    marks: dict[Node, Mark] = {}
+    for node in reversed(list(inner_nodes(tree))):  # children come before their parents
+        below = marks.get(node, Mark())
+        if node.parent is None:
+            marks[node] = below
+        elif node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
+            own = marks[node] = Mark(below.visits + 1, below.total + value_of(node))
+            above = marks.get(node.parent, Mark())
+            marks[node.parent] = Mark(above.visits + own.visits, above.total + own.total)
     return marks
 
 

@@ -121,6 +121,10 @@ class Planner:
             unbounded = value is None and cap.within is not None
             if unbounded or (isinstance(value, int | float) and value > cap.most):
                 cap.put(lowered)
+        n, m = (lowered.get(name, whole.get(name)) for name in ("n", "m"))
+        if isinstance(n, int) and isinstance(m, int):
+            # A default n that was lowered may be no multiple of m any more.
+            lowered |= {"n": n - n % m} if n >= m else {"m": n}
         return parse_search(lowered)
 
 

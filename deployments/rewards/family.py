@@ -14,6 +14,9 @@ from deployments.engine_calls import Output
 REMEMBERED_TEXTS = 50_000
 """Token ids of questions and steps that are kept: a step is encoded once for all paths through it."""
 
+LONGEST_REMEMBERED = 4_000
+"""Characters; a longer text is encoded every time."""
+
 
 class Query(NamedTuple):
     """One request to the engine, which judges one or more steps of a path."""

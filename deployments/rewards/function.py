@@ -5,6 +5,7 @@ import importlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from deployments.config import PrmSettings
@@ -20,15 +21,18 @@ CANARY = ("canary", ("canary",))
 class FunctionScorer:
     """Stands where a `ScoringEngine` would: the same methods, and one call of the function for each step.
 
-    A coroutine function runs in the event loop, any other in a thread.
+    A coroutine function runs in the event loop, any other in a thread. A thread cannot be stopped: one whose caller has
+    given up holds its place until it returns, and when all places are held so, the scorer counts as dead.
     """
 
     def __init__(self, settings: PrmSettings) -> None:
         assert settings.function is not None
         self._name = settings.function
         self._reward: RewardFunction | None = None
-        self._limit = asyncio.Semaphore(settings.max_num_seqs)
-        self._running = self._called = 0
+        self._places = settings.max_num_seqs
+        self._limit = asyncio.Semaphore(self._places)
+        self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="reward")
+        self._running = self._called = self._abandoned = 0
 
     async def start(self) -> None:
         """Raises EngineStartError when there is no such function."""
@@ -71,7 +75,9 @@ class FunctionScorer:
         return {"running": self._running, "waiting": 0, "calls": self._called}
 
     def check_alive(self) -> None:
-        """A function does not die."""
+        """Raises ScorerError when every place is held by a call that nobody waits for any more."""
+        if self._abandoned >= self._places:
+            raise ScorerError(f"{self._abandoned} calls of {self._name} do not return")
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         """What is left over though nothing should be; empty when all is well."""
@@ -79,22 +85,57 @@ class FunctionScorer:
 
     def shutdown(self) -> None:
         self._reward = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     async def _call(self, question: str, steps: Sequence[str]) -> float:
         reward = self._reward
         if reward is None:
             raise ScorerError(f"{self._name} is not loaded")
-        async with self._limit:
-            self._running += 1
-            self._called += 1
+        await self._limit.acquire()
+        self._running += 1
+        self._called += 1
+        if _is_async(reward):
             try:
-                if inspect.iscoroutinefunction(reward):
-                    value: Any = await reward(question, steps)
-                else:
-                    value = await asyncio.to_thread(reward, question, steps)
+                value: Any = await reward(question, steps)  # type: ignore[misc]
             finally:
-                self._running -= 1
+                self._left()
+        else:
+            value = await self._in_thread(reward, question, steps)
+        if inspect.isawaitable(value):
+            value = await value
         return value  # type: ignore[no-any-return]  # checked by check_rewards
+
+    async def _in_thread(self, reward: RewardFunction, question: str, steps: Sequence[str]) -> Any:
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, reward, question, steps)
+        try:
+            value = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.done():
+                self._left()
+            else:
+                self._abandoned += 1
+                work.add_done_callback(self._returned_late)
+            raise
+        except BaseException:
+            self._left()
+            raise
+        self._left()
+        return value
+
+    def _returned_late(self, work: "asyncio.Future[Any]") -> None:
+        self._abandoned -= 1
+        self._left()
+        if not work.cancelled():
+            work.exception()  # looked at: nobody else will
+
+    def _left(self) -> None:
+        self._running -= 1
+        self._limit.release()
+
+
+def _is_async(reward: RewardFunction) -> bool:
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
 
 
 def import_function(name: str) -> RewardFunction:

@@ -14,21 +14,23 @@ DEFAULT_TAG = "ки"
 class LabelInline(LabelTokens):
     """As Math-Shepherd (arXiv 2312.08935).
 
-    The text is the question, a space, and the steps in a line each, every one followed by the tag as a token id. No
-    chat template; the tokenizer's beginning-of-text token first, where it has one.
+    The text is the question, a space, and the steps in a line each, every one followed by a space and the tag; no chat
+    template. The tag that a label is read at is put there as a token id, those before it are text like the rest.
     """
 
     def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
         """Raises EngineStartError when the step tag is no token of the model."""
         super().__init__(settings, tokenizer)
-        self._tag = last_token(tokenizer, settings.step_tag or DEFAULT_TAG)
+        self._tag = settings.step_tag or DEFAULT_TAG
+        self._tag_id = last_token(tokenizer, self._tag, before="x ")
         self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        token_ids = [*self._start, *self.chat.encode_text(question)]
+        text = f"{question} "
         queries: list[Query] = []
         for place, step in enumerate(steps):
-            token_ids += [*self.chat.encode_text(("\n" if place else " ") + step.strip() + " "), self._tag]
+            text += step.strip()
             if place >= len(steps) - unscored:
-                queries.append(self.query(list(token_ids)))
+                queries.append(self.query([*self._start, *self.chat.encode_text(text), self._tag_id]))
+            text += f" {self._tag}\n"
         return queries

@@ -49,12 +49,12 @@ class LabelTokens(RewardFamily):
         return [1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0]
 
 
-def last_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
-    """The id of a short text's last token: what is left when a tokenizer puts a space token before it.
+def last_token(tokenizer: PreTrainedTokenizerBase, text: str, before: str = "") -> int:
+    """The id of a short text that stands behind ``before``: with a space in it, where the tokenizer has it so.
 
-    Raises EngineStartError when there is none.
+    Raises EngineStartError when it is no single token.
     """
-    ids = tokenizer.encode(text, add_special_tokens=False)
+    ids = tokenizer.encode(before + text, add_special_tokens=False)
     if not ids or tokenizer.decode([ids[-1]]).strip() != text.strip():
         raise EngineStartError(f"{text!r} is no token of the process reward model")
     return int(ids[-1])

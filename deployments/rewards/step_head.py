@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from deployments.config import PrmSettings
 from deployments.encoding import ChatEncoder
 from deployments.engine import EngineStartError
-from deployments.rewards.family import REMEMBERED_TEXTS
+from deployments.rewards.family import LONGEST_REMEMBERED, REMEMBERED_TEXTS
 from deployments.rewards.heads import Head
 
 DEFAULT_TAG = "<extra_0>"
@@ -54,11 +54,15 @@ class StepHead(Head):
             turns = [{"role": "user", "content": question}]
             if self._system is not None:
                 turns.insert(0, {"role": "system", "content": self._system})
-            ids = self._questions[question] = self._chat.encode_chat(turns)
+            ids = self._chat.encode_chat(turns)
+            if len(question) <= LONGEST_REMEMBERED:
+                self._questions[question] = ids
         return ids
 
     def _step_ids(self, step: str) -> list[int]:
         ids = self._steps.get(step)
         if ids is None:
-            ids = self._steps[step] = [*self._chat.encode_text(step.strip()), self._tag]
+            ids = [*self._chat.encode_text(step.strip()), self._tag]
+            if len(step) <= LONGEST_REMEMBERED:
+                self._steps[step] = ids
         return ids

@@ -49,13 +49,32 @@ class ABMCTS(Strategy):
     def select(self, tree: SearchTree) -> Sequence[Growth]:
         if tree.in_flight:
             return []
+        arms = Arms(tree)
         wanted: dict[Node, int] = {}
         done = sum(node.order is not None for node in tree.nodes)
         for place in range(min(self.paths, self.iterations - done)):
             die = Random(f"arms:{tree.seed}:{done + place}")
-            node = chosen_parent(tree, self.posterior, die)
+            node = chosen_parent(tree, arms, self.posterior, die)
             wanted[node] = wanted.get(node, 0) + 1
         return [Growth(node, count, self.generation) for node, count in wanted.items()]
+
+
+class Rewards(NamedTuple):
+    """What an arm gave so far."""
+
+    number: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def __add__(self, other: "Rewards") -> "Rewards":  # type: ignore[override]  # over tuple concatenation
+        return Rewards(self.number + other.number, self.total + other.total, self.squares + other.squares)
+
+    def __sub__(self, other: "Rewards") -> "Rewards":
+        return Rewards(self.number - other.number, self.total - other.total, self.squares - other.squares)
+
+    @classmethod
+    def of(cls, *rewards: float) -> "Rewards":
+        return cls(len(rewards), math.fsum(rewards), math.fsum(reward * reward for reward in rewards))
 
 
 class Belief(NamedTuple):
@@ -66,13 +85,13 @@ class Belief(NamedTuple):
     nu: float = 1.0
     tau_squared: float = 0.1
 
-    def after(self, rewards: Sequence[float]) -> "Belief":
+    def after(self, rewards: Rewards) -> "Belief":
         """The posterior (Murphy 2023, section 3.4.3.3)."""
-        count = len(rewards)
+        count = rewards.number
         if not count:
             return self
-        average = math.fsum(rewards) / count
-        spread = math.fsum((reward - average) ** 2 for reward in rewards)
+        average = rewards.total / count
+        spread = max(0.0, rewards.squares - count * average**2)
         kappa, nu = self.kappa + count, self.nu + count
         drift = count * self.kappa * (self.mean - average) ** 2 / kappa
         return Belief(
@@ -94,8 +113,8 @@ class Odds(NamedTuple):
     right: float = 0.5
     wrong: float = 0.5
 
-    def after(self, rewards: Sequence[float]) -> "Odds":
-        return Odds(self.right + math.fsum(rewards), self.wrong + math.fsum(1 - reward for reward in rewards))
+    def after(self, rewards: Rewards) -> "Odds":
+        return Odds(self.right + rewards.total, self.wrong + max(0.0, rewards.number - rewards.total))
 
     def draw(self, die: Random) -> float:
         return die.betavariate(self.right, self.wrong)
@@ -104,36 +123,42 @@ class Odds(NamedTuple):
 PRIORS: dict[Posterior, Belief | Odds] = {Posterior.GAUSSIAN: Belief(), Posterior.BETA: Odds()}
 
 
-def chosen_parent(tree: SearchTree, posterior: Posterior, die: Random) -> Node:
+class Arms:
+    """What every arm of a tree gave so far."""
+
+    def __init__(self, tree: SearchTree) -> None:
+        self._below: dict[Node, Rewards] = {}
+        """Of a node and all below it."""
+        self._children: dict[Node, Rewards] = {}
+        for node in reversed([node for node in tree.nodes if not node.is_probe]):  # children before their parents
+            assert node.parent is not None
+            own = Rewards() if node.reward is None else Rewards.of(node.reward)
+            self._below[node] = own + self._below.get(node, Rewards())
+            for sums, more in ((self._children, own), (self._below, self._below[node])):
+                sums[node.parent] = sums.get(node.parent, Rewards()) + more
+
+    def generating(self, node: Node) -> Rewards:
+        """Generating here, the arm GEN: the rewards of its children."""
+        return self._children.get(node, Rewards())
+
+    def continuing(self, node: Node) -> Rewards:
+        """Continuing below the children, the arm CONT: the rewards of all that is deeper."""
+        deeper = self._below.get(node, Rewards()) - self.generating(node)
+        return deeper if node.reward is None else deeper - Rewards.of(node.reward)
+
+    def of_child(self, node: Node) -> Rewards:
+        """A child's own arm: its reward and those of all below it."""
+        return self._below.get(node, Rewards())
+
+
+def chosen_parent(tree: SearchTree, arms: Arms, posterior: Posterior, die: Random) -> Node:
     """Where the next child is written: at any open node one more is possible."""
     prior = PRIORS[posterior]
     node = tree.root
     while below := [child for child in node.children.values() if child.status is NodeStatus.OPEN]:
-        generate = prior.after(rewards_of_children(node)).draw(die)
-        if generate >= prior.after(rewards_of_continuing(node)).draw(die):
+        generate = prior.after(arms.generating(node)).draw(die)
+        if generate >= prior.after(arms.continuing(node)).draw(die):
             return node
-        draws = {child: prior.after(rewards_below(child)).draw(die) for child in below}
+        draws = {child: prior.after(arms.of_child(child)).draw(die) for child in below}
         node = max(below, key=lambda child: draws[child])
     return node
-
-
-def rewards_of_children(node: Node) -> list[float]:
-    """What generating here gave: the arm GEN."""
-    return [child.reward for child in node.children.values() if child.reward is not None]
-
-
-def rewards_of_continuing(node: Node) -> list[float]:
-    """What continuing below the children gave: the arm CONT."""
-    return [reward for child in node.children.values() for reward in rewards_below(child)[1:]]
-
-
-def rewards_below(node: Node) -> list[float]:
-    """The rewards of a node, first, and all below it: a child's own arm."""
-    found: list[float] = []
-    stack = [node]
-    while stack:
-        member = stack.pop()
-        if member.reward is not None:
-            found.append(member.reward)
-        stack.extend(member.children.values())
-    return found

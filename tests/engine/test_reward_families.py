@@ -4,6 +4,7 @@ published formula computed by transformers and torch alone."""
 import asyncio
 import json
 import random
+import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,12 +92,12 @@ def inline_formula(directory: Path) -> Formula:
     labels = tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]
 
     def rewards(question: str, steps: Sequence[str]) -> list[float]:
-        ids = tokenizer.encode(question, add_special_tokens=False)
+        text = f"{question} "
         found: list[float] = []
-        for place, step in enumerate(steps):
-            ids += tokenizer.encode(("\n" if place else " ") + step.strip() + " ", add_special_tokens=False)
-            ids += tokenizer.encode(TAG, add_special_tokens=False)[-1:]
-            found.append(label_share(model, ids, labels))
+        for step in steps:
+            text += f"{step.strip()} {TAG}"
+            found.append(label_share(model, tokenizer.encode(text, add_special_tokens=False), labels))
+            text += "\n"
         return found
 
     return rewards
@@ -260,6 +261,26 @@ def plain_share(question: str, steps: Sequence[str]) -> float:
     return len(steps[-1]) / sum(map(len, steps))
 
 
+class Checker:
+    async def __call__(self, question: str, steps: Sequence[str]) -> float:
+        return await length_share(question, steps)
+
+
+checker = Checker()
+
+
+def wrapped_share(question: str, steps: Sequence[str]) -> Any:
+    return length_share(question, steps)
+
+
+RELEASE = threading.Event()
+
+
+def hangs(question: str, steps: Sequence[str]) -> float:
+    RELEASE.wait(60)
+    return 1.0
+
+
 def too_much(question: str, steps: Sequence[str]) -> float:
     return 1.5
 
@@ -283,7 +304,7 @@ async def function_scorer(name: str) -> FunctionScorer:
     return scorer
 
 
-@pytest.mark.parametrize("name", ["length_share", "plain_share"])
+@pytest.mark.parametrize("name", ["length_share", "plain_share", "checker", "wrapped_share"])
 async def test_a_function_judges_every_unscored_step(name: str) -> None:
     scorer = await function_scorer(name)
     items = (ScoreItem(("ab", "c", "d"), 2), ScoreItem(("abc",)))
@@ -306,6 +327,23 @@ async def test_what_a_function_does_wrong_is_told_with_its_name(name: str, compl
     with pytest.raises(ScorerError, match=complaint):
         await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",)),), 0.05 if name == "sleeps" else MINUTES))
     assert await scorer.check_integrity() == []
+
+
+async def test_calls_that_do_not_return_hold_their_places_and_are_noticed() -> None:
+    scorer = FunctionScorer(PrmSettings(family="function", function=f"{__name__}:hangs", max_num_seqs=2))
+    await scorer.start()
+    RELEASE.clear()
+    for _ in range(2):
+        with pytest.raises(ScorerError, match="was not done within"):
+            await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",)),), 0.1))
+    assert await scorer.check_integrity() != []
+    with pytest.raises(ScorerError, match="do not return"):
+        scorer.check_alive()
+    RELEASE.set()
+    assert await scorer.score(ScoreRequest("s", "q", (ScoreItem(("a",)),), MINUTES)) == [[1.0]]
+    scorer.check_alive()
+    assert await scorer.check_integrity() == []
+    scorer.shutdown()
 
 
 @pytest.mark.parametrize("name", ["os:nothing", "no_such_module:f", "os:name"])

@@ -19,19 +19,20 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MINUTES = 600.0
 MAX_TOKENS = 40
-WIDTHS = (2, 4, 8)
+CASES = ((2, False), (4, False), (8, False), (4, True))
+"""Widths, and whether the end of the sequence is ignored."""
 
 
 @pytest.fixture(scope="module")
 def prompts(shared_generation: GenerationEngine) -> list[tuple[int, ...]]:
-    """20 questions, half of them with the chat template and so with an end in sight."""
+    """20 questions in the chat template."""
     texts = [problem.text for problem, _ in zip(draw_problems(Split.TEST, 41), range(20), strict=False)]
     return [tuple(shared_generation.encode_chat([{"role": "user", "content": text}])) for text in texts]
 
 
 @pytest.fixture(scope="module")
-def peer(generator_model: str, prompts: list[tuple[int, ...]]) -> Iterator[dict[int, list[Any]]]:
-    """What ``LLM.beam_search`` finds, by width."""
+def peer(generator_model: str, prompts: list[tuple[int, ...]]) -> Iterator[dict[tuple[int, bool], list[Any]]]:
+    """What ``LLM.beam_search`` finds, by case."""
     from vllm import LLM
     from vllm.sampling_params import BeamSearchParams
 
@@ -43,8 +44,11 @@ def peer(generator_model: str, prompts: list[tuple[int, ...]]) -> Iterator[dict[
         llm = LLM(**{name: getattr(args, name) for name in names}, disable_log_stats=True)
         wanted = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         yield {
-            width: llm.beam_search(wanted, BeamSearchParams(beam_width=width, max_tokens=MAX_TOKENS))  # type: ignore[arg-type]
-            for width in WIDTHS
+            (width, ignore): llm.beam_search(
+                wanted,  # type: ignore[arg-type]
+                BeamSearchParams(beam_width=width, max_tokens=MAX_TOKENS, ignore_eos=ignore),
+            )
+            for width, ignore in CASES
         }
         llm.llm_engine.engine_core.shutdown()
         del llm
@@ -60,13 +64,17 @@ def ids(reply: TokenBeamReply) -> list[list[tuple[int, ...]]]:
     return [[each.sequence.token_ids for each in row] for row in reply.prompts]
 
 
-@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize(("width", "ignore"), CASES)
 async def test_sequences_and_scores_are_vllms_own(
-    generation: GenerationEngine, prompts: list[tuple[int, ...]], peer: dict[int, list[Any]], width: int
+    generation: GenerationEngine,
+    prompts: list[tuple[int, ...]],
+    peer: dict[tuple[int, bool], list[Any]],
+    width: int,
+    ignore: bool,
 ) -> None:
-    reply = await beams(generation, prompts, width=width)
+    reply = await beams(generation, prompts, width=width, ignore_eos=ignore)
     assert len(reply.prompts) == len(prompts) == 20
-    for prompt, own, theirs in zip(prompts, reply.prompts, peer[width], strict=True):
+    for prompt, own, theirs in zip(prompts, reply.prompts, peer[width, ignore], strict=True):
         expected = [(tuple(sequence.tokens[len(prompt) :]), sequence.cum_logprob) for sequence in theirs.sequences]
         assert [each.sequence.token_ids for each in own] == [tokens for tokens, _ in expected]
         assert [each.sequence.logprob for each in own] == pytest.approx([total for _, total in expected], abs=1e-3)

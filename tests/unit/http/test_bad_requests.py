@@ -151,3 +151,14 @@ async def test_caps_of_the_operator_lower_defaults_and_refuse_wishes(make_world:
         refused = await client.post(CHAT, json=chat(search={"n": 8}))
         deep = await client.post(CHAT, json=chat(search={"max_depth": 3}))
     assert refused.json()["error"]["code"] == deep.json()["error"]["code"] == "above_limit"
+
+
+@pytest.mark.parametrize("strategy", ["dvts", "rebase"])
+async def test_a_default_that_is_lowered_to_a_cap_still_fits_the_others(
+    make_world: Callable[..., World], strategy: str
+) -> None:
+    world = make_world(limits={"n": 10})
+    async with world.client as client:
+        reply = await client.post("/v1/chat/completions", json=chat(search={"strategy": strategy}))
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["search"]["n"] == {"dvts": 8, "rebase": 10}[strategy]

@@ -1,5 +1,6 @@
 """``/v1/completions``: token-level beam search as vLLM's users know it."""
 
+import asyncio
 from typing import Any
 
 import openai
@@ -111,3 +112,15 @@ async def test_the_official_client(world: World) -> None:
     assert [choice.text for choice in reply.choices] == ["a", "b"]
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 7
+
+
+async def test_beams_take_room_among_the_branches_of_searches(world: World) -> None:
+    gate = world.service._gate
+    world.generator.gate.clear()
+    asking = asyncio.create_task(post(world, GOOD | {"prompt": ["a", "b", "c"], "n": 4}))
+    while not world.generator.beams:
+        await asyncio.sleep(0)
+    assert gate.usage == 12
+    world.generator.gate.set()
+    assert (await asking).status_code == 200
+    assert gate.usage == 0

@@ -10,7 +10,7 @@ from search_fakes import search
 from treequest.algos.ab_mcts_a.algo import ABMCTSA
 from treequest.algos.ab_mcts_a.prob_state import PriorConfig, ProbabilisticDist
 
-from search.strategies.ab_mcts import PRIORS, Belief, Odds, Posterior, chosen_parent
+from search.strategies.ab_mcts import PRIORS, Arms, Belief, Odds, Posterior, Rewards, chosen_parent
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 ORDER = {"gaussian": ("m", "kappa", "nu", "tau_square"), "beta": ("a", "b")}
@@ -23,7 +23,8 @@ class Turn:
 
 
 def draw_from(parameters: tuple[float, ...]) -> float:
-    die = random.Random(repr([Turn.number, *(f"{parameter:.6f}" for parameter in parameters)]))
+    parameters = tuple(float(f"{parameter:.6f}") for parameter in parameters)
+    die = random.Random(repr((Turn.number, parameters)))
     if len(parameters) == 2:
         return die.betavariate(*parameters)
     mean, kappa, _, tau_squared = parameters
@@ -54,7 +55,7 @@ def theirs(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
 def ours(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
     tree = SearchTree()
     for Turn.number in range(steps):
-        [node] = tree.request(chosen_parent(tree, Posterior(posterior), random.Random(0)), 1)
+        [node] = tree.request(chosen_parent(tree, Arms(tree), Posterior(posterior), random.Random(0)), 1)
         tree.write(node, Step((1,), "x\n\n", StepEnd.DELIMITER))
         tree.complete(node, reward_at((*root, *node.id)), terminal=False)
     return [node.id for node in tree.nodes]
@@ -82,7 +83,7 @@ def test_posteriors_equal_theirs(posterior: str) -> None:
         peer = ProbabilisticDist(PriorConfig(dist_type=posterior))  # type: ignore[arg-type]
         for reward in rewards:
             peer.tell_observation(reward)
-        own = PRIORS[Posterior(posterior)].after(rewards)
+        own = PRIORS[Posterior(posterior)].after(Rewards.of(*rewards))
         assert tuple(own) == pytest.approx([peer.params[name] for name in ORDER[posterior]], abs=1e-12)
 
 

@@ -129,3 +129,10 @@ def test_accepting_a_solution_ends_the_search_early() -> None:
             assert len(early.tree) <= len(whole.tree)
             newest = max(node.id for node in solutions)[:-1]
             assert all(node.id[:-1] == newest for node in solutions)
+
+
+def test_rejecting_open_paths_waits_for_a_solution() -> None:
+    for seed in range(10):
+        _, outcome = search({"strategy": "mcts", "iterations": 30, "seed": seed, "reject": 1.0})
+        assert outcome.tree.with_status(NodeStatus.TERMINAL)
+        assert outcome.verdict.node.status is NodeStatus.TERMINAL

@@ -10,7 +10,7 @@ from search_fakes import search
 
 from search.settings import parse_search
 from search.strategies.particle_filter import effective_sample_size, softmax, systematic
-from search.tree import NodeStatus
+from search.tree import NodeStatus, SearchTree, Step, StepEnd
 
 WEIGHTS = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=20).filter(lambda weights: sum(weights) > 1e-3)
 
@@ -61,3 +61,13 @@ def test_always_resampled_good_particles_multiply_and_as_many_stay() -> None:
         assert len(votes) == 8, "every particle ended and votes, as often as it was drawn"
     assert copied
     assert died
+
+
+def test_a_solution_answers_though_a_limit_ended_the_search_before_the_last_resampling() -> None:
+    tree = SearchTree(seed=3)
+    nodes = tree.request(tree.root, 4)
+    for node, reward in zip(nodes, (0.6, 0.9999, 0.3, 0.3), strict=True):
+        tree.write(node, Step((1,), "x\n\n", StepEnd.DELIMITER))
+        tree.complete(node, reward, terminal=node is nodes[0])
+    strategy = parse_search({"strategy": "particle_filter", "n": 4}).strategy
+    assert nodes[0] in strategy.candidates(tree)

@@ -11,7 +11,7 @@ from search_fakes import Bench
 
 from search.outcome import SearchEvent, SearchOutcome
 from search.snapshot import restore_tree, save_tree, tree_as_json
-from search.tree import SearchTree
+from search.tree import NodeStatus, SearchTree
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -26,6 +26,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "ab_mcts": {"iterations": 12, "paths": 4},
     "frontier": {"iterations": 9, "width": 4},
 }
+BEAM = {"strategy": "beam_search", "n": 12, "m": 3}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *SEARCHES.items(),
     ("ab_mcts", {"iterations": 25, "generation": "step"}),
@@ -129,3 +130,19 @@ def test_nodes_that_make_no_tree_are_refused(snapshot: dict[str, Any], spoil: An
 def test_another_seed_is_refused(snapshot: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="seed 7"):
         run({"strategy": "beam_search", "n": 8, "m": 2, "seed": 8}, order=1, tree=restore_tree(snapshot))
+
+
+def test_what_was_lost_when_a_search_ended_is_asked_for_again() -> None:
+    """As after a loss of all generators: children that were never written are no reason to end."""
+
+    async def main() -> SearchTree:
+        bench = Bench(1)
+        bench.generator.fail_after = 20
+        await bench.search(BEAM, tree=bench.tree)
+        return restore_tree(json.loads(json.dumps(save_tree(bench.tree))))
+
+    interrupted = asyncio.run(main())
+    assert interrupted.with_status(NodeStatus.FAILED)
+    resumed, _ = run(BEAM, order=2, tree=interrupted)
+    whole, _ = run(BEAM, order=1)
+    assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)

@@ -11,10 +11,10 @@ from search_fakes import PROMPT, Bench, broken, reward_of, search
 from search.budget import LimitReached
 from search.gate import Gate
 from search.outcome import SearchFinished, SearchOutcome, SearchStarted, StepScored
-from search.ports import Extent, GeneratorError, Lane, ScorerError
+from search.ports import Child, Extent, GeneratorError, Lane, ScorerError
 from search.runner import PromptTooLong
 from search.snapshot import tree_as_json
-from search.tree import NodeStatus, StepEnd
+from search.tree import NodeStatus, Step, StepEnd
 
 BEAM = {"strategy": "beam_search", "n": 8, "m": 2, "max_step_tokens": 8}
 BEST = {"strategy": "best_of_n", "n": 6}
@@ -323,3 +323,24 @@ def test_without_a_seed_one_is_drawn_and_told() -> None:
     _, first = search(BEAM | {"seed": None})
     _, again = search(BEAM | {"seed": first.seed}, order=5)
     assert tree_as_json(first.tree) == tree_as_json(again.tree)
+
+
+def test_a_whole_solution_ends_at_its_first_answer() -> None:
+    """What the model writes after it belongs to the step with the answer: nothing is searched below that."""
+    written = (
+        Step((1,), "one\n\n", StepEnd.DELIMITER),
+        Step((2,), "so \\boxed{3}\n\n", StepEnd.DELIMITER),
+        Step((3, 4), "let me check it", StepEnd.END_OF_SEQUENCE),
+    )
+
+    def prepare(bench: Bench) -> None:
+        bench.generator._write = lambda request, expansion, branch: Child(  # type: ignore[method-assign]
+            expansion.parent, branch.index, written, 0
+        )
+
+    _, outcome = with_bench({"strategy": "best_of_n", "n": 1}, prepare)
+    first, second = outcome.tree.nodes
+    assert first.status is NodeStatus.OPEN
+    assert second.status is NodeStatus.TERMINAL
+    assert second.step == Step((2, 3, 4), written[1].text + written[2].text, StepEnd.END_OF_SEQUENCE)
+    assert outcome.verdict.answer == "3"
