@@ -15,14 +15,15 @@ QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "
 def connector_arguments(address: CacheAddress, settings: CacheSettings) -> dict[str, Any]:
     """Keyword arguments of vLLM's ``KVTransferConfig``, also valid as JSON for ``--kv-transfer-config``.
 
-    Three values differ from the defaults because those would break a promise: a failed load recomputes the prefix
+    Four values differ from the defaults because those would break a promise: the connector is LMCache's own but for the
+    order of its reports (see ``lmcache_connector``), a failed load recomputes the prefix
     (default: fails the request), the transfer mode is the one the server speaks (default on a CPU: another one, which
     it refuses, so that nothing is ever cached), and replies are waited for seconds (default: five minutes).
     """
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
-        "kv_connector_module_path": "lmcache.integration.vllm.lmcache_mp_connector",
+        "kv_connector_module_path": "kvstore.lmcache_connector",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "lmcache.mp.host": f"tcp://{address.host}",
