@@ -2,50 +2,61 @@
 
 import random
 
-from kvstore.transfers import to_report
+import pytest
+
+from kvstore.transfers import Transfers
 
 
-def test_a_request_that_only_stored_is_told_as_stored() -> None:
-    assert to_report({"a"}, set(), set()) == ({"a"}, set())
+def given_up() -> Transfers:
+    transfers = Transfers()
+    transfers.load_begins("a")
+    transfers.request_ends("a")
+    return transfers
 
 
-def test_given_up_while_loading_it_is_told_once_it_has_loaded() -> None:
-    assert to_report({"a"}, set(), {"a"}) == (set(), set())
-    assert to_report(set(), {"a"}, {"a"}) == (set(), {"a"})
+def test_a_request_that_never_loaded_is_told_as_stored() -> None:
+    assert Transfers().to_tell({"a"}, set()) == {"a"}
 
 
-def test_both_at_once_is_told_as_loaded() -> None:
-    assert to_report({"a", "b"}, {"a"}, {"a"}) == ({"b"}, {"a"})
-    assert to_report({"a"}, {"a"}, set()) == (set(), {"a"})
+def test_loaded_and_ended_later_it_is_told_as_stored() -> None:
+    transfers = Transfers()
+    transfers.load_begins("a")
+    assert transfers.to_tell(set(), {"a"}) == set()
+    transfers.request_ends("a")
+    assert transfers.to_tell({"a"}, set()) == {"a"}
 
 
-def test_loaded_and_later_ended_is_told_of_both() -> None:
-    assert to_report(set(), {"a"}, {"a"}) == (set(), {"a"})
-    assert to_report({"a"}, set(), set()) == ({"a"}, set())
+@pytest.mark.parametrize(
+    "reports", [[({"a"}, set()), (set(), {"a"})], [({"a"}, {"a"})], [(set(), {"a"}), ({"a"}, set())]]
+)
+def test_given_up_while_loading_it_is_never_told_as_stored(reports: list[tuple[set[str], set[str]]]) -> None:
+    transfers = given_up()
+    assert all(transfers.to_tell(stored, loaded) == set() for stored, loaded in reports)
 
 
-def test_whatever_the_order_no_ended_request_is_told_twice() -> None:
-    """A scheduler that frees an ended request's blocks when it is told, and must not be told again."""
+def test_whatever_the_order_an_ended_request_is_freed_once_and_not_while_it_loads() -> None:
     die = random.Random(1)
     for _ in range(2_000):
+        transfers = Transfers()
         loading = {str(number) for number in range(die.randint(0, 4))}
         alive = loading | {"x", "y"}
+        for name in loading:
+            transfers.load_begins(name)
         ended: set[str] = set()
-        freed: set[str] = set()
-        while loading or alive:
-            before = set(loading)
-            leaving = {name for name in alive if die.random() < 0.3}
-            arrived = {name for name in loading if die.random() < 0.3}
-            alive -= leaving
-            loading -= arrived
-            ended |= leaving
-            stored, loaded = to_report(leaving, arrived, before)
-            for name in loaded:
-                if name in ended:
-                    assert name not in freed
-                    freed.add(name)
-            for name in stored:
-                assert name not in freed
-                assert name not in loading
-                freed.add(name)
-        assert freed == ended
+        unsaid: set[str] = set()
+        freed: list[str] = []
+        while loading or alive or unsaid:
+            stored = {name for name in unsaid if die.random() < 0.5}
+            unsaid -= stored
+            loaded = {name for name in loading if die.random() < 0.3}
+            for name in [name for name in alive if die.random() < 0.3]:  # an abort, before the reports are read
+                alive.discard(name)
+                ended.add(name)
+                unsaid.add(name)
+                transfers.request_ends(name)
+            told = transfers.to_tell(stored, loaded)
+            loading -= loaded
+            freed += [name for name in loaded if name in ended]
+            assert not told & loading
+            freed += told
+        assert sorted(freed) == sorted(ended)
