@@ -6,11 +6,8 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from search.settings import STRATEGIES, search_schema
+from search.settings import SHARED_SETTINGS, STRATEGIES, search_schema
 from search.strategy import Strategy
-
-SHARED = ("seed", "budget", "max_step_tokens", "max_path_tokens")
-"""Settings that are not the strategy's own: listed once."""
 
 
 def show_strategies(console: Console, name: str | None) -> None:
@@ -37,12 +34,12 @@ def _settings(name: str) -> RenderableType:
         table.add_column(heading, no_wrap=True)
     table.add_column("meaning")
     for setting, field in described.items():
-        if setting not in ("strategy", *SHARED):
+        if setting not in ("strategy", *SHARED_SETTINGS):
             default = field.get("default", "")
             kind = _resolved(field, schema)
             meaning = field.get("description") or kind.get("description", "")
             table.add_row(setting, "unset" if default is None else str(default), _allowed(kind), meaning)
-    shared = f"\nEvery search also takes: {', '.join(SHARED)}."
+    shared = f"\nEvery search also takes: {', '.join(SHARED_SETTINGS)}."
     document = "\n\n".join(_paragraphs(STRATEGIES[name]))
     return Group(Text(name, style="bold"), Text(document + "\n"), table, Text(shared, style="dim"))
 

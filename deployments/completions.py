@@ -1,12 +1,13 @@
 """Completions by token-level beam search: what ``/v1/completions`` does, without HTTP."""
 
+import asyncio
 import uuid
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from deployments.http.errors import BadRequest
 from deployments.http.schema import CompletionBody
-from deployments.service import SearchService
+from deployments.service import GRACE_S, SearchService
 from search.ports import TokenBeamReply, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
 
@@ -88,12 +89,14 @@ class CompletionService:
         """
         Raises:
             Busy: no place is free.
+            TimeoutError: not done by the limit of a request's seconds.
             GeneratorError: the engines failed, on every replica.
         """
         settings = job.request.settings
         at_once = min(settings.concurrency_limit or 1, len(job.request.prompts)) * settings.width
         with self._searches.place(job.request.search_id):
-            async with self._searches.room(at_once):
+            # The request's own deadline begins when there is room; this one also ends the wait for it.
+            async with asyncio.timeout(job.request.deadline_s + GRACE_S), self._searches.room(at_once):
                 return await self._generator.token_beam(job.request)
 
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:

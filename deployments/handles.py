@@ -6,9 +6,9 @@ making are not retried.
 """
 
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from deployments.calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
 from search.ports import (
@@ -18,9 +18,12 @@ from search.ports import (
     GeneratorError,
     ScoreRequest,
     ScorerError,
+    SearchError,
     TokenBeamReply,
     TokenBeamRequest,
 )
+
+T = TypeVar("T")
 
 
 class HandleGenerator:
@@ -57,18 +60,14 @@ class HandleGenerator:
             GeneratorError: after the last attempt, or at the request's deadline.
         """
         deadline = Deadline(request.deadline_s)
-        try:
-            async for attempt in self._retries.loop(deadline, "token_beam"):
-                with attempt:
-                    response = self._token_beam.remote(request._replace(deadline_s=deadline.remaining))
-                    # One reply for all of it: it may take as long as the request may.
-                    found: TokenBeamReply = await answer(response, deadline, deadline.remaining)
-                    return found
-        except Exception as error:
-            if not is_replica_failure(error):
-                raise
-            raise GeneratorError(in_short(error)) from None
-        raise AssertionError("unreachable: the last attempt returns or raises")
+
+        async def attempt() -> TokenBeamReply:
+            response = self._token_beam.remote(request._replace(deadline_s=deadline.remaining))
+            # One reply for all of it: it may take as long as the request may.
+            found: TokenBeamReply = await answer(response, deadline, deadline.remaining)
+            return found
+
+        return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
 
     async def _attempt(self, missing: "Missing", deadline: Deadline) -> AsyncGenerator[ChildGroup, None]:
         if not missing.count:
@@ -106,21 +105,33 @@ class HandleScorer:
             ScorerError: after the last attempt, or at the request's deadline.
         """
         deadline = Deadline(request.deadline_s)
-        try:
-            async for attempt in self._retries.loop(deadline, "score"):
-                with attempt:
-                    return await self._attempt(request, deadline)
-        except Exception as error:
-            if not is_replica_failure(error):
-                raise
-            raise ScorerError(in_short(error)) from None
-        raise AssertionError("unreachable: the last attempt returns or raises")
 
-    async def _attempt(self, request: ScoreRequest, deadline: Deadline) -> Sequence[Sequence[float]]:
-        response = self._score.remote(request._replace(deadline_s=deadline.remaining))
-        rewards = await answer(response, deadline, self._retries.reply_timeout_s)
-        check_rewards(request, rewards)
-        return rewards  # type: ignore[no-any-return]
+        async def attempt() -> Sequence[Sequence[float]]:
+            response = self._score.remote(request._replace(deadline_s=deadline.remaining))
+            rewards = await answer(response, deadline, self._retries.reply_timeout_s)
+            check_rewards(request, rewards)
+            return rewards  # type: ignore[no-any-return]
+
+        return await retried(attempt, self._retries, deadline, "score", ScorerError)
+
+
+async def retried(
+    attempt: Callable[[], Awaitable[T]], retries: Retries, deadline: Deadline, what: str, failure: type[SearchError]
+) -> T:
+    """What ``attempt`` returns, made again as ``retries`` say.
+
+    Raises:
+        SearchError: ``failure``, when the last attempt failed for reasons of its replica.
+    """
+    try:
+        async for made in retries.loop(deadline, what):
+            with made:
+                return await attempt()
+    except Exception as error:
+        if not is_replica_failure(error):
+            raise
+        raise failure(in_short(error)) from None
+    raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 async def answer(response: Any, deadline: Deadline, timeout_s: float) -> Any:

@@ -65,14 +65,11 @@ class LevelSearch(Strategy):
         """The next greedy steps of every lookahead that is not long enough yet."""
         if not self.lookahead or not depth:
             return []
-        growths: list[Growth] = []
-        for node in tree.level(depth):
-            end = node
-            while end.probes or (end.is_probe and end.children):
-                end = next(iter((end.probes or end.children).values()))
-            if end.status is NodeStatus.OPEN and end.depth - node.depth < self.lookahead:
-                growths.append(Growth(end, 1, probe=True))
-        return growths
+        return [
+            Growth(end, 1, probe=True)
+            for end in (node.looked_ahead for node in tree.level(depth))
+            if end.status is NodeStatus.OPEN and end.depth - depth < self.lookahead
+        ]
 
 
 def judged(tree: SearchTree, depth: int) -> list[Node]:

@@ -48,13 +48,23 @@ def path_score(node: Node, how: Aggregation) -> float | None:
 def rank_score(node: Node, how: Aggregation) -> float:
     """What ranks a path among others: the score of the longest path that was written from it to look ahead, its
     own where there is none."""
-    end = node
-    while end.probes or (end.children and end.is_probe):
-        ahead = end.probes or end.children
-        end = ahead[min(ahead)]
-    return aggregate(end.rewards, how)
+    return aggregate(node.looked_ahead.rewards, how)
 
 
 def best_first(nodes: Sequence[Node], how: Aggregation) -> list[Node]:
     """``nodes`` by falling rank; ties by node id, so the order does not depend on arrival."""
     return sorted(nodes, key=lambda node: (-rank_score(node, how), node.id))
+
+
+def mean_logprob(node: Node) -> float:
+    """The mean log-probability of a step's tokens (nats); 0 for a step without tokens.
+
+    Raises:
+        ValueError: the generator did not say.
+    """
+    step = node.step
+    if step is None or not step.token_ids:
+        return 0.0
+    if step.logprob is None:
+        raise ValueError(f"the generator gave no log-probability of node {node.id}")
+    return step.logprob / len(step.token_ids)

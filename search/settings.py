@@ -78,6 +78,10 @@ class SearchSettings(BaseModel):
             raise _relocated(error) from None
 
 
+SHARED_SETTINGS = tuple(name for name in SearchSettings.model_fields if name != "strategy")
+"""Settings that every search has; the others belong to one strategy."""
+
+
 def parse_search(given: Any) -> SearchSettings:
     """The settings written in ``given``, flat.
 
@@ -139,12 +143,11 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
         known = ", ".join(STRATEGIES)
         fault = PydanticCustomError("unknown_strategy", "unknown strategy; there are: {known}", {"known": known})
         raise _validation_error([InitErrorDetails(type=fault, loc=("strategy",), input=name)])
-    shared = SearchSettings.model_fields.keys() - {"strategy"}
-    own = {key: value for key, value in flat.items() if key not in shared and key != "strategy"}
+    own = {key: value for key, value in flat.items() if key not in (*SHARED_SETTINGS, "strategy")}
     if "name" in own:
         fault = PydanticCustomError("extra_forbidden", "Extra inputs are not permitted")
         raise _validation_error([InitErrorDetails(type=fault, loc=("name",), input=own["name"])])
-    return {"strategy": own | {"name": name}} | {key: flat[key] for key in flat.keys() & shared}
+    return {"strategy": own | {"name": name}} | {key: flat[key] for key in flat.keys() & {*SHARED_SETTINGS}}
 
 
 def _relocated(error: ValidationError) -> ValidationError:

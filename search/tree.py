@@ -100,6 +100,14 @@ class Node:
         return nodes[::-1]
 
     @property
+    def looked_ahead(self) -> "Node":
+        """The end of what was written to look ahead from here; the node itself where nothing was."""
+        node = self
+        while ahead := node.probes or (node.children if node.is_probe else {}):
+            node = ahead[min(ahead)]
+        return node
+
+    @property
     def rewards(self) -> list[float]:
         """The rewards of the path's steps that have one, in order."""
         return [node.reward for node in self.path if node.reward is not None]

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from search.tree import ENDED, Node, NodeStatus, SearchTree
 
+MOST_ITERATIONS = 2_000
+"""Of any such search: each looks at the whole tree."""
+
 
 class Mark(NamedTuple):
     """What is known of a node and all below it."""

@@ -13,10 +13,7 @@ from deployments.config import LimitSettings
 from deployments.http.body import refused
 from deployments.http.errors import BadRequest, NotFound
 from deployments.http.schema import ChatRequest
-from search.settings import SearchSettings, parse_alias, parse_search
-
-SHARED = frozenset(SearchSettings.model_fields) - {"strategy"}
-"""Settings that every search has; the others belong to one strategy."""
+from search.settings import SHARED_SETTINGS, SearchSettings, parse_alias, parse_search
 
 Flat = dict[str, Any]
 
@@ -141,7 +138,7 @@ class _Merged:
         if chosen != self.flat.get("strategy"):
             # What was said for one strategy means nothing to another, what every search has stays.
             own = {"temperature", "top_p"} & self.origins.keys()
-            self.flat = {key: value for key, value in self.flat.items() if key in SHARED | own}
+            self.flat = {key: value for key, value in self.flat.items() if key in own.union(SHARED_SETTINGS)}
         for key, value in layer.items():
             before = self.flat.get(key)
             if key == "budget" and isinstance(value, Mapping) and isinstance(before, Mapping):

@@ -6,11 +6,10 @@ from typing import Literal
 
 from pydantic import Field
 
-from search.scoring import path_score
-from search.strategies.mcts import MOST_ITERATIONS, mean_logprob
+from search.scoring import mean_logprob, path_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import Mark, closed_nodes, inner_nodes, marks_of
+from search.visits import MOST_ITERATIONS, Mark, closed_nodes, inner_nodes, marks_of
 
 LEAST_CREDIT = 0.1
 """The least share of a solution's value that a step on its path is credited with."""

@@ -8,12 +8,10 @@ from typing import Literal
 from pydantic import Field
 
 from search.ports import Extent
-from search.scoring import path_score, rank_score
+from search.scoring import mean_logprob, path_score, rank_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import Mark, close, closed_nodes, inner_nodes, marks_of
-
-MOST_ITERATIONS = 2_000
+from search.visits import MOST_ITERATIONS, Mark, close, closed_nodes, inner_nodes, marks_of
 
 
 class Value(StrEnum):
@@ -189,17 +187,3 @@ def _priors(siblings: Sequence[Node], prior: Prior) -> list[float]:
             weights = [math.exp(mean_logprob(node)) for node in siblings]
     whole = math.fsum(weights)
     return [weight / whole if whole else 1 / len(weights) for weight in weights]
-
-
-def mean_logprob(node: Node) -> float:
-    """The mean log-probability of a step's tokens (nats); 0 for a step without tokens.
-
-    Raises:
-        ValueError: the generator did not say.
-    """
-    step = node.step
-    if step is None or not step.token_ids:
-        return 0.0
-    if step.logprob is None:
-        raise ValueError(f"the generator gave no log-probability of node {node.id}")
-    return step.logprob / len(step.token_ids)
