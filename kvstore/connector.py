@@ -15,8 +15,8 @@ QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "
 def connector_arguments(address: CacheAddress, settings: CacheSettings) -> dict[str, Any]:
     """Keyword arguments of vLLM's ``KVTransferConfig``, also valid as JSON for ``--kv-transfer-config``.
 
-    Four values differ from the defaults because those would break a promise: the connector is LMCache's own but for the
-    order of its reports (see ``lmcache_connector``), a failed load recomputes the prefix
+    Four values differ from the defaults because those would break a promise: the connector is LMCache's own but for
+    requests that are given up (see ``lmcache_connector``), a failed load recomputes the prefix
     (default: fails the request), the transfer mode is the one the server speaks (default on a CPU: another one, which
     it refuses, so that nothing is ever cached), and replies are waited for seconds (default: five minutes).
     """

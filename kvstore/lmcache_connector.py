@@ -1,10 +1,15 @@
-"""LMCache's connector as vLLM loads it, with its reports sifted (`kvstore.transfers`). Imports vLLM and LMCache."""
+"""LMCache's connector as vLLM loads it, made good for requests that are given up. Imports vLLM and LMCache."""
 
-from typing import Any
+import logging
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
 
 from lmcache.integration.vllm import lmcache_mp_connector
 
 from kvstore.transfers import Transfers
+
+logger = logging.getLogger(__name__)
 
 
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
@@ -13,6 +18,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._transfers = Transfers()
+        self._lookups = GivenUpLookups(self.scheduler_adapter) if hasattr(self, "scheduler_adapter") else None
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -22,6 +28,11 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         # Also what request_finished_all_groups comes to.
         self._transfers.request_ends(request.request_id)
+        tracker = self.request_trackers.get(request.request_id)
+        if self._lookups is not None and tracker is not None and self._lookups.take(tracker):
+            self._cleanup_request_tracker(request.request_id)
+            # The worker reports this request as stored like any other, so it is told the same as of any other.
+            return self._can_store, None
         finished: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
         return finished
 
@@ -29,3 +40,84 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         super().update_connector_output(connector_output)
         stored, loaded = connector_output.finished_sending or set(), connector_output.finished_recving or set()
         connector_output.finished_sending = self._transfers.to_tell(stored, loaded)
+
+    def shutdown(self) -> None:
+        if self._lookups is not None:
+            self._lookups.close()
+        super().shutdown()
+
+
+class _Lookup(NamedTuple):
+    """One that was asked of the servers and will not be followed by a load. By server: the futures of its
+    acknowledgement and of its result, and the result."""
+
+    tracker: Any
+    acknowledged: dict[str, Any]
+    asked: dict[str, Any]
+    hits: dict[str, int]
+
+
+class GivenUpLookups:
+    """Gives back what the lookups of requests hold that ended before they were scheduled.
+
+    A lookup locks what it finds until it is loaded. LMCache ends the session of such a request without releasing the
+    locks: nothing of that prefix could be evicted for five minutes, and the server kept the lookup for good. A search
+    that stops leaves dozens of them. The server handles requests in any order, so each step waits for the one before;
+    that happens on a thread of its own, because the scheduler has better to do.
+    """
+
+    def __init__(self, adapter: Any) -> None:
+        self._adapter = adapter
+        self._given_up: SimpleQueue[_Lookup | None] = SimpleQueue()
+        # A daemon: an engine that ends does not wait for a server that hangs.
+        Thread(target=self._give_back_all, name="given-up-lookups", daemon=True).start()
+
+    def take(self, tracker: Any) -> bool:
+        """Take over the lookup of a request that has ended, and its session; False if it has none to be given back."""
+        adapter, request_id = self._adapter, tracker.request_id
+        if request_id not in adapter._pending_lookups:
+            return False
+        unacknowledged = adapter._unacked_lookups.get(request_id)
+        lookup = _Lookup(
+            tracker,
+            dict(unacknowledged.futures) if unacknowledged else {},
+            {url: future for url, (future, _) in adapter._lookup_status.get(request_id, {}).items()},
+            dict(adapter._per_server_hits.get(request_id, {})),
+        )
+        adapter.cleanup_lookup_result(request_id)
+        self._given_up.put(lookup)
+        return True
+
+    def close(self) -> None:
+        self._given_up.put(None)
+
+    def _give_back_all(self) -> None:
+        while (lookup := self._given_up.get()) is not None:
+            for url in self._adapter.req_clients:
+                try:
+                    self._give_back_at(url, lookup)
+                except Exception:
+                    # The server is gone or hangs. Its locks expire, and a new one has none.
+                    logger.debug("a lookup's locks at %s are left to expire", url, exc_info=True)
+
+    def _give_back_at(self, url: str, lookup: _Lookup) -> None:
+        adapter, tracker = self._adapter, lookup.tracker
+        client, timeout_s = adapter.req_clients[url], adapter._mq_timeout
+        if url in lookup.acknowledged:
+            lookup.acknowledged[url].result(timeout_s)
+        hits = lookup.hits.get(url)
+        if hits is None and url in lookup.asked:
+            hits = lookup.asked[url].result(timeout_s)
+        if hits is None:
+            hits = client.wait_prefetch_status(tracker.request_id, timeout_s).result(timeout_s)
+        if hits:
+            key = adapter._create_key(
+                tracker.get_token_ids(),
+                start=0,
+                end=hits * adapter.lmcache_tokens_per_chunk,
+                request_id=tracker.request_id,
+                cache_salt=tracker.cache_salt,
+                request_configs=tracker.request_configs,
+            ).no_worker_id_version()
+            client.free_lookup_locks(key, adapter.tp_size).result(timeout_s)
+        client.end_session(tracker.request_id)
