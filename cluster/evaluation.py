@@ -98,6 +98,8 @@ async def _row(ask: Ask, matcher: AnswerMatcher, problem: EvalProblem, strategy:
         agreement=search.agreement,
         tokens=search.generated_tokens,
         cached_tokens=search.cached_tokens,
+        kv_tokens_peak=search.kv_tokens_peak,
+        kv_tokens_sum=search.kv_tokens_sum,
         prm_calls=search.prm_calls,
         nodes=search.nodes,
         seconds=seconds,

@@ -46,6 +46,10 @@ class SearchBlock(BaseModel):
     """Every token written on any branch."""
     cached_tokens: int
     """Prefix tokens that no engine had to compute again."""
+    kv_tokens_peak: int = 0
+    """Most tokens whose KV was held at a time."""
+    kv_tokens_sum: int = 0
+    """The same summed over the search's rounds."""
     stop_reason: str
     agreement: float | None = None
     """The winning answer's share of all answers."""

@@ -17,29 +17,35 @@ FORMAT = 1
 
 def summary_table(summaries: Sequence[StrategySummary]) -> Table:
     """One line per strategy, narrow enough for 80 columns."""
-    elapsed = ", ".join(f"{summary.strategy} {summary.elapsed_s:.1f} s" for summary in summaries)
+    done = ", ".join(f"{each.strategy} {each.right}/{each.problems} in {each.elapsed_s:.1f} s" for each in summaries)
     table = Table(
         box=None,
         padding=(0, 1),
         collapse_padding=True,
         pad_edge=False,
-        caption=f"tokens, PRM calls and seconds are means per problem; wall clock: {elapsed}",
+        caption=(
+            "tokens, KV tokens held (most at a time, and summed over a search's rounds), PRM calls and seconds are"
+            f" means per problem; right answers and wall clock: {done}"
+        ),
         caption_justify="left",
     )
     table.add_column("strategy", no_wrap=True)
-    for heading in ("right", "accuracy", "95% interval", "tokens", "PRM calls", "seconds", "failed"):
+    any_failed = any(summary.failed for summary in summaries)
+    headings = ["accuracy", "95% interval", "tokens", "KV peak", "KV sum", "PRM calls", "seconds"]
+    for heading in headings + ["failed"] * any_failed:
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
         low, high = summary.interval
         table.add_row(
             Text(printable(summary.strategy)),
-            f"{summary.right}/{summary.problems}",
             f"{summary.accuracy:.1%}",
             f"{100 * low:.1f} to {100 * high:.1f}",
             f"{summary.tokens:,.0f}",
+            f"{summary.kv_tokens_peak:,.0f}",
+            f"{summary.kv_tokens_sum:,.0f}",
             f"{summary.prm_calls:,.1f}",
             f"{summary.seconds:.2f}",
-            Text(str(summary.failed), style="red" if summary.failed else ""),
+            *([Text(str(summary.failed), style="red" if summary.failed else "")] * any_failed),
         )
     return table
 

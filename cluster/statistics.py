@@ -46,6 +46,10 @@ class Row:
     tokens: int = 0
     """Generated, on all branches."""
     cached_tokens: int = 0
+    kv_tokens_peak: int = 0
+    """Most tokens whose KV was held at a time."""
+    kv_tokens_sum: int = 0
+    """The same summed over the search's rounds."""
     prm_calls: int = 0
     nodes: int = 0
     seconds: float = 0.0
@@ -70,6 +74,8 @@ class StrategySummary:
     interval: Interval
     tokens: float
     cached_tokens: float
+    kv_tokens_peak: float
+    kv_tokens_sum: float
     prm_calls: float
     seconds: float
     """Mean time of one problem."""
@@ -100,6 +106,8 @@ def summarize(strategy: str, rows: Iterable[Row], elapsed_s: float) -> StrategyS
         interval=wilson(right, len(rows)),
         tokens=_mean(row.tokens for row in answered),
         cached_tokens=_mean(row.cached_tokens for row in answered),
+        kv_tokens_peak=_mean(row.kv_tokens_peak for row in answered),
+        kv_tokens_sum=_mean(row.kv_tokens_sum for row in answered),
         prm_calls=_mean(row.prm_calls for row in answered),
         seconds=_mean(row.seconds for row in answered),
         elapsed_s=elapsed_s,

@@ -44,6 +44,10 @@ class SearchStats(NamedTuple):
     """Of ``prefix_tokens``, those whose KV came from a cache."""
     root_cached_tokens: int
     """Most cached prompt tokens of any child of the root: what was known before the search began."""
+    kv_tokens_peak: int
+    """Most tokens whose KV the branches under way needed at a time (`search.kv_held`)."""
+    kv_tokens_sum: int
+    """The same summed over all rounds: how much was held for how long."""
     answer_tokens: int
     """Tokens of the answering path."""
     seconds: float

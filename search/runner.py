@@ -18,6 +18,7 @@ from search.gate import Gate
 from search.growth import Batch, Planner, Room
 from search.intake import Intake
 from search.judge import Fallback, Judge
+from search.kv_held import KVHeld
 from search.outcome import (
     EventSink,
     SearchFinished,
@@ -147,6 +148,7 @@ class _Search:
         self._meter = BudgetMeter(settings.budget)
         self._planner = Planner(tree, settings, self._seed, room, self._meter)
         self._intake = Intake(tree, room, self._meter)
+        self._held = KVHeld(tree, len(room.prompt))
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._reason: StopReason | None = None
@@ -214,7 +216,10 @@ class _Search:
                 if not growths and self._tree.in_flight == 0:
                     self._reason = StopReason.FINISHED
                     return
-                for batch in self._planner.plan(growths):
+                batches = self._planner.plan(growths)
+                if batches:
+                    self._held.round_begins()
+                for batch in batches:
                     self._start(group, self._expand, group, batch, lane)
                 if not self._tasks:
                     self._reason = self._exhausted(growths)
@@ -224,7 +229,9 @@ class _Search:
 
     def _resume(self, group: asyncio.TaskGroup) -> None:
         """Takes up what was under way when the tree was saved."""
-        for batch in self._planner.resume():
+        batches = self._planner.resume()
+        self._held.round_begins()
+        for batch in batches:
             self._start(group, self._expand, group, batch, Lane.DEMAND)
         by_extent: dict[Extent, list[list[Node]]] = {}
         for chain in unjudged_chains(self._tree):
@@ -334,7 +341,8 @@ class _Search:
         raise limits[LimitKind(reason.value)].reached()
 
     def _stats(self, verdict: Verdict) -> SearchStats:
-        tally = self._intake.tally
+        tally, held = self._intake.tally, self._held
+        held.search_ends()
         return SearchStats(
             nodes=len(self._tree),
             expand_calls=tally.expand_calls,
@@ -344,6 +352,8 @@ class _Search:
             prefix_tokens=tally.prefix_tokens,
             cached_tokens=tally.cached_tokens,
             root_cached_tokens=tally.root_cached_tokens,
+            kv_tokens_peak=held.peak,
+            kv_tokens_sum=held.sum,
             answer_tokens=len(verdict.node.token_ids),
             seconds=self._meter.seconds.usage,
         )

@@ -63,6 +63,8 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "generated_tokens": stats.generated_tokens,
         "prefix_tokens": stats.prefix_tokens,
         "cached_tokens": stats.cached_tokens,
+        "kv_tokens_peak": stats.kv_tokens_peak,
+        "kv_tokens_sum": stats.kv_tokens_sum,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.verdict.answer,
         "score": outcome.verdict.score,
