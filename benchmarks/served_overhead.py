@@ -25,14 +25,11 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.engines import engines_of
 from benchmarks.processes import CpuClock
 from benchmarks.record import write_result
 from deployments.config import AppConfig
 from deployments.models.problems import Problem, Split, draw_problems
-from kvstore.cache_server import CacheServer
-from search.equivalence import AnswerMatcher
-from search.gate import Gate
-from search.runner import run_search
 from search.settings import parse_search
 
 SEED = 1
@@ -71,44 +68,16 @@ Solve = Callable[[Problem, int], Awaitable[Searched]]
 
 @asynccontextmanager
 async def in_process(config: AppConfig, search: dict[str, Any]) -> AsyncIterator[Solve]:
-    """The runner on two engines of this process, with a cache server of its own if the settings want one."""
-    from deployments.generation import GenerationEngine
-    from deployments.scoring import ScoringEngine
-    from kvstore.connector import QUIET_ENVIRONMENT, connector_config
+    """The runner on two engines of this process."""
+    async with engines_of(config) as engines:
 
-    server = await asyncio.to_thread(lambda: CacheServer(config.cache)) if config.cache.enabled else None
-    kv_transfer = None
-    if server is not None:
-        os.environ.update(QUIET_ENVIRONMENT)
-        kv_transfer = connector_config(await asyncio.to_thread(server.start), config.cache)
-    generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)
-    await generator.start()
-    await scorer.start()
-    gate, matcher = Gate(config.controller.branches), AnswerMatcher()
-    await matcher.start()
+        async def solve(problem: Problem, seed: int) -> Searched:
+            settings = parse_search(search | {"seed": seed})
+            search_id = f"{problem.unique_id}:{seed}:{time.monotonic_ns()}"
+            outcome = await engines.search(problem.text, settings, search_id)
+            return Searched(outcome.verdict.answer, outcome.stats.scored_steps, outcome.stats.generated_tokens)
 
-    async def solve(problem: Problem, seed: int) -> Searched:
-        outcome = await run_search(
-            problem.text,
-            generator.encode_chat([{"role": "user", "content": problem.text}]),
-            parse_search(search | {"seed": seed}),
-            generator=generator,
-            scorer=scorer,
-            gate=gate,
-            matcher=matcher,
-            search_id=f"{problem.unique_id}:{seed}:{time.monotonic_ns()}",
-            context_tokens=generator.context_tokens,
-        )
-        return Searched(outcome.verdict.answer, outcome.stats.scored_steps, outcome.stats.generated_tokens)
-
-    try:
         yield solve
-    finally:
-        matcher.close()
-        generator.shutdown()
-        scorer.shutdown()
-        if server is not None:
-            await asyncio.to_thread(server.stop)
 
 
 @contextmanager

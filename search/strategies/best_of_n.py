@@ -10,7 +10,7 @@ class BestOfN(WholeSolutions):
 
     Source: Cobbe et al. 2021 (arXiv 2110.14168), with the step rewards aggregated over each solution.
 
-    One seed gives one tree whatever the order of arrival.
+    One seed gives one tree whatever the order of arrival, unless ``margin`` is set.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ("best",)

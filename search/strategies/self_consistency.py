@@ -16,8 +16,8 @@ class SelfConsistency(WholeSolutions):
 
     Source: Wang et al. 2022 (arXiv 2203.11171).
 
-    One seed gives one tree whatever the order of arrival, unless ``early_stop`` is on: then the order
-    decides which solutions were still waited for. The answer is the same, its agreement may not be.
+    One seed gives one tree whatever the order of arrival, unless ``early_stop`` or ``margin`` is on: then the order
+    decides which solutions were still waited for. With ``early_stop`` the answer is the same, its agreement may not be.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ("sc",)
@@ -30,7 +30,7 @@ class SelfConsistency(WholeSolutions):
     early_stop: bool = Field(False, description="Stop once no answer can overtake the leading one.")
 
     def finished(self, tree: SearchTree) -> bool:
-        return self.early_stop and self._decided(tree)
+        return (self.early_stop and self._decided(tree)) or super().finished(tree)
 
     def _decided(self, tree: SearchTree) -> bool:
         """Whether the leader has more votes than all others together could still get.

@@ -5,19 +5,50 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from search.answers import canonical, extract_answer
 from search.ports import Extent
+from search.scoring import path_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import SearchTree
 
 
 class WholeSolutions(Strategy):
-    """Writes ``n`` solutions independently of each other."""
+    """Writes ``n`` solutions independently of each other.
+
+    With ``margin`` it may stop before all of them are there (SPEX's rule, which uses 0.5). Then the order of arrival
+    decides which were waited for, and the answer may be another than that of all ``n``.
+    """
 
     extent: ClassVar[Extent] = Extent.SOLUTION
 
     n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Whole solutions to write.")
+    margin: float | None = Field(
+        None,
+        ge=0.0,
+        le=MOST_SAMPLES,
+        description="Stop when the leading answer outweighs the next by this many mean weights; it may not have won.",
+    )
+    margin_after: int = Field(4, ge=1, le=MOST_SAMPLES, description="Solutions wanted before the margin may stop it.")
 
     def select(self, tree: SearchTree) -> Sequence[Growth]:
         # Only when nothing is in flight: what a tight budget grants then does not depend on arrival order.
         missing = self.n - len(tree.root.children)
         return [Growth(tree.root, missing)] if missing > 0 and tree.in_flight == 0 else []
+
+    def finished(self, tree: SearchTree) -> bool:
+        return self.margin is not None and self._far_ahead(tree, self.margin)
+
+    def _far_ahead(self, tree: SearchTree, margin: float) -> bool:
+        ended = self.candidates(tree)
+        if len(ended) < self.margin_after:
+            return False
+        weights: dict[str, float] = {}
+        whole = 0.0
+        for node in ended:
+            score = path_score(node, self.aggregation)
+            weight = 1.0 if score is None else score
+            whole += weight
+            if (answer := extract_answer(node.text)) is not None:
+                weights[canonical(answer)] = weights.get(canonical(answer), 0.0) + weight
+        first, second = [*sorted(weights.values(), reverse=True), 0.0, 0.0][:2]
+        return first - second > margin * whole / len(ended)

@@ -1,0 +1,70 @@
+"""Two engines of one process, and what a search needs beside them: the side that is not served."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from deployments.config import AppConfig
+from kvstore.cache_server import CacheServer
+from search.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.outcome import SearchOutcome
+from search.runner import run_search
+from search.settings import SearchSettings
+
+if TYPE_CHECKING:
+    from deployments.generation import GenerationEngine
+    from deployments.scoring import ScoringEngine
+
+
+class Engines(NamedTuple):
+    generator: "GenerationEngine"
+    scorer: "ScoringEngine"
+    gate: Gate
+    matcher: AnswerMatcher
+
+    def prompt(self, question: str) -> list[int]:
+        """Token ids, the chat template applied."""
+        return list(self.generator.encode_chat([{"role": "user", "content": question}]))
+
+    async def search(self, question: str, settings: SearchSettings, search_id: str) -> SearchOutcome:
+        return await run_search(
+            question,
+            self.prompt(question),
+            settings,
+            generator=self.generator,
+            scorer=self.scorer,
+            gate=self.gate,
+            matcher=self.matcher,
+            search_id=search_id,
+            context_tokens=self.generator.context_tokens,
+        )
+
+
+@asynccontextmanager
+async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
+    """The engines as the application starts them, with a cache server of their own if the settings want one."""
+    from deployments.generation import GenerationEngine
+    from deployments.scoring import ScoringEngine
+    from kvstore.connector import QUIET_ENVIRONMENT, connector_config
+
+    server = await asyncio.to_thread(lambda: CacheServer(config.cache)) if config.cache.enabled else None
+    kv_transfer = None
+    if server is not None:
+        os.environ.update(QUIET_ENVIRONMENT)
+        kv_transfer = connector_config(await asyncio.to_thread(server.start), config.cache)
+    generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)
+    await generator.start()
+    await scorer.start()
+    matcher = AnswerMatcher()
+    await matcher.start()
+    try:
+        yield Engines(generator, scorer, Gate(config.controller.branches), matcher)
+    finally:
+        matcher.close()
+        generator.shutdown()
+        scorer.shutdown()
+        if server is not None:
+            await asyncio.to_thread(server.stop)
