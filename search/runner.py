@@ -134,6 +134,7 @@ class _Search:
     ) -> None:
         self._question = question
         self._strategy = settings.strategy
+        self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = generator
         self._judge = judge
         self._gate = gate
@@ -311,7 +312,7 @@ class _Search:
             batch.extent,
             lane,
             self._deadline_s(),
-            self._strategy.needs_logprobs,
+            self._logprobs,
         )
 
     def _scored(self, node: Node) -> StepScored:

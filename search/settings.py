@@ -66,6 +66,9 @@ class SearchSettings(BaseModel):
     )
     max_step_tokens: int = Field(256, strict=True, ge=1, le=MOST_STEP_TOKENS, description="Most tokens of a step.")
     max_path_tokens: int = Field(2048, strict=True, ge=1, le=MOST_PATH_TOKENS, description="Most tokens of a solution.")
+    logprobs: bool = Field(
+        False, strict=True, description="Whether the tree has its steps' log-probabilities, whatever the strategy."
+    )
 
     @model_validator(mode="wrap")
     @classmethod

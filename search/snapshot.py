@@ -1,10 +1,10 @@
 """A tree as JSON: to be looked at and compared, and to be saved and gone on with."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from search.tree import Node, NodeStatus, Order, SearchTree, Step, StepEnd
+from search.tree import Node, NodeId, NodeStatus, Order, SearchTree, Step, StepEnd
 
 SNAPSHOT_VERSION = 1
 MOST_SAVED_NODES = 100_000
@@ -15,11 +15,53 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     """The tree without its root, nodes ordered by id, so equal trees are equal here whatever grew first.
 
     ``id`` is the path of child indices, ``tokens`` the number of the step's tokens, ``end`` why its text
-    ends. ``text`` and ``end`` are null and ``tokens`` 0 for a node that was never written, ``reward`` is
-    null for one that was never scored.
+    ends, ``logprob`` the sum of its tokens' log-probabilities (nats), null where they were not asked for.
+    ``text``, ``end`` and ``logprob`` are null and ``tokens`` 0 for a node that was never written, ``reward``
+    is null for one that was never scored. ``TreeView`` reads it.
     """
     nodes = sorted(tree.nodes, key=lambda node: node.id)
     return {"version": SNAPSHOT_VERSION, "nodes": [_node_as_json(node) for node in nodes]}
+
+
+class NodeView(BaseModel):
+    """One node of what ``tree_as_json`` gives. Unknown fields are passed over."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    id: NodeId = Field(min_length=1)
+    text: str | None
+    reward: float | None = Field(ge=0.0, le=1.0)
+    status: NodeStatus
+    tokens: int = Field(ge=0, le=1 << 31)
+    logprob: float | None = Field(ge=-1e12, le=1e12)
+
+    @property
+    def is_probe(self) -> bool:
+        """Whether this node or one above it is a probe: part of no path that the search itself grew."""
+        return min(self.id) < 0
+
+
+class TreeView(BaseModel):
+    """What ``tree_as_json`` gives, read back. It is a tree: every path to a node that was written was written whole,
+    and nothing comes after a terminal node."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: Literal[1]
+    nodes: list[NodeView]
+
+    @model_validator(mode="after")
+    def _is_a_tree(self) -> Self:
+        nodes = {node.id: node for node in self.nodes}
+        if len(nodes) < len(self.nodes):
+            raise ValueError("two nodes have the same id")
+        for place, node in enumerate(self.nodes):
+            parent = nodes.get(node.id[:-1])
+            if len(node.id) > 1 and (parent is None or parent.text is None or parent.status is NodeStatus.TERMINAL):
+                raise ValueError(f"nodes.{place} cannot be where its id says")
+            if node.text is None and node.status is NodeStatus.TERMINAL:
+                raise ValueError(f"nodes.{place} is terminal and was never written")
+        return self
 
 
 class SavedStep(BaseModel):
@@ -104,4 +146,5 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "status": node.status.value,
         "tokens": len(step.token_ids) if step else 0,
         "end": step.end.value if step else None,
+        "logprob": step.logprob if step else None,
     }

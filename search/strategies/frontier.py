@@ -6,13 +6,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from search.credit import credited
 from search.scoring import mean_logprob, path_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
 from search.visits import MOST_ITERATIONS, Mark, closed_nodes, inner_nodes, marks_of
-
-LEAST_CREDIT = 0.1
-"""The least share of a solution's value that a step on its path is credited with."""
 
 
 class Frontier(Strategy):
@@ -81,23 +79,12 @@ class Frontier(Strategy):
 
 
 def backed_up(tree: SearchTree, strategy: Strategy) -> dict[Node, float]:
-    """The quality of every node that has arrived.
-
-    Each solution of ``steps`` steps gives the node at depth d on its path ``max(d / steps, 0.1)`` of its value. What
-    is positive stays so whatever wrong solution follows; a right one overrides what was negative.
-    """
-    backed: dict[Node, float] = {}
-    for end in inner_nodes(tree):
-        if end.status is not NodeStatus.TERMINAL:
-            continue
-        value = _centred(path_score(end, strategy.aggregation))
-        for node in end.path:
-            credit = max(node.depth / end.depth, LEAST_CREDIT) * value
-            known = backed.get(node)
-            if known is None or (known < 0 < credit):
-                backed[node] = credit
-            elif not (known > 0 > credit):
-                backed[node] = known + credit
+    """The quality of every node that has arrived: what the solutions below it are credited with."""
+    backed = credited(
+        (end.path, _centred(path_score(end, strategy.aggregation)))
+        for end in inner_nodes(tree)
+        if end.status is NodeStatus.TERMINAL
+    )
     return {
         node: backed.get(node, _centred(path_score(node, strategy.aggregation)))
         for node in inner_nodes(tree)

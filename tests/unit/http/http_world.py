@@ -93,13 +93,14 @@ class FakeGenerator:
 
     def _steps(self, parent: tuple[int, ...], seed: int, request: ExpandRequest) -> tuple[Step, ...]:
         if request.extent is Extent.STEP:
-            return (self._step(len(parent) + 1, seed),)
-        return tuple(self._step(depth, seed) for depth in range(1, DEPTH + 1))
+            return (self._step(len(parent) + 1, seed, request.logprobs),)
+        return tuple(self._step(depth, seed, request.logprobs) for depth in range(1, DEPTH + 1))
 
-    def _step(self, depth: int, seed: int) -> Step:
+    def _step(self, depth: int, seed: int, logprobs: bool) -> Step:
+        logprob = -0.25 * STEP_TOKENS if logprobs else None
         if depth < DEPTH:
-            return Step((seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER)
-        return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE)
+            return Step((seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER, logprob)
+        return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE, logprob)
 
 
 class FakeScorer:

@@ -78,6 +78,16 @@ async def test_one_seed_is_one_tree_and_no_seed_is_drawn_and_told(world: World) 
     assert (await post(world, "/v1/search", seed=drawn["search"]["seed"]))["tree"] == drawn["tree"]
 
 
+async def test_a_tree_has_log_probabilities_where_they_are_asked_for(world: World) -> None:
+    plain = (await post(world, "/v1/search"))["tree"]
+    asked = (await post(world, "/v1/search", search={"logprobs": True}))["tree"]
+    assert {node["logprob"] for node in plain["nodes"]} == {None}
+    assert {node["logprob"] for node in asked["nodes"]} == {-0.25 * STEP_TOKENS}
+    for node in asked["nodes"]:
+        node["logprob"] = None
+    assert asked == plain
+
+
 @pytest.mark.parametrize(
     ("fields", "strategy", "n"),
     [

@@ -164,6 +164,16 @@ def test_children_are_judged_without_waiting_for_their_siblings() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["strategy"])
+def test_log_probabilities_come_with_every_step_where_they_are_asked_for(settings: dict[str, Any]) -> None:
+    _, plain = search(settings)
+    bench, asked = search(settings | {"logprobs": True})
+    assert all(request.logprobs for request in bench.generator.requests)
+    steps = [node.step for node in asked.tree.nodes if node.step is not None]
+    assert all(step.logprob == -sum(step.token_ids) / 99 for step in steps)
+    assert [step._replace(logprob=None) for step in steps] == [node.step for node in plain.tree.nodes if node.step]
+
+
 def test_repeated_and_unknown_children_change_nothing() -> None:
     _, plain = search(BEAM)
 

@@ -46,6 +46,7 @@ from search.settings import STRATEGIES, SearchSettings, parse_alias, parse_searc
         ({"seed": 1 << 63}, ("seed",)),
         ({"max_step_tokens": 0}, ("max_step_tokens",)),
         ({"max_path_tokens": "2048"}, ("max_path_tokens",)),
+        ({"logprobs": 1}, ("logprobs",)),
         ({"strategy": "bean_search"}, ("strategy",)),
         ({"strategy": None}, ("strategy",)),
         ({"strategy": {"name": "greedy"}}, ("strategy",)),
@@ -159,7 +160,7 @@ def test_the_schema_names_every_setting_and_resolves() -> None:
     assert [alternative["title"] for alternative in schema["oneOf"]] == list(STRATEGIES)
     for alternative in schema["oneOf"]:
         strategy = STRATEGIES[alternative["title"]]
-        shared = {"strategy", "budget", "seed", "max_step_tokens", "max_path_tokens"}
+        shared = {"strategy", "budget", "seed", "max_step_tokens", "max_path_tokens", "logprobs"}
         assert set(alternative["properties"]) == (strategy.model_fields.keys() - {"name"}) | shared
     references = {text.split('"')[0] for text in json.dumps(schema).split('"#/$defs/')[1:]}
     assert references <= schema["$defs"].keys()

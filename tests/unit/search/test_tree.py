@@ -74,6 +74,7 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
         "status": "terminal",
         "tokens": 2,
         "end": "delimiter",
+        "logprob": None,
     }
     assert snapshot["nodes"][2] == {
         "id": [1, 0],
@@ -82,4 +83,5 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
         "status": "pending",
         "tokens": 0,
         "end": None,
+        "logprob": None,
     }

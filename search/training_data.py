@@ -1,0 +1,132 @@
+"""Training data out of a finished tree: what its steps are worth, and the paths to learn from.
+
+Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454). Other than in a search, it is known here what a path that has
+ended is worth: 1 if its answer is right, -1 if not. Probes (lookaheads, rollouts) are no paths of the tree and count
+for nothing.
+"""
+
+import math
+from collections.abc import Mapping, Sequence, Set
+from enum import StrEnum
+from typing import NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from search.answers import extract_answer
+from search.credit import credited
+from search.snapshot import NodeView, TreeView
+from search.tree import NodeId, NodeStatus
+
+MOST_ACCURACY = 0.25
+"""Of a hard problem: the largest share of its paths that may be right."""
+
+
+class Kind(StrEnum):
+    """Why a path is an example."""
+
+    CORRECT = "correct"
+    """A right path of a hard problem: what is seldom done right is worth repeating."""
+    INCORRECT = "incorrect"
+    """The wrong path that the generator was surest of, where no path is right."""
+
+
+class TrainingNode(NodeView):
+    """One step of the tree with what it is worth."""
+
+    value: float | None
+    """What the paths through it that have ended credit it with (`search.credit`); None where none has."""
+
+
+class TrainingExample(BaseModel):
+    """One path to learn from."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    kind: Kind
+    path: list[NodeId]
+    """Its nodes, first step first."""
+    text: str
+    """Its steps' texts joined."""
+    answer: str | None
+    """None where the path ended without one."""
+    mean_entropy: float | None
+    """Minus the mean log-probability of all its tokens (nats per token); None where one is unknown."""
+    values: list[float]
+    """Those of its nodes."""
+
+
+class TrainingData(NamedTuple):
+    """All that a tree has to teach."""
+
+    accuracy: float | None
+    """The share of the paths that have ended which are right; None where none has ended."""
+    nodes: list[TrainingNode]
+    examples: list[TrainingExample]
+
+
+def answers_of(tree: TreeView) -> dict[NodeId, str | None]:
+    """The answer of every path that has ended, by the id of its last node; None for a path without one."""
+    return {path[-1].id: extract_answer(_text(path)) for path in _ended(tree)}
+
+
+def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
+    """What ``tree`` teaches, where the paths that end in ``right`` are those with the right answer.
+
+    Examples are all right paths where at least one and at most a quarter of the paths are right, and where none is,
+    the one whose tokens have the lowest mean entropy, the first by id on a tie; otherwise there are none.
+    """
+    ended = _ended(tree)
+    correct = [path for path in ended if path[-1].id in right]
+    accuracy = len(correct) / len(ended) if ended else None
+    values = credited(([node.id for node in path], 1.0 if path[-1].id in right else -1.0) for path in ended)
+    if not correct:
+        examples = [_example(Kind.INCORRECT, path, values) for path in _surest(ended)]
+    elif len(correct) <= MOST_ACCURACY * len(ended):
+        examples = [_example(Kind.CORRECT, path, values) for path in correct]
+    else:
+        examples = []
+    nodes = [
+        TrainingNode(**node.model_dump(), value=values.get(node.id))
+        for node in sorted(tree.nodes, key=lambda node: node.id)
+        if not node.is_probe
+    ]
+    return TrainingData(accuracy, nodes, examples)
+
+
+def mean_entropy(path: Sequence[NodeView]) -> float | None:
+    """Minus the mean log-probability of the path's tokens, in nats per token; None where that of a step is unknown or
+    there are no tokens. Over tokens, not over steps: it is the same wherever the text is cut into steps."""
+    written = [node for node in path if node.tokens]
+    logprobs = [node.logprob for node in written if node.logprob is not None]
+    if not written or len(logprobs) < len(written):
+        return None
+    return 0.0 - math.fsum(logprobs) / sum(node.tokens for node in written)
+
+
+def _ended(tree: TreeView) -> list[list[NodeView]]:
+    """The paths of the tree that have ended, by id."""
+    nodes = {node.id: node for node in tree.nodes}
+    ends = sorted(node.id for node in tree.nodes if node.status is NodeStatus.TERMINAL and not node.is_probe)
+    return [[nodes[end[:depth]] for depth in range(1, len(end) + 1)] for end in ends]
+
+
+def _surest(paths: Sequence[Sequence[NodeView]]) -> list[Sequence[NodeView]]:
+    """The one of lowest mean entropy, the first on a tie; none where no path's entropy is known."""
+    known = [(entropy, path) for path in paths if (entropy := mean_entropy(path)) is not None]
+    return [path for _, path in sorted(known, key=lambda each: each[0])[:1]]
+
+
+def _text(path: Sequence[NodeView]) -> str:
+    return "".join(node.text or "" for node in path)
+
+
+def _example(kind: Kind, path: Sequence[NodeView], values: Mapping[NodeId, float]) -> TrainingExample:
+    text = _text(path)
+    return TrainingExample(
+        kind=kind,
+        path=[node.id for node in path],
+        text=text,
+        answer=extract_answer(text),
+        mean_entropy=mean_entropy(path),
+        values=[values[node.id] for node in path],
+    )
