@@ -3,6 +3,7 @@
 import asyncio
 import itertools
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -137,6 +138,9 @@ def evaluate(
     url: Annotated[str | None, typer.Option(help="Unset: an application of its own.", show_default=False)] = None,
     config: Config = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Every tree with training values, as JSON lines.", show_default=False)
+    ] = None,
     in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Problems asked at once.")] = 16,
     on_bad_line: Annotated[
         OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
@@ -151,20 +155,31 @@ def evaluate(
     from cluster.evaluating import Request, run_evaluation
     from cluster.evaluation import Plan
 
-    if json_file is not None and not json_file.absolute().parent.is_dir():
-        refuse(f"cannot write {json_file}: no such directory")
+    files = [problems, *(_writable(file) for file in (json_file, export) if file is not None)]
+    if len({os.path.realpath(file) for file in files}) < len(files):
+        refuse("--problems, --json and --export must be different files")
     request = Request(
         problems=problems,
         strategies=tuple(dict.fromkeys(strategy)),
-        plan=Plan(n, seed, in_flight),
+        plan=Plan(n, seed, in_flight, trees=export is not None),
         on_bad_line=on_bad_line,
         limit=limit,
         json_file=json_file,
+        export_file=export,
         timeout_s=timeout,
         api_key=api_key,
     )
     with plain_failures():
         run_evaluation(request, url, None if url else _config(config), Console(file=sys.stdout))
+
+
+def _writable(path: Path) -> Path:
+    """The path, refused where no file can be."""
+    if not path.absolute().parent.is_dir():
+        refuse(f"cannot write {path}: no such directory")
+    if path.is_dir():
+        refuse(f"cannot write {path}: it is a directory")
+    return path
 
 
 def _config(given: Path | None) -> Path | None:

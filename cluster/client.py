@@ -12,7 +12,7 @@ import httpx
 
 from cluster.errors import ClientError, ProtocolError, TooLate, Unreachable
 from cluster.replies import AnswerText, Completion, Event, Question, SearchBlock, Usage
-from cluster.wire import capped, delta_of, events, parse_object, refusal, search_block, step_of, usage_of
+from cluster.wire import capped, delta_of, events, parse_object, refusal, search_block, step_of, tree_of, usage_of
 
 CONNECT_S = 5.0
 DONE = "[DONE]"
@@ -75,15 +75,16 @@ class Client:
         return True
 
     async def ask(self, question: Question) -> Completion:
-        """The whole reply at once."""
+        """The whole reply at once, with the tree if the question wants it."""
         body = question.as_json(await self.model(), stream=False)
-        reply = await self._whole("POST", "/v1/chat/completions", body)
+        reply = await self._whole("POST", "/v1/search" if question.tree else "/v1/chat/completions", body)
         try:
             choice = reply["choices"][0]
             content, finish_reason = choice["message"]["content"] or "", choice["finish_reason"]
         except (KeyError, IndexError, TypeError) as error:
             raise ProtocolError(f"{self.url} sent no chat completion") from error
-        return Completion(content, finish_reason, search_block(reply), usage_of(reply))
+        tree = tree_of(reply) if question.tree else None
+        return Completion(content, finish_reason, search_block(reply), usage_of(reply), tree)
 
     async def stream(self, question: Question) -> AsyncGenerator[Event, None]:
         """The reply as it comes about: scored steps, pieces of the answer, and last the Completion.

@@ -2,9 +2,10 @@
 
 import asyncio
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -15,8 +16,8 @@ from cluster.evaluation import Plan, evaluate
 from cluster.failures import bad_lines, fail, refuse
 from cluster.problem_files import EvalProblem, OnBadLine, read_problems
 from cluster.reports import error_lines, report, summary_table, write_json
-from cluster.search_field import search_field
 from cluster.statistics import Row, StrategySummary, summarize
+from cluster.training_file import TrainingFile
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,8 @@ class Request:
     on_bad_line: OnBadLine = OnBadLine.REFUSE
     limit: int | None = None
     json_file: Path | None = None
+    export_file: Path | None = None
+    """Where the trees go as training data; needs a plan that wants them."""
     timeout_s: float = 600.0
     api_key: str | None = None
 
@@ -41,6 +44,8 @@ class Results:
     rows: list[Row] = field(default_factory=list)
     elapsed: dict[str, float] = field(default_factory=dict)
     """Wall clock by strategy, once it has begun."""
+    export: TrainingFile | None = None
+    """What the trees teach, where that is to be kept."""
 
     @property
     def summaries(self) -> list[StrategySummary]:
@@ -54,22 +59,33 @@ def run_evaluation(request: Request, url: str | None, config: Path | None, conso
     status 1 when every request failed.
     """
     for strategy in request.strategies:
-        search_field(strategy, request.plan.n)
+        request.plan.search(strategy)
     file = read_problems(request.problems, request.on_bad_line, request.limit)
     for line in bad_lines(tuple(file.skipped)):
         console.print(Text(f"skipped {line.strip()}"), style="yellow", soft_wrap=True)
-    results = Results()
     complete = False
-    try:
-        with ExitStack() as stack:
-            endpoint = url or _own_application(stack, config, console)
-            asyncio.run(_ask_all(request, endpoint, file.problems, results, console))
-            complete = True
-    finally:
-        if results.rows:
-            _show(request, url, results, complete, console)
+    with _training_file(request.export_file) as export:
+        results = Results(export=export)
+        try:
+            with ExitStack() as stack:
+                endpoint = url or _own_application(stack, config, console)
+                asyncio.run(_ask_all(request, endpoint, file.problems, results, console))
+                complete = True
+        finally:
+            if results.rows:
+                _show(results, complete, console)
+                _save(request, url, results, complete, console)
     if all(row.error is not None for row in results.rows):
         fail("every request failed")
+
+
+def _training_file(path: Path | None) -> TrainingFile | nullcontext[None]:
+    if path is None:
+        return nullcontext()
+    try:
+        return TrainingFile(path)
+    except OSError as error:
+        refuse(_unwritten(path, error))
 
 
 def _own_application(stack: ExitStack, config: Path | None, console: Console) -> str:
@@ -107,7 +123,10 @@ async def _ask(
         note = f"{right / done:.0%} right" + (f", {failed} failed" if failed else "")
         progress.update(task, advance=1, note=note)
 
-    await evaluate(client.ask, problems, strategy, plan, arrived)
+    export = results.export
+    if export is not None:
+        export.begin()
+    await evaluate(client.ask, problems, strategy, plan, arrived, export.put if export is not None else None)
 
 
 def _progress(console: Console) -> Progress:
@@ -125,7 +144,7 @@ def _progress(console: Console) -> Progress:
     )
 
 
-def _show(request: Request, url: str | None, results: Results, complete: bool, console: Console) -> None:
+def _show(results: Results, complete: bool, console: Console) -> None:
     summaries = results.summaries
     console.print(summary_table(summaries))
     for line in error_lines(results.rows):
@@ -134,18 +153,38 @@ def _show(request: Request, url: str | None, results: Results, complete: bool, c
         console.print(f"{degraded} answers are degraded: steps were not judged", style="yellow")
     if not complete:
         console.print("interrupted: these are the problems done until then", style="yellow")
-    if request.json_file is None:
-        return
-    settings = {
+
+
+def _save(request: Request, url: str | None, results: Results, complete: bool, console: Console) -> None:
+    """Writes the files that were asked for; one that cannot be written does not keep the other from it."""
+    failures: list[str] = []
+    if request.json_file is not None:
+        try:
+            settings = _settings(request, url, results.model)
+            write_json(request.json_file, report(settings, results.summaries, results.rows, complete))
+        except OSError as error:
+            failures.append(_unwritten(request.json_file, error))
+    if results.export is not None:
+        try:
+            results.export.finish()
+            console.print(Text(results.export.summary), soft_wrap=True)
+        except OSError as error:
+            failures.append(_unwritten(results.export.path, error))
+    if failures:
+        refuse("\n".join(failures))
+
+
+def _settings(request: Request, url: str | None, model: str | None) -> dict[str, Any]:
+    return {
         "problems": request.problems.name,
-        "strategies": {name: search_field(name, request.plan.n) for name in request.strategies},
+        "strategies": {name: request.plan.search(name) for name in request.strategies},
         "n": request.plan.n,
         "seed": request.plan.seed,
         "in_flight": request.plan.in_flight,
         "endpoint": url or "an application of its own",
-        "model": results.model,
+        "model": model,
     }
-    try:
-        write_json(request.json_file, report(settings, summaries, results.rows, complete))
-    except OSError as error:
-        refuse(f"cannot write {request.json_file}: {error.strerror or error}")
+
+
+def _unwritten(path: Path, error: OSError) -> str:
+    return f"cannot write {path}: {error.strerror or error}"

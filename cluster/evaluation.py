@@ -15,6 +15,7 @@ from cluster.problem_files import EvalProblem
 from cluster.replies import Completion, Question
 from cluster.search_field import search_field
 from cluster.statistics import Row
+from cluster.training_file import TrainingLine, training_line
 from search.equivalence import AnswerMatcher
 
 MOST_IN_FLIGHT = 1024
@@ -25,6 +26,8 @@ FULL = frozenset({429, 503})
 
 Ask = Callable[[Question], Awaitable[Completion]]
 OnRow = Callable[[Row], None]
+OnLine = Callable[[int, TrainingLine | None], None]
+"""Takes what a problem's tree teaches, None where the search failed, with the problem's place among all."""
 
 
 @dataclass(frozen=True)
@@ -34,12 +37,21 @@ class Plan:
     n: int = 16
     seed: int = 0
     in_flight: int = 16
+    trees: bool = False
+    """Whether the whole trees are wanted, with log-probabilities."""
+
+    def search(self, strategy: str) -> dict[str, object]:
+        """The ``search`` field of every request.
+
+        Raises:
+            SearchFieldError: there is no such strategy, or it does not take these settings.
+        """
+        return search_field(strategy, self.n) | ({"logprobs": True} if self.trees else {})
 
     def question(self, problem: EvalProblem, strategy: str) -> Question:
         """The request for one problem."""
-        return Question(
-            problem.problem, search_field(strategy, self.n), seed=problem_seed(self.seed, problem.unique_id)
-        )
+        seed = problem_seed(self.seed, problem.unique_id)
+        return Question(problem.problem, self.search(strategy), seed=seed, tree=self.trees)
 
 
 def problem_seed(seed: int, unique_id: str) -> int:
@@ -48,17 +60,28 @@ def problem_seed(seed: int, unique_id: str) -> int:
     return int.from_bytes(digest, "big") >> 11
 
 
-async def evaluate(ask: Ask, problems: Sequence[EvalProblem], strategy: str, plan: Plan, on_row: OnRow) -> None:
-    """Asks every problem once and hands each row to ``on_row`` as it is graded, in order of arrival.
+async def evaluate(
+    ask: Ask,
+    problems: Sequence[EvalProblem],
+    strategy: str,
+    plan: Plan,
+    on_row: OnRow,
+    on_line: OnLine | None = None,
+) -> None:
+    """Asks every problem once and hands each row to ``on_row`` as it is graded, in order of arrival, and what its tree
+    teaches to ``on_line``, where the plan wants trees.
 
     A problem that fails becomes a row with an error; nothing here is fatal.
     """
-    waiting = iter(problems)
+    waiting = iter(enumerate(problems))
     matcher = AnswerMatcher()
 
     async def work() -> None:
-        for problem in waiting:  # shared: each worker takes the next problem that nobody has
-            on_row(await _row(ask, matcher, problem, strategy, plan))
+        for place, problem in waiting:  # shared: each worker takes the next problem that nobody has
+            row, line = await _graded(ask, matcher, problem, strategy, plan)
+            if on_line is not None:
+                on_line(place, line)
+            on_row(row)
 
     try:
         async with asyncio.TaskGroup() as workers:
@@ -68,25 +91,22 @@ async def evaluate(ask: Ask, problems: Sequence[EvalProblem], strategy: str, pla
         matcher.close()
 
 
-async def _row(ask: Ask, matcher: AnswerMatcher, problem: EvalProblem, strategy: str, plan: Plan) -> Row:
+async def _graded(
+    ask: Ask, matcher: AnswerMatcher, problem: EvalProblem, strategy: str, plan: Plan
+) -> tuple[Row, TrainingLine | None]:
     question = plan.question(problem, strategy)
     seed = question.seed or 0
     started = time.monotonic()
     try:
         reply = await _patiently(ask, question)
     except ClientError as error:
-        return Row(
-            problem.unique_id,
-            problem.level,
-            strategy,
-            seed,
-            problem.answer,
-            seconds=time.monotonic() - started,
-            error=f"{type(error).__name__}: {error}",
-        )
+        seconds = time.monotonic() - started
+        reason = f"{type(error).__name__}: {error}"
+        row = Row(problem.unique_id, problem.level, strategy, seed, problem.answer, seconds=seconds, error=reason)
+        return row, None
     seconds = time.monotonic() - started
     search = reply.search
-    return Row(
+    row = Row(
         problem.unique_id,
         problem.level,
         strategy,
@@ -106,6 +126,7 @@ async def _row(ask: Ask, matcher: AnswerMatcher, problem: EvalProblem, strategy:
         stop_reason=search.stop_reason,
         degraded=search.degraded,
     )
+    return row, await training_line(problem, strategy, seed, reply.tree, matcher) if reply.tree else None
 
 
 async def _patiently(ask: Ask, question: Question) -> Completion:

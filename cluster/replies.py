@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from search.snapshot import TreeView
+
 NodeId = tuple[int, ...]
 
 
@@ -19,6 +21,8 @@ class Question:
     seed: int | None = None
     temperature: float | None = None
     max_tokens: int | None = None
+    tree: bool = False
+    """Whether the reply is to have the whole tree; then it is not streamed."""
 
     def as_json(self, model: str, stream: bool) -> dict[str, object]:
         """The request's body."""
@@ -98,6 +102,8 @@ class Completion(NamedTuple):
     finish_reason: str
     search: SearchBlock
     usage: Usage | None
+    tree: TreeView | None = None
+    """Where it was asked for."""
 
     def as_json(self) -> dict[str, Any]:
         usage = self.usage.model_dump() if self.usage else None

@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster.errors import ProtocolError, Refused
 from cluster.replies import SearchBlock, StepScored, Usage
+from search.snapshot import TreeView
 
 MOST_REPLY_BYTES = 64 << 20
 MOST_EVENT_BYTES = 4 << 20
@@ -58,6 +59,10 @@ def search_block(reply: dict[str, Any]) -> SearchBlock:
 
 def usage_of(reply: dict[str, Any]) -> Usage | None:
     return validated(Usage, reply["usage"]) if reply.get("usage") else None
+
+
+def tree_of(reply: dict[str, Any]) -> TreeView:
+    return validated(TreeView, reply.get("tree"))
 
 
 def step_of(chunk: dict[str, Any]) -> StepScored | None:

@@ -17,6 +17,24 @@ from starlette.routing import Route
 STEPS = (((0,), "1 + 1 = 2\n\n", 0.95, False), ((1,), "1 + 1 = 3\n\n", 0.12, False), ((0, 0), r"\boxed{2}", 0.97, True))
 
 
+def tree_of(*solutions: str | None, logprobs: tuple[float, ...] = ()) -> dict[str, Any]:
+    """A tree as the endpoint sends it: a first step of 4 tokens, and below it solutions of one step of 6 tokens with
+    these answers, None for one without."""
+    nodes = [_node([0], "1 + 1 = 2\n\n", "open", 4, -1.0)]
+    for index, answer in enumerate(solutions):
+        text = "I do not know" if answer is None else f"\\boxed{{{answer}}}"
+        nodes.append(_node([0, index], text, "terminal", 6, logprobs[index] if logprobs else -2.0))
+    return {"version": 1, "nodes": nodes}
+
+
+def _node(place: list[int], text: str, status: str, tokens: int, logprob: float) -> dict[str, Any]:
+    own = {"text": text, "reward": 0.5, "status": status, "tokens": tokens, "end": "delimiter", "logprob": logprob}
+    return {"id": place, **own}
+
+
+TREE = tree_of("2")
+
+
 @dataclass
 class Endpoint:
     """What the stand-in answers, and what it was asked."""
@@ -24,6 +42,8 @@ class Endpoint:
     url: str = ""
     answers: dict[str, str] = field(default_factory=dict)
     """By question; 2 for every other."""
+    trees: dict[str, Any] = field(default_factory=dict)
+    """By question; `TREE` for every other."""
     refusals: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Statuses and headers to answer with first, in order."""
     broken_questions: set[str] = field(default_factory=set)
@@ -75,7 +95,10 @@ class Endpoint:
             return StreamingResponse(self.chunks(body), media_type="text/event-stream")
         message = {"role": "assistant", "content": "1 + 1 = 2\n\n\\boxed{2}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        return JSONResponse({"choices": [choice], "usage": USAGE, "search": self.search_block(body)})
+        reply = {"choices": [choice], "usage": USAGE, "search": self.search_block(body)}
+        if request.url.path == "/v1/search":
+            reply["tree"] = self.trees.get(body["messages"][0]["content"], TREE)
+        return JSONResponse(reply)
 
     async def chunks(self, body: dict[str, Any]) -> AsyncIterator[str]:
         for number, (node, text, reward, terminal) in enumerate(STEPS, start=1):
@@ -119,6 +142,7 @@ def listening() -> Iterator[Endpoint]:
         Route("/v1/models", stand_in.models),
         Route("/health", stand_in.health),
         Route("/v1/chat/completions", stand_in.completions, methods=["POST"]),
+        Route("/v1/search", stand_in.completions, methods=["POST"]),
     ]
     started = threading.Event()
 

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_stand_in import Endpoint
+from endpoint_stand_in import Endpoint, tree_of
 from typer.testing import CliRunner, Result
 
 from cluster.cli import app
+from cluster.evaluation import evaluate
 from cluster.problem_files import read_problems
 from cluster.search_field import SearchFieldError, search_field
+from cluster.training_file import TrainingLine
 from search.settings import STRATEGIES
 
 
@@ -151,6 +153,85 @@ class TestEval:
         unwritable = banyan(*arguments, "--json", str(tmp_path / "missing" / "out.json"))
         assert unwritable.exit_code == 2
         assert "no such directory" in unwritable.stderr
+
+
+class TestExport:
+    def test_writes_every_tree_with_its_values_and_says_what(
+        self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
+    ) -> None:
+        endpoint.trees = {"q1": tree_of("2", "3", "4", "5"), "q4": tree_of("3", "4", logprobs=(-2.0, -1.0))}
+        endpoint.broken_questions = {"q2"}
+        out, report = tmp_path / "trees.jsonl", tmp_path / "result.json"
+        out.write_text("of an earlier evaluation")
+        result = banyan(
+            "eval", "--problems", str(problem_file), "--url", endpoint.url, "--seed", "3",
+            "--export", str(out), "--json", str(report), "--strategy", "beam-8", "--strategy", "greedy",
+        )  # fmt: skip
+        assert result.exit_code == 0
+        closing = f"exported 10 trees, 2 correct paths of hard problems, 2 incorrect paths to {out}"
+        assert result.stdout.splitlines()[-1] == f"{closing}; 2 failed problems left out"
+        lines = [TrainingLine.model_validate_json(text) for text in out.read_text().splitlines()]
+        names = ["p/0", "p/1", "p/3", "p/4", "p/5"]
+        assert [(line.strategy, line.unique_id) for line in lines] == [
+            (strategy, name) for strategy in ("beam-8", "greedy") for name in names
+        ]
+        assert [line.accuracy for line in lines[:5]] == [1.0, 0.25, 1.0, 0.0, 1.0]
+        assert [node.value for node in lines[1].nodes] == [0.5, 1.0, -1.0, -1.0, -1.0]
+        assert [example.path[-1] for line in lines[:5] for example in line.examples] == [(0, 0), (0, 1)]
+        assert endpoint.requests[0]["search"] == {"strategy": "beam_search", "n": 8, "logprobs": True}
+        asked = {body["messages"][0]["content"]: body["seed"] for body in endpoint.requests}
+        assert {f"p/{number}": asked[f"q{number}"] for number in (0, 1, 3, 4, 5)} == {
+            line.unique_id: line.seed for line in lines
+        }
+        assert json.loads(report.read_text())["settings"]["strategies"]["greedy"] == {
+            "strategy": "greedy",
+            "logprobs": True,
+        }
+
+    def test_an_interruption_leaves_what_is_there(
+        self, endpoint: Endpoint, problem_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        async def interrupted(ask: Any, problems: Any, *others: Any) -> None:
+            await evaluate(ask, problems[:2], *others)
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("cluster.evaluating.evaluate", interrupted)
+        out = tmp_path / "trees.jsonl"
+        arguments = ("eval", "--problems", str(problem_file), "--strategy", "greedy", "--export", str(out))
+        result = banyan(*arguments, "--url", endpoint.url)
+        assert result.exit_code == 130
+        assert "interrupted" in result.stdout
+        lines = [TrainingLine.model_validate_json(text) for text in out.read_text().splitlines()]
+        assert [line.unique_id for line in lines] == ["p/0", "p/1"]
+        assert sorted(tmp_path.iterdir()) == [problem_file, out]
+
+    def test_where_every_request_failed_an_earlier_file_stays(
+        self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
+    ) -> None:
+        endpoint.broken_questions = {f"q{number}" for number in range(6)}
+        out = tmp_path / "trees.jsonl"
+        out.write_text("of an earlier evaluation")
+        arguments = ("eval", "--problems", str(problem_file), "--strategy", "greedy", "--export", str(out))
+        result = banyan(*arguments, "--url", endpoint.url)
+        assert result.exit_code == 1
+        assert "exported nothing" in result.stdout
+        assert out.read_text() == "of an earlier evaluation"
+
+    def test_what_cannot_be_written_is_refused_before_anything_is_sent(
+        self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
+    ) -> None:
+        arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")
+        for path, complaint in (
+            (tmp_path / "missing" / "out", "no such directory"),
+            (tmp_path, "it is a directory"),
+            (problem_file, "must be different files"),
+            (tmp_path / "same", "must be different files"),
+        ):
+            result = banyan(*arguments, "--export", str(path), "--json", str(tmp_path / "same"))
+            assert result.exit_code == 2
+            assert complaint in result.stderr
+        assert endpoint.requests == []
+        assert list(tmp_path.iterdir()) == [problem_file]
 
 
 class TestStrategies:

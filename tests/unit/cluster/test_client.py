@@ -1,9 +1,11 @@
 """The client reads what a Banyan endpoint sends, and tells apart what can go wrong."""
 
 import asyncio
+from dataclasses import replace
+from typing import Any
 
 import pytest
-from endpoint_stand_in import STEPS, Endpoint
+from endpoint_stand_in import STEPS, Endpoint, tree_of
 
 from cluster.client import Client
 from cluster.errors import ClientError, ProtocolError, Refused, TooLate, Unreachable
@@ -36,6 +38,40 @@ def test_a_plain_reply(endpoint: Endpoint) -> None:
             "seed": 5,
         }
     ]
+
+
+def ask_for_a_tree(url: str) -> Completion:
+    async def go() -> Completion:
+        async with Client(url, timeout_s=10.0) as client:
+            return await client.ask(replace(QUESTION, tree=True))
+
+    return asyncio.run(go())
+
+
+def test_a_tree_comes_only_where_it_is_asked_for(endpoint: Endpoint) -> None:
+    assert asyncio.run(ask(endpoint.url)).tree is None
+    tree = ask_for_a_tree(endpoint.url).tree
+    assert tree is not None
+    assert [(node.id, node.tokens, node.logprob) for node in tree.nodes] == [((0,), 4, -1.0), ((0, 0), 6, -2.0)]
+    assert endpoint.requests[0] == endpoint.requests[1], "the request is the same, its route is another"
+
+
+@pytest.mark.parametrize(
+    ("tree", "complaint"),
+    [
+        (None, "TreeView"),
+        ([], "TreeView"),
+        ({"version": 2, "nodes": []}, "version"),
+        ({"version": 1}, "nodes"),
+        ({"version": 1, "nodes": [{"id": [0]}]}, "nodes.0.text"),
+        ({"version": 1, "nodes": tree_of("2")["nodes"][1:]}, "nodes.0 cannot be where its id says"),
+        ({"version": 1, "nodes": tree_of("2")["nodes"] * 2}, "two nodes have the same id"),
+    ],
+)
+def test_a_tree_that_is_none_is_a_protocol_error(endpoint: Endpoint, tree: Any, complaint: str) -> None:
+    endpoint.trees = {"1 + 1?": tree}
+    with pytest.raises(ProtocolError, match=complaint):
+        ask_for_a_tree(endpoint.url)
 
 
 def test_a_streamed_reply_has_every_step_then_the_answer_then_the_whole(endpoint: Endpoint) -> None:
