@@ -29,7 +29,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
         ),
         caption_justify="left",
     )
-    table.add_column("strategy", no_wrap=True)
+    table.add_column("strategy", overflow="fold")  # with its settings it may be longer than a line
     any_failed = any(summary.failed for summary in summaries)
     headings = ["accuracy", "95% interval", "tokens", "KV peak", "KV sum", "PRM calls", "seconds"]
     for heading in headings + ["failed"] * any_failed:

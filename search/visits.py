@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from search.strategy import Growth
 from search.tree import ENDED, Node, NodeStatus, SearchTree
 
 MOST_ITERATIONS = 2_000
@@ -41,6 +42,16 @@ def marks_of(tree: SearchTree, value_of: Callable[[Node], float]) -> dict[Node, 
             above = marks.get(node.parent, Mark())
             marks[node.parent] = Mark(above.visits + own.visits, above.total + own.total)
     return marks
+
+
+def missing_children(tree: SearchTree, width: int) -> list[Growth]:
+    """What is left of expansions of which a tight budget granted fewer than ``width`` children. To be asked for before
+    anything else: else each budget's last part would go into a single path."""
+    return [
+        Growth(node, width - len(node.children))
+        for node in inner_nodes(tree)
+        if 0 < len(node.children) < width and node.status not in ENDED
+    ]
 
 
 def closed_nodes(tree: SearchTree) -> set[Node]:

@@ -10,7 +10,7 @@ from search.credit import credited
 from search.scoring import mean_logprob, path_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import MOST_ITERATIONS, Mark, closed_nodes, inner_nodes, marks_of
+from search.visits import MOST_ITERATIONS, Mark, closed_nodes, inner_nodes, marks_of, missing_children
 
 
 class Frontier(Strategy):
@@ -42,13 +42,15 @@ class Frontier(Strategy):
         expanded = [node for node in inner_nodes(tree) if node.children]
         if not expanded:
             return [Growth(tree.root, self.width)]
+        if unfinished := missing_children(tree, self.width):
+            return unfinished
         if len(expanded) >= self.iterations:
             return []
         quality = backed_up(tree, self)
         newest = list(inner_nodes(tree))[-1].parent
         node = self._descended(newest, tree, quality) if newest is not None else None
         node = node or self._globally_best(tree, quality)
-        return [Growth(node, self.width - len(node.children))] if node is not None else []
+        return [Growth(node, self.width)] if node is not None else []
 
     def _descended(self, newest: Node, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
         """The best child of the node that was expanded last; None if that one has ended."""
@@ -63,9 +65,7 @@ class Frontier(Strategy):
 
     def _globally_best(self, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
         closed = closed_nodes(tree)
-        candidates = [
-            node for node in tree.with_status(NodeStatus.OPEN) if len(node.children) < self.width and node not in closed
-        ]
+        candidates = [node for node in tree.with_status(NodeStatus.OPEN) if not node.children and node not in closed]
         return min(candidates, key=lambda node: (-self._promise(node, quality), node.id), default=None)
 
     def _promise(self, node: Node, quality: dict[Node, float]) -> float:

@@ -11,7 +11,7 @@ from search.ports import Extent
 from search.scoring import mean_logprob, path_score, rank_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import MOST_ITERATIONS, Mark, close, closed_nodes, inner_nodes, marks_of
+from search.visits import MOST_ITERATIONS, Mark, close, closed_nodes, inner_nodes, marks_of, missing_children
 
 
 class Value(StrEnum):
@@ -85,8 +85,8 @@ class MCTS(Strategy):
     def select(self, tree: SearchTree) -> Sequence[Growth]:
         if tree.in_flight or self._may_stop(tree):
             return []
-        if rollouts := self._rollouts(tree):
-            return rollouts
+        if unfinished := missing_children(tree, self.width) or self._rollouts(tree):
+            return unfinished
         left = self.iterations - sum(bool(node.children) for node in inner_nodes(tree))
         leaves = select_leaves(self, tree, min(self.paths, left))
         return [Growth(leaf, self.width) for leaf in leaves]

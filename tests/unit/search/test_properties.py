@@ -5,10 +5,11 @@ import random
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from search_fakes import Bench, Turns, search
 
+from search.budget import LimitReached
 from search.snapshot import tree_as_json
 
 SEARCHES = st.one_of(
@@ -139,3 +140,29 @@ def test_cancelled_at_any_point_nothing_is_left_behind(
     turns = asyncio.run(main(None))
     # The last turns may fall between the end of the stream and the verdict, where nothing waits any more.
     asyncio.run(main(1 + int(share * (turns - 1))))
+
+
+@settings(max_examples=60, deadline=None)
+@given(wanted=SEARCHES, limits=LIMITS, tokens=st.integers(1, 150))
+def test_a_budget_cuts_a_search_short_and_changes_none_of_its_choices(
+    wanted: dict[str, Any], limits: dict[str, Any], tokens: int
+) -> None:
+    """Where it decides about one path at a time or a level: several at a time are chosen with what is known then."""
+    assume(wanted.get("paths", 1) == 1)
+    _, whole = search(wanted | limits)
+    try:
+        _, cut = search(wanted | limits | {"budget": {"tokens": tokens}})
+    except LimitReached:
+        return
+    assert {node.id for node in cut.tree.nodes} <= {node.id for node in whole.tree.nodes}
+
+
+@pytest.mark.parametrize("strategy", ["mcts", "frontier"])
+def test_a_budget_of_little_more_than_one_step_still_buys_whole_expansions(strategy: str) -> None:
+    wanted = {"strategy": strategy, "iterations": 50, "width": 4, "max_step_tokens": 50}
+    _, whole = search(wanted)
+    _, cut = search(wanted | {"budget": {"tokens": 60}})
+    widths = [len(node.children) for node in (cut.tree.root, *cut.tree.nodes) if node.children]
+    assert sorted(widths)[1:] == [4] * (len(widths) - 1)  # the last one may be cut
+    assert {node.id for node in cut.tree.nodes} <= {node.id for node in whole.tree.nodes}
+    assert cut.stats.generated_tokens > 50
