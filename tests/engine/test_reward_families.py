@@ -13,12 +13,14 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen2Model,
 )
@@ -27,6 +29,7 @@ from deployments.config import PrmSettings
 from deployments.engine import EngineStartError
 from deployments.models.tokenizer import CONTEXT_TOKENS, build_tokenizer
 from deployments.rewards.function import FunctionScorer
+from deployments.rewards.label_inline import DEFAULT_TAG, LabelInline
 from deployments.scoring import ScoringEngine
 from search.ports import ScoreItem, ScoreRequest, ScorerError
 from tests.engine.conftest import SETTLE_S, quiet, stop
@@ -249,6 +252,35 @@ async def test_what_is_known_is_not_asked_again(family: Family) -> None:
     before = family.engine.stats()["items_begun"]
     await family.score(question, ScoreItem(steps, 3), ScoreItem(steps))
     assert family.engine.stats()["items_begun"] == before + 1
+
+
+def sentencepiece() -> PreTrainedTokenizerFast:
+    """As Mistral's: every word begins with ▁, the text's first one too, and unknown letters are bytes."""
+    words = pre_tokenizers.Metaspace(prepend_scheme="first")
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = words
+    texts = ["What is the result? 12 + 34 = 46", *[f"x + x - {DEFAULT_TAG}"] * 9]
+    trained.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"]))
+    model = json.loads(trained.to_str())["model"]
+    vocabulary = model["vocab"] | {f"<0x{byte:02X}>": len(model["vocab"]) + byte for byte in range(256)}
+    merges = [tuple(merge) for merge in model["merges"]]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
+    tokenizer.pre_tokenizer = words
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
+
+
+async def test_inline_prompts_are_the_published_ones_where_words_begin_with_a_mark() -> None:
+    tokenizer = sentencepiece()
+    question, steps = "What is the result?", ["12 + 34 = 46\n\n", f"9 - 3 = 6 {DEFAULT_TAG}", DEFAULT_TAG]
+    text, expected = f"{question} ", []
+    for step in steps:
+        text += f"{step.strip()} {DEFAULT_TAG}"
+        expected.append([tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False)])
+        text += "\n"
+    assert tokenizer.convert_ids_to_tokens(expected[0])[-2:] == ["▁46", f"▁{DEFAULT_TAG}"]
+    queries = LabelInline(PrmSettings(family="label_inline"), tokenizer).queries(question, steps, len(steps))
+    assert [query.token_ids for query in queries] == expected
 
 
 async def length_share(question: str, steps: Sequence[str]) -> float:

@@ -5,6 +5,7 @@ import time
 import openai
 import pytest
 
+from search.settings import STRATEGIES
 from tests.serve.application import BEAM, Application, problems, request
 
 
@@ -84,13 +85,24 @@ def test_alias_is_the_search_it_names(idle: Application) -> None:
     assert alias["tree"] == named["tree"]
 
 
-@pytest.mark.parametrize("strategy", ["greedy", "self_consistency", "best_of_n", "beam_search"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_strategy_answers(idle: Application, strategy: str) -> None:
-    search = {"strategy": strategy} | ({} if strategy == "greedy" else {"n": 4})
+    search = {"strategy": strategy} | ({"n": 4} if "n" in STRATEGIES[strategy].model_fields else {})
     reply = idle.chat(problems(1, seed=15, level=1)[0], 1, search=search)
     assert reply["search"]["strategy"] == strategy
+    assert reply["search"]["stop_reason"] == "finished"
     assert reply["search"]["answer"] is not None
-    assert (reply["search"]["prm_calls"] > 0) == (strategy in ("best_of_n", "beam_search"))
+    assert (reply["search"]["prm_calls"] > 0) == STRATEGIES[strategy].needs_rewards
+
+
+def test_log_probabilities_are_told_where_asked_for_and_change_nothing(idle: Application) -> None:
+    problem = problems(1, seed=16)[0]
+    search = {"strategy": "beam_search", "n": 8}
+    plain = idle.chat(problem, 3, "/v1/search", search=search)["tree"]["nodes"]
+    told = idle.chat(problem, 3, "/v1/search", search=search | {"logprobs": True})["tree"]["nodes"]
+    assert {node["logprob"] for node in plain} == {None}
+    assert all(node["logprob"] <= 0 for node in told)
+    assert [node | {"logprob": None} for node in told] == plain
 
 
 def test_health_is_a_canary_of_both_engines(idle: Application) -> None:
