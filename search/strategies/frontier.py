@@ -10,7 +10,7 @@ from search.credit import credited
 from search.scoring import mean_logprob, path_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import MOST_ITERATIONS, Mark, closed_nodes, inner_nodes, marks_of, missing_children
+from search.visits import MOST_ITERATIONS, Mark, closed_nodes, inner_nodes, marks_of, missing_children, prune_duplicates
 
 
 class Frontier(Strategy):
@@ -31,6 +31,9 @@ class Frontier(Strategy):
     depth_weight: float = Field(0.01, ge=0.0, le=100.0, description="Of the depth (lambda 3).")
     quality_weight: float = Field(0.0, ge=0.0, le=100.0, description="Of the node's own quality (lambda 4).")
     exploration: float = Field(2.0, ge=0.0, le=100.0, description="The constant of UCT among siblings.")
+    drop_duplicates: bool = Field(
+        True, description="Keep the first of siblings of the same text; the others would only be explored again."
+    )
 
     @property
     def needs_logprobs(self) -> bool:
@@ -51,6 +54,10 @@ class Frontier(Strategy):
         node = self._descended(newest, tree, quality) if newest is not None else None
         node = node or self._globally_best(tree, quality)
         return [Growth(node, self.width)] if node is not None else []
+
+    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
+        if self.drop_duplicates and not tree.in_flight:
+            prune_duplicates(tree)
 
     def _descended(self, newest: Node, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
         """The best child of the node that was expanded last; None if that one has ended."""

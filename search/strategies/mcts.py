@@ -11,7 +11,16 @@ from search.ports import Extent
 from search.scoring import mean_logprob, path_score, rank_score
 from search.strategy import MOST_SAMPLES, Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import MOST_ITERATIONS, Mark, close, closed_nodes, inner_nodes, marks_of, missing_children
+from search.visits import (
+    MOST_ITERATIONS,
+    Mark,
+    close,
+    closed_nodes,
+    inner_nodes,
+    marks_of,
+    missing_children,
+    prune_duplicates,
+)
 
 
 class Value(StrEnum):
@@ -55,9 +64,11 @@ class MCTS(Strategy):
     It writes ``width`` children of the leaf that it comes to, and backs their values up. Sources: Kocsis and
     Szepesvári 2006 (UCT), Silver et al. 2017 (PUCT), Liu et al. 2020 (WU-UCT: what is in flight counts as visited).
 
-    A path that has ended is not visited again: its value is known. ``paths`` leaves are chosen at a time, each as if
-    the ones before were visited already, and the next ones when all of them are valued; so one seed gives one tree,
-    and with one path at a time it is the sequential algorithm.
+    A path that has ended is not visited again: its value is known. Nor is a step that was written twice: a model that
+    is sure writes the same step most of the time, and each copy would be explored like a new one.
+
+    ``paths`` leaves are chosen at a time, each as if the ones before were visited already, and the next ones when all
+    of them are valued; so one seed gives one tree, and with one path at a time it is the sequential algorithm.
     """
 
     name: Literal["mcts"] = "mcts"
@@ -68,6 +79,9 @@ class MCTS(Strategy):
     value: Value = Field(Value.REWARD, strict=False, description="What a new node is worth.")
     prior: Prior = Field(Prior.NONE, strict=False, description="None: UCT. Otherwise PUCT with this prior.")
     decision: Decision = Field(Decision.VALUE, strict=False, description="How the answer is chosen.")
+    drop_duplicates: bool = Field(
+        True, description="Keep the first of siblings of the same text; the others would only be explored again."
+    )
     accept: float | None = Field(
         None, ge=0.0, le=1.0, description="Stop at a solution of this score; a better one may be missed."
     )
@@ -90,6 +104,10 @@ class MCTS(Strategy):
         left = self.iterations - sum(bool(node.children) for node in inner_nodes(tree))
         leaves = select_leaves(self, tree, min(self.paths, left))
         return [Growth(leaf, self.width) for leaf in leaves]
+
+    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
+        if self.drop_duplicates and not tree.in_flight:
+            prune_duplicates(tree)
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         solutions = self._solutions(tree)

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from search_fakes import PROMPT, reward_of, search, write_step
 
 from search.ports import branch_seed
-from search.tree import NodeId, NodeStatus, StepEnd
+from search.settings import parse_search
+from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 
 @dataclass
@@ -84,10 +85,26 @@ def test_one_path_at_a_time_is_the_sequential_algorithm(
         "exploration": exploration,
         "prior": "reward" if puct else "none",
         "max_step_tokens": 8,
+        "drop_duplicates": False,
     }
     _, outcome = search(wanted)
     written = {node.id: node.step.text for node in outcome.tree.nodes if node.step}
     assert written == plain_mcts(iterations, width, depth, exploration, puct)
+
+
+@pytest.mark.parametrize("strategy", ["mcts", "frontier"])
+@pytest.mark.parametrize("dropped", [True, False])
+def test_a_step_that_was_written_twice_is_gone_on_with_once(strategy: str, dropped: bool) -> None:
+    chosen = parse_search({"strategy": strategy, "width": 4, "drop_duplicates": dropped}).strategy
+    tree = SearchTree(7)
+    siblings = tree.request(tree.root, 4)
+    for place, text in enumerate(["same", "other", "same", "same"]):
+        tree.write(siblings[place], Step((1, 2), text, StepEnd.DELIMITER, -1.0))
+        tree.complete(siblings[place], 0.5, terminal=place == 3)
+        chosen.observe(tree, [siblings[place]])
+    open_, pruned, terminal = NodeStatus.OPEN, NodeStatus.PRUNED, NodeStatus.TERMINAL
+    assert [node.status for node in siblings] == [open_, open_, pruned if dropped else open_, terminal]
+    assert next(growth.node.text for growth in chosen.select(tree)) in ("same", "other")
 
 
 def test_parallel_paths_are_different_leaves() -> None:
