@@ -2,11 +2,13 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from deployments.config import AppConfig
+from deployments.models.problems import Problem
 from kvstore.cache_server import CacheServer
 from search.equivalence import AnswerMatcher
 from search.gate import Gate
@@ -17,6 +19,9 @@ from search.settings import SearchSettings
 if TYPE_CHECKING:
     from deployments.generation import GenerationEngine
     from deployments.scoring import ScoringEngine
+
+
+Solved = TypeVar("Solved")
 
 
 class Engines(NamedTuple):
@@ -68,3 +73,18 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
         scorer.shutdown()
         if server is not None:
             await asyncio.to_thread(server.stop)
+
+
+async def solve_all(
+    solve: Callable[[Problem, int], Awaitable[Solved]], problems: Sequence[Problem], in_flight: int, seed: int
+) -> tuple[list[Solved], float]:
+    """Every problem once, so many at a time, each with a seed of its own from ``seed`` on; and the seconds it took."""
+    room = asyncio.Semaphore(in_flight)
+
+    async def one(place: int, problem: Problem) -> Solved:
+        async with room:
+            return await solve(problem, seed + place)
+
+    started = time.perf_counter()
+    solved = await asyncio.gather(*(one(place, problem) for place, problem in enumerate(problems)))
+    return list(solved), time.perf_counter() - started

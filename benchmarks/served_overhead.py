@@ -25,7 +25,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import engines_of
+from benchmarks.engines import engines_of, solve_all
 from benchmarks.processes import CpuClock
 from benchmarks.record import write_result
 from deployments.config import AppConfig
@@ -116,16 +116,9 @@ async def served(url: str, search: dict[str, Any]) -> AsyncIterator[Solve]:
 
 
 async def run_round(solve: Solve, problems: Sequence[Problem], in_flight: int) -> Round:
-    room = asyncio.Semaphore(in_flight)
-
-    async def one(place: int, problem: Problem) -> Searched:
-        async with room:
-            return await solve(problem, SEED + place)
-
     clock = CpuClock()
-    started = time.perf_counter()
-    searches = await asyncio.gather(*(one(place, problem) for place, problem in enumerate(problems)))
-    return Round(list(searches), time.perf_counter() - started, clock.spent())
+    searches, seconds = await solve_all(solve, problems, in_flight, SEED)
+    return Round(searches, seconds, clock.spent())
 
 
 async def compare(

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.table import Table
 from treequest import ABMCTSA, Algorithm, StandardMCTS
 
-from benchmarks.engines import Engines, engines_of
+from benchmarks.engines import Engines, engines_of, solve_all
 from benchmarks.record import write_result
 from deployments.config import AppConfig
 from deployments.models.problems import Problem, Split, draw_problems
@@ -175,15 +175,7 @@ def sides_of(engines: Engines, nodes: int) -> list[Side]:
 
 
 async def run_round(engines: Engines, solve: Solve, problems: Sequence[Problem], in_flight: int, seed: int) -> Round:
-    room = asyncio.Semaphore(in_flight)
-
-    async def one(place: int, problem: Problem) -> Solved:
-        async with room:
-            return await solve(problem, seed + place)
-
-    started = time.perf_counter()
-    solved = await asyncio.gather(*(one(place, problem) for place, problem in enumerate(problems)))
-    seconds = time.perf_counter() - started
+    solved, seconds = await solve_all(solve, problems, in_flight, seed)
     right = 0
     for problem, found in zip(problems, solved, strict=True):
         right += found.answer is not None and await engines.matcher.same(problem.answer, found.answer)
