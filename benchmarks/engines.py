@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from deployments.config import AppConfig
-from deployments.models.problems import Problem
+from deployments.embedded.problems import Problem
 from kvstore.cache_server import CacheServer
-from search.equivalence import AnswerMatcher
+from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
-from search.outcome import SearchOutcome
-from search.runner import run_search
+from search.run.report import SearchOutcome
+from search.run.runner import run_search
 from search.settings import SearchSettings
 
 if TYPE_CHECKING:
-    from deployments.generation import GenerationEngine
-    from deployments.scoring import ScoringEngine
+    from deployments.engines.generation import GenerationEngine
+    from deployments.engines.scoring import ScoringEngine
 
 
 Solved = TypeVar("Solved")
@@ -51,8 +51,8 @@ class Engines(NamedTuple):
 @asynccontextmanager
 async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     """The engines as the application starts them, with a cache server of their own if the settings want one."""
-    from deployments.generation import GenerationEngine
-    from deployments.scoring import ScoringEngine
+    from deployments.engines.generation import GenerationEngine
+    from deployments.engines.scoring import ScoringEngine
     from kvstore.connector import QUIET_ENVIRONMENT, connector_config
 
     server = await asyncio.to_thread(lambda: CacheServer(config.cache)) if config.cache.enabled else None

@@ -29,7 +29,7 @@ from benchmarks.engines import engines_of, solve_all
 from benchmarks.processes import CpuClock
 from benchmarks.record import write_result
 from deployments.config import AppConfig
-from deployments.models.problems import Problem, Split, draw_problems
+from deployments.embedded.problems import Problem, Split, draw_problems
 from search.settings import parse_search
 
 SEED = 1

@@ -22,12 +22,12 @@ from treequest import ABMCTSA, Algorithm, StandardMCTS
 from benchmarks.engines import Engines, engines_of, solve_all
 from benchmarks.record import write_result
 from deployments.config import AppConfig
-from deployments.models.problems import Problem, Split, draw_problems
-from search.answers import boxed_answer
-from search.conclusion import verdict_over
+from deployments.embedded.problems import Problem, Split, draw_problems
+from search.answers.extraction import boxed_answer
 from search.ports import Branch, ExpandRequest, Expansion, Extent, Lane, Sampling, ScoreItem, ScoreRequest, branch_seed
+from search.run.answer_selection import verdict_over
 from search.settings import parse_search
-from search.strategy import Strategy
+from search.strategies.base import Strategy
 from search.tree import Node, NodeStatus, SearchTree, StepEnd
 
 SEED = 1

@@ -19,7 +19,7 @@ class TokenBeams(Protocol):
 
 
 class TextEncoder(Protocol):
-    """The generator's tokenizer; see `deployments.encoding.ChatEncoder`."""
+    """The generator's tokenizer; see `deployments.engines.encoding.ChatEncoder`."""
 
     @property
     def vocabulary(self) -> int: ...

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 from kvstore.settings import CacheSettings
 
-EMBEDDED_MODELS = Path(__file__).parent / "models"
+EMBEDDED_MODELS = Path(__file__).parent / "embedded"
 EMBEDDED_GENERATOR = "embedded:generator"
 EMBEDDED_PRM = "embedded:prm"
 

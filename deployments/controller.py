@@ -7,15 +7,15 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.calls import Retries, everywhere
 from deployments.completions import CompletionService, TextEncoder
 from deployments.config import AppConfig
 from deployments.handles import HandleGenerator, HandleScorer
 from deployments.http.auth import ApiKeys
 from deployments.http.health import Health
 from deployments.http.routes import create_app
+from deployments.serve_calls import Retries, everywhere
 from deployments.service import Encoder, SearchService
-from search.equivalence import AnswerMatcher
+from search.answers.equivalence import AnswerMatcher
 
 LOOK_TIMEOUT_S = 10.0
 """How long a look at all replicas may take."""
@@ -98,7 +98,7 @@ def load_encoder(model_path: str) -> ModelEncoder:
     """The generator's tokenizer and chat template, without its weights."""
     from transformers import AutoTokenizer
 
-    from deployments.encoding import ChatEncoder
+    from deployments.engines.encoding import ChatEncoder
 
     return ChatEncoder(AutoTokenizer.from_pretrained(model_path))
 

@@ -18,7 +18,7 @@ class GeneratorReplica:
 
     async def __init__(self, settings: GeneratorSettings, cache: CacheSettings | None = None) -> None:  # type: ignore[misc]
         # Here and not above: it imports vLLM, ten seconds that only replicas should spend.
-        from deployments.generation import GenerationEngine
+        from deployments.engines.generation import GenerationEngine
 
         self._cache = await attach_node_cache(cache) if cache else None
         kv_transfer = None

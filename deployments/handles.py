@@ -10,18 +10,9 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from deployments.calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
-from search.ports import (
-    ChildGroup,
-    ExpandRequest,
-    Expansion,
-    GeneratorError,
-    ScoreRequest,
-    ScorerError,
-    SearchError,
-    TokenBeamReply,
-    TokenBeamRequest,
-)
+from deployments.serve_calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
+from search.errors import GeneratorError, ScorerError, SearchError
+from search.ports import ChildGroup, ExpandRequest, Expansion, ScoreRequest, TokenBeamReply, TokenBeamRequest
 
 T = TypeVar("T")
 

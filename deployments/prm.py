@@ -11,8 +11,8 @@ class PrmReplica:
 
     async def __init__(self, settings: PrmSettings) -> None:  # type: ignore[misc]
         # Here and not above: it imports vLLM, ten seconds that only replicas should spend.
-        from deployments.rewards.function import FunctionScorer
-        from deployments.scoring import ScoringEngine
+        from deployments.engines.rewards.function import FunctionScorer
+        from deployments.engines.scoring import ScoringEngine
 
         # No client of the KV cache server: its own prefix cache holds what one new step stands on.
         self._engine = FunctionScorer(settings) if settings.family == "function" else ScoringEngine(settings)

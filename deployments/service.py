@@ -15,12 +15,12 @@ from deployments.config import AppConfig
 from deployments.http.errors import BadRequest, Busy, DeadlineExceeded
 from deployments.http.plan import Planner
 from deployments.http.schema import ChatRequest, ScoreBody
-from search.budget import LimitKind, LimitReached
-from search.equivalence import AnswerMatcher
+from search.answers.equivalence import AnswerMatcher
+from search.errors import LimitKind, LimitReached, PromptTooLong
 from search.gate import Gate
-from search.outcome import EventSink, SearchOutcome
 from search.ports import Generator, Lane, ScoreItem, ScoreRequest, StepScorer
-from search.runner import PromptTooLong, run_search
+from search.run.report import EventSink, SearchOutcome
+from search.run.runner import run_search
 from search.settings import SearchSettings
 
 GRACE_S = 15.0
@@ -28,7 +28,7 @@ GRACE_S = 15.0
 
 
 class Encoder(Protocol):
-    """The generator's chat template and tokenizer; see `deployments.encoding.ChatEncoder`."""
+    """The generator's chat template and tokenizer; see `deployments.engines.encoding.ChatEncoder`."""
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
 

@@ -8,12 +8,11 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from search.ports import SearchError
+from search.errors import LimitKind, LimitReached
 
 MOST_TOKENS = 10_000_000
 MOST_NODES = 100_000
@@ -32,28 +31,6 @@ class Budget(BaseModel):
         default=None, description="Most nodes in the tree."
     )
     seconds: Annotated[float, Field(gt=0.0, le=MOST_SECONDS)] | None = Field(default=None, description="Wall clock.")
-
-
-class LimitKind(StrEnum):
-    """What is limited."""
-
-    TOKENS = "tokens"
-    NODES = "nodes"
-    SECONDS = "seconds"
-
-
-class LimitReached(SearchError):
-    """A limit ended a search before there was anything to answer with."""
-
-    def __init__(self, kind: LimitKind, value: float, limit: float) -> None:
-        # All three go to the base class: an exception is pickled by its args, and this one crosses processes.
-        super().__init__(kind, value, limit)
-        self.kind = kind
-        self.value = value
-        self.limit = limit
-
-    def __str__(self) -> str:
-        return f"the limit of {self.limit:g} {self.kind} was reached at {self.value:g}"
 
 
 @dataclass

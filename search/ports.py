@@ -166,18 +166,6 @@ class StepScorer(Protocol):
         ...
 
 
-class SearchError(RuntimeError):
-    """A search cannot go on. Root of what the ports raise."""
-
-
-class GeneratorError(SearchError):
-    """The generator could not write what it was asked for, on any replica."""
-
-
-class ScorerError(SearchError):
-    """The scorer gave no usable rewards: unreachable, too late, NaN, or the wrong number."""
-
-
 def branch_seed(search_seed: int, parent: NodeId, index: int) -> int:
     """The sampling seed of child ``index`` of ``parent``: a hash, so it depends on nothing else.
 

@@ -16,6 +16,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from search.budget import Budget
 from search.strategies.ab_mcts import ABMCTS
+from search.strategies.base import Strategy
 from search.strategies.beam_search import BeamSearch
 from search.strategies.best_of_n import BestOfN
 from search.strategies.dvts import DVTS
@@ -26,7 +27,6 @@ from search.strategies.mcts import MCTS
 from search.strategies.particle_filter import ParticleFilter
 from search.strategies.rebase import Rebase
 from search.strategies.self_consistency import SelfConsistency
-from search.strategy import Strategy
 
 STRATEGIES: dict[str, type[Strategy]] = {
     "greedy": Greedy,

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from search.answers import extract_answer
-from search.credit import credited
+from search.answers.extraction import extract_answer
 from search.snapshot import NodeView, TreeView
+from search.strategies.backup import credited
 from search.tree import NodeId, NodeStatus
 
 MOST_ACCURACY = 0.25
@@ -34,7 +34,7 @@ class TrainingNode(NodeView):
     """One step of the tree with what it is worth."""
 
     value: float | None
-    """What the paths through it that have ended credit it with (`search.credit`); None where none has."""
+    """What the paths through it that have ended credit it with (`search.strategies.backup`); None where none has."""
 
 
 class TrainingExample(BaseModel):

@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from search.ports import GeneratorError, ScorerError
+from search.errors import GeneratorError, ScorerError
 
 logger = logging.getLogger("banyan.http")
 

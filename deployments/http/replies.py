@@ -5,8 +5,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from search.outcome import SearchOutcome, StepScored
 from search.ports import TokenBeamReply
+from search.run.report import SearchOutcome, StepScored
 from search.tree import StepEnd
 
 Json = dict[str, Any]

@@ -15,7 +15,7 @@ from deployments.http.limits import LimitBody
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
 from deployments.service import Job, SearchService
-from search.outcome import SearchOutcome
+from search.run.report import SearchOutcome
 from search.settings import search_schema
 from search.snapshot import tree_as_json
 

@@ -11,7 +11,7 @@ from deployments.http.disconnect import ended
 from deployments.http.errors import api_error
 from deployments.http.replies import Chunks, Head, Json, dumps
 from deployments.service import Job, SearchService
-from search.outcome import SearchEvent, SearchOutcome, StepScored
+from search.run.report import SearchEvent, SearchOutcome, StepScored
 
 PING_S = 10.0
 """Proxies close connections on which nothing is said for half a minute or so."""

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from search.ports import Extent
-from search.strategy import MOST_SAMPLES, Growth, Strategy
+from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.visit_statistics import MOST_ITERATIONS
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import MOST_ITERATIONS
 
 
 class Posterior(StrEnum):

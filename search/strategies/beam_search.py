@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
-from search.levels import LevelSearch, divides_n, ended, judged
 from search.ports import Extent
-from search.scoring import best_first
-from search.strategy import MOST_SAMPLES
+from search.strategies.base import MOST_SAMPLES
+from search.strategies.level_search import LevelSearch, divides_n, ended, judged
+from search.strategies.path_score import best_first
 from search.tree import Node, NodeStatus, SearchTree
 
 

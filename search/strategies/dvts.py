@@ -5,9 +5,9 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from search.levels import LevelSearch, divides_n
-from search.scoring import best_first
-from search.strategy import MOST_SAMPLES
+from search.strategies.base import MOST_SAMPLES
+from search.strategies.level_search import LevelSearch, divides_n
+from search.strategies.path_score import best_first
 from search.tree import Node, NodeStatus, SearchTree
 
 

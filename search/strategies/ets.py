@@ -12,7 +12,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from search.levels import judged
+from search.strategies.level_search import judged
 from search.strategies.rebase import Balanced
 from search.tree import Node, SearchTree
 

@@ -6,11 +6,19 @@ from typing import Literal
 
 from pydantic import Field
 
-from search.credit import credited
-from search.scoring import mean_logprob, path_score
-from search.strategy import MOST_SAMPLES, Growth, Strategy
+from search.strategies.backup import credited
+from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.path_score import mean_logprob, path_score
+from search.strategies.visit_statistics import (
+    MOST_ITERATIONS,
+    Mark,
+    closed_nodes,
+    inner_nodes,
+    marks_of,
+    missing_children,
+    prune_duplicates,
+)
 from search.tree import Node, NodeStatus, SearchTree
-from search.visits import MOST_ITERATIONS, Mark, closed_nodes, inner_nodes, marks_of, missing_children, prune_duplicates
 
 
 class Frontier(Strategy):

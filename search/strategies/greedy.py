@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from search.ports import Extent
-from search.strategy import Growth, Strategy
+from search.strategies.base import Growth, Strategy
 from search.tree import SearchTree
 
 

@@ -8,10 +8,9 @@ from typing import Literal
 from pydantic import Field
 
 from search.ports import Extent
-from search.scoring import mean_logprob, path_score, rank_score
-from search.strategy import MOST_SAMPLES, Growth, Strategy
-from search.tree import Node, NodeStatus, SearchTree
-from search.visits import (
+from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.path_score import mean_logprob, path_score, rank_score
+from search.strategies.visit_statistics import (
     MOST_ITERATIONS,
     Mark,
     close,
@@ -21,6 +20,7 @@ from search.visits import (
     missing_children,
     prune_duplicates,
 )
+from search.tree import Node, NodeStatus, SearchTree
 
 
 class Value(StrEnum):

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from search.levels import LevelSearch, judged
-from search.scoring import Aggregation, rank_score
-from search.strategy import MOST_SAMPLES
+from search.strategies.base import MOST_SAMPLES
+from search.strategies.level_search import LevelSearch, judged
+from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, NodeStatus, SearchTree
 
 LEAST_ODDS = 1e-6

@@ -7,9 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from search.levels import LevelSearch, ended, judged
-from search.scoring import Aggregation, rank_score
-from search.strategy import MOST_DEPTH, MOST_SAMPLES
+from search.strategies.base import MOST_DEPTH, MOST_SAMPLES
+from search.strategies.level_search import LevelSearch, ended, judged
+from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, SearchTree
 
 ROUNDING = 1e-9

@@ -5,10 +5,10 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from search.answers import canonical, extract_answer
+from search.answers.extraction import canonical, extract_answer
+from search.answers.voting import Selection
 from search.strategies.whole_solutions import WholeSolutions
 from search.tree import SearchTree
-from search.voting import Selection
 
 
 class SelfConsistency(WholeSolutions):

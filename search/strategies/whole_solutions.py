@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from search.answers import canonical, extract_answer
+from search.answers.extraction import canonical, extract_answer
 from search.ports import Extent
-from search.scoring import path_score
-from search.strategy import MOST_SAMPLES, Growth, Strategy
+from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.path_score import path_score
 from search.tree import SearchTree
 
 

@@ -24,8 +24,8 @@ os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 from deployments.config import EMBEDDED_MODELS, GeneratorSettings, PrmSettings
-from deployments.models.language_model import qwen2_config
-from deployments.models.tokenizer import build_tokenizer
+from deployments.embedded.language_model import qwen2_config
+from deployments.embedded.tokenizer import build_tokenizer
 
 
 @contextmanager
@@ -39,8 +39,8 @@ def quiet() -> Iterator[None]:
 with quiet():
     import ray.serve  # noqa: F401
 
-    from deployments.generation import GenerationEngine
-    from deployments.scoring import ScoringEngine
+    from deployments.engines.generation import GenerationEngine
+    from deployments.engines.scoring import ScoringEngine
 
 SETTLE_S = 30.0
 """The longest an engine may take to report that it is idle: generous, for a machine that is busy."""

@@ -3,9 +3,9 @@
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from deployments.encoding import ChatEncoder
-from deployments.models.tokenizer import END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
-from deployments.steps import StepCutter
+from deployments.embedded.tokenizer import END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
+from deployments.engines.encoding import ChatEncoder
+from deployments.engines.step_splitter import StepCutter
 from search.tree import StepEnd
 
 HOSTILE = [

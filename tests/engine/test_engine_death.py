@@ -8,7 +8,8 @@ import psutil
 import pytest
 
 from deployments.config import GeneratorSettings
-from search.ports import Branch, ChildGroup, ExpandRequest, Expansion, Extent, GeneratorError, Lane, Sampling
+from search.errors import GeneratorError
+from search.ports import Branch, ChildGroup, ExpandRequest, Expansion, Extent, Lane, Sampling
 from tests.engine.conftest import GenerationEngine, quiet, stop
 
 

@@ -7,19 +7,10 @@ from contextlib import aclosing, suppress
 import pytest
 
 from deployments.config import GeneratorSettings
-from deployments.engine import EngineStartError
-from deployments.generation import GenerationEngine
-from search.ports import (
-    Branch,
-    Child,
-    ExpandRequest,
-    Expansion,
-    Extent,
-    GeneratorError,
-    Lane,
-    Sampling,
-    branch_seed,
-)
+from deployments.engines.engine import EngineStartError
+from deployments.engines.generation import GenerationEngine
+from search.errors import GeneratorError
+from search.ports import Branch, Child, ExpandRequest, Expansion, Extent, Lane, Sampling, branch_seed
 from search.tree import NodeId, Step, StepEnd
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -26,12 +26,13 @@ from transformers import (
 )
 
 from deployments.config import PrmSettings
-from deployments.engine import EngineStartError
-from deployments.models.tokenizer import CONTEXT_TOKENS, build_tokenizer
-from deployments.rewards.function import FunctionScorer
-from deployments.rewards.label_inline import DEFAULT_TAG, LabelInline
-from deployments.scoring import ScoringEngine
-from search.ports import ScoreItem, ScoreRequest, ScorerError
+from deployments.embedded.tokenizer import CONTEXT_TOKENS, build_tokenizer
+from deployments.engines.engine import EngineStartError
+from deployments.engines.rewards.function import FunctionScorer
+from deployments.engines.rewards.label_inline import DEFAULT_TAG, LabelInline
+from deployments.engines.scoring import ScoringEngine
+from search.errors import ScorerError
+from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import SETTLE_S, quiet, stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")

@@ -11,11 +11,12 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
 
 from deployments.config import PrmSettings
-from deployments.engine import EngineStartError
-from deployments.rewards.family import check_rewards
-from deployments.rewards.step_head import StepHead
-from deployments.scoring import ScoringEngine
-from search.ports import ScoreItem, ScoreRequest, ScorerError
+from deployments.engines.engine import EngineStartError
+from deployments.engines.rewards.family import check_rewards
+from deployments.engines.rewards.step_head import StepHead
+from deployments.engines.scoring import ScoringEngine
+from search.errors import ScorerError
+from search.ports import ScoreItem, ScoreRequest
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from deployments.config import GeneratorSettings
-from deployments.engine import engine_args
-from deployments.generation import GenerationEngine
-from deployments.models.problems import Split, draw_problems
-from search.ports import GeneratorError, TokenBeamReply, TokenBeamRequest
+from deployments.embedded.problems import Split, draw_problems
+from deployments.engines.engine import engine_args
+from deployments.engines.generation import GenerationEngine
+from search.errors import GeneratorError
+from search.ports import TokenBeamReply, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
 from tests.engine.conftest import quiet
 

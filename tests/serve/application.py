@@ -14,7 +14,7 @@ import httpx
 import ray
 
 from deployments.config import AppConfig
-from deployments.models.problems import Problem, Split, draw_problems
+from deployments.embedded.problems import Problem, Split, draw_problems
 
 Json = dict[str, Any]
 T = TypeVar("T")

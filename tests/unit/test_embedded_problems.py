@@ -6,8 +6,8 @@ from itertools import islice
 
 import pytest
 
-from deployments.models.problems import Operation, Problem, Split, check_steps, draw_problems
-from deployments.models.slips import SLIP_ODDS, slip_odds, solution_with_slips
+from deployments.embedded.problems import Operation, Problem, Split, check_steps, draw_problems
+from deployments.embedded.slips import SLIP_ODDS, slip_odds, solution_with_slips
 
 STEP = re.compile(r"(-?\d+) ([-+*]) (\d+) = (-?\d+)")
 

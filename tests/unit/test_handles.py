@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from deployments.calls import ReplicaLost, Retries
 from deployments.handles import HandleGenerator, HandleScorer
+from deployments.serve_calls import ReplicaLost, Retries
+from search.errors import GeneratorError, ScorerError
 from search.ports import (
     Branch,
     Child,
@@ -18,12 +19,10 @@ from search.ports import (
     ExpandRequest,
     Expansion,
     Extent,
-    GeneratorError,
     Lane,
     Sampling,
     ScoreItem,
     ScoreRequest,
-    ScorerError,
 )
 from search.tree import Step, StepEnd
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.serving import free_port
+from cluster.launch.application import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -9,11 +9,11 @@ import pytest
 from endpoint_stand_in import Endpoint, tree_of
 from typer.testing import CliRunner, Result
 
-from cluster.cli import app
-from cluster.evaluation import evaluate
-from cluster.problem_files import read_problems
-from cluster.search_field import SearchFieldError, search_field
-from cluster.training_file import TrainingLine
+from cluster.cli.main import app
+from cluster.cli.search_field import SearchFieldError, search_field
+from cluster.evaluation.loop import evaluate
+from cluster.evaluation.problem_files import read_problems
+from cluster.evaluation.training_file import TrainingLine
 from search.settings import STRATEGIES
 
 
@@ -195,7 +195,7 @@ class TestExport:
             await evaluate(ask, problems[:2], *others)
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("cluster.evaluating.evaluate", interrupted)
+        monkeypatch.setattr("cluster.cli.evaluate.evaluate", interrupted)
         out = tmp_path / "trees.jsonl"
         arguments = ("eval", "--problems", str(problem_file), "--strategy", "greedy", "--export", str(out))
         result = banyan(*arguments, "--url", endpoint.url)

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from endpoint_stand_in import STEPS, Endpoint, tree_of
 
-from cluster.client import Client
-from cluster.errors import ClientError, ProtocolError, Refused, TooLate, Unreachable
-from cluster.replies import AnswerText, Completion, Event, Question, StepScored
+from cluster.client.client import Client
+from cluster.client.errors import ClientError, ProtocolError, Refused, TooLate, Unreachable
+from cluster.client.replies import AnswerText, Completion, Event, Question, StepScored
 
 QUESTION = Question("1 + 1?", {"strategy": "beam_search", "n": 4}, seed=5)
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from endpoint_stand_in import Endpoint
 
-from cluster.client import Client
-from cluster.errors import TooLate
-from cluster.evaluation import Plan, evaluate, problem_seed
-from cluster.problem_files import EvalProblem
-from cluster.replies import Completion, Question
-from cluster.search_field import SearchFieldError, search_field
-from cluster.statistics import Row
+from cluster.cli.search_field import SearchFieldError, search_field
+from cluster.client.client import Client
+from cluster.client.errors import TooLate
+from cluster.client.replies import Completion, Question
+from cluster.evaluation.loop import Plan, evaluate, problem_seed
+from cluster.evaluation.problem_files import EvalProblem
+from cluster.evaluation.statistics import Row
 
 PROBLEMS = [EvalProblem(f"p/{index}", f"question {index}", str(index)) for index in range(12)]
 

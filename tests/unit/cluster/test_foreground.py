@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.foreground import command, welcome
-from cluster.serving import Running
+from cluster.cli.serve import command, welcome
+from cluster.launch.application import Running
 
 
 def test_the_curl_line_is_a_request_and_the_solve_line_names_the_endpoint() -> None:

@@ -4,8 +4,8 @@ import io
 
 from rich.console import Console
 
-from cluster.growing_tree import GrowingTree
-from cluster.replies import StepScored
+from cluster.cli.growing_tree import GrowingTree
+from cluster.client.replies import StepScored
 
 
 def drawn(tree: GrowingTree, most_lines: int = 40) -> str:

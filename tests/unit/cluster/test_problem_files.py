@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.problem_files import MOST_LINE_BYTES, OnBadLine, ProblemFileError, read_problems
+from cluster.evaluation.problem_files import MOST_LINE_BYTES, OnBadLine, ProblemFileError, read_problems
 
 GOOD = b'{"problem": "1 + 1?", "answer": "2", "level": 1, "unique_id": "a/1"}'
 
@@ -77,7 +77,7 @@ def test_a_file_without_problems_and_one_that_is_not_there_are_refused(tmp_path:
 def test_what_banyan_problems_writes_can_be_read(tmp_path: Path) -> None:
     from itertools import islice
 
-    from deployments.models.problems import Split, draw_problems
+    from deployments.embedded.problems import Split, draw_problems
 
     drawn = list(islice(draw_problems(Split.TEST, 1), 5))
     path = write(tmp_path / "p", *(json.dumps(problem.as_json()).encode() for problem in drawn))

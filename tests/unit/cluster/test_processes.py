@@ -7,8 +7,8 @@ import time
 import psutil  # type: ignore[import-untyped, unused-ignore]
 import pytest
 
-from cluster import processes
-from cluster.processes import no_process_left
+from cluster.launch import processes
+from cluster.launch.processes import no_process_left
 
 STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
 PARENT = f"""

@@ -2,8 +2,8 @@
 
 import pytest
 
-from cluster.reports import error_lines, report
-from cluster.statistics import Row, summarize, wilson
+from cluster.evaluation.reports import error_lines, report
+from cluster.evaluation.statistics import Row, summarize, wilson
 
 
 def row(problem: str, right: bool, strategy: str = "greedy", tokens: int = 10, error: str | None = None) -> Row:

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from endpoint_stand_in import Endpoint, tree_of
 
-from cluster.client import Client
-from cluster.evaluation import Plan, evaluate
-from cluster.problem_files import EvalProblem
-from cluster.statistics import Row
-from cluster.training_file import TrainingFile, TrainingLine, training_line
-from search.equivalence import AnswerMatcher
+from cluster.client.client import Client
+from cluster.evaluation.loop import Plan, evaluate
+from cluster.evaluation.problem_files import EvalProblem
+from cluster.evaluation.statistics import Row
+from cluster.evaluation.training_file import TrainingFile, TrainingLine, training_line
+from search.answers.equivalence import AnswerMatcher
 from search.snapshot import TreeView
 
 PROBLEM = EvalProblem("p/0", "what is a half?", "\\frac{1}{2}", 3)

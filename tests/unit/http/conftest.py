@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from search.equivalence import AnswerMatcher
+from search.answers.equivalence import AnswerMatcher
 
 sys.path.insert(0, str(Path(__file__).parent))
 

@@ -14,13 +14,13 @@ from deployments.http.auth import ApiKeys
 from deployments.http.health import Health
 from deployments.http.routes import create_app
 from deployments.service import SearchService
-from search.equivalence import AnswerMatcher
+from search.answers.equivalence import AnswerMatcher
+from search.errors import GeneratorError
 from search.ports import (
     Child,
     ChildGroup,
     ExpandRequest,
     Extent,
-    GeneratorError,
     ScoreRequest,
     TokenBeamReply,
     TokenBeamRequest,

@@ -12,7 +12,7 @@ import pytest
 import uvicorn
 from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead
 
-from search.ports import ScorerError
+from search.errors import ScorerError
 
 pytestmark = pytest.mark.asyncio
 

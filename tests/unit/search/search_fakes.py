@@ -6,20 +6,12 @@ import random
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
-from search.equivalence import AnswerMatcher
+from search.answers.equivalence import AnswerMatcher
+from search.errors import GeneratorError, ScorerError
 from search.gate import Gate
-from search.outcome import SearchEvent, SearchOutcome
-from search.ports import (
-    Child,
-    ChildGroup,
-    ExpandRequest,
-    Extent,
-    GeneratorError,
-    Lane,
-    ScoreRequest,
-    ScorerError,
-)
-from search.runner import run_search
+from search.ports import Child, ChildGroup, ExpandRequest, Extent, Lane, ScoreRequest
+from search.run.report import SearchEvent, SearchOutcome
+from search.run.runner import run_search
 from search.settings import parse_search
 from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from search import equivalence
-from search.answers import MOST_ANSWER_CHARS, boxed_answer, canonical, extract_answer, quickly_same
-from search.equivalence import AnswerMatcher, EquivalenceWorker, Undecided, equivalent
+from search.answers import equivalence
+from search.answers.equivalence import AnswerMatcher, EquivalenceWorker, Undecided, equivalent
+from search.answers.extraction import MOST_ANSWER_CHARS, boxed_answer, canonical, extract_answer, quickly_same
 
 
 @pytest.mark.parametrize(

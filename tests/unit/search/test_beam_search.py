@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 from search_fakes import PROMPT, reward_of, search, write_solution, write_step
 
 from search.ports import Extent, Lane, branch_seed
-from search.scoring import Aggregation, aggregate
 from search.settings import parse_search
+from search.strategies.base import Growth
 from search.strategies.beam_search import BeamSearch
-from search.strategy import Growth
+from search.strategies.path_score import Aggregation, aggregate
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 

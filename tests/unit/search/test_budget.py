@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from search.budget import Budget, BudgetMeter, Cost, LimitKind, LimitReached
+from search.budget import Budget, BudgetMeter, Cost
+from search.errors import LimitKind, LimitReached
 
 
 def test_grants_in_order_what_can_be_paid() -> None:

@@ -7,6 +7,6 @@ FOREIGN = ("ray", "vllm", "torch", "transformers", "fastapi", "httpx", "deployme
 
 
 def test_importing_search_imports_nothing_foreign() -> None:
-    program = f"import sys, search.runner, search.snapshot; print(*[m for m in {FOREIGN} if m in sys.modules])"
+    program = f"import sys, search.run.runner, search.snapshot; print(*[m for m in {FOREIGN} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []

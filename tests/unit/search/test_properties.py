@@ -9,7 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from search_fakes import Bench, Turns, search
 
-from search.budget import LimitReached
+from search.errors import LimitReached
 from search.snapshot import tree_as_json
 
 SEARCHES = st.one_of(

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 from search_fakes import Bench
 
-from search.outcome import SearchEvent, SearchOutcome
+from search.run.report import SearchEvent, SearchOutcome
 from search.snapshot import restore_tree, save_tree, tree_as_json
 from search.tree import NodeStatus, SearchTree
 

@@ -8,11 +8,10 @@ from typing import Any
 import pytest
 from search_fakes import PROMPT, Bench, broken, reward_of, search
 
-from search.budget import LimitReached
+from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError
 from search.gate import Gate
-from search.outcome import SearchFinished, SearchOutcome, SearchStarted, StepScored
-from search.ports import Child, Extent, GeneratorError, Lane, ScorerError
-from search.runner import PromptTooLong
+from search.ports import Child, Extent, Lane
+from search.run.report import SearchFinished, SearchOutcome, SearchStarted, StepScored
 from search.snapshot import tree_as_json
 from search.tree import NodeStatus, Step, StepEnd
 

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from search_fakes import search
 
-from search.credit import credited
 from search.snapshot import TreeView, tree_as_json
+from search.strategies.backup import credited
 from search.training_data import Kind, TrainingNode, answers_of, mean_entropy, training_data
 from search.tree import NodeId
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from search.scoring import Aggregation, aggregate
+from search.answers.voting import Candidate, Selection, choose
+from search.strategies.path_score import Aggregation, aggregate
 from search.tree import Node
-from search.voting import Candidate, Selection, choose
 
 
 @pytest.mark.parametrize(("how", "score"), [("last", 0.5), ("min", 0.2), ("prod", 0.08), ("mean", 0.5)])

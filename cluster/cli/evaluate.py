@@ -1,0 +1,190 @@
+"""``banyan eval``: from a file of problems to a table, with a progress bar in between."""
+
+import asyncio
+import time
+from contextlib import ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+from cluster.cli.failures import bad_lines, fail, refuse
+from cluster.client.client import Client
+from cluster.evaluation.loop import Plan, evaluate
+from cluster.evaluation.problem_files import EvalProblem, OnBadLine, read_problems
+from cluster.evaluation.reports import error_lines, report, summary_table, write_json
+from cluster.evaluation.statistics import Row, StrategySummary, summarize
+from cluster.evaluation.training_file import TrainingFile
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line."""
+
+    problems: Path
+    strategies: tuple[str, ...]
+    plan: Plan
+    on_bad_line: OnBadLine = OnBadLine.REFUSE
+    limit: int | None = None
+    json_file: Path | None = None
+    export_file: Path | None = None
+    """Where the trees go as training data; needs a plan that wants them."""
+    timeout_s: float = 600.0
+    api_key: str | None = None
+
+
+@dataclass
+class Results:
+    """What is known so far; kept also when the evaluation is interrupted."""
+
+    model: str | None = None
+    rows: list[Row] = field(default_factory=list)
+    elapsed: dict[str, float] = field(default_factory=dict)
+    """Wall clock by strategy, once it has begun."""
+    export: TrainingFile | None = None
+    """What the trees teach, where that is to be kept."""
+
+    @property
+    def summaries(self) -> list[StrategySummary]:
+        return [summarize(strategy, self.rows, seconds) for strategy, seconds in self.elapsed.items()]
+
+
+def run_evaluation(request: Request, url: str | None, config: Path | None, console: Console) -> None:
+    """Reads, asks, grades, prints and writes. Without a URL, on an application of its own.
+
+    Everything that can be refused is refused before anything is started or sent. Ends the command with
+    status 1 when every request failed.
+    """
+    for strategy in request.strategies:
+        request.plan.search(strategy)
+    file = read_problems(request.problems, request.on_bad_line, request.limit)
+    for line in bad_lines(tuple(file.skipped)):
+        console.print(Text(f"skipped {line.strip()}"), style="yellow", soft_wrap=True)
+    complete = False
+    with _training_file(request.export_file) as export:
+        results = Results(export=export)
+        try:
+            with ExitStack() as stack:
+                endpoint = url or _own_application(stack, config, console)
+                asyncio.run(_ask_all(request, endpoint, file.problems, results, console))
+                complete = True
+        finally:
+            if results.rows:
+                _show(results, complete, console)
+                _save(request, url, results, complete, console)
+    if all(row.error is not None for row in results.rows):
+        fail("every request failed")
+
+
+def _training_file(path: Path | None) -> TrainingFile | nullcontext[None]:
+    if path is None:
+        return nullcontext()
+    try:
+        return TrainingFile(path)
+    except OSError as error:
+        refuse(_unwritten(path, error))
+
+
+def _own_application(stack: ExitStack, config: Path | None, console: Console) -> str:
+    from cluster.launch.application import free_port, serving
+    from cluster.launch.config_file import read_config
+
+    settings = read_config(config, host="127.0.0.1", port=free_port())
+    status = stack.enter_context(console.status("starting an application"))
+    running = stack.enter_context(serving(settings, status.update, dashboard=False))
+    status.stop()
+    console.print(Text(f"an application of its own on {running.url}, {running.seconds:.0f} s to start", style="dim"))
+    return running.url
+
+
+async def _ask_all(request: Request, url: str, problems: list[EvalProblem], results: Results, console: Console) -> None:
+    async with Client(url, request.api_key, request.timeout_s, connections=request.plan.in_flight) as client:
+        results.model = await client.model()  # also finds out at once that nothing listens
+        with _progress(console) as progress:
+            for strategy in request.strategies:
+                await _ask(client, strategy, request.plan, problems, results, progress)
+
+
+async def _ask(
+    client: Client, strategy: str, plan: Plan, problems: list[EvalProblem], results: Results, progress: Progress
+) -> None:
+    task = progress.add_task(strategy, total=len(problems), note="")
+    began = time.monotonic()
+    right = failed = done = 0
+
+    def arrived(row: Row) -> None:
+        nonlocal right, failed, done
+        results.rows.append(row)
+        done, right, failed = done + 1, right + row.right, failed + (row.error is not None)
+        results.elapsed[strategy] = time.monotonic() - began
+        note = f"{right / done:.0%} right" + (f", {failed} failed" if failed else "")
+        progress.update(task, advance=1, note=note)
+
+    export = results.export
+    if export is not None:
+        export.begin()
+    await evaluate(client.ask, problems, strategy, plan, arrived, export.put if export is not None else None)
+
+
+def _progress(console: Console) -> Progress:
+    bar, count, note = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
+    name = TextColumn("{task.description}")
+    return Progress(
+        name,
+        bar,
+        count,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        note,
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def _show(results: Results, complete: bool, console: Console) -> None:
+    summaries = results.summaries
+    console.print(summary_table(summaries))
+    for line in error_lines(results.rows):
+        console.print(Text(f"failed: {line}"), style="red", soft_wrap=True)
+    if degraded := sum(summary.degraded for summary in summaries):
+        console.print(f"{degraded} answers are degraded: steps were not judged", style="yellow")
+    if not complete:
+        console.print("interrupted: these are the problems done until then", style="yellow")
+
+
+def _save(request: Request, url: str | None, results: Results, complete: bool, console: Console) -> None:
+    """Writes the files that were asked for; one that cannot be written does not keep the other from it."""
+    failures: list[str] = []
+    if request.json_file is not None:
+        try:
+            settings = _settings(request, url, results.model)
+            write_json(request.json_file, report(settings, results.summaries, results.rows, complete))
+        except OSError as error:
+            failures.append(_unwritten(request.json_file, error))
+    if results.export is not None:
+        try:
+            results.export.finish()
+            console.print(Text(results.export.summary), soft_wrap=True)
+        except OSError as error:
+            failures.append(_unwritten(results.export.path, error))
+    if failures:
+        refuse("\n".join(failures))
+
+
+def _settings(request: Request, url: str | None, model: str | None) -> dict[str, Any]:
+    return {
+        "problems": request.problems.name,
+        "strategies": {name: request.plan.search(name) for name in request.strategies},
+        "n": request.plan.n,
+        "seed": request.plan.seed,
+        "in_flight": request.plan.in_flight,
+        "endpoint": url or "an application of its own",
+        "model": model,
+    }
+
+
+def _unwritten(path: Path, error: OSError) -> str:
+    return f"cannot write {path}: {error.strerror or error}"

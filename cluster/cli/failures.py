@@ -1,0 +1,54 @@
+"""How a command ends when something is wrong: a sentence on stderr and an exit status, no traceback.
+
+0 done · 1 the work failed · 2 the command was given something it cannot use · 130 interrupted
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+import typer
+
+from cluster.cli.growing_tree import printable
+from cluster.cli.search_field import SearchFieldError
+from cluster.client.errors import ClientError, Refused, Unreachable
+from cluster.evaluation.problem_files import ProblemFileError
+from cluster.launch.errors import LaunchError
+
+DEFAULT_URL = "http://127.0.0.1:8000"
+MOST_BAD_LINES = 20
+
+
+@contextmanager
+def plain_failures() -> Iterator[None]:
+    """Turns the errors that a person can do something about into that sentence and status."""
+    try:
+        yield
+    except ProblemFileError as error:
+        refuse("\n".join([str(error), *bad_lines(error.bad_lines)]))
+    except SearchFieldError as error:
+        refuse(str(error))
+    except Unreachable as error:
+        fail(f"{error}\nStart Banyan with:  make run\nor name another endpoint with --url")
+    except Refused as error:
+        hint = "\nGive the endpoint's key with --api-key or BANYAN_API_KEY" if error.status == 401 else ""
+        fail(f"{error}{hint}")
+    except (ClientError, LaunchError) as error:
+        fail(str(error))
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+def fail(message: str, status: int = 1) -> NoReturn:
+    typer.echo(f"banyan: {printable(message)}", err=True)
+    raise typer.Exit(status)
+
+
+def refuse(message: str) -> NoReturn:
+    fail(message, 2)
+
+
+def bad_lines(lines: tuple[object, ...]) -> list[str]:
+    """The first of them, one a line, and how many more there are."""
+    more = [f"  and {len(lines) - MOST_BAD_LINES:,} more"] if len(lines) > MOST_BAD_LINES else []
+    return [f"  {line}" for line in lines[:MOST_BAD_LINES]] + more

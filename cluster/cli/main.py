@@ -1,0 +1,190 @@
+"""The ``banyan`` command: serve, problems, strategies, solve, eval."""
+
+import asyncio
+import itertools
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
+from cluster.client.replies import Question
+from cluster.evaluation.problem_files import MOST_PROBLEMS, OnBadLine
+from deployments.embedded.problems import LEVELS, Split, draw_problems
+
+DEFAULT_CONFIG = Path("serve_config.yaml")
+MOST_DRAWN = 10_000
+MOST_N = 256
+MOST_SEED = 2**53 - 1
+MOST_SECONDS = 3_600
+
+app = typer.Typer(
+    help="Tree search for LLM reasoning, guided by a process reward model.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="The endpoint's API key.", show_default=False)]
+N = Annotated[int, typer.Option(min=1, max=MOST_N, help="Paths to grow, where the strategy takes a number.")]
+Timeout = Annotated[float, typer.Option(min=0.1, max=MOST_SECONDS, help="Deadline of one request, seconds.")]
+Config = Annotated[
+    Path | None,
+    typer.Option(help=f"Serve config file. Unset: {DEFAULT_CONFIG} where there is one.", show_default=False),
+]
+
+
+@app.command()
+def serve(
+    config: Config = None,
+    host: Annotated[str | None, typer.Option(help="Instead of the file's.", show_default=False)] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Instead of the file's.", show_default=False)
+    ] = None,
+    api_key: Key = None,
+) -> None:
+    """Serve in the foreground until Ctrl-C."""
+    from cluster.cli.serve import serve_until_interrupted
+
+    with plain_failures():
+        serve_until_interrupted(_config(config), host, port, api_key, Console(file=sys.stdout))
+
+
+@app.command()
+def problems(
+    n: Annotated[int, typer.Option(min=1, max=MOST_DRAWN, help="How many.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed, other problems.")] = 0,
+    level: Annotated[
+        int | None,
+        typer.Option(
+            min=min(LEVELS), max=max(LEVELS), help="Only this level; all in turn if unset.", show_default=False
+        ),
+    ] = None,
+    split: Annotated[Split, typer.Option(help="Which of the three disjoint sets.")] = Split.TEST,
+    output: Annotated[Path | None, typer.Option(help="A file instead of the terminal.", show_default=False)] = None,
+) -> None:
+    """Write arithmetic problems as JSON lines: problem, answer, level, unique_id."""
+    lines = (json.dumps(problem.as_json()) for problem in itertools.islice(draw_problems(split, seed, level), n))
+    if output is None:
+        for line in lines:
+            typer.echo(line)
+        return
+    try:
+        output.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    except OSError as error:
+        refuse(f"cannot write {output}: {error.strerror or error}")
+    typer.echo(f"{n:,} problems in {output}", err=True)
+
+
+@app.command()
+def strategies(
+    name: Annotated[str | None, typer.Argument(help="One of them, with its settings.", show_default=False)] = None,
+) -> None:
+    """List the searches there are, or the settings of one."""
+    from cluster.cli.strategies import show_strategies
+    from search.settings import STRATEGIES
+
+    if name is not None and name not in STRATEGIES:
+        refuse(f"there is no strategy {name!r}; there are: {', '.join(STRATEGIES)}")
+    show_strategies(Console(file=sys.stdout), name)
+
+
+@app.command()
+def solve(
+    question: Annotated[str, typer.Argument(help="What to solve.", show_default=False)],
+    url: Annotated[str, typer.Option(help="The endpoint.")] = DEFAULT_URL,
+    strategy: Annotated[
+        str, typer.Option(help="A name, an alias such as beam-64, or with settings: dvts:m=8,budget.tokens=1000.")
+    ] = "beam_search",
+    n: N = 16,
+    seed: Annotated[
+        int | None, typer.Option(min=0, max=MOST_SEED, help="Same seed, same tree.", show_default=False)
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tree.")] = False,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Solve one question and watch the tree grow."""
+    from cluster.cli.search_field import search_field
+    from cluster.cli.solve import solve as solve_question
+    from cluster.client.client import Client
+
+    async def ask() -> None:
+        wanted = Question(question, search_field(strategy, n), seed=seed)
+        async with Client(url, api_key, timeout) as client:
+            await solve_question(client, wanted, Console(file=sys.stdout), as_json)
+
+    with plain_failures():
+        asyncio.run(ask())
+
+
+@app.command("eval")
+def evaluate(
+    problems: Annotated[Path, typer.Option(help="JSON lines with problem and answer.", show_default=False)],
+    strategy: Annotated[
+        list[str],
+        typer.Option(
+            help="Repeatable; a name, an alias such as beam-64, or with settings: dvts:m=8,budget.tokens=1000.",
+            show_default=False,
+        ),
+    ],
+    n: N = 16,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Every problem's seed follows from it.")] = 0,
+    url: Annotated[str | None, typer.Option(help="Unset: an application of its own.", show_default=False)] = None,
+    config: Config = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Every tree with training values, as JSON lines.", show_default=False)
+    ] = None,
+    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Problems asked at once.")] = 16,
+    on_bad_line: Annotated[
+        OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
+    ] = OnBadLine.REFUSE,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MOST_PROBLEMS, help="Only the first problems.", show_default=False)
+    ] = None,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Measure strategies on a file of problems: accuracy with intervals, and what it cost."""
+    from cluster.cli.evaluate import Request, run_evaluation
+    from cluster.evaluation.loop import Plan
+
+    files = [problems, *(_writable(file) for file in (json_file, export) if file is not None)]
+    if len({os.path.realpath(file) for file in files}) < len(files):
+        refuse("--problems, --json and --export must be different files")
+    request = Request(
+        problems=problems,
+        strategies=tuple(dict.fromkeys(strategy)),
+        plan=Plan(n, seed, in_flight, trees=export is not None),
+        on_bad_line=on_bad_line,
+        limit=limit,
+        json_file=json_file,
+        export_file=export,
+        timeout_s=timeout,
+        api_key=api_key,
+    )
+    with plain_failures():
+        run_evaluation(request, url, None if url else _config(config), Console(file=sys.stdout))
+
+
+def _writable(path: Path) -> Path:
+    """The path, refused where no file can be."""
+    if not path.absolute().parent.is_dir():
+        refuse(f"cannot write {path}: no such directory")
+    if path.is_dir():
+        refuse(f"cannot write {path}: it is a directory")
+    return path
+
+
+def _config(given: Path | None) -> Path | None:
+    return DEFAULT_CONFIG if given is None and DEFAULT_CONFIG.is_file() else given
+
+
+if __name__ == "__main__":
+    app()

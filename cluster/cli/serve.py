@@ -1,0 +1,100 @@
+"""``banyan serve``: the application in the foreground, and what to type next."""
+
+import json
+import shlex
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import httpx
+from rich.console import Console
+from rich.text import Text
+
+from cluster.launch.application import Running, serving
+from cluster.launch.config_file import read_config
+
+EXAMPLE = "Start with 54. Multiply by 7. Subtract 145. Subtract 166. Add 101. What is the result?"
+JSON = "Content-Type: application/json"
+ASKING_S = 10.0
+
+
+def serve_until_interrupted(
+    config: Path | None, host: str | None, port: int | None, api_key: str | None, console: Console
+) -> None:
+    """Serves until a signal ends it; returns when every process is gone.
+
+    Raises:
+        LaunchError: it could not be started.
+    """
+    settings = read_config(config, host, port)
+    status = console.status("starting")
+    shown = ""
+
+    def tell(progress: str) -> None:
+        nonlocal shown
+        if console.is_terminal:
+            status.update(progress)
+        elif progress != shown:
+            console.print(Text(progress))
+        shown = progress
+        if progress == "stopping":
+            status.start()
+
+    try:
+        with status, serving(settings, tell) as running:
+            status.stop()
+            console.print(welcome(running, _model(running.url, api_key)), soft_wrap=True)
+            while True:
+                signal.pause()
+    except KeyboardInterrupt:
+        console.print("stopped")
+
+
+def welcome(running: Running, model: str) -> Text:
+    """What to do with an application that answers."""
+    body = {
+        "model": model,
+        "messages": [{"role": "user", "content": EXAMPLE}],
+        "search": {"strategy": "beam_search", "n": 16},
+        "seed": 1,
+    }
+    solve_url = "" if running.url == "http://127.0.0.1:8000" else f" --url {running.url}"
+    text = Text()
+    text.append(f"Banyan serves {model} on {running.url}", style="bold green")
+    text.append(f" after {running.seconds:.0f} s. In another terminal:\n\n")
+    text.append("watch a tree grow\n", style="dim")
+    text.append(f"  {command()} solve {shlex.quote(EXAMPLE)}{solve_url}\n\n")
+    text.append("with curl\n", style="dim")
+    text.append(
+        f"  curl -s {running.url}/v1/chat/completions -H {shlex.quote(JSON)} -d {shlex.quote(json.dumps(body))}\n"
+    )
+    text.append("\n")
+    text.append("with the openai client\n", style="dim")
+    text.append(f'  client = openai.OpenAI(base_url="{running.url}/v1", api_key="unused")\n')
+    text.append(
+        f'  client.chat.completions.create(model="{model}:beam-16", messages=[{{"role": "user", "content": "…"}}])\n\n'
+    )
+    if running.dashboard_url:
+        text.append(f"dashboard {running.dashboard_url} · ", style="dim")
+    text.append(f"logs {running.logs} · Ctrl-C stops everything", style="dim")
+    return text
+
+
+def _model(url: str, api_key: str | None) -> str:
+    """The model's name, or a word in its place where the endpoint wants a key that is not given."""
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        models = httpx.get(f"{url}/v1/models", headers=headers, timeout=ASKING_S, trust_env=False).json()
+        return str(models["data"][0]["id"])
+    except (httpx.HTTPError, ValueError, LookupError, TypeError):
+        return "MODEL"
+
+
+def command() -> str:
+    """How this command is typed in another terminal: its name where the shell finds it, else its path."""
+    script = Path(sys.argv[0])
+    if script.name != "banyan" or shutil.which("banyan"):
+        return "banyan"
+    path = script.absolute()
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

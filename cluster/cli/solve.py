@@ -1,0 +1,103 @@
+"""One question in the terminal: the tree while it grows, then the answer and what it cost."""
+
+import json
+from collections.abc import AsyncIterator
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.text import Text
+
+from cluster.cli.growing_tree import GrowingTree, printable, reward_text, shorten
+from cluster.client.client import Client
+from cluster.client.errors import ProtocolError
+from cluster.client.replies import AnswerText, Completion, Event, Question, StepScored
+
+FRAMES_PER_SECOND = 8
+FINAL_LINES = 40
+OTHER_LINES = 4
+"""Of the screen, what the line below the tree and the shell's prompt need."""
+
+
+async def solve(client: Client, question: Question, console: Console, as_json: bool) -> Completion:
+    """Asks, shows what comes, and gives the whole reply.
+
+    On a terminal the tree grows in place; elsewhere each scored step is a plain line; with ``as_json``
+    there is one JSON object at the end and nothing else.
+    """
+    events = client.stream(question)
+    try:
+        if as_json:
+            reply = await _last(events)
+            console.file.write(json.dumps({"question": question.text, **reply.as_json()}, allow_nan=False) + "\n")
+            return reply
+        reply = await (_grow if console.is_terminal else _list)(events, question, console)
+        console.print(answer_text(reply), soft_wrap=True)
+        return reply
+    finally:
+        await events.aclose()
+
+
+async def _grow(events: AsyncIterator[Event], question: Question, console: Console) -> Completion:
+    tree = GrowingTree(question.text)
+
+    def screen() -> RenderableType:
+        return Group(tree.draw(max(4, console.height - OTHER_LINES)), tree.status)
+
+    with Live(get_renderable=screen, console=console, refresh_per_second=FRAMES_PER_SECOND, transient=True):
+        reply = await _last(events, tree)
+    console.print(tree.draw(FINAL_LINES))
+    return reply
+
+
+async def _list(events: AsyncIterator[Event], question: Question, console: Console) -> Completion:
+    started = False
+    async for event in events:
+        if not started:
+            console.print(Text(shorten(printable(question.text))), soft_wrap=True)
+            started = True
+        if isinstance(event, Completion):
+            return event
+        if isinstance(event, StepScored):
+            place = ".".join(map(str, event.node))
+            end = "  (end)" if event.terminal else ""
+            line = f"{place:<12} {reward_text(event.reward)}  {shorten(printable(event.text))}{end}"
+            console.print(Text(line), soft_wrap=True)
+    raise ProtocolError("the stream ended without an answer")
+
+
+async def _last(events: AsyncIterator[Event], tree: GrowingTree | None = None) -> Completion:
+    async for event in events:
+        if isinstance(event, Completion):
+            return event
+        if tree is not None and isinstance(event, StepScored):
+            tree.add(event)
+        elif tree is not None and isinstance(event, AnswerText):
+            tree.answering = True
+    raise ProtocolError("the stream ended without an answer")
+
+
+def answer_text(reply: Completion) -> Text:
+    """The answer with its reasons, how sure the search is of it, and what it cost."""
+    search = reply.search
+    text = Text("\n")
+    text.append(printable(reply.text).strip() + "\n\n", style="")
+    text.append("answer     ", style="dim")
+    text.append(printable(search.answer) if search.answer is not None else "none found", style="bold")
+    if search.score is not None:
+        text.append("\nscore      ", style="dim")
+        text.append(f"{search.score:.2f}")
+    if search.agreement is not None:
+        text.append("\nagreement  ", style="dim")
+        text.append(f"{search.agreement:.0%} of the candidates")
+    text.append("\ntokens     ", style="dim")
+    text.append(f"{search.generated_tokens:,} generated, {search.cached_tokens:,} read from cache")
+    text.append("\nsearch     ", style="dim")
+    text.append(f"{search.strategy}, {search.nodes:,} nodes, {search.prm_calls:,} PRM calls, {search.seconds:.1f} s")
+    if search.seed is not None:
+        text.append("\nseed       ", style="dim")
+        text.append(str(search.seed))
+    if search.stop_reason != "finished":
+        text.append(f"\nThe search was cut short: {printable(search.stop_reason)}.", style="yellow")
+    if search.degraded:
+        text.append("\nDegraded: some steps were never judged by the reward model.", style="yellow")
+    return text

@@ -1,0 +1,1 @@
+"""Talking to a Banyan endpoint over HTTP."""

@@ -1,0 +1,114 @@
+"""Bytes from the HTTP endpoint to checked values; nothing is read without a bound."""
+
+import json
+from collections.abc import AsyncIterator
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel, ValidationError
+
+from cluster.client.errors import ProtocolError, Refused
+from cluster.client.replies import SearchBlock, StepScored, Usage
+from search.snapshot import TreeView
+
+MOST_REPLY_BYTES = 64 << 20
+MOST_EVENT_BYTES = 4 << 20
+MOST_ERROR_CHARACTERS = 2_000
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+async def events(response: httpx.Response) -> AsyncIterator[str]:
+    """The ``data`` of each server-sent event. Split at newlines only: JSON may contain U+2028."""
+    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+        raise ProtocolError("the endpoint does not stream")
+    buffer = bytearray()
+    async for piece in response.aiter_bytes():
+        buffer += piece
+        *lines, rest = buffer.split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                yield line.removeprefix(b"data:").strip().decode("utf-8", "replace")
+        if len(rest) > MOST_EVENT_BYTES:
+            raise ProtocolError(f"an event is longer than {MOST_EVENT_BYTES:,} bytes")
+        buffer = bytearray(rest)
+
+
+async def capped(response: httpx.Response) -> bytes:
+    content = bytearray()
+    async for piece in response.aiter_bytes():
+        content += piece
+        if len(content) > MOST_REPLY_BYTES:
+            raise ProtocolError(f"the reply is longer than {MOST_REPLY_BYTES:,} bytes")
+    return bytes(content)
+
+
+def parse_object(content: str | bytes) -> dict[str, Any]:
+    try:
+        parsed = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError("the endpoint sent something that is not JSON") from error
+    if not isinstance(parsed, dict):
+        raise ProtocolError("the endpoint sent JSON that is not an object")
+    return parsed
+
+
+def search_block(reply: dict[str, Any]) -> SearchBlock:
+    return validated(SearchBlock, reply.get("search"))
+
+
+def usage_of(reply: dict[str, Any]) -> Usage | None:
+    return validated(Usage, reply["usage"]) if reply.get("usage") else None
+
+
+def tree_of(reply: dict[str, Any]) -> TreeView:
+    return validated(TreeView, reply.get("tree"))
+
+
+def step_of(chunk: dict[str, Any]) -> StepScored | None:
+    """The scored step that a chunk of a stream reports, if it does."""
+    event = chunk.get("search_event")
+    if not isinstance(event, dict) or event.get("type") != "step_scored":
+        return None
+    return validated(StepScored, event)
+
+
+def delta_of(chunk: dict[str, Any]) -> tuple[str, str | None]:
+    """The piece of the answer in a chunk of a stream, and the finish reason where it is the last."""
+    try:
+        choices = chunk.get("choices") or [{}]
+        return (choices[0].get("delta") or {}).get("content") or "", choices[0].get("finish_reason")
+    except (AttributeError, LookupError, TypeError) as error:
+        raise ProtocolError("the stream has a chunk that is not a chat completion's") from error
+
+
+def validated(model: type[Model], value: object) -> Model:
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"])) or model.__name__
+        raise ProtocolError(f"the reply is not Banyan's: {where}: {first['msg']}") from error
+
+
+def refusal(content: bytes | dict[str, Any], response: httpx.Response | None) -> Refused:
+    """The error that a reply, or an event of a stream (without a response), carries."""
+    status = response.status_code if response is not None else None
+    body: object = content
+    if isinstance(content, bytes):
+        try:
+            body = json.loads(content)
+        except (ValueError, RecursionError):
+            body = None
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):
+        return Refused("the endpoint answered with an error that is not Banyan's", status)
+    message = str(error.get("message") or "the endpoint gave no reason")[:MOST_ERROR_CHARACTERS]
+    kind, param, code = (None if error.get(name) is None else str(error[name]) for name in ("type", "param", "code"))
+    return Refused(message, status, kind, param, code, _retry_after_s(response))
+
+
+def _retry_after_s(response: httpx.Response | None) -> float | None:
+    """Seconds to wait before trying again, where the endpoint names them as a number."""
+    value = response.headers.get("retry-after", "") if response is not None else ""
+    return float(value) if value.isascii() and value.isdigit() else None

@@ -1,0 +1,1 @@
+"""Strategies measured on files of problems: the loop, the statistics and the reports."""

@@ -1,0 +1,142 @@
+"""The evaluation loop: every problem under every strategy, so many at once, graded as answers arrive.
+
+Strategies run one after another, so that the seconds of one are not those of another. A problem's seed
+depends on nothing but the evaluation's seed and the problem, so order and concurrency change no answer.
+"""
+
+import asyncio
+import hashlib
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from cluster.cli.search_field import search_field
+from cluster.client.errors import ClientError, Refused
+from cluster.client.replies import Completion, Question
+from cluster.evaluation.problem_files import EvalProblem
+from cluster.evaluation.statistics import Row
+from cluster.evaluation.training_file import TrainingLine, training_line
+from search.answers.equivalence import AnswerMatcher
+
+MOST_IN_FLIGHT = 1024
+MOST_ATTEMPTS = 8
+LONGEST_WAIT_S = 30.0
+FULL = frozenset({429, 503})
+"""Statuses that say: later."""
+
+Ask = Callable[[Question], Awaitable[Completion]]
+OnRow = Callable[[Row], None]
+OnLine = Callable[[int, TrainingLine | None], None]
+"""Takes what a problem's tree teaches, None where the search failed, with the problem's place among all."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the problems are to be asked."""
+
+    n: int = 16
+    seed: int = 0
+    in_flight: int = 16
+    trees: bool = False
+    """Whether the whole trees are wanted, with log-probabilities."""
+
+    def search(self, strategy: str) -> dict[str, object]:
+        """The ``search`` field of every request.
+
+        Raises:
+            SearchFieldError: there is no such strategy, or it does not take these settings.
+        """
+        return search_field(strategy, self.n) | ({"logprobs": True} if self.trees else {})
+
+    def question(self, problem: EvalProblem, strategy: str) -> Question:
+        """The request for one problem."""
+        seed = problem_seed(self.seed, problem.unique_id)
+        return Question(problem.problem, self.search(strategy), seed=seed, tree=self.trees)
+
+
+def problem_seed(seed: int, unique_id: str) -> int:
+    """The search seed of a problem: 53 bits, which every JSON reader keeps exactly."""
+    digest = hashlib.blake2b(f"{seed}:{unique_id}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 11
+
+
+async def evaluate(
+    ask: Ask,
+    problems: Sequence[EvalProblem],
+    strategy: str,
+    plan: Plan,
+    on_row: OnRow,
+    on_line: OnLine | None = None,
+) -> None:
+    """Asks every problem once and hands each row to ``on_row`` as it is graded, in order of arrival, and what its tree
+    teaches to ``on_line``, where the plan wants trees.
+
+    A problem that fails becomes a row with an error; nothing here is fatal.
+    """
+    waiting = iter(enumerate(problems))
+    matcher = AnswerMatcher()
+
+    async def work() -> None:
+        for place, problem in waiting:  # shared: each worker takes the next problem that nobody has
+            row, line = await _graded(ask, matcher, problem, strategy, plan)
+            if on_line is not None:
+                on_line(place, line)
+            on_row(row)
+
+    try:
+        async with asyncio.TaskGroup() as workers:
+            for _ in range(min(plan.in_flight, MOST_IN_FLIGHT, len(problems))):
+                workers.create_task(work())
+    finally:
+        matcher.close()
+
+
+async def _graded(
+    ask: Ask, matcher: AnswerMatcher, problem: EvalProblem, strategy: str, plan: Plan
+) -> tuple[Row, TrainingLine | None]:
+    question = plan.question(problem, strategy)
+    seed = question.seed or 0
+    started = time.monotonic()
+    try:
+        reply = await _patiently(ask, question)
+    except ClientError as error:
+        seconds = time.monotonic() - started
+        reason = f"{type(error).__name__}: {error}"
+        row = Row(problem.unique_id, problem.level, strategy, seed, problem.answer, seconds=seconds, error=reason)
+        return row, None
+    seconds = time.monotonic() - started
+    search = reply.search
+    row = Row(
+        problem.unique_id,
+        problem.level,
+        strategy,
+        seed,
+        problem.answer,
+        answer=search.answer,
+        right=search.answer is not None and await matcher.same(problem.answer, search.answer),
+        score=search.score,
+        agreement=search.agreement,
+        tokens=search.generated_tokens,
+        cached_tokens=search.cached_tokens,
+        kv_tokens_peak=search.kv_tokens_peak,
+        kv_tokens_sum=search.kv_tokens_sum,
+        prm_calls=search.prm_calls,
+        nodes=search.nodes,
+        seconds=seconds,
+        stop_reason=search.stop_reason,
+        degraded=search.degraded,
+    )
+    return row, await training_line(problem, strategy, seed, reply.tree, matcher) if reply.tree else None
+
+
+async def _patiently(ask: Ask, question: Question) -> Completion:
+    """Asks again, with the same seed and after the time the endpoint names, while it is full."""
+    for attempt in range(1, MOST_ATTEMPTS + 1):
+        try:
+            return await ask(question)
+        except Refused as error:
+            if error.status not in FULL or attempt == MOST_ATTEMPTS:
+                raise
+            wait_s = 2.0 ** (attempt - 1) if error.retry_after_s is None else error.retry_after_s
+            await asyncio.sleep(min(wait_s, LONGEST_WAIT_S))
+    raise AssertionError("the last attempt returns or raises")

@@ -1,0 +1,85 @@
+"""How an evaluation is shown and kept: the table for people, the JSON for programs."""
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cluster.cli.growing_tree import printable
+from cluster.evaluation.statistics import Row, StrategySummary
+
+FORMAT = 1
+
+
+def summary_table(summaries: Sequence[StrategySummary]) -> Table:
+    """One line per strategy, narrow enough for 80 columns."""
+    done = ", ".join(f"{each.strategy} {each.right}/{each.problems} in {each.elapsed_s:.1f} s" for each in summaries)
+    table = Table(
+        box=None,
+        padding=(0, 1),
+        collapse_padding=True,
+        pad_edge=False,
+        caption=(
+            "tokens, KV tokens held (most at a time, and summed over a search's rounds), PRM calls and seconds are"
+            f" means per problem; right answers and wall clock: {done}"
+        ),
+        caption_justify="left",
+    )
+    table.add_column("strategy", overflow="fold")  # with its settings it may be longer than a line
+    any_failed = any(summary.failed for summary in summaries)
+    headings = ["accuracy", "95% interval", "tokens", "KV peak", "KV sum", "PRM calls", "seconds"]
+    for heading in headings + ["failed"] * any_failed:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for summary in summaries:
+        low, high = summary.interval
+        table.add_row(
+            Text(printable(summary.strategy)),
+            f"{summary.accuracy:.1%}",
+            f"{100 * low:.1f} to {100 * high:.1f}",
+            f"{summary.tokens:,.0f}",
+            f"{summary.kv_tokens_peak:,.0f}",
+            f"{summary.kv_tokens_sum:,.0f}",
+            f"{summary.prm_calls:,.1f}",
+            f"{summary.seconds:.2f}",
+            *([Text(str(summary.failed), style="red" if summary.failed else "")] * any_failed),
+        )
+    return table
+
+
+def error_lines(rows: Sequence[Row], most: int = 3) -> list[str]:
+    """The most frequent errors with how often each came; empty when there was none."""
+    counts: dict[str, int] = {}
+    for row in rows:
+        if row.error is not None:
+            counts[row.error] = counts.get(row.error, 0) + 1
+    ranked = sorted(counts.items(), key=lambda item: -item[1])
+    lines = [f"{count} × {message}" for message, count in ranked[:most]]
+    return lines + ([f"and {len(ranked) - most} more kinds of error"] if len(ranked) > most else [])
+
+
+def report(
+    settings: dict[str, Any], summaries: Sequence[StrategySummary], rows: Sequence[Row], complete: bool
+) -> dict[str, Any]:
+    """The evaluation as one JSON object; ``complete`` is false when it was interrupted."""
+    ordered = sorted(rows, key=lambda row: (row.strategy, row.problem_id))
+    return {
+        "format": FORMAT,
+        "complete": complete,
+        "settings": settings,
+        "strategies": [summary.as_json() for summary in summaries],
+        "rows": [row.as_json() for row in ordered],
+    }
+
+
+def write_json(path: Path, content: dict[str, Any]) -> None:
+    """Writes the file whole or not at all."""
+    draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    try:
+        draft.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)

@@ -1,0 +1,139 @@
+"""The application in the foreground: started as ``serve run`` starts it, gone without a trace when left."""
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+import httpx
+
+from cluster.launch.errors import LaunchError
+from cluster.launch.processes import no_process_left
+
+START_S = 600.0
+SHUTDOWN_S = 60.0
+HEALTH_S = 30.0
+POLL_S = 0.25
+ENVIRONMENT = {
+    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
+}
+"""What every process of the application must find when it starts, unless it is set otherwise."""
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+"""Where an address that means every interface can be called from this machine."""
+
+OnProgress = Callable[[str], None]
+
+
+class Running(NamedTuple):
+    """An application that answers."""
+
+    url: str
+    dashboard_url: str | None
+    logs: str
+    seconds: float
+    """From the start to the first healthy answer."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nothing listens on at the moment."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+@contextmanager
+def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = True) -> Iterator[Running]:
+    """The application of a Serve config, healthy inside the context and gone after it.
+
+    Joins the cluster of ``RAY_ADDRESS`` where that is set and leaves it running; else starts its own.
+    SIGTERM and SIGHUP end the body as Ctrl-C does; while it is being taken down all three wait.
+
+    Raises:
+        LaunchError: the port is taken, the application failed to start or was not healthy in time.
+    """
+    began = time.monotonic()
+    for name, value in ENVIRONMENT.items():
+        os.environ.setdefault(name, value)
+    on_progress("loading Ray")
+    from cluster.launch import ray_runtime  # seconds of imports, which only who starts something should pay
+
+    parsed = ray_runtime.parse(config)
+    host, port = parsed.http_options.host, parsed.http_options.port
+    if not os.environ.get("RAY_ADDRESS"):
+        _check_port(host, port)
+    url = f"http://{REACHABLE.get(host, host)}:{port}{parsed.http_options.root_path}"
+    with _interruptible() as hold, no_process_left() as processes:
+        try:
+            on_progress("starting Ray")
+            cluster = ray_runtime.start(dashboard)
+            ray_runtime.deploy(
+                parsed, began + START_S, cluster.logs, lambda waiting: on_progress(f"starting {waiting}")
+            )
+            on_progress("waiting for the first healthy answer")
+            _wait_healthy(url, began + START_S, cluster.logs)
+            yield Running(url, cluster.dashboard_url, cluster.logs, time.monotonic() - began)
+        finally:
+            hold()
+            on_progress("stopping")
+            processes.look()
+            _within(SHUTDOWN_S, lambda: ray_runtime.stop(before_ray_ends=processes.look))
+
+
+def _check_port(host: str, port: int) -> None:
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise LaunchError(f"cannot listen on {host}:{port} ({reason}); name another with --port") from error
+
+
+def _wait_healthy(url: str, deadline: float, logs: str) -> None:
+    last = "nothing"
+    with httpx.Client(trust_env=False, timeout=HEALTH_S) as client:
+        while time.monotonic() < deadline:
+            try:
+                response = client.get(f"{url}/health")
+            except httpx.HTTPError as error:
+                last = str(error) or type(error).__name__
+            else:
+                if response.status_code == httpx.codes.OK:
+                    return
+                last = f"HTTP {response.status_code}"
+            time.sleep(POLL_S)
+    raise LaunchError(f"not healthy within {START_S:g} s: {url}/health gave {last}; logs: {logs}")
+
+
+def _within(seconds: float, work: Callable[[], None]) -> None:
+    """Does the work but waits no longer than that: a broken cluster must not keep the command alive."""
+    thread = threading.Thread(target=work, daemon=True, name="shutdown")
+    thread.start()
+    thread.join(seconds)
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], None]]:
+    """Makes every stopping signal a KeyboardInterrupt; what it gives makes them all wait from then on."""
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    def hold() -> None:
+        for number in STOPPING:
+            signal.signal(number, signal.SIG_IGN)
+
+    before = {number: signal.signal(number, interrupt) for number in STOPPING}
+    try:
+        yield hold
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,5 @@
+"""What can go wrong in starting an application."""
+
+
+class LaunchError(RuntimeError):
+    """The application cannot be started; the message says why and what to do."""

@@ -1,0 +1,121 @@
+"""Ray and Serve as the foreground application needs them. Imports Ray: import this only to start something."""
+
+import io
+import logging
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from typing import Any, NamedTuple
+
+import ray
+from pydantic import ValidationError
+from ray import serve
+from ray.serve.context import _get_global_client
+from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+
+from cluster.launch.errors import LaunchError
+
+POLL_S = 0.5
+FAILED = frozenset({ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY})
+MOST_REASON_LINES = 6
+MOST_REASON_CHARACTERS = 2_000
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Cluster(NamedTuple):
+    """Where to look at the cluster."""
+
+    dashboard_url: str | None
+    logs: str
+
+
+def parse(config: dict[str, Any]) -> ServeDeploySchema:
+    """The config as Serve understands it.
+
+    Raises:
+        LaunchError: Serve refuses it.
+    """
+    try:
+        return ServeDeploySchema.model_validate(config)
+    except ValidationError as error:
+        wrong = [f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        raise LaunchError("\n".join(wrong)) from error
+
+
+def start(dashboard: bool) -> Cluster:
+    """Joins the cluster of ``RAY_ADDRESS``, or starts one that ends with this process."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        context: Any = ray.init(
+            address=os.environ.get("RAY_ADDRESS") or "local",
+            namespace="serve",
+            include_dashboard=dashboard if not os.environ.get("RAY_ADDRESS") else None,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+        )
+    except SystemExit as signalled:
+        raise KeyboardInterrupt from signalled
+    finally:
+        signal.signal(signal.SIGTERM, before)  # Ray puts its own there, which exits in the middle of anything
+    logging.getLogger("ray.serve").setLevel(logging.ERROR)
+    url = context.dashboard_url
+    return Cluster(f"http://{url}" if url else None, os.path.join(context.address_info["session_dir"], "logs"))
+
+
+def deploy(config: ServeDeploySchema, deadline: float, logs: str, on_progress: Callable[[str], None]) -> None:
+    """Deploys the applications and waits until all are running.
+
+    Raises:
+        LaunchError: one failed, or was not running at ``deadline`` (monotonic time).
+    """
+    serve.start(
+        proxy_location=config.proxy_location,
+        http_options=config.http_options.model_dump(),
+        grpc_options=config.grpc_options.model_dump(),
+        logging_config=config.logging_config,
+        controller_options=config.controller_options,
+    )
+    # As `serve run` does for a config file: it honours what the file says about deployments, too.
+    client = _get_global_client()
+    if client is None:
+        raise LaunchError("Serve did not start")
+    client.deploy_apps(config)
+    while time.monotonic() < deadline:
+        applications = serve.status().applications
+        for name, application in applications.items():
+            if application.status in FAILED:
+                raise LaunchError(f"application {name!r} failed to start:\n{_reason(application)}\nlogs: {logs}")
+        if applications and all(each.status is ApplicationStatus.RUNNING for each in applications.values()):
+            return
+        waiting = [
+            name
+            for application in applications.values()
+            for name, deployment in application.deployments.items()
+            if deployment.status != "HEALTHY"
+        ]
+        on_progress(", ".join(waiting) or "the application")
+        time.sleep(POLL_S)
+    raise LaunchError(f"the application was not running in time; logs: {logs}")
+
+
+def stop(before_ray_ends: Callable[[], None]) -> None:
+    """Ends Serve, then Ray, as far as they run."""
+    if not ray.is_initialized():
+        return
+    # Ray reports the controller's orderly end as a failed task, on stdout, somewhat later.
+    with redirect_stdout(io.StringIO()):
+        try:
+            serve.shutdown()  # type: ignore[no-untyped-call]
+        finally:
+            before_ray_ends()
+            ray.shutdown()
+
+
+def _reason(application: Any) -> str:
+    """The end of the longest that Serve says about a failed application: the error after its traceback."""
+    messages = [application.message, *(each.message for each in application.deployments.values())]
+    lines = STYLE.sub("", max(messages, key=len)).strip().splitlines()
+    return "\n".join(lines[-MOST_REASON_LINES:])[-MOST_REASON_CHARACTERS:]

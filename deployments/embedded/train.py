@@ -1,0 +1,117 @@
+"""Makes the embedded models from nothing: ``python -m deployments.embedded.train``.
+
+Deterministic on one machine with one set of versions; elsewhere rounding gives other weights that
+learn the same task. Takes about an hour and a half on one core. Each stage finds what the one before left in
+the work folder, so a stage can be repeated alone.
+"""
+
+import json
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import torch
+import typer
+from transformers import PreTrainedTokenizerFast
+
+from deployments.embedded.language_model import (
+    GENERATOR_LESSONS,
+    TRUNK_LESSONS,
+    greedy_accuracy,
+    load_checkpoint,
+    train_generator,
+    train_trunk,
+)
+from deployments.embedded.problems import Split, draw_problems
+from deployments.embedded.process_reward_model import (
+    TRAINING_SEED,
+    TRAINING_SOLUTIONS,
+    judge_samples,
+    load_prm,
+    measure_auc,
+    save_prm,
+    train_process_reward_model,
+)
+from deployments.embedded.tokenizer import build_tokenizer
+
+HELD_OUT_SEED = 3
+HELD_OUT_SOLUTIONS = 2_000
+HELD_OUT_PROBLEMS = 1_000
+
+HERE = Path(__file__).parent
+
+
+class Stage(StrEnum):
+    """The parts of the recipe, in order."""
+
+    TRUNK = "trunk"
+    GENERATOR = "generator"
+    PRM = "prm"
+    MEASURE = "measure"
+
+
+def main(
+    work: Annotated[Path, typer.Option(help="Where checkpoints are kept.")] = Path("training"),
+    stage: Annotated[list[Stage] | None, typer.Option(help="Only these; all by default.")] = None,
+    split: Annotated[Split, typer.Option(help="What to measure on: choose by validation, report test.")] = Split.TEST,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the weights depend on it.")] = 1,
+) -> None:
+    torch.set_num_threads(threads)
+    work.mkdir(parents=True, exist_ok=True)
+    tokenizer = build_tokenizer()
+    for part in stage or list(Stage):
+        match part:
+            case Stage.TRUNK:
+                train_trunk(tokenizer, work)
+            case Stage.GENERATOR:
+                train_generator(tokenizer, work)
+                _publish_generator(tokenizer, work)
+            case Stage.PRM:
+                _train_and_publish_prm(tokenizer, work)
+            case Stage.MEASURE:
+                _measure(tokenizer, work, split)
+
+
+def _publish_generator(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
+    model = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.save_pretrained(HERE / "generator")
+    tokenizer.save_pretrained(HERE / "generator")
+
+
+def _train_and_publish_prm(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
+    generator = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
+    samples = judge_samples(generator, tokenizer, Split.TRAIN, TRAINING_SEED, TRAINING_SOLUTIONS)
+    model = train_process_reward_model(load_checkpoint(tokenizer, work, TRUNK_LESSONS), tokenizer, samples)
+    save_prm(model, tokenizer, HERE / "prm")
+    tokenizer.save_pretrained(HERE / "prm")
+
+
+def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> None:
+    generator = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
+    problems = list(islice(draw_problems(split, HELD_OUT_SEED), HELD_OUT_PROBLEMS))
+    _record("generator", {"split": split, "greedy_accuracy": greedy_accuracy(generator, tokenizer, problems)})
+    held_out = judge_samples(generator, tokenizer, split, HELD_OUT_SEED, HELD_OUT_SOLUTIONS)
+    steps = [right for solution in held_out for right in solution.right]
+    auc = measure_auc(load_prm(tokenizer, HERE / "prm"), tokenizer, held_out)
+    _record(
+        "prm",
+        {
+            "split": split,
+            "steps": len(steps),
+            "share_right": round(sum(steps) / len(steps), 3),
+            "step_auc": round(auc.every_step, 4),
+            "step_auc_up_to_first_mistake": round(auc.up_to_first_mistake, 4),
+        },
+    )
+
+
+def _record(model: str, figures: dict[str, object]) -> None:
+    """Keeps what was measured when the weights were made, beside them."""
+    (HERE / model / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
+    typer.echo(f"{model}: {json.dumps(figures)}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

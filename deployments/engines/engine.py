@@ -1,0 +1,158 @@
+"""How a vLLM engine is set up: the one place that knows what a CPU and a GPU want.
+
+Importing this module imports vLLM (seconds): deployments import it inside their constructors.
+"""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+# vLLM configures its logging and its usage report from the environment at import.
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+
+from transformers import PreTrainedTokenizerBase
+from vllm import AsyncEngineArgs, envs
+from vllm.config import KVTransferConfig, PoolerConfig
+from vllm.platforms import current_platform
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from deployments.config import EngineSettings
+from deployments.engines.counters import EngineCounters
+from search.token_beam import MOST_WIDTH
+
+Runner = Literal["generate", "pooling"]
+
+CPU_BLOCK_SIZE = 32
+"""CPU attention wants multiples of 32; only whole blocks are shared, so the smallest."""
+CPU_KV_BYTES = 256 << 20
+CPU_BATCH_TOKENS = 4096
+
+
+class EngineStartError(RuntimeError):
+    """An engine did not come up; the message names the model and the reason."""
+
+
+def engine_args(
+    settings: EngineSettings,
+    *,
+    runner: Runner,
+    kv_transfer: KVTransferConfig | None = None,
+    pooler: PoolerConfig | None = None,
+    architecture: str | None = None,
+) -> AsyncEngineArgs:
+    """vLLM's arguments for this machine. ``settings.engine_args`` has the last word.
+
+    Raises:
+        EngineStartError: the model directory holds no model, or an argument is unknown or forbidden.
+    """
+    _check_model(settings.model_path)
+    args: dict[str, Any] = {
+        "model": settings.model_path,
+        "runner": runner,
+        "dtype": settings.dtype,
+        "max_model_len": settings.max_model_len,
+        "max_num_seqs": settings.max_num_seqs,
+        "kv_cache_memory_bytes": settings.kv_cache_memory_bytes,
+        "enable_prefix_caching": True,
+        "scheduling_policy": "priority",
+        "disable_log_stats": True,
+        "enable_log_requests": False,
+        "use_tqdm_on_load": False,
+        "kv_transfer_config": kv_transfer,
+        "pooler_config": pooler,
+        "max_logprobs": 2 * MOST_WIDTH,
+    }
+    if settings.block_size is not None:
+        args["block_size"] = settings.block_size
+    if architecture is not None:
+        args["hf_overrides"] = {"architectures": [architecture]}
+    if current_platform.is_cpu():
+        args |= _cpu_args(settings)
+    args |= settings.engine_args
+    if current_platform.is_cpu() and args["enable_chunked_prefill"]:
+        raise EngineStartError(
+            "engine_args.enable_chunked_prefill must stay false on a CPU: a seeded request whose prefill "
+            "is cut into chunks kills vLLM's engine there"
+        )
+    try:
+        return AsyncEngineArgs(**args)
+    except (TypeError, ValueError) as error:
+        raise EngineStartError(f"engine arguments for {settings.model!r}: {error}") from error
+
+
+async def start_engine(settings: EngineSettings, args: AsyncEngineArgs) -> AsyncLLM:
+    """Starts an engine in processes of its own without blocking the event loop (half a minute on a CPU).
+
+    Raises:
+        EngineStartError: it did not come up.
+    """
+    try:
+        return await asyncio.to_thread(_start, settings, args)
+    except Exception as error:
+        raise EngineStartError(f"the engine for {settings.model!r} did not start: {error}") from error
+
+
+def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:
+    """Raises EngineStartError when the model has no tokenizer that transformers knows."""
+    tokenizer = engine.get_tokenizer()
+    if not isinstance(tokenizer, PreTrainedTokenizerBase):
+        raise EngineStartError(f"{engine.model_config.model!r} has no transformers tokenizer")
+    return tokenizer
+
+
+def _start(settings: EngineSettings, args: AsyncEngineArgs) -> AsyncLLM:
+    envs.disable_envs_cache()
+    with _environment(settings):
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[EngineCounters])
+    # vLLM asks the environment about every token; the answers are kept from here on.
+    envs.enable_envs_cache()
+    return engine
+
+
+def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
+    return {
+        # A float32 checkpoint stays float32: most CPUs have no fast path for anything shorter, and
+        # sampling under a seed is then reproducible whatever else is in the batch.
+        "dtype": "float32" if settings.dtype == "auto" else settings.dtype,
+        "block_size": settings.block_size or CPU_BLOCK_SIZE,
+        # Unset, vLLM takes most of the host's memory and the second engine dies.
+        "kv_cache_memory_bytes": settings.kv_cache_memory_bytes or CPU_KV_BYTES,
+        "enforce_eager": True,
+        # A partial prefill rolls back the request's random generator, which a CPU generator cannot do.
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
+    }
+
+
+def _check_model(path: str) -> None:
+    """A missing directory is told as such, not as a malformed or unreachable hub id."""
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    if looks_local and not (Path(path) / "config.json").is_file():
+        raise EngineStartError(f"no model at {path!r}: there is no config.json")
+
+
+@contextmanager
+def _environment(settings: EngineSettings) -> Iterator[None]:
+    """What only the environment can tell the engine's processes; as it was for everyone else."""
+    wanted = {
+        # "auto" would bind every engine of the machine to the same core.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(settings.cpu_threads),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if settings.worker_process else "0",
+    }
+    if not current_platform.is_cpu():
+        wanted = {}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

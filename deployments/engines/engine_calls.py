@@ -1,0 +1,161 @@
+"""A set of engine requests that belong to one call: submitted, awaited and aborted together.
+
+vLLM offers an async generator per request, which wants a task per branch. Here all requests of a call
+share one event instead: a call costs one task whatever its width.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
+from vllm.inputs.engine import tokens_input
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.output_processor import RequestOutputCollector
+
+from deployments.engines.branches import BranchRegistry, Ending
+
+Output: TypeAlias = RequestOutput | PoolingRequestOutput
+Label = TypeVar("Label")
+
+
+class EngineCallError(RuntimeError):
+    """The engine could not do what it was asked: it died, refused the request, or time ran out."""
+
+
+class Finished(NamedTuple, Generic[Label]):
+    label: Label
+    output: Output
+
+
+class _Request(NamedTuple, Generic[Label]):
+    label: Label
+    collector: RequestOutputCollector
+
+
+class EngineCall(Generic[Label]):
+    """The requests of one call. An async context manager: what is unfinished on leaving is aborted.
+
+    Every request is one branch of the registry. Labels are the caller's names for its requests.
+    """
+
+    def __init__(
+        self,
+        engine: AsyncLLM,
+        registry: BranchRegistry,
+        search_id: str,
+        deadline_s: float,
+        on_discard: Callable[[Output], None] = lambda output: None,
+    ) -> None:
+        """``on_discard`` gets what an aborted request had brought forth so far."""
+        self.search_id = search_id
+        self._engine = engine
+        self._registry = registry
+        self._deadline_s = deadline_s
+        self._on_discard = on_discard
+        self._pending: dict[str, _Request[Label] | None] = {}
+        self._changed = asyncio.Event()
+        self._stopped: str | None = None
+        self._aborting: set[asyncio.Task[None]] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def pending(self) -> int:
+        """Requests that were neither taken nor aborted."""
+        return len(self._pending)
+
+    async def __aenter__(self) -> "EngineCall[Label]":
+        loop = asyncio.get_running_loop()
+        self._timer = loop.call_later(self._deadline_s, self.stop, f"not done within {self._deadline_s:g} s")
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        assert self._timer is not None
+        self._timer.cancel()
+        self.stop("the caller is gone")
+        await self.aborted()  # the aborts themselves go on if this wait is cancelled once more
+
+    async def submit(
+        self, label: Label, token_ids: list[int], params: SamplingParams | PoolingParams, priority: int = 0
+    ) -> None:
+        """Hands one request to the engine.
+
+        Raises:
+            EngineCallError: the engine is dead or refuses it, or the call was stopped.
+        """
+        if self._stopped:
+            raise EngineCallError(self._stopped)
+        request_id = self._registry.begin(self.search_id)
+        self._pending[request_id] = None
+        try:
+            collector = await self._engine.add_request(request_id, tokens_input(token_ids), params, priority=priority)
+        except Exception as error:
+            if self._pending.pop(request_id, self) is not self:
+                self._registry.end(request_id, Ending.FAILED)
+            raise EngineCallError(f"the engine refused a request: {error}") from error
+        if request_id not in self._pending:
+            # Stopped meanwhile, perhaps before the engine had heard of the request.
+            await self._engine.abort(collector.request_id, internal=True)
+        else:
+            # The collector wakes whoever waits on its event: give it ours. What it got before is in
+            # ``output`` and is seen by the next look, which comes before any wait.
+            collector.ready = self._changed
+            self._pending[request_id] = _Request(label, collector)
+
+    async def wait(self) -> list[Finished[Label]]:
+        """Takes what has finished, waiting until there is something.
+
+        Raises:
+            EngineCallError: the engine died or the call was stopped; all its requests have ended.
+        """
+        while True:
+            self._changed.clear()
+            if finished := self.take():
+                return finished
+            if self._stopped:
+                raise EngineCallError(self._stopped)
+            await self._changed.wait()
+
+    def take(self) -> list[Finished[Label]]:
+        """What has finished and was not taken yet, without waiting.
+
+        Raises:
+            EngineCallError: a request failed; the others are being aborted.
+        """
+        finished: list[Finished[Label]] = []
+        for request_id, request in list(self._pending.items()):
+            if request is None or (output := request.collector.output) is None:
+                continue
+            del self._pending[request_id]
+            if isinstance(output, Exception):
+                self._registry.end(request_id, Ending.FAILED)
+                self.stop(f"the engine failed: {output!r}")
+                raise EngineCallError(self._stopped) from output
+            self._registry.end(request_id, Ending.FINISHED)
+            finished.append(Finished(request.label, output))
+        return finished
+
+    def stop(self, reason: str) -> None:
+        """Aborts every pending request, now; whoever waits is told why. Again is nothing."""
+        self._stopped = self._stopped or reason
+        self._changed.set()
+        if not self._pending:
+            return
+        aborted, self._pending = self._pending, {}
+        for request_id in aborted:
+            self._registry.end(request_id, Ending.ABORTED)
+        task = asyncio.get_running_loop().create_task(self._abort(aborted))
+        self._aborting.add(task)
+        task.add_done_callback(self._aborting.discard)
+
+    async def aborted(self) -> None:
+        """Waits until every abort so far has been sent to the engine."""
+        if self._aborting:
+            await asyncio.wait(self._aborting)
+
+    async def _abort(self, requests: dict[str, "_Request[Label] | None"]) -> None:
+        await self._engine.abort(list(requests))
+        for request in requests.values():
+            output = request.collector.output if request else None
+            if output is not None and not isinstance(output, Exception):
+                self._on_discard(output)

@@ -1,0 +1,165 @@
+"""Rewards from a Python function: for tasks that have a checker of their own. No engine."""
+
+import asyncio
+import importlib
+import inspect
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from deployments.config import PrmSettings
+from deployments.engines.engine import EngineStartError
+from deployments.engines.rewards.family import check_rewards
+from search.errors import ScorerError
+from search.ports import ScoreItem, ScoreRequest
+
+RewardFunction = Callable[[str, Sequence[str]], "float | Awaitable[float]"]
+"""Told a question and the texts of a path's steps, it returns the last step's reward in [0, 1]."""
+CANARY = ("canary", ("canary",))
+
+
+class FunctionScorer:
+    """Stands where a `ScoringEngine` would: the same methods, and one call of the function for each step.
+
+    A coroutine function runs in the event loop, any other in a thread. A thread cannot be stopped: one whose caller has
+    given up holds its place until it returns, and when all places are held so, the scorer counts as dead.
+    """
+
+    def __init__(self, settings: PrmSettings) -> None:
+        assert settings.function is not None
+        self._name = settings.function
+        self._reward: RewardFunction | None = None
+        self._places = settings.max_num_seqs
+        self._limit = asyncio.Semaphore(self._places)
+        self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="reward")
+        self._running = self._called = self._abandoned = 0
+
+    async def start(self) -> None:
+        """Raises EngineStartError when there is no such function."""
+        self._reward = import_function(self._name)
+
+    async def score(self, request: ScoreRequest) -> list[list[float]]:
+        """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
+
+        Raises:
+            ScorerError: the function failed, took too long, or returned something that is no reward.
+        """
+        try:
+            async with asyncio.timeout(request.deadline_s), asyncio.TaskGroup() as group:
+                tasks = [
+                    [group.create_task(self._call(request.question, steps)) for steps in _prefixes(item)]
+                    for item in request.items
+                ]
+        except TimeoutError as error:
+            raise ScorerError(f"{self._name} was not done within {request.deadline_s:g} s") from error
+        except ExceptionGroup as group_of_failures:
+            failure = group_of_failures.exceptions[0]
+            raise ScorerError(f"{self._name} failed: {failure!r}") from failure
+        rewards = [[task.result() for task in row] for row in tasks]
+        try:
+            for row, item in zip(rewards, request.items, strict=True):
+                check_rewards(row, item.unscored, self._name)
+        except (TypeError, ValueError) as error:
+            raise ScorerError(str(error)) from error
+        return [[float(reward) for reward in row] for row in rewards]
+
+    async def canary(self, deadline_s: float = 20.0) -> float:
+        """Calls the function once and returns the seconds it took. Raises ScorerError like ``score``."""
+        started = time.monotonic()
+        question, steps = CANARY
+        await self.score(ScoreRequest("canary", question, (ScoreItem(steps),), deadline_s))
+        return time.monotonic() - started
+
+    def stats(self) -> dict[str, int]:
+        """Calls of the function: at work, waiting (none: they wait with their search), and all so far."""
+        return {"running": self._running, "waiting": 0, "calls": self._called}
+
+    def check_alive(self) -> None:
+        """Raises ScorerError when every place is held by a call that nobody waits for any more."""
+        if self._abandoned >= self._places:
+            raise ScorerError(f"{self._abandoned} calls of {self._name} do not return")
+
+    async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
+        """What is left over though nothing should be; empty when all is well."""
+        return [f"{self._running} calls of {self._name} are open"] if self._running else []
+
+    def shutdown(self) -> None:
+        self._reward = None
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _call(self, question: str, steps: Sequence[str]) -> float:
+        reward = self._reward
+        if reward is None:
+            raise ScorerError(f"{self._name} is not loaded")
+        await self._limit.acquire()
+        self._running += 1
+        self._called += 1
+        if _is_async(reward):
+            try:
+                value: Any = await reward(question, steps)  # type: ignore[misc]
+            finally:
+                self._left()
+        else:
+            value = await self._in_thread(reward, question, steps)
+        if inspect.isawaitable(value):
+            value = await value
+        return value  # type: ignore[no-any-return]  # checked by check_rewards
+
+    async def _in_thread(self, reward: RewardFunction, question: str, steps: Sequence[str]) -> Any:
+        loop = asyncio.get_running_loop()
+        work = loop.run_in_executor(self._threads, reward, question, steps)
+        try:
+            value = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            if work.done():
+                self._left()
+            else:
+                self._abandoned += 1
+                work.add_done_callback(self._returned_late)
+            raise
+        except BaseException:
+            self._left()
+            raise
+        self._left()
+        return value
+
+    def _returned_late(self, work: "asyncio.Future[Any]") -> None:
+        self._abandoned -= 1
+        self._left()
+        if not work.cancelled():
+            work.exception()  # looked at: nobody else will
+
+    def _left(self) -> None:
+        self._running -= 1
+        self._limit.release()
+
+
+def _is_async(reward: RewardFunction) -> bool:
+    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
+
+
+def import_function(name: str) -> RewardFunction:
+    """The function at ``package.module:function``.
+
+    Raises:
+        EngineStartError: the name has another form, or there is no such module or function.
+    """
+    module, colon, attribute = name.partition(":")
+    if not (module and colon and attribute):
+        raise EngineStartError(f"prm.function must be package.module:function, got {name!r}")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise EngineStartError(f"prm.function {name!r} cannot be imported: {error}") from error
+    if not callable(found):
+        raise EngineStartError(f"prm.function {name!r} is no function")
+    function: RewardFunction = found
+    return function
+
+
+def _prefixes(item: ScoreItem) -> list[tuple[str, ...]]:
+    """The path up to each of its unscored steps."""
+    if not 1 <= item.unscored <= len(item.steps):
+        raise ScorerError(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")
+    return [item.steps[:end] for end in range(len(item.steps) - item.unscored + 1, len(item.steps) + 1)]

@@ -1,0 +1,36 @@
+"""Label tokens inline: a tag behind every step of one text, and the label read at the tag."""
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+from deployments.config import PrmSettings
+from deployments.engines.rewards.family import Query
+from deployments.engines.rewards.labels import LabelTokens, last_token
+
+DEFAULT_TAG = "ки"
+
+
+class LabelInline(LabelTokens):
+    """As Math-Shepherd (arXiv 2312.08935).
+
+    The text is the question, a space, and the steps in a line each, every one followed by a space and the tag; no chat
+    template. The tag that a label is read at is put there as a token id, those before it are text like the rest.
+    """
+
+    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises EngineStartError when the step tag is no token of the model."""
+        super().__init__(settings, tokenizer)
+        self._tag = settings.step_tag or DEFAULT_TAG
+        self._tag_id = last_token(tokenizer, self._tag, before="x ")
+        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        text = f"{question} "
+        queries: list[Query] = []
+        for place, step in enumerate(steps):
+            text += step.strip()
+            if place >= len(steps) - unscored:
+                queries.append(self.query([*self._start, *self.chat.encode_text(text), self._tag_id]))
+            text += f" {self._tag}\n"
+        return queries

@@ -1,0 +1,60 @@
+"""Label tokens: a language model says + or - behind every step. What its two families share."""
+
+import math
+
+from transformers import PreTrainedTokenizerBase
+from vllm import RequestOutput, SamplingParams
+from vllm.sampling_params import RequestOutputKind
+
+from deployments.config import PrmSettings
+from deployments.engines.encoding import ChatEncoder
+from deployments.engines.engine import EngineStartError, Runner
+from deployments.engines.engine_calls import Output
+from deployments.engines.rewards.family import Query, RewardFamily
+
+
+class LabelTokens(RewardFamily):
+    """The reward of a step is the softmax over the logits of the two labels where the label is predicted.
+
+    One query per step: a prompt that ends there, and one token. Only the two log-probabilities leave the engine;
+    their difference is that of the logits, so the softmax over two is the same.
+    """
+
+    runner: Runner = "generate"
+
+    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises EngineStartError when the labels are not two different tokens of the model."""
+        self.chat = ChatEncoder(tokenizer)
+        self._good, self._bad = (last_token(tokenizer, label) for label in settings.labels)
+        if self._good == self._bad:
+            raise EngineStartError(f"prm.labels {settings.labels} are the same token of {settings.model!r}")
+
+    def query(self, token_ids: list[int]) -> Query:
+        """For a prompt after which the label of one step is predicted."""
+        params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            logprob_token_ids=[self._good, self._bad],
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        return Query(token_ids, params, (len(token_ids) - 1,))
+
+    def rewards(self, output: Output, query: Query) -> list[float]:
+        assert isinstance(output, RequestOutput)
+        rows = output.outputs[0].logprobs
+        if not rows or not {self._good, self._bad} <= rows[0].keys():
+            raise ValueError("the engine gave no log-probabilities of the labels")
+        margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
+        return [1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0]
+
+
+def last_token(tokenizer: PreTrainedTokenizerBase, text: str, before: str = "") -> int:
+    """The id of a short text that stands behind ``before``: with a space in it, where the tokenizer has it so.
+
+    Raises EngineStartError when it is no single token.
+    """
+    ids = tokenizer.encode(before + text, add_special_tokens=False)
+    if not ids or tokenizer.decode([ids[-1]]).strip() != text.strip():
+        raise EngineStartError(f"{text!r} is no token of the process reward model")
+    return int(ids[-1])

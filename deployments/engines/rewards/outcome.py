@@ -1,0 +1,38 @@
+"""Outcome only: a model that judges whole solutions."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from deployments.config import PrmSettings
+from deployments.engines.encoding import ChatEncoder
+from deployments.engines.rewards.family import Query
+from deployments.engines.rewards.heads import Head
+
+
+class Outcome(Head):
+    """As Qwen2.5-Math-RM (``Qwen2ForRewardModel``).
+
+    The path is one chat turn of the assistant, ended. A reward is the sigmoid of the head at the last token. A step is
+    judged by the path up to it, as if that were the solution: meaningful for solutions that have ended, so for
+    best-of-N with ``aggregation: last`` rather than for searches that prune.
+    """
+
+    classes = 1
+
+    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._chat = ChatEncoder(tokenizer)
+        self._system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
+
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        ends = range(len(steps) - unscored + 1, len(steps) + 1)
+        return [query for end in ends for query in super(Outcome, self).queries(question, steps[:end], 1)]
+
+    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        turns = [*self._system, {"role": "user", "content": question}]
+        token_ids = self._chat.encode_chat([*turns, {"role": "assistant", "content": "".join(steps)}], answered=True)
+        return token_ids, [len(token_ids) - 1]
+
+    def rewards_of(self, rows: Tensor) -> Tensor:
+        return rows[:, 0].sigmoid()

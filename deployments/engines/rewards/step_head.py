@@ -1,0 +1,68 @@
+"""A two-class head at a special token after every step."""
+
+from collections.abc import Sequence
+
+import torch
+from cachetools import LRUCache
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from deployments.config import PrmSettings
+from deployments.engines.encoding import ChatEncoder
+from deployments.engines.engine import EngineStartError
+from deployments.engines.rewards.family import LONGEST_REMEMBERED, REMEMBERED_TEXTS
+from deployments.engines.rewards.heads import Head
+
+DEFAULT_TAG = "<extra_0>"
+
+
+class StepHead(Head):
+    """As Qwen2.5-Math-PRM (arXiv 2501.07301).
+
+    The path is one chat turn of the assistant: each step's text, without the whitespace around it,
+    then the tag as a token id. A reward is the softmax probability of class 1 at the tag.
+    """
+
+    classes = 2
+
+    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+        """Raises EngineStartError when the step tag is no special token of the model."""
+        self._chat = ChatEncoder(tokenizer)
+        self._system = settings.system_prompt
+        name = settings.step_tag or DEFAULT_TAG
+        tag = tokenizer.get_added_vocab().get(name)
+        if tag is None:
+            raise EngineStartError(f"prm.step_tag {name!r} is no special token of {settings.model!r}")
+        self._tag = tag
+        self._questions: LRUCache[str, list[int]] = LRUCache(REMEMBERED_TEXTS)
+        self._steps: LRUCache[str, list[int]] = LRUCache(REMEMBERED_TEXTS)
+
+    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        token_ids = list(self._question_ids(question))
+        tags: list[int] = []
+        for step in steps:
+            token_ids += self._step_ids(step)
+            tags.append(len(token_ids) - 1)
+        return token_ids, tags
+
+    def rewards_of(self, rows: Tensor) -> Tensor:
+        return torch.softmax(rows, dim=-1)[:, 1]
+
+    def _question_ids(self, question: str) -> list[int]:
+        ids = self._questions.get(question)
+        if ids is None:
+            turns = [{"role": "user", "content": question}]
+            if self._system is not None:
+                turns.insert(0, {"role": "system", "content": self._system})
+            ids = self._chat.encode_chat(turns)
+            if len(question) <= LONGEST_REMEMBERED:
+                self._questions[question] = ids
+        return ids
+
+    def _step_ids(self, step: str) -> list[int]:
+        ids = self._steps.get(step)
+        if ids is None:
+            ids = [*self._chat.encode_text(step.strip()), self._tag]
+            if len(step) <= LONGEST_REMEMBERED:
+                self._steps[step] = ids
+        return ids

@@ -1,0 +1,215 @@
+"""The scoring engine: judges steps with a process reward model on one vLLM engine, and remembers.
+
+It owns the engine and the bank of rewards; what a reward family makes of a path is ``rewards``.
+"""
+
+import hashlib
+import time
+from collections.abc import Sequence
+from itertools import islice
+from typing import NamedTuple
+
+from cachetools import LRUCache
+from vllm import PoolingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from deployments.config import PrmSettings
+from deployments.engines.branches import BranchRegistry
+from deployments.engines.counters import EngineCounters, engine_leftovers
+from deployments.engines.engine import engine_args, engine_tokenizer, start_engine
+from deployments.engines.engine_calls import EngineCall, EngineCallError
+from deployments.engines.rewards import FAMILIES, RewardFamily
+from deployments.engines.rewards.family import Query, check_rewards
+from search.errors import ScorerError
+from search.ports import ScoreItem, ScoreRequest
+
+MOST_LETTERS_PER_TOKEN = 32
+"""More than any text has on average."""
+PathKey = bytes
+"""A digest of a question and the steps of a path."""
+
+
+class _Wanted(NamedTuple):
+    """Steps that the engine has to judge: their keys, oldest first."""
+
+    keys: tuple[PathKey, ...]
+    query: Query
+
+
+_NOTHING = _Wanted((), Query([], PoolingParams(), ()))
+
+
+class _Running(NamedTuple):
+    """A started engine and the family that speaks its model's language."""
+
+    engine: AsyncLLM
+    counters: EngineCounters
+    family: RewardFamily
+
+    @property
+    def context(self) -> int:
+        return int(self.engine.model_config.max_model_len)
+
+    @property
+    def room(self) -> int:
+        """Most tokens of a query: one that generates needs a place for what it generates."""
+        return self.context - (self.family.runner == "generate")
+
+
+class ScoringEngine:
+    """One vLLM engine that judges steps. Use from one event loop: ``start``, calls, ``shutdown``."""
+
+    def __init__(self, settings: PrmSettings) -> None:
+        self._settings = settings
+        self._started: _Running | None = None
+        self._registry = BranchRegistry()
+        self._bank: LRUCache[PathKey, float] = LRUCache(settings.bank_size)
+        self._bank_hits = 0
+        self._canaries = 0
+
+    async def start(self) -> None:
+        """Raises EngineStartError when the engine does not come up."""
+        family = FAMILIES[self._settings.family]
+        args = engine_args(
+            self._settings, runner=family.runner, pooler=family.pooler(), architecture=family.architecture
+        )
+        engine = await start_engine(self._settings, args)
+        self._started = _Running(engine, EngineCounters.of(engine), family(self._settings, engine_tokenizer(engine)))
+
+    async def score(self, request: ScoreRequest) -> list[list[float]]:
+        """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
+
+        Raises:
+            ScorerError: the engine failed, gave no usable rewards or not in time, or an item is malformed.
+        """
+        keys = [_path_keys(request.question, item) for item in request.items]
+        known: dict[PathKey, float] = {}
+        missing: dict[PathKey, _Wanted] = {}
+        for item, wanted in zip(request.items, keys, strict=True):
+            found = {key: reward for key in wanted if (reward := self._bank.get(key)) is not None}
+            known |= found
+            if len(found) == len(wanted):
+                self._bank_hits += 1
+                continue
+            rest = iter(wanted)
+            for query in self._queries(request.question, item):
+                own = tuple(islice(rest, len(query.tags)))
+                # Siblings often write the same step; of equal paths the one with more to judge counts.
+                if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NOTHING).keys):
+                    missing[own[-1]] = _Wanted(own, query)
+        if missing:
+            judged = await self._judge(request, list(missing.values()))
+            self._remember(judged)
+            known |= judged
+        return [[known[key] for key in wanted] for wanted in keys]
+
+    async def canary(self, deadline_s: float = 20.0) -> float:
+        """Judges one step that was never judged before and returns the seconds it took.
+
+        Raises:
+            ScorerError: it could not, or not in time.
+        """
+        self._canaries += 1
+        started = time.monotonic()
+        name = f"canary-{self._canaries}"
+        [query] = self._queries("canary", ScoreItem((name,)))
+        await self._judge(ScoreRequest(name, "canary", (), deadline_s), [_Wanted((name.encode(),), query)])
+        return time.monotonic() - started
+
+    def forget(self) -> None:
+        """Empties the bank of rewards; the engine's own prefix cache stays."""
+        self._bank.clear()
+
+    def stats(self) -> dict[str, int]:
+        """The engine's counters and this one's; ``bank_hits`` counts items that needed no engine."""
+        return {
+            **self._running.counters.figures._asdict(),
+            **{f"items_{name}": number for name, number in self._registry.counts.items()},
+            "bank_hits": self._bank_hits,
+            "bank_rewards": len(self._bank),
+            "canaries": self._canaries,
+        }
+
+    def check_alive(self) -> None:
+        """Raises ScorerError when the engine is dead."""
+        if self._running.engine.errored:
+            raise ScorerError("the engine is dead")
+
+    async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
+        """For an idle engine: what is left over though nothing should be; empty when all is well."""
+        return [
+            *self._registry.check_integrity(),
+            *await engine_leftovers(self._running.engine, settle_s),
+        ]
+
+    def shutdown(self) -> None:
+        """Ends the engine's processes. Again is nothing."""
+        started, self._started = self._started, None
+        if started is not None:
+            started.engine.shutdown()
+
+    async def _judge(self, request: ScoreRequest, wanted: Sequence[_Wanted]) -> dict[PathKey, float]:
+        """Rewards from the engine, validated."""
+        running = self._running
+        rewards: dict[PathKey, float] = {}
+        try:
+            async with EngineCall[_Wanted](
+                running.engine, self._registry, request.search_id, request.deadline_s
+            ) as call:
+                for label in wanted:
+                    await call.submit(label, label.query.token_ids, label.query.params)
+                while call.pending:
+                    for done in await call.wait():
+                        label = done.label
+                        values = running.family.rewards(done.output, label.query)
+                        check_rewards(values, len(label.keys), self._settings.model)
+                        rewards |= zip(label.keys, values, strict=True)
+        except (EngineCallError, ValueError) as error:
+            raise ScorerError(str(error)) from error
+        return rewards
+
+    def _remember(self, rewards: dict[PathKey, float]) -> None:
+        if self._settings.bank_size:
+            self._bank.update(rewards)
+
+    def _queries(self, question: str, item: ScoreItem) -> list[Query]:
+        # Known to be too long before it is tokenized, for some families once for every step.
+        letters = len(question) + sum(map(len, item.steps))
+        if letters > self._running.context * MOST_LETTERS_PER_TOKEN:
+            raise ScorerError(f"a path of {letters} letters does not fit the PRM's context of {self._running.context}")
+        try:
+            queries = self._running.family.queries(question, item.steps, item.unscored)
+        except ValueError as error:
+            raise ScorerError(f"a path cannot be encoded: {error}") from error
+        longest = max(len(query.token_ids) for query in queries)
+        if longest > self._running.room:
+            raise ScorerError(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
+        return queries
+
+    @property
+    def _running(self) -> _Running:
+        if self._started is None:
+            raise ScorerError("the engine is not running")
+        return self._started
+
+
+def _path_keys(question: str, item: ScoreItem) -> tuple[PathKey, ...]:
+    """The keys of the item's unscored steps. A step's key stands for all before it too.
+
+    Raises:
+        ScorerError: ``unscored`` is not between 1 and the number of steps.
+    """
+    if not 1 <= item.unscored <= len(item.steps):
+        raise ScorerError(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")
+    digest = hashlib.blake2b(_framed(question), digest_size=16)
+    keys: list[PathKey] = []
+    for step in item.steps:
+        digest.update(_framed(step.strip()))
+        keys.append(digest.digest())
+    return tuple(keys[-item.unscored :])
+
+
+def _framed(text: str) -> bytes:
+    """Bytes that say their own length, so that no two lists of texts look alike."""
+    data = text.encode("utf-8", "surrogatepass")
+    return len(data).to_bytes(8, "big") + data

@@ -1,0 +1,50 @@
+"""What ends a search without an answer.
+
+SearchError             a search cannot go on
+├── GeneratorError      nothing could be written, on any replica
+├── ScorerError         no usable rewards could be had
+├── PromptTooLong       the prompt fills the generator's context
+└── LimitReached        a limit (kind, value, limit) was reached before there was anything to answer with
+
+All of them survive pickling: they cross processes.
+"""
+
+from enum import StrEnum
+
+
+class SearchError(RuntimeError):
+    """A search cannot go on. Root of what the ports raise."""
+
+
+class GeneratorError(SearchError):
+    """The generator could not write what it was asked for, on any replica."""
+
+
+class ScorerError(SearchError):
+    """The scorer gave no usable rewards: unreachable, too late, NaN, or the wrong number."""
+
+
+class PromptTooLong(SearchError):
+    """The prompt leaves no room in the generator's context for a single token."""
+
+
+class LimitKind(StrEnum):
+    """What is limited."""
+
+    TOKENS = "tokens"
+    NODES = "nodes"
+    SECONDS = "seconds"
+
+
+class LimitReached(SearchError):
+    """A limit ended a search before there was anything to answer with."""
+
+    def __init__(self, kind: LimitKind, value: float, limit: float) -> None:
+        # All three go to the base class: an exception is pickled by its args, and this one crosses processes.
+        super().__init__(kind, value, limit)
+        self.kind = kind
+        self.value = value
+        self.limit = limit
+
+    def __str__(self) -> str:
+        return f"the limit of {self.limit:g} {self.kind} was reached at {self.value:g}"

@@ -1,0 +1,1 @@
+"""One search while it runs: what drives it, what it asks of the ports, and what it reports."""

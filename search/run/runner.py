@@ -1,0 +1,383 @@
+"""One search: a strategy against the ports, within a budget, inside the caller's own task.
+
+Everything that runs for a search runs in one task group, so cancelling the caller closes every stream and
+leaves nothing behind. The number of calls is the cost: one to the generator for all that the strategy wants
+at a time, one to the scorer for all children that arrived together.
+"""
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import Literal, ParamSpec
+
+from search.answers.equivalence import AnswerMatcher
+from search.answers.voting import Verdict
+from search.budget import BudgetMeter
+from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
+from search.gate import Gate
+from search.ports import (
+    ChildGroup,
+    ExpandRequest,
+    Extent,
+    Generator,
+    Lane,
+    Sampling,
+    ScoreItem,
+    ScoreRequest,
+    StepScorer,
+)
+from search.run.answer_selection import best_open_path, verdict_over
+from search.run.kv_usage import KVHeld
+from search.run.planning import Batch, Planner, Room
+from search.run.report import (
+    EventSink,
+    SearchFinished,
+    SearchOutcome,
+    SearchStarted,
+    SearchStats,
+    StepScored,
+    StopReason,
+)
+from search.run.results import Intake
+from search.run.scorer import Fallback, Judge
+from search.settings import SearchSettings
+from search.strategies.base import Growth
+from search.strategies.path_score import path_score
+from search.tree import Node, NodeStatus, SearchTree
+
+_P = ParamSpec("_P")
+
+UNLIMITED_S = 86_400.0
+"""The deadline that the ports are told where the search has none, seconds."""
+
+
+async def run_search(
+    question: str,
+    prompt: Sequence[int],
+    settings: SearchSettings,
+    *,
+    generator: Generator,
+    scorer: StepScorer,
+    gate: Gate,
+    matcher: AnswerMatcher,
+    search_id: str,
+    context_tokens: int,
+    fallback: Fallback | Literal["neutral", "fail"] = Fallback.NEUTRAL,
+    on_event: EventSink | None = None,
+    tree: SearchTree | None = None,
+) -> SearchOutcome:
+    """Searches for the answer to ``question``.
+
+    Args:
+        question: what the scorer is told; the generator sees ``prompt`` alone.
+        prompt: token ids, the chat template applied.
+        search_id: names the search to the ports; unique among the searches that run.
+        context_tokens: the generator's context length.
+        on_event: told of every step; see ``EventSink``.
+        tree: an empty tree to grow, where the caller wants to see it even if the search fails; or one that an
+            earlier search has grown (`search.snapshot.restore_tree`): then it goes on from there, with that search's
+            seed, and as that search would have if the settings are the same. What was under way is asked for again.
+
+    Returns when every stream has ended or was closed.
+
+    The same seed and the same results from the ports give the same tree, whatever the order of arrival, as
+    long as neither the wall clock nor the generator ends the search, and for every strategy that decides
+    only when nothing is in flight; their docstrings say so.
+
+    Raises:
+        PromptTooLong: no room for a single token.
+        LimitReached: a limit was reached before there was anything to answer with.
+        GeneratorError: the generator failed and there are no candidates yet.
+        ScorerError: the scorer failed and ``fallback`` is to fail.
+        ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
+    """
+    if len(prompt) >= context_tokens:
+        raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
+    search = _Search(
+        question,
+        settings,
+        Room(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth),
+        generator,
+        Judge(scorer, Fallback(fallback)),
+        gate,
+        search_id,
+        on_event or (lambda event: None),
+        SearchTree() if tree is None else tree,
+    )
+    try:
+        reason = await search.grow()
+    finally:
+        search.give_up()
+    return await search.conclude(reason, matcher)
+
+
+class _Search:
+    """The state of one search."""
+
+    def __init__(
+        self,
+        question: str,
+        settings: SearchSettings,
+        room: Room,
+        generator: Generator,
+        judge: Judge,
+        gate: Gate,
+        search_id: str,
+        emit: EventSink,
+        tree: SearchTree,
+    ) -> None:
+        self._question = question
+        self._strategy = settings.strategy
+        self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
+        self._generator = generator
+        self._judge = judge
+        self._gate = gate
+        self._search_id = search_id
+        self._emit = emit
+        self._tree = tree
+        if not len(tree):
+            tree.seed = secrets.randbits(32) if settings.seed is None else settings.seed
+        elif settings.seed not in (None, tree.seed):
+            raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
+        self._seed = tree.seed
+        self._meter = BudgetMeter(settings.budget)
+        self._planner = Planner(tree, settings, self._seed, room, self._meter)
+        self._intake = Intake(tree, room, self._meter)
+        self._held = KVHeld(tree, len(room.prompt))
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Event()
+        self._reason: StopReason | None = None
+        self._failure: Exception | None = None
+        self._generator_error: GeneratorError | None = None
+
+    async def grow(self) -> StopReason:
+        """Grows the tree until something ends the search."""
+        self._emit(SearchStarted(self._search_id, self._strategy.name, self._seed))
+        try:
+            async with asyncio.timeout(self._seconds_left()), asyncio.TaskGroup() as group:
+                await self._guarded(self._decide, group)
+                for task in self._tasks:
+                    task.cancel()
+        except TimeoutError:
+            self._reason = self._reason or StopReason.SECONDS
+        if self._failure is not None:
+            raise self._failure
+        return self._reason or StopReason.FINISHED
+
+    def give_up(self) -> None:
+        """Ends every node that is still in flight."""
+        for node in self._tree.nodes:
+            self._tree.fail(node)
+
+    async def conclude(self, reason: StopReason, matcher: AnswerMatcher) -> SearchOutcome:
+        """The outcome, from the candidates or else from the best path there is."""
+        ends = self._strategy.candidates(self._tree)
+        if not ends and self._generator_error is not None:
+            raise self._generator_error
+        if not ends:
+            ends = [self._best_open_path(reason)]
+        verdict = await verdict_over(ends, self._strategy, matcher)
+        outcome = SearchOutcome(
+            search_id=self._search_id,
+            seed=self._seed,
+            tree=self._tree,
+            verdict=verdict,
+            text=verdict.node.text,
+            stop_reason=reason,
+            degraded=self._judge.degraded,
+            stats=self._stats(verdict),
+        )
+        self._emit(SearchFinished(outcome))
+        return outcome
+
+    async def _decide(self, group: asyncio.TaskGroup) -> None:
+        """Asks the strategy after every change, until there is a reason to stop."""
+        lane = Lane.EAGER
+        if len(self._tree):
+            self._resume(group)
+            lane = Lane.DEMAND
+        while self._failure is None:
+            self._changed.clear()
+            if self._generator_error is not None:
+                # What is written already is still judged: it may be the answer.
+                if not self._tasks:
+                    self._reason = StopReason.GENERATOR_ERROR
+                    return
+            elif self._strategy.finished(self._tree):
+                self._reason = StopReason.FINISHED
+                return
+            else:
+                growths = self._strategy.select(self._tree)
+                if not growths and self._tree.in_flight == 0:
+                    self._reason = StopReason.FINISHED
+                    return
+                batches = self._planner.plan(growths)
+                if batches:
+                    self._held.round_begins()
+                for batch in batches:
+                    self._start(group, self._expand, group, batch, lane)
+                if not self._tasks:
+                    self._reason = self._exhausted(growths)
+                    return
+                lane = Lane.DEMAND
+            await self._changed.wait()
+
+    def _resume(self, group: asyncio.TaskGroup) -> None:
+        """Takes up what was under way when the tree was saved."""
+        batches = self._planner.resume()
+        self._held.round_begins()
+        for batch in batches:
+            self._start(group, self._expand, group, batch, Lane.DEMAND)
+        by_extent: dict[Extent, list[list[Node]]] = {}
+        for chain in unjudged_chains(self._tree):
+            order = chain[0].order
+            by_extent.setdefault(Extent.SOLUTION if order and order.whole else Extent.STEP, []).append(chain)
+        for extent, chains in by_extent.items():
+            self._start(group, self._judge_chains, chains, extent)
+
+    async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
+        """One call to the generator; its children are judged as they come."""
+        try:
+            async with self._gate.admit(lane, len(batch.grants)) as slot:
+                self._intake.tally.expand_calls += 1
+                async with _closing(self._generator.expand(self._expand_request(batch, lane))) as stream:
+                    async for arrived in stream:
+                        received = [self._intake.receive(child, batch) for child in arrived.children]
+                        slot.release(sum(chain is not None for chain in received))
+                        if chains := [chain for chain in received if chain]:
+                            self._start(group, self._judge_chains, chains, batch.extent)
+                        if not batch.grants:
+                            self._leave_to_end()
+            if batch.grants:
+                raise GeneratorError(f"the generator ended with {len(batch.grants)} children missing")
+        except GeneratorError as error:
+            if batch.grants:
+                self._generator_error = error
+            for node_id in batch.grants:
+                self._tree.fail(self._tree[node_id])
+
+    async def _judge_chains(self, chains: Sequence[Sequence[Node]], extent: Extent) -> None:
+        """One call to the scorer for the steps that arrived together, each chain a path's new steps."""
+        rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
+        if self._strategy.needs_rewards:
+            items = [ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)) for chain in chains]
+            rewards = await self._judge.rewards(
+                ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())
+            )
+        completed: list[Node] = []
+        for chain, row in zip(chains, rewards, strict=True):
+            completed += self._intake.complete(chain, row, extent)
+        self._strategy.observe(self._tree, completed)
+        for node in completed:
+            self._emit(self._scored(node))
+
+    def _start(
+        self, group: asyncio.TaskGroup, work: Callable[_P, Awaitable[None]], *args: _P.args, **kwargs: _P.kwargs
+    ) -> None:
+        task = group.create_task(self._guarded(work, *args, **kwargs))
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    async def _guarded(self, work: Callable[_P, Awaitable[None]], *args: _P.args, **kwargs: _P.kwargs) -> None:
+        """Keeps the first failure for the caller, who wants the exception itself and not a group of them."""
+        try:
+            await work(*args, **kwargs)
+        except Exception as error:
+            self._failure = self._failure or error
+
+    def _leave_to_end(self) -> None:
+        """Counts the current task as done: its stream has given all that the search waits for. Cancelling it
+        now would only make the port abort what has ended."""
+        task = asyncio.current_task()
+        if task is not None:
+            self._done(task)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._changed.set()
+
+    def _expand_request(self, batch: Batch, lane: Lane) -> ExpandRequest:
+        sampling = Sampling(0.0 if batch.probe else self._strategy.temperature, self._strategy.top_p)
+        expansions = tuple(batch.expansions)
+        return ExpandRequest(
+            self._search_id,
+            expansions,
+            sampling,
+            batch.extent,
+            lane,
+            self._deadline_s(),
+            self._logprobs,
+        )
+
+    def _scored(self, node: Node) -> StepScored:
+        return StepScored(
+            node=node.id,
+            reward=node.reward,
+            score=path_score(node, self._strategy.aggregation),
+            text=node.step.text if node.step else "",
+            tokens=int(self._meter.tokens.usage),
+            nodes=len(self._tree),
+            terminal=node.status is NodeStatus.TERMINAL,
+        )
+
+    def _exhausted(self, growths: Sequence[Growth]) -> StopReason:
+        limit = self._meter.exhausted()
+        if not growths or limit is None:
+            raise SearchError(f"{self._strategy.name} is not finished and wants nothing")
+        return StopReason(limit.kind.value)
+
+    def _best_open_path(self, reason: StopReason) -> Node:
+        node = best_open_path(self._tree, self._strategy)
+        if node is not None:
+            return node
+        if reason is StopReason.FINISHED:
+            raise SearchError(f"{self._strategy.name} finished without a path")
+        limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
+        raise limits[LimitKind(reason.value)].reached()
+
+    def _stats(self, verdict: Verdict) -> SearchStats:
+        tally, held = self._intake.tally, self._held
+        held.search_ends()
+        return SearchStats(
+            nodes=len(self._tree),
+            expand_calls=tally.expand_calls,
+            prm_calls=self._judge.calls,
+            scored_steps=tally.scored_steps,
+            generated_tokens=int(self._meter.tokens.usage),
+            prefix_tokens=tally.prefix_tokens,
+            cached_tokens=tally.cached_tokens,
+            root_cached_tokens=tally.root_cached_tokens,
+            kv_tokens_peak=held.peak,
+            kv_tokens_sum=held.sum,
+            answer_tokens=len(verdict.node.token_ids),
+            seconds=self._meter.seconds.usage,
+        )
+
+    def _seconds_left(self) -> float | None:
+        left = self._meter.seconds.remaining
+        return left if left < UNLIMITED_S else None
+
+    def _deadline_s(self) -> float:
+        return max(0.0, min(UNLIMITED_S, self._meter.seconds.remaining))
+
+
+def unjudged_chains(tree: SearchTree) -> list[list[Node]]:
+    """The steps that are written and not judged, in the pieces in which they were written."""
+    chains: dict[Node, list[Node]] = {}
+    for node in tree.nodes:
+        if node.status is NodeStatus.WRITTEN:
+            start = next((first for first, chain in chains.items() if chain[-1] is node.parent), node)
+            chains.setdefault(start, []).append(node)
+    return list(chains.values())
+
+
+@asynccontextmanager
+async def _closing(stream: AsyncIterator[ChildGroup]) -> AsyncIterator[AsyncIterator[ChildGroup]]:
+    """Closes a stream on leaving: what it still writes is aborted there."""
+    try:
+        yield stream
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()

@@ -1,0 +1,83 @@
+"""The contract between a strategy and the runner.
+
+A strategy is frozen settings plus pure decisions over a tree. It holds no state of its own: what it
+decides depends on the tree alone, so a search can be tested without a model, replayed and resumed.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, NamedTuple
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from search.answers.voting import Selection
+from search.ports import Extent
+from search.strategies.path_score import Aggregation
+from search.tree import Node, NodeStatus, SearchTree
+
+MOST_SAMPLES = 256
+MOST_DEPTH = 100
+
+
+class Growth(NamedTuple):
+    """A decision to grow: this many more children below this node."""
+
+    node: Node
+    count: int  # type: ignore[assignment]  # over tuple.count
+    extent: Extent | None = None
+    """How far these children are written, where it is not the strategy's usual extent."""
+    probe: bool = False
+    """Whether they are probes: greedy continuations that only tell more about ``node``."""
+
+
+class Strategy(BaseModel, ABC):
+    """Settings shared by all strategies, and the decisions each of them makes."""
+
+    # Strict: neither "16" nor true is a number. Enums are lax, because JSON and YAML only have strings.
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
+
+    extent: ClassVar[Extent] = Extent.STEP
+    """Whether the generator writes step by step or whole solutions."""
+    needs_rewards: ClassVar[bool] = True
+    """Whether steps go to the process reward model at all."""
+    aliases: ClassVar[tuple[str, ...]] = ()
+    """Short names in model aliases: ``beam`` for ``beam_search``."""
+
+    name: str
+    """A literal of each strategy: what settings call it."""
+
+    temperature: float = Field(0.8, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
+    max_depth: int = Field(40, ge=1, le=MOST_DEPTH, description="Most steps on a path.")
+    aggregation: Aggregation = Field(
+        Aggregation.LAST, strict=False, description="How step rewards make a path's score."
+    )
+    selection: Selection = Field(
+        Selection.WEIGHTED, strict=False, description="How the answer is chosen among the paths."
+    )
+
+    @property
+    def needs_logprobs(self) -> bool:
+        """Whether the generator has to report the log-probabilities of its steps."""
+        return False
+
+    @abstractmethod
+    def select(self, tree: SearchTree) -> Sequence[Growth]:
+        """Which nodes need how many more children now. Called after every change of the tree; what
+        is in flight is in the tree already, so asking again for the same children is an error."""
+
+    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
+        """``arrived`` are complete now (open or terminal). May prune."""
+
+    def forecast(self, tree: SearchTree) -> Sequence[Growth]:
+        """Growth that will probably be asked for, best first: what speculation may prefetch."""
+        return ()
+
+    def finished(self, tree: SearchTree) -> bool:
+        """Whether the search is over though ``select`` still wants something or something is in flight. It is over
+        in any case when nothing is in flight and ``select`` wants nothing."""
+        return False
+
+    def candidates(self, tree: SearchTree) -> list[Node]:
+        """The nodes whose paths may answer, ordered by id."""
+        return tree.with_status(NodeStatus.TERMINAL)

@@ -1,0 +1,94 @@
+"""Searches that grow a tree level by level: what they have in common.
+
+A level is decided when all of it has been written and judged, so one seed gives one tree whatever the order
+of arrival.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+
+from pydantic import Field, ValidationInfo
+from pydantic_core import PydanticCustomError
+
+from search.ports import Extent
+from search.strategies.base import Growth, Strategy
+from search.tree import Node, NodeStatus, SearchTree
+
+MOST_LOOKAHEAD = 16
+
+
+class LevelSearch(Strategy):
+    """A strategy that decides, level by level, how many children each path gets."""
+
+    lookahead: int = Field(
+        0, ge=0, le=MOST_LOOKAHEAD, description="Greedy steps written and judged ahead of each step to rank it."
+    )
+
+    @abstractmethod
+    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+        """How many children the open paths of a level get: 0 gives one up, a path that is not named stays.
+
+        It depends on what was written and judged down to that level, and on nothing below it: it is asked again
+        when the level below is there, and when the paths given up are pruned.
+        """
+
+    def extent_below(self, depth: int) -> Extent | None:
+        """How far the children of a level are written, where it is not the usual extent."""
+        return None
+
+    def select(self, tree: SearchTree) -> Sequence[Growth]:
+        if tree.in_flight:
+            return []
+        depth = tree.deepest
+        # A tight budget granted less than a whole level: go on with the same one while it can.
+        missing = self._missing(tree, depth - 1) if depth else []
+        return missing or self._ahead(tree, depth) or self._missing(tree, depth)
+
+    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
+        if tree.in_flight:
+            return
+        depth = tree.deepest
+        if (depth and self._missing(tree, depth - 1)) or self._ahead(tree, depth):
+            return
+        for node, share in self.shares(tree, depth).items():
+            if share == 0 and node.status is NodeStatus.OPEN:
+                tree.prune(node)
+
+    def _missing(self, tree: SearchTree, depth: int) -> list[Growth]:
+        return [
+            Growth(node, share - len(node.children), self.extent_below(depth))
+            for node, share in self.shares(tree, depth).items()
+            if node.status is NodeStatus.OPEN and share > len(node.children)
+        ]
+
+    def _ahead(self, tree: SearchTree, depth: int) -> list[Growth]:
+        """The next greedy steps of every lookahead that is not long enough yet."""
+        if not self.lookahead or not depth:
+            return []
+        return [
+            Growth(end, 1, probe=True)
+            for end in (node.looked_ahead for node in tree.level(depth))
+            if end.status is NodeStatus.OPEN and end.depth - depth < self.lookahead
+        ]
+
+
+def judged(tree: SearchTree, depth: int) -> list[Node]:
+    """The paths of a level that could go on, those given up since included; ordered by id."""
+    return [
+        node
+        for node in tree.level(depth)
+        if node.status is NodeStatus.OPEN or (node.status is NodeStatus.PRUNED and node.reward is not None)
+    ]
+
+
+def ended(tree: SearchTree, depth: int) -> int:
+    """How many paths have ended down to that level."""
+    return sum(node.depth <= depth for node in tree.with_status(NodeStatus.TERMINAL))
+
+
+def divides_n(m: int, info: ValidationInfo) -> int:
+    """For strategies whose ``n`` must be a multiple of their ``m``."""
+    n = info.data.get("n")
+    if n is not None and n % m:
+        raise PydanticCustomError("multiple_of", "n = {n} is not a multiple of m = {m}", {"n": n, "m": m})
+    return m

@@ -1,0 +1,86 @@
+"""What Monte Carlo searches know of the nodes of a tree: visits, values, and where nothing is left to do."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from search.strategies.base import Growth
+from search.tree import ENDED, Node, NodeStatus, SearchTree
+
+MOST_ITERATIONS = 2_000
+"""Of any such search: each looks at the whole tree."""
+
+
+class Mark(NamedTuple):
+    """What is known of a node and all below it."""
+
+    visits: int = 0
+    """Values that came from here."""
+    total: float = 0.0
+    """Their sum."""
+    flying: int = 0
+    """Values that are on their way."""
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.visits if self.visits else 0.0
+
+    @property
+    def seen(self) -> int:
+        """Visits, those under way included."""
+        return self.visits + self.flying
+
+
+def marks_of(tree: SearchTree, value_of: Callable[[Node], float]) -> dict[Node, Mark]:
+    """The mark of the root and of every node that has arrived: its value counts for itself and all above it."""
+    marks: dict[Node, Mark] = {}
+    for node in reversed(list(inner_nodes(tree))):  # children come before their parents
+        below = marks.get(node, Mark())
+        if node.parent is None:
+            marks[node] = below
+        elif node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
+            own = marks[node] = Mark(below.visits + 1, below.total + value_of(node))
+            above = marks.get(node.parent, Mark())
+            marks[node.parent] = Mark(above.visits + own.visits, above.total + own.total)
+    return marks
+
+
+def missing_children(tree: SearchTree, width: int) -> list[Growth]:
+    """What is left of expansions of which a tight budget granted fewer than ``width`` children. To be asked for before
+    anything else: else each budget's last part would go into a single path."""
+    return [
+        Growth(node, width - len(node.children))
+        for node in inner_nodes(tree)
+        if 0 < len(node.children) < width and node.status not in ENDED
+    ]
+
+
+def prune_duplicates(tree: SearchTree) -> None:
+    """Gives up, of the open siblings of the same text, all but the first."""
+    for parent in (tree.root, *tree.with_status(NodeStatus.OPEN)):
+        first: dict[str, Node] = {}
+        for child in parent.children.values():
+            if child.status is NodeStatus.OPEN and child.step and first.setdefault(child.step.text, child) is not child:
+                tree.prune(child)
+
+
+def closed_nodes(tree: SearchTree) -> set[Node]:
+    """Nodes below which nothing is left to expand."""
+    closed: set[Node] = set()
+    for node in sorted(inner_nodes(tree), key=lambda node: -node.depth):
+        if node.status in ENDED or (node.children and closed.issuperset(node.children.values())):
+            closed.add(node)
+    return closed
+
+
+def close(node: Node, closed: set[Node]) -> None:
+    """Adds a node to ``closed``, and those above it below which nothing is left then."""
+    place: Node | None = node
+    while place is not None and (place is node or closed.issuperset(place.children.values())):
+        closed.add(place)
+        place = place.parent
+
+
+def inner_nodes(tree: SearchTree) -> Iterator[Node]:
+    """The root and every node that is no probe, in the order in which they were asked for."""
+    yield tree.root
+    yield from (node for node in tree.nodes if not node.is_probe)

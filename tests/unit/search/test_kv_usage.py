@@ -1,0 +1,64 @@
+"""KV held: prompt, paths and what is written, shared prefixes once, round by round."""
+
+from typing import Any
+
+import pytest
+from search_fakes import PROMPT, search
+
+from search.run.kv_usage import KVHeld
+from search.tree import Node, SearchTree, Step, StepEnd
+
+
+def write(tree: SearchTree, node: Node, tokens: int) -> None:
+    tree.write(node, Step(tuple(range(tokens)), "text", StepEnd.DELIMITER))
+    tree.complete(node, 0.5, terminal=False)
+
+
+def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_all() -> None:
+    tree = SearchTree(7)
+    held = KVHeld(tree, prompt_tokens=10)
+    left, right = tree.request(tree.root, 2)
+    held.round_begins()
+    write(tree, left, 3)
+    write(tree, right, 4)
+    below = tree.request(left, 2)
+    held.round_begins()
+    assert (held.peak, held.sum) == (10 + 3 + 4, 17)
+    for node in below:
+        write(tree, node, 1)
+    held.search_ends()
+    assert (held.peak, held.sum) == (17, 17 + (10 + 3 + 1 + 1))
+    held.search_ends()
+    assert held.sum == 32
+
+
+def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
+    tree = SearchTree(7)
+    held = KVHeld(tree, prompt_tokens=10)
+    slow, quick = tree.request(tree.root, 2)
+    held.round_begins()
+    write(tree, quick, 2)
+    (below,) = tree.request(quick, 1)
+    held.round_begins()
+    write(tree, slow, 5)
+    write(tree, below, 1)
+    held.search_ends()
+    # The first round is counted while `slow` has no tokens yet.
+    assert held.sum == (10 + 2) + (10 + 5 + 2 + 1)
+
+
+@pytest.mark.parametrize("strategy", ["beam_search", "rebase", "ets", "dvts"])
+def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
+    outcome = search({"strategy": strategy, "n": 8})[1]
+    levels: dict[int, set[Any]] = {}
+    for node in outcome.tree.nodes:
+        levels.setdefault(node.depth, set()).update(node.path)
+    held = [
+        len(PROMPT) + sum(len(node.step.token_ids) for node in on_paths if node.step) for on_paths in levels.values()
+    ]
+    assert (outcome.stats.kv_tokens_peak, outcome.stats.kv_tokens_sum) == (max(held), sum(held))
+
+
+def test_whole_solutions_are_held_whole_and_at_once() -> None:
+    stats = search({"strategy": "best_of_n", "n": 5})[1].stats
+    assert stats.kv_tokens_peak == stats.kv_tokens_sum == len(PROMPT) + stats.generated_tokens
