@@ -12,6 +12,7 @@ from deployments.embedded.problems import Problem
 from kvstore.cache_server import CacheServer
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
+from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import SearchSettings
@@ -27,25 +28,14 @@ Solved = TypeVar("Solved")
 class Engines(NamedTuple):
     generator: "GenerationEngine"
     scorer: "ScoringEngine"
-    gate: Gate
-    matcher: AnswerMatcher
+    environment: SearchEnvironment
 
     def prompt(self, question: str) -> list[int]:
         """Token ids, the chat template applied."""
         return list(self.generator.encode_chat([{"role": "user", "content": question}]))
 
     async def search(self, question: str, settings: SearchSettings, search_id: str) -> SearchOutcome:
-        return await run_search(
-            question,
-            self.prompt(question),
-            settings,
-            generator=self.generator,
-            scorer=self.scorer,
-            gate=self.gate,
-            matcher=self.matcher,
-            search_id=search_id,
-            context_tokens=self.generator.context_tokens,
-        )
+        return await run_search(question, self.prompt(question), settings, self.environment, search_id=search_id)
 
 
 @asynccontextmanager
@@ -66,7 +56,8 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     matcher = AnswerMatcher()
     await matcher.start()
     try:
-        yield Engines(generator, scorer, Gate(config.controller.branches), matcher)
+        gate = Gate(config.controller.branches)
+        yield Engines(generator, scorer, SearchEnvironment(generator, scorer, generator.context_tokens, gate, matcher))
     finally:
         matcher.close()
         generator.shutdown()

@@ -81,7 +81,9 @@ class Peer:
                 state = algorithm.tell(state, trial.trial_id, (child, child.reward or 0.0))
                 told += 1
         ends = growing.tree.with_status(NodeStatus.TERMINAL)
-        verdict = await verdict_over(ends, self._strategy, self._engines.matcher) if ends else None
+        verdict = (
+            await verdict_over(ends, growing.tree, self._strategy, self._engines.environment.matcher) if ends else None
+        )
         return Solved(verdict.answer if verdict else None, growing.tokens)
 
 
@@ -156,7 +158,7 @@ def sides_of(engines: Engines, nodes: int) -> list[Side]:
         async def solve(problem: Problem, seed: int) -> Solved:
             search_id = f"{name}:{problem.unique_id}:{time.monotonic_ns()}"
             outcome = await engines.search(problem.text, parse_search(search | {"seed": seed}), search_id)
-            return Solved(outcome.verdict.answer, outcome.stats.generated_tokens)
+            return Solved(outcome.verdict.answer, outcome.cost.generated_tokens)
 
         sides.append(Side(name, pair, solve))
 
@@ -178,7 +180,7 @@ async def run_round(engines: Engines, solve: Solve, problems: Sequence[Problem],
     solved, seconds = await solve_all(solve, problems, in_flight, seed)
     right = 0
     for problem, found in zip(problems, solved, strict=True):
-        right += found.answer is not None and await engines.matcher.same(problem.answer, found.answer)
+        right += found.answer is not None and await engines.environment.matcher.same(problem.answer, found.answer)
     return Round(right, sum(found.tokens for found in solved), seconds)
 
 

@@ -9,6 +9,10 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from kvstore.settings import CacheSettings
+from search.answers.extraction import extract_answer
+from search.import_path import imported
+from search.run.environment import AnswerExtractor, Fallback
+from search.strategies.catalog import Catalog, catalog_of
 
 EMBEDDED_MODELS = Path(__file__).parent / "embedded"
 EMBEDDED_GENERATOR = "embedded:generator"
@@ -123,8 +127,9 @@ class ControllerSettings(Settings):
 
     searches: int = Field(64, ge=1, description="Searches at once per replica; past it 429 with Retry-After.")
     branches: int = Field(256, ge=1, description="Branches in flight at the generators from one controller.")
-    fallback: Literal["neutral", "fail"] = Field(
-        "neutral", description="When the PRM gives no rewards: go on with 0.5 and say degraded, or fail the request."
+    fallback: Fallback = Field(
+        Fallback.NEUTRAL,
+        description="When the PRM gives no rewards: go on with 0.5 and say degraded, or fail the request.",
     )
     attempts: int = Field(3, ge=1, le=10, description="Tries of a call that failed for reasons of the replica.")
     backoff_s: float = Field(0.05, gt=0, le=60, description="First wait between two tries; random, doubling.")
@@ -133,8 +138,37 @@ class ControllerSettings(Settings):
     default_search: dict[str, Any] = Field(
         default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."
     )
+    strategies: tuple[str, ...] = Field(
+        (), description="Strategies of one's own beside the built-in ones, each as package.module:Class."
+    )
+    answer_extractor: str | None = Field(
+        None, description="package.module:function that finds the answer in a path's text, in place of the built-in."
+    )
     limits: LimitSettings = LimitSettings()
     replicas: ReplicaSettings = ReplicaSettings()
+
+    @property
+    def catalog(self) -> Catalog:
+        """All strategies that a request may name. Imports those of one's own.
+
+        Raises:
+            ValueError: one of them cannot be used.
+        """
+        return catalog_of(self.strategies)
+
+    @property
+    def extractor(self) -> AnswerExtractor:
+        """
+        Raises:
+            ValueError: ``answer_extractor`` cannot be imported or called.
+        """
+        if self.answer_extractor is None:
+            return extract_answer
+        found = imported(self.answer_extractor)
+        if not callable(found):
+            raise ValueError(f"{self.answer_extractor!r} is no function")
+        extractor: AnswerExtractor = found
+        return extractor
 
 
 class HttpSettings(Settings):

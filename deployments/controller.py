@@ -1,21 +1,26 @@
 """The SearchController deployment: the HTTP ingress, and the process in which searches run."""
 
 import asyncio
-from typing import Any, Protocol
+from typing import Any
 
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.completions import CompletionService, TextEncoder
+from deployments.completions import CompletionService
 from deployments.config import AppConfig
 from deployments.handles import HandleGenerator, HandleScorer
 from deployments.http.auth import ApiKeys
+from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
+from deployments.http.jobs import Encoder, Jobs
+from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.serve_calls import Retries, everywhere
-from deployments.service import Encoder, SearchService
+from deployments.service import SearchService
 from search.answers.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.run.environment import SearchEnvironment
 
 LOOK_TIMEOUT_S = 10.0
 """How long a look at all replicas may take."""
@@ -42,15 +47,33 @@ class SearchControllerReplica:
         )
         retries = Retries.of(config.controller)
         written_by = HandleGenerator(generator, retries)
-        self._service = SearchService(config, encoder, written_by, HandleScorer(prm, retries), self._matcher)
-        self._completions = CompletionService(self._service, encoder, written_by)
+        controller = config.controller
+        environment = SearchEnvironment(
+            generator=written_by,
+            scorer=HandleScorer(prm, retries),
+            context_tokens=config.generator.max_model_len,
+            gate=Gate(controller.branches),
+            matcher=self._matcher,
+            fallback=controller.fallback,
+            extract_answer=controller.extractor,
+        )
+        self._service = SearchService(environment, controller.searches, controller.limits.seconds)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
-        self._health = Health(canaries, config.http)
+        self._endpoint = Endpoint(
+            served_name=config.generator.served_name,
+            body_bytes=controller.limits.body_bytes,
+            jobs=Jobs(config, Planner.of(config), encoder),
+            searches=self._service,
+            completions=CompletionService(self._service, written_by),
+            health=Health(canaries, config.http),
+            operations=self,
+            strategies=controller.catalog,
+        )
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made."""
-        return create_app(self._service, self._completions, self._health, self, self._keys)
+        return create_app(self._endpoint, self._keys)
 
     async def status(self) -> dict[str, Any]:
         """Searches that run in this replica, counters of every engine, and what is wrong if anything is."""
@@ -90,11 +113,7 @@ SearchController = serve.deployment(
 """To be bound with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
 
 
-class ModelEncoder(Encoder, TextEncoder, Protocol):
-    """All that is wanted of a tokenizer."""
-
-
-def load_encoder(model_path: str) -> ModelEncoder:
+def load_encoder(model_path: str) -> Encoder:
     """The generator's tokenizer and chat template, without its weights."""
     from transformers import AutoTokenizer
 

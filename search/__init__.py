@@ -1,4 +1,100 @@
-"""PRM-guided tree search: trees, strategies and the loop that runs them against two ports.
+'''PRM-guided tree search: trees, strategies and the loop that runs them against two ports.
 
-Pure Python: knows nothing of Ray, vLLM or HTTP. ``search.ports`` is all that it asks of the world.
-"""
+Pure Python: knows nothing of Ray, vLLM or HTTP. A program brings a generator, which writes steps, and a scorer, which
+judges them; everything else is here::
+
+    import asyncio
+    from search import *
+
+    class Coin:
+        """Writes heads or tails by a branch's seed, and likes heads."""
+
+        async def expand(self, request):
+            for expansion in request.expansions:
+                for branch in expansion.branches:
+                    side = "heads" if branch.seed % 2 else "tails"
+                    step = Step((branch.seed % 2,), rf"\\boxed{{{side}}}", StepEnd.END_OF_SEQUENCE)
+                    yield ChildGroup((Child(expansion.parent, branch.index, (step,), cached_tokens=0),))
+
+        async def score(self, request):
+            return [[0.9 if "heads" in item.steps[-1] else 0.1] for item in request.items]
+
+    async def main():
+        coin = Coin()
+        environment = SearchEnvironment(coin, coin, context_tokens=100, gate=Gate(64), matcher=AnswerMatcher())
+        settings = parse_search({"strategy": "best_of_n", "n": 8, "seed": 1})
+        outcome = await run_search("Heads or tails?", [1, 2, 3], settings, environment, search_id="coin")
+        print(outcome.verdict.answer, outcome.cost.generated_tokens)
+
+    asyncio.run(main())
+'''
+
+from search.answers.equivalence import AnswerMatcher
+from search.budget import Budget
+from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError, SearchError
+from search.gate import Gate
+from search.ports import (
+    Branch,
+    Child,
+    ChildGroup,
+    ExpandRequest,
+    Expansion,
+    Generator,
+    Lane,
+    Sampling,
+    ScoreItem,
+    ScoreRequest,
+    StepScorer,
+)
+from search.run.environment import Fallback, SearchEnvironment
+from search.run.report import SearchCost, SearchEvent, SearchFinished, SearchOutcome, SearchStarted, StepScored
+from search.run.runner import run_search
+from search.settings import SearchSettings, parse_search
+from search.snapshot import restore_tree, save_tree, tree_as_json
+from search.strategies.base import Strategy
+from search.strategies.catalog import STRATEGIES, catalog_of
+from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
+
+__all__ = [
+    "STRATEGIES",
+    "AnswerMatcher",
+    "Branch",
+    "Budget",
+    "Child",
+    "ChildGroup",
+    "ExpandRequest",
+    "Expansion",
+    "Fallback",
+    "Gate",
+    "Generator",
+    "GeneratorError",
+    "Lane",
+    "LimitReached",
+    "Node",
+    "NodeStatus",
+    "PromptTooLong",
+    "Sampling",
+    "ScoreItem",
+    "ScoreRequest",
+    "ScorerError",
+    "SearchCost",
+    "SearchEnvironment",
+    "SearchError",
+    "SearchEvent",
+    "SearchFinished",
+    "SearchOutcome",
+    "SearchSettings",
+    "SearchStarted",
+    "SearchTree",
+    "Step",
+    "StepEnd",
+    "StepScored",
+    "StepScorer",
+    "Strategy",
+    "catalog_of",
+    "parse_search",
+    "restore_tree",
+    "run_search",
+    "save_tree",
+    "tree_as_json",
+]

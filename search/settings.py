@@ -11,47 +11,42 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    model_validator,
+)
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from search.budget import Budget
-from search.strategies.ab_mcts import ABMCTS
 from search.strategies.base import Strategy
-from search.strategies.beam_search import BeamSearch
-from search.strategies.best_of_n import BestOfN
-from search.strategies.dvts import DVTS
-from search.strategies.ets import ETS
-from search.strategies.frontier import Frontier
-from search.strategies.greedy import Greedy
-from search.strategies.mcts import MCTS
-from search.strategies.particle_filter import ParticleFilter
-from search.strategies.rebase import Rebase
-from search.strategies.self_consistency import SelfConsistency
-
-STRATEGIES: dict[str, type[Strategy]] = {
-    "greedy": Greedy,
-    "self_consistency": SelfConsistency,
-    "best_of_n": BestOfN,
-    "beam_search": BeamSearch,
-    "dvts": DVTS,
-    "rebase": Rebase,
-    "ets": ETS,
-    "mcts": MCTS,
-    "ab_mcts": ABMCTS,
-    "frontier": Frontier,
-    "particle_filter": ParticleFilter,
-}
-"""Every strategy by the name that settings give it."""
-
-AnyStrategy = Annotated[
-    Greedy | SelfConsistency | BestOfN | BeamSearch | DVTS | Rebase | ETS | MCTS | ABMCTS | Frontier | ParticleFilter,
-    Field(discriminator="name"),
-]
+from search.strategies.catalog import STRATEGIES, Catalog
 
 MOST_STEP_TOKENS = 32_768
 MOST_PATH_TOKENS = 131_072
 
+_CATALOG = "strategies"
+"""The key in a validation's context under which the strategies are that may be named."""
+_REFERENCE = "#/$defs/{model}"
 _ALIAS = re.compile(r"(?P<name>[a-z][a-z_]*)(?:-(?P<n>[0-9]{1,9}))?")
+
+
+def _chosen(given: Any, info: ValidationInfo) -> Strategy:
+    """The strategy that a mapping with its ``name`` describes. The validation's context says which there are."""
+    if isinstance(given, Strategy):
+        return given
+    known: Catalog = (info.context or {}).get(_CATALOG, STRATEGIES)
+    name = given.get("name") if isinstance(given, Mapping) else None
+    strategy = known.get(name) if isinstance(name, str) else None
+    if strategy is None:
+        raise _unknown_strategy(known)
+    return strategy.model_validate(given)
 
 
 class SearchSettings(BaseModel):
@@ -59,7 +54,9 @@ class SearchSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    strategy: AnyStrategy = Field(description="The strategy and its own settings.")
+    strategy: Annotated[SerializeAsAny[Strategy], PlainValidator(_chosen)] = Field(
+        description="The strategy and its own settings."
+    )
     budget: Budget = Field(Budget(), description="What the search may spend.")
     seed: int | None = Field(
         None, strict=True, ge=0, lt=1 << 63, description="One seed, one tree; drawn at random if unset."
@@ -72,11 +69,13 @@ class SearchSettings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _take_flat(cls, given: Any, handler: ModelWrapValidatorHandler["SearchSettings"]) -> "SearchSettings":
+    def _take_flat(
+        cls, given: Any, handler: ModelWrapValidatorHandler["SearchSettings"], info: ValidationInfo
+    ) -> "SearchSettings":
         if not isinstance(given, Mapping) or isinstance(given.get("strategy"), Strategy | Mapping):
             return handler(given)
         try:
-            return handler(_nested(given))
+            return handler(_nested(given, (info.context or {}).get(_CATALOG, STRATEGIES)))
         except ValidationError as error:
             raise _relocated(error) from None
 
@@ -85,19 +84,19 @@ SHARED_SETTINGS = tuple(name for name in SearchSettings.model_fields if name != 
 """Settings that every search has; the others belong to one strategy."""
 
 
-def parse_search(given: Any) -> SearchSettings:
-    """The settings written in ``given``, flat.
+def parse_search(given: Any, strategies: Catalog = STRATEGIES) -> SearchSettings:
+    """The settings written in ``given``, flat, of one of ``strategies``.
 
     Raises:
         pydantic.ValidationError: something is unknown, of the wrong type or out of bounds; each error's
             ``loc`` is the path as written, such as ``("n",)`` or ``("budget", "tokens")``.
     """
     if isinstance(given, Mapping) and not isinstance(given.get("strategy"), str):
-        given = _nested(given)
-    return SearchSettings.model_validate(given)
+        given = _nested(given, strategies)
+    return SearchSettings.model_validate(given, context={_CATALOG: strategies})
 
 
-def parse_alias(alias: str) -> dict[str, Any] | None:
+def parse_alias(alias: str, strategies: Catalog = STRATEGIES) -> dict[str, Any] | None:
     """The flat settings that a model alias stands for: ``greedy``, ``sc-16``, ``best-16``, ``beam-16``, or
     a strategy's whole name, with or without its ``n``. None when it is no such alias.
 
@@ -106,7 +105,7 @@ def parse_alias(alias: str) -> dict[str, Any] | None:
     match = _ALIAS.fullmatch(alias)
     if match is None:
         return None
-    for name, strategy in STRATEGIES.items():
+    for name, strategy in strategies.items():
         if match["name"] == name or match["name"] in strategy.aliases:
             if match["n"] is None:
                 return {"strategy": name}
@@ -114,14 +113,15 @@ def parse_alias(alias: str) -> dict[str, Any] | None:
     return None
 
 
-def search_schema() -> dict[str, Any]:
+def search_schema(strategies: Catalog = STRATEGIES) -> dict[str, Any]:
     """The JSON schema of the flat form: one alternative per strategy."""
-    common = SearchSettings.model_json_schema(ref_template="#/$defs/{model}")
-    definitions = {key: value for key, value in common["$defs"].items() if key not in _class_names()}
+    common = SearchSettings.model_json_schema(ref_template=_REFERENCE)
+    definitions = dict(common["$defs"])
     shared = {key: value for key, value in common["properties"].items() if key != "strategy"}
     alternatives: list[dict[str, Any]] = []
-    for name, strategy in STRATEGIES.items():
-        schema = strategy.model_json_schema(ref_template="#/$defs/{model}")
+    for name, strategy in strategies.items():
+        schema = strategy.model_json_schema(ref_template=_REFERENCE)
+        definitions |= schema.get("$defs", {})
         own = {key: value for key, value in schema["properties"].items() if key != "name"}
         alternatives.append(
             {
@@ -136,21 +136,20 @@ def search_schema() -> dict[str, Any]:
     return {"oneOf": alternatives, "$defs": definitions}
 
 
-def _class_names() -> set[str]:
-    return {strategy.__name__ for strategy in STRATEGIES.values()}
-
-
-def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
+def _nested(flat: Mapping[str, Any], strategies: Catalog) -> dict[str, Any]:
     name = flat.get("strategy")
-    if not isinstance(name, str) or name not in STRATEGIES:
-        known = ", ".join(STRATEGIES)
-        fault = PydanticCustomError("unknown_strategy", "unknown strategy; there are: {known}", {"known": known})
-        raise _validation_error([InitErrorDetails(type=fault, loc=("strategy",), input=name)])
+    if not isinstance(name, str) or name not in strategies:
+        raise _validation_error([InitErrorDetails(type=_unknown_strategy(strategies), loc=("strategy",), input=name)])
     own = {key: value for key, value in flat.items() if key not in (*SHARED_SETTINGS, "strategy")}
     if "name" in own:
         fault = PydanticCustomError("extra_forbidden", "Extra inputs are not permitted")
         raise _validation_error([InitErrorDetails(type=fault, loc=("name",), input=own["name"])])
     return {"strategy": own | {"name": name}} | {key: flat[key] for key in flat.keys() & {*SHARED_SETTINGS}}
+
+
+def _unknown_strategy(strategies: Catalog) -> PydanticCustomError:
+    known = ", ".join(strategies)
+    return PydanticCustomError("unknown_strategy", "unknown strategy; there are: {known}", {"known": known})
 
 
 def _relocated(error: ValidationError) -> ValidationError:
@@ -159,7 +158,7 @@ def _relocated(error: ValidationError) -> ValidationError:
         [
             InitErrorDetails(
                 type=PydanticCustomError(fault["type"], "{message}", {"message": fault["msg"]}),
-                loc=fault["loc"][2:] if fault["loc"][:1] == ("strategy",) and len(fault["loc"]) > 2 else fault["loc"],
+                loc=fault["loc"][1:] if fault["loc"][:1] == ("strategy",) and len(fault["loc"]) > 1 else fault["loc"],
                 input=fault["input"],
             )
             for fault in error.errors(include_url=False)

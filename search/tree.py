@@ -5,10 +5,12 @@ every run of the same search. Steps are written by a generator and rewarded by a
 the tree only records what happened and refuses what cannot happen.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import NamedTuple
+
+from search.answers.extraction import extract_answer
 
 NodeId = tuple[int, ...]
 """The path of child indices from the root; the root is ``()``."""
@@ -63,6 +65,12 @@ class NodeStatus(StrEnum):
     """Never written: out of budget, cancelled, or the generator failed."""
 
 
+class Unread(Enum):
+    """In place of an answer: nobody has looked for one yet."""
+
+    UNREAD = "unread"
+
+
 ENDED = frozenset({NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.FAILED})
 
 
@@ -83,6 +91,8 @@ class Node:
     """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
     is_probe: bool = False
     """Whether this node or one above it is a probe: part of no path that the search itself grows."""
+    answer: str | Unread | None = Unread.UNREAD
+    """What `SearchTree.answer_of` has found, once it was asked."""
 
     @property
     def depth(self) -> int:
@@ -134,11 +144,13 @@ class TreeError(RuntimeError):
 class SearchTree:
     """The nodes of one search, by id.
 
-    ``seed`` is the search's: what a strategy draws at random, it draws from a hash of it.
+    ``seed`` is the search's: what a strategy draws at random, it draws from a hash of it. ``extract_answer`` finds
+    the answer in the text of a path.
     """
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, seed: int = 0, extract_answer: Callable[[str], str | None] = extract_answer) -> None:
         self.seed = seed
+        self.extract_answer = extract_answer
         self.root = Node((), None, NodeStatus.OPEN)
         self._nodes: dict[NodeId, Node] = {(): self.root}
         self._levels: list[list[Node]] = [[self.root]]
@@ -176,6 +188,12 @@ class SearchTree:
     def deepest(self) -> int:
         """The depth of the deepest node that is no probe; 0 for the root alone."""
         return len(self._levels) - 1
+
+    def answer_of(self, node: Node) -> str | None:
+        """The answer of the path that ends in a written node; None where it gives none. Looked for once."""
+        if node.answer is Unread.UNREAD:
+            node.answer = self.extract_answer(node.text)
+        return node.answer
 
     def request(self, parent: Node, count: int, probe: bool = False) -> list[Node]:
         """Adds ``count`` pending children or probes below an open node, with the next free indices."""

@@ -87,7 +87,7 @@ def strategies(
 ) -> None:
     """List the searches there are, or the settings of one."""
     from cluster.cli.strategies import show_strategies
-    from search.settings import STRATEGIES
+    from search.strategies.catalog import STRATEGIES
 
     if name is not None and name not in STRATEGIES:
         refuse(f"there is no strategy {name!r}; there are: {', '.join(STRATEGIES)}")

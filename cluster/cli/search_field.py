@@ -4,7 +4,8 @@ import json
 
 from pydantic import ValidationError
 
-from search.settings import STRATEGIES, parse_alias, parse_search
+from search.settings import parse_alias, parse_search
+from search.strategies.catalog import STRATEGIES
 
 
 class SearchFieldError(ValueError):

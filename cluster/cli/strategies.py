@@ -6,8 +6,9 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from search.settings import SHARED_SETTINGS, STRATEGIES, search_schema
+from search.settings import SHARED_SETTINGS, search_schema
 from search.strategies.base import Strategy
+from search.strategies.catalog import STRATEGIES
 
 
 def show_strategies(console: Console, name: str | None) -> None:

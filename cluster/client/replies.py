@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from search.run.report import SearchCost
 from search.snapshot import TreeView
 
 NodeId = tuple[int, ...]
@@ -37,31 +38,25 @@ class Question:
         return body
 
 
-class SearchBlock(BaseModel):
-    """The reply's ``search`` block: what the search did and what it cost. Unknown fields are kept."""
+class SearchBlock(SearchCost):
+    """The reply's ``search`` block: what the search did, with what it cost. Unknown fields are kept."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
     strategy: str
     n: int | None = None
-    nodes: int
-    prm_calls: int
-    generated_tokens: int
-    """Every token written on any branch."""
-    cached_tokens: int
-    """Prefix tokens that no engine had to compute again."""
-    kv_tokens_peak: int = 0
-    """Most tokens whose KV was held at a time."""
-    kv_tokens_sum: int = 0
-    """The same summed over the search's rounds."""
+    seed: int | None = None
     stop_reason: str
+    answer: str | None
+    score: float | None = None
     agreement: float | None = None
     """The winning answer's share of all answers."""
-    score: float | None = None
-    answer: str | None
     degraded: bool
-    seconds: float
-    seed: int | None = None
+
+    @property
+    def cost(self) -> SearchCost:
+        """The figures alone."""
+        return SearchCost.model_validate(self.model_dump())
 
 
 class Usage(BaseModel):

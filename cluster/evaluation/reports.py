@@ -12,7 +12,15 @@ from rich.text import Text
 from cluster.cli.growing_tree import printable
 from cluster.evaluation.statistics import Row, StrategySummary
 
-FORMAT = 1
+FORMAT = 2
+
+SHOWN = {
+    "tokens": ("generated_tokens", ",.0f"),
+    "KV peak": ("kv_tokens_peak", ",.0f"),
+    "KV sum": ("kv_tokens_sum", ",.0f"),
+    "PRM calls": ("prm_calls", ",.1f"),
+}
+"""The columns of costs: heading, figure of `SearchCost`, format. The others are in the JSON report."""
 
 
 def summary_table(summaries: Sequence[StrategySummary]) -> Table:
@@ -31,7 +39,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
     )
     table.add_column("strategy", overflow="fold")  # with its settings it may be longer than a line
     any_failed = any(summary.failed for summary in summaries)
-    headings = ["accuracy", "95% interval", "tokens", "KV peak", "KV sum", "PRM calls", "seconds"]
+    headings = ["accuracy", "95% interval", *SHOWN, "seconds"]
     for heading in headings + ["failed"] * any_failed:
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
@@ -40,10 +48,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
             Text(printable(summary.strategy)),
             f"{summary.accuracy:.1%}",
             f"{100 * low:.1f} to {100 * high:.1f}",
-            f"{summary.tokens:,.0f}",
-            f"{summary.kv_tokens_peak:,.0f}",
-            f"{summary.kv_tokens_sum:,.0f}",
-            f"{summary.prm_calls:,.1f}",
+            *(f"{summary.cost[figure]:{form}}" for figure, form in SHOWN.values()),
             f"{summary.seconds:.2f}",
             *([Text(str(summary.failed), style="red" if summary.failed else "")] * any_failed),
         )

@@ -4,6 +4,8 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
+from search.run.report import SearchCost
+
 CONFIDENCE = 0.95
 
 
@@ -43,15 +45,8 @@ class Row:
     right: bool = False
     score: float | None = None
     agreement: float | None = None
-    tokens: int = 0
-    """Generated, on all branches."""
-    cached_tokens: int = 0
-    kv_tokens_peak: int = 0
-    """Most tokens whose KV was held at a time."""
-    kv_tokens_sum: int = 0
-    """The same summed over the search's rounds."""
-    prm_calls: int = 0
-    nodes: int = 0
+    cost: SearchCost | None = None
+    """What the search cost; None where it failed."""
     seconds: float = 0.0
     """As the client saw it, waiting for a place at the endpoint included."""
     stop_reason: str | None = None
@@ -59,7 +54,7 @@ class Row:
     error: str | None = None
 
     def as_json(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"cost": self.cost.model_dump() if self.cost else None}
 
 
 @dataclass(frozen=True)
@@ -72,13 +67,10 @@ class StrategySummary:
     failed: int
     degraded: int
     interval: Interval
-    tokens: float
-    cached_tokens: float
-    kv_tokens_peak: float
-    kv_tokens_sum: float
-    prm_calls: float
+    cost: dict[str, float]
+    """The mean of every figure of `SearchCost`."""
     seconds: float
-    """Mean time of one problem."""
+    """Mean time of one problem, as the client saw it."""
     elapsed_s: float
     """Wall clock of all problems together."""
 
@@ -96,6 +88,7 @@ def summarize(strategy: str, rows: Iterable[Row], elapsed_s: float) -> StrategyS
     """The summary of the rows of one strategy."""
     rows = [row for row in rows if row.strategy == strategy]
     answered = [row for row in rows if row.error is None]
+    costs = [row.cost for row in answered if row.cost is not None]
     right = sum(row.right for row in rows)
     return StrategySummary(
         strategy=strategy,
@@ -104,11 +97,7 @@ def summarize(strategy: str, rows: Iterable[Row], elapsed_s: float) -> StrategyS
         failed=len(rows) - len(answered),
         degraded=sum(row.degraded for row in answered),
         interval=wilson(right, len(rows)),
-        tokens=_mean(row.tokens for row in answered),
-        cached_tokens=_mean(row.cached_tokens for row in answered),
-        kv_tokens_peak=_mean(row.kv_tokens_peak for row in answered),
-        kv_tokens_sum=_mean(row.kv_tokens_sum for row in answered),
-        prm_calls=_mean(row.prm_calls for row in answered),
+        cost={name: _mean(getattr(cost, name) for cost in costs) for name in SearchCost.model_fields},
         seconds=_mean(row.seconds for row in answered),
         elapsed_s=elapsed_s,
     )

@@ -19,7 +19,8 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from search.errors import GeneratorError, ScorerError
+from deployments.service import NoPlace
+from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
 
 logger = logging.getLogger("banyan.http")
 
@@ -120,8 +121,16 @@ def api_error(error: BaseException) -> ApiError:
     """
     if isinstance(error, ApiError):
         return error
+    if isinstance(error, NoPlace):
+        return Busy(str(error), error.retry_after_s)
     if isinstance(error, TimeoutError):
         return DeadlineExceeded("the request was not done by its deadline")
+    if isinstance(error, PromptTooLong):
+        return BadRequest(str(error), "messages", "context_length_exceeded")
+    if isinstance(error, LimitReached):
+        if error.kind is LimitKind.SECONDS:
+            return DeadlineExceeded(f"no answer yet: {error}")
+        return BadRequest(f"no answer is possible: {error}", f"search.budget.{error.kind}", "budget_exhausted")
     if isinstance(error, GeneratorError):
         return Unavailable(f"the generator could not write: {error}", code="generator_unavailable")
     if isinstance(error, ScorerError):
@@ -147,6 +156,6 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(HTTPException, framework)
-    for expected in (TimeoutError, GeneratorError, ScorerError):
+    for expected in (TimeoutError, NoPlace, SearchError):
         app.add_exception_handler(expected, known)
     app.add_exception_handler(Exception, known)

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from deployments.config import LimitSettings
+from deployments.config import AppConfig, LimitSettings
 from deployments.http.body import refused
 from deployments.http.errors import BadRequest, NotFound
 from deployments.http.schema import ChatRequest
 from search.settings import SHARED_SETTINGS, SearchSettings, parse_alias, parse_search
+from search.strategies.catalog import STRATEGIES, Catalog
 
 Flat = dict[str, Any]
 
@@ -45,12 +46,24 @@ class Cap(NamedTuple):
 class Planner:
     """Turns requests into search settings, under one set of defaults and caps."""
 
-    def __init__(self, served_name: str, default_search: Mapping[str, Any], limits: LimitSettings) -> None:
+    @classmethod
+    def of(cls, config: AppConfig) -> "Planner":
+        controller = config.controller
+        return cls(config.generator.served_name, controller.default_search, controller.limits, controller.catalog)
+
+    def __init__(
+        self,
+        served_name: str,
+        default_search: Mapping[str, Any],
+        limits: LimitSettings,
+        strategies: Catalog = STRATEGIES,
+    ) -> None:
         """
         Raises:
             ValidationError: the default search is none.
         """
-        parse_search(default_search)
+        parse_search(default_search, strategies)
+        self._strategies = strategies
         self._served_name = served_name
         self._default = dict(default_search)
         self._caps = (
@@ -82,7 +95,7 @@ class Planner:
         merged.lay(request.search or {}, "search")
         self._check_caps(merged)
         try:
-            settings = parse_search(merged.flat)
+            settings = parse_search(merged.flat, self._strategies)
         except ValidationError as error:
             raise merged.refused(error) from None
         return self._capped(merged.flat, settings)
@@ -94,7 +107,7 @@ class Planner:
     def _alias(self, model: str) -> Flat:
         name, colon, alias = model.partition(":")
         known = name == self._served_name
-        settings = parse_alias(alias) if known and colon else {}
+        settings = parse_alias(alias, self._strategies) if known and colon else {}
         if not known or settings is None:
             message = f"no model {model[:100]!r}; there is {self._served_name!r}, also as {self._served_name}:beam-16"
             raise NotFound(message, "model", "model_not_found")
@@ -122,7 +135,7 @@ class Planner:
         if isinstance(n, int) and isinstance(m, int):
             # A default n that was lowered may be no multiple of m any more.
             lowered |= {"n": n - n % m} if n >= m else {"m": n}
-        return parse_search(lowered)
+        return parse_search(lowered, self._strategies)
 
 
 class _Merged:

@@ -38,39 +38,29 @@ def finish_reason(outcome: SearchOutcome) -> str:
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
     """Token counts: the prompt once, and every token generated on any branch."""
-    stats = outcome.stats
+    cost = outcome.cost
     return {
         "prompt_tokens": head.prompt_tokens,
-        "completion_tokens": stats.generated_tokens,
-        "total_tokens": head.prompt_tokens + stats.generated_tokens,
-        "prompt_tokens_details": {"cached_tokens": min(stats.root_cached_tokens, head.prompt_tokens)},
-        "completion_tokens_details": {"reasoning_tokens": stats.generated_tokens - stats.answer_tokens},
+        "completion_tokens": cost.generated_tokens,
+        "total_tokens": head.prompt_tokens + cost.generated_tokens,
+        "prompt_tokens_details": {"cached_tokens": min(cost.root_cached_tokens, head.prompt_tokens)},
+        "completion_tokens_details": {"reasoning_tokens": cost.generated_tokens - cost.answer_tokens},
     }
 
 
 def search_block(head: Head, outcome: SearchOutcome) -> Json:
-    """What the search did: the part of a reply that OpenAI's API has no place for."""
-    stats = outcome.stats
+    """What the search did and what it cost: the part of a reply that OpenAI's API has no place for."""
     return {
         "search_id": outcome.search_id,
         "strategy": head.strategy,
         "n": head.n,
         "seed": outcome.seed,
-        "nodes": stats.nodes,
-        "expand_calls": stats.expand_calls,
-        "prm_calls": stats.prm_calls,
-        "scored_steps": stats.scored_steps,
-        "generated_tokens": stats.generated_tokens,
-        "prefix_tokens": stats.prefix_tokens,
-        "cached_tokens": stats.cached_tokens,
-        "kv_tokens_peak": stats.kv_tokens_peak,
-        "kv_tokens_sum": stats.kv_tokens_sum,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.verdict.answer,
         "score": outcome.verdict.score,
         "agreement": outcome.verdict.agreement,
         "degraded": outcome.degraded,
-        "seconds": round(stats.seconds, 6),
+        **outcome.cost.model_dump(),
     }
 
 

@@ -10,7 +10,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.http.disconnect import ended
 from deployments.http.errors import api_error
 from deployments.http.replies import Chunks, Head, Json, dumps
-from deployments.service import Job, SearchService
+from deployments.service import SearchJob, SearchService
 from search.run.report import SearchEvent, SearchOutcome, StepScored
 
 PING_S = 10.0
@@ -27,7 +27,7 @@ class SearchStream(EventSourceResponse):
     is never sent holds none; and gives it back when it ends, however it ends.
     """
 
-    def __init__(self, service: SearchService, job: Job, head: Head, include_usage: bool) -> None:
+    def __init__(self, service: SearchService, job: SearchJob, head: Head, include_usage: bool) -> None:
         self._service = service
         self._job = job
         super().__init__(stream(service, job, head, include_usage), ping=PING_S, sep="\n", send_timeout=SEND_TIMEOUT_S)
@@ -35,14 +35,16 @@ class SearchStream(EventSourceResponse):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """
         Raises:
-            Busy: before anything was sent.
+            NoPlace: before anything was sent.
         """
         with self._service.place(self._job.search_id):
             async with aclosing(self.body_iterator):  # type: ignore[type-var]
                 await super().__call__(scope, receive, send)
 
 
-async def stream(service: SearchService, job: Job, head: Head, include_usage: bool) -> AsyncIterator[ServerSentEvent]:
+async def stream(
+    service: SearchService, job: SearchJob, head: Head, include_usage: bool
+) -> AsyncIterator[ServerSentEvent]:
     """The events of one search. Closing it ends the search. An error is the last event."""
     chunks = Chunks(head, include_usage)
     # Bounded by the nodes a search may have; the search must not wait for a slow client.

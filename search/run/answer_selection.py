@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 
 from search.answers.equivalence import AnswerMatcher
-from search.answers.extraction import extract_answer
 from search.answers.voting import Candidate, Verdict, choose
 from search.strategies.base import Strategy
 from search.strategies.path_score import aggregate, path_score
 from search.tree import Node, NodeStatus, SearchTree
 
 
-async def verdict_over(ends: Sequence[Node], strategy: Strategy, matcher: AnswerMatcher) -> Verdict:
-    """The verdict over the paths that end in ``ends`` (at least one), by the strategy's rules."""
-    answers = [extract_answer(node.text) for node in ends]
+async def verdict_over(ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher) -> Verdict:
+    """The verdict over the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules."""
+    answers = [tree.answer_of(node) for node in ends]
     answered = [place for place, answer in enumerate(answers) if answer is not None]
     groups = await matcher.group([answer for answer in answers if answer is not None])
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}

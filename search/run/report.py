@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from pydantic import BaseModel, ConfigDict
+
 from search.answers.voting import Verdict
 from search.tree import NodeId, SearchTree
 
@@ -24,34 +26,40 @@ class StopReason(StrEnum):
     """The generator failed on every replica; the candidates had until then answer."""
 
 
-class SearchStats(NamedTuple):
-    """The cost of a search."""
+class SearchCost(BaseModel):
+    """What a search cost. The one place where a figure is declared: this record travels as it is from the runner
+    into the reply, and from there through the client into the rows and the means of an evaluation.
 
-    nodes: int
+    Every figure has a default, so that a client understands an endpoint that does not know it yet.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+
+    nodes: int = 0
     """Nodes in the tree, the root not counted."""
-    expand_calls: int
+    expand_calls: int = 0
     """Calls to the generator."""
-    prm_calls: int
+    prm_calls: int = 0
     """Calls to the scorer, failed ones included."""
-    scored_steps: int
+    scored_steps: int = 0
     """Steps that were given a reward, neutral ones included."""
-    generated_tokens: int
+    generated_tokens: int = 0
     """Tokens of all branches that arrived, pruned ones included. What the generator had written of
     branches that were given up before they arrived is known only to the generator."""
-    prefix_tokens: int
-    """Prefix lengths summed over the branches that arrived: what would be computed without a cache."""
-    cached_tokens: int
-    """Of ``prefix_tokens``, those whose KV came from a cache."""
-    root_cached_tokens: int
-    """Most cached prompt tokens of any child of the root: what was known before the search began."""
-    kv_tokens_peak: int
-    """Most tokens whose KV the branches under way needed at a time (`search.run.kv_usage`)."""
-    kv_tokens_sum: int
-    """The same summed over all rounds: how much was held for how long."""
-    answer_tokens: int
+    answer_tokens: int = 0
     """Tokens of the answering path."""
-    seconds: float
-    """From the start to the verdict."""
+    prefix_tokens: int = 0
+    """Prefix lengths summed over the branches that arrived: what would be computed without a cache."""
+    cached_tokens: int = 0
+    """Of ``prefix_tokens``, those whose KV came from a cache."""
+    root_cached_tokens: int = 0
+    """Most cached prompt tokens of any child of the root: what was known before the search began."""
+    kv_tokens_peak: int = 0
+    """Most tokens whose KV the branches under way needed at a time (`search.run.kv_usage`)."""
+    kv_tokens_sum: int = 0
+    """The same summed over all rounds: how much was held for how long."""
+    seconds: float = 0.0
+    """From the start to the choice of the answer."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +76,7 @@ class SearchOutcome:
     stop_reason: StopReason
     degraded: bool
     """Whether a neutral reward stood in for one that the scorer did not give."""
-    stats: SearchStats
+    cost: SearchCost
 
     @property
     def partial(self) -> bool:

@@ -13,7 +13,7 @@ from search.tree import Node, SearchTree, Step, StepEnd
 
 @dataclass
 class Tally:
-    """The running figures of ``SearchStats``."""
+    """The running figures of a ``SearchCost``."""
 
     expand_calls: int = 0
     scored_steps: int = 0

@@ -9,38 +9,35 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import Literal, ParamSpec
+from typing import ParamSpec
 
-from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import Verdict
 from search.budget import BudgetMeter
 from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
-from search.gate import Gate
 from search.ports import (
     ChildGroup,
     ExpandRequest,
     Extent,
-    Generator,
     Lane,
     Sampling,
     ScoreItem,
     ScoreRequest,
-    StepScorer,
 )
 from search.run.answer_selection import best_open_path, verdict_over
+from search.run.environment import SearchEnvironment
 from search.run.kv_usage import KVHeld
 from search.run.planning import Batch, Planner, Room
 from search.run.report import (
     EventSink,
+    SearchCost,
     SearchFinished,
     SearchOutcome,
     SearchStarted,
-    SearchStats,
     StepScored,
     StopReason,
 )
 from search.run.results import Intake
-from search.run.scorer import Fallback, Judge
+from search.run.scorer import Judge
 from search.settings import SearchSettings
 from search.strategies.base import Growth
 from search.strategies.path_score import path_score
@@ -56,14 +53,9 @@ async def run_search(
     question: str,
     prompt: Sequence[int],
     settings: SearchSettings,
+    environment: SearchEnvironment,
     *,
-    generator: Generator,
-    scorer: StepScorer,
-    gate: Gate,
-    matcher: AnswerMatcher,
     search_id: str,
-    context_tokens: int,
-    fallback: Fallback | Literal["neutral", "fail"] = Fallback.NEUTRAL,
     on_event: EventSink | None = None,
     tree: SearchTree | None = None,
 ) -> SearchOutcome:
@@ -73,7 +65,6 @@ async def run_search(
         question: what the scorer is told; the generator sees ``prompt`` alone.
         prompt: token ids, the chat template applied.
         search_id: names the search to the ports; unique among the searches that run.
-        context_tokens: the generator's context length.
         on_event: told of every step; see ``EventSink``.
         tree: an empty tree to grow, where the caller wants to see it even if the search fails; or one that an
             earlier search has grown (`search.snapshot.restore_tree`): then it goes on from there, with that search's
@@ -92,24 +83,17 @@ async def run_search(
         ScorerError: the scorer failed and ``fallback`` is to fail.
         ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
     """
+    context_tokens = environment.context_tokens
     if len(prompt) >= context_tokens:
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
-    search = _Search(
-        question,
-        settings,
-        Room(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth),
-        generator,
-        Judge(scorer, Fallback(fallback)),
-        gate,
-        search_id,
-        on_event or (lambda event: None),
-        SearchTree() if tree is None else tree,
-    )
+    limits = Room(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
+    grown = SearchTree() if tree is None else tree
+    search = _Search(question, settings, environment, limits, search_id, on_event or (lambda event: None), grown)
     try:
         reason = await search.grow()
     finally:
         search.give_up()
-    return await search.conclude(reason, matcher)
+    return await search.conclude(reason)
 
 
 class _Search:
@@ -119,10 +103,8 @@ class _Search:
         self,
         question: str,
         settings: SearchSettings,
+        environment: SearchEnvironment,
         room: Room,
-        generator: Generator,
-        judge: Judge,
-        gate: Gate,
         search_id: str,
         emit: EventSink,
         tree: SearchTree,
@@ -130,9 +112,10 @@ class _Search:
         self._question = question
         self._strategy = settings.strategy
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
-        self._generator = generator
-        self._judge = judge
-        self._gate = gate
+        self._generator = environment.generator
+        self._judge = Judge(environment.scorer, environment.fallback)
+        self._gate = environment.gate
+        self._matcher = environment.matcher
         self._search_id = search_id
         self._emit = emit
         self._tree = tree
@@ -141,6 +124,7 @@ class _Search:
         elif settings.seed not in (None, tree.seed):
             raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
         self._seed = tree.seed
+        tree.extract_answer = environment.extract_answer
         self._meter = BudgetMeter(settings.budget)
         self._planner = Planner(tree, settings, self._seed, room, self._meter)
         self._intake = Intake(tree, room, self._meter)
@@ -170,14 +154,14 @@ class _Search:
         for node in self._tree.nodes:
             self._tree.fail(node)
 
-    async def conclude(self, reason: StopReason, matcher: AnswerMatcher) -> SearchOutcome:
+    async def conclude(self, reason: StopReason) -> SearchOutcome:
         """The outcome, from the candidates or else from the best path there is."""
         ends = self._strategy.candidates(self._tree)
         if not ends and self._generator_error is not None:
             raise self._generator_error
         if not ends:
             ends = [self._best_open_path(reason)]
-        verdict = await verdict_over(ends, self._strategy, matcher)
+        verdict = await verdict_over(ends, self._tree, self._strategy, self._matcher)
         outcome = SearchOutcome(
             search_id=self._search_id,
             seed=self._seed,
@@ -186,7 +170,7 @@ class _Search:
             text=verdict.node.text,
             stop_reason=reason,
             degraded=self._judge.degraded,
-            stats=self._stats(verdict),
+            cost=self._cost(verdict),
         )
         self._emit(SearchFinished(outcome))
         return outcome
@@ -336,10 +320,10 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    def _stats(self, verdict: Verdict) -> SearchStats:
+    def _cost(self, verdict: Verdict) -> SearchCost:
         tally, held = self._intake.tally, self._held
         held.search_ends()
-        return SearchStats(
+        return SearchCost(
             nodes=len(self._tree),
             expand_calls=tally.expand_calls,
             prm_calls=self._judge.calls,

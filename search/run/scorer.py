@@ -1,21 +1,12 @@
 """Rewards for steps: one call for all that arrived together, checked, with a fallback where there are none."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest, StepScorer
+from search.run.environment import Fallback
 
 NEUTRAL_REWARD = 0.5
-
-
-class Fallback(StrEnum):
-    """What happens to a search whose scorer gives no usable rewards."""
-
-    NEUTRAL = "neutral"
-    """It goes on with rewards of 0.5 and is marked degraded."""
-    FAIL = "fail"
-    """It fails."""
 
 
 class Judge:

@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from search.answers.extraction import canonical, extract_answer
+from search.answers.extraction import canonical
 from search.answers.voting import Selection
 from search.strategies.whole_solutions import WholeSolutions
 from search.tree import SearchTree
@@ -39,7 +39,7 @@ class SelfConsistency(WholeSolutions):
         rivals may turn out to be one. So the leader is held against their sum, which stays exact.
         """
         ended = self.candidates(tree)
-        answers = [answer for node in ended if (answer := extract_answer(node.text)) is not None]
+        answers = [answer for node in ended if (answer := tree.answer_of(node)) is not None]
         votes = Counter(map(canonical, answers))
         lead = max(votes.values(), default=0)
         return lead > len(answers) - lead + self.n - len(ended)

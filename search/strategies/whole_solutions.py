@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from search.answers.extraction import canonical, extract_answer
+from search.answers.extraction import canonical
 from search.ports import Extent
 from search.strategies.base import MOST_SAMPLES, Growth, Strategy
 from search.strategies.path_score import path_score
@@ -48,7 +48,7 @@ class WholeSolutions(Strategy):
             score = path_score(node, self.aggregation)
             weight = 1.0 if score is None else score
             whole += weight
-            if (answer := extract_answer(node.text)) is not None:
+            if (answer := tree.answer_of(node)) is not None:
                 weights[canonical(answer)] = weights.get(canonical(answer), 0.0) + weight
         first, second = [*sorted(weights.values(), reverse=True), 0.0, 0.0][:2]
         return first - second > margin * whole / len(ended)

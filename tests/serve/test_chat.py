@@ -5,7 +5,7 @@ import time
 import openai
 import pytest
 
-from search.settings import STRATEGIES
+from search.strategies.catalog import STRATEGIES
 from tests.serve.application import BEAM, Application, problems, request
 
 

@@ -63,7 +63,7 @@ class Endpoint:
             "expand_calls": 2,
             "generated_tokens": 30,
             "cached_tokens": 12,
-            "prefix_tokens": 40,
+            "a_figure_of_tomorrow": 40,
             "stop_reason": "finished",
             "agreement": 1.0,
             "score": 0.97,

@@ -14,7 +14,7 @@ from cluster.cli.search_field import SearchFieldError, search_field
 from cluster.evaluation.loop import evaluate
 from cluster.evaluation.problem_files import read_problems
 from cluster.evaluation.training_file import TrainingLine
-from search.settings import STRATEGIES
+from search.strategies.catalog import STRATEGIES
 
 
 def banyan(*arguments: str) -> Result:

@@ -10,6 +10,7 @@ from endpoint_stand_in import STEPS, Endpoint, tree_of
 from cluster.client.client import Client
 from cluster.client.errors import ClientError, ProtocolError, Refused, TooLate, Unreachable
 from cluster.client.replies import AnswerText, Completion, Event, Question, StepScored
+from search.run.report import SearchCost
 
 QUESTION = Question("1 + 1?", {"strategy": "beam_search", "n": 4}, seed=5)
 
@@ -27,7 +28,10 @@ async def stream(url: str, timeout_s: float = 10.0) -> list[Event]:
 def test_a_plain_reply(endpoint: Endpoint) -> None:
     reply = asyncio.run(ask(f"{endpoint.url}/v1/"))
     assert reply.search.answer == "2"
-    assert reply.search.model_extra == {"expand_calls": 2, "prefix_tokens": 40}
+    assert reply.search.model_extra == {"a_figure_of_tomorrow": 40}
+    assert reply.search.cost == SearchCost(
+        nodes=3, expand_calls=2, prm_calls=2, generated_tokens=30, cached_tokens=12, seconds=0.01
+    )
     assert reply.usage is not None
     assert reply.usage.completion_tokens == 30
     assert endpoint.requests == [

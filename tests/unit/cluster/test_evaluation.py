@@ -34,7 +34,9 @@ def test_answers_are_graded_by_what_they_mean(endpoint: Endpoint) -> None:
     rows = run(endpoint, problems, Plan())
     assert rows["half"].right
     assert not rows["wrong"].right
-    assert (rows["half"].tokens, rows["half"].cached_tokens, rows["half"].prm_calls) == (30, 12, 2)
+    cost = rows["half"].cost
+    assert cost is not None
+    assert (cost.generated_tokens, cost.cached_tokens, cost.prm_calls) == (30, 12, 2)
 
 
 def test_order_and_concurrency_change_no_request(endpoint: Endpoint) -> None:

@@ -4,10 +4,12 @@ import pytest
 
 from cluster.evaluation.reports import error_lines, report
 from cluster.evaluation.statistics import Row, summarize, wilson
+from search.run.report import SearchCost
 
 
 def row(problem: str, right: bool, strategy: str = "greedy", tokens: int = 10, error: str | None = None) -> Row:
-    return Row(problem, 1, strategy, 0, "2", right=right, tokens=tokens, seconds=1.0, error=error)
+    cost = SearchCost(generated_tokens=tokens, seconds=0.5) if error is None else None
+    return Row(problem, 1, strategy, 0, "2", right=right, cost=cost, seconds=1.0, error=error)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,8 @@ def test_a_failed_problem_is_not_right_and_costs_nothing_in_the_means() -> None:
     summary = summarize("greedy", [*rows, row("a", True, "beam_search")], elapsed_s=2.5)
     assert (summary.problems, summary.right, summary.failed) == (3, 1, 1)
     assert summary.accuracy == pytest.approx(1 / 3)
-    assert summary.tokens == 20
+    assert (summary.cost["generated_tokens"], summary.cost["seconds"], summary.seconds) == (20, 0.5, 1.0)
+    assert summary.cost.keys() == SearchCost.model_fields.keys()
     assert summary.interval == wilson(1, 3)
 
 

@@ -11,11 +11,15 @@ from fastapi import FastAPI
 from deployments.completions import CompletionService
 from deployments.config import AppConfig
 from deployments.http.auth import ApiKeys
+from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
+from deployments.http.jobs import Jobs
+from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.service import SearchService
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError
+from search.gate import Gate
 from search.ports import (
     Child,
     ChildGroup,
@@ -26,6 +30,7 @@ from search.ports import (
     TokenBeamRequest,
     WrittenSequence,
 )
+from search.run.environment import SearchEnvironment
 from search.token_beam import BeamSequence
 from search.tree import Step, StepEnd
 
@@ -134,10 +139,28 @@ class World:
         )
         self.generator = FakeGenerator()
         self.scorer = FakeScorer()
-        self.service = SearchService(self.config, Letters(), self.generator, self.scorer, matcher)
-        health = Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http)
-        completions = CompletionService(self.service, Letters(), self.generator)
-        self.app: FastAPI = create_app(self.service, completions, health, self, ApiKeys(keys))
+        settings = self.config.controller
+        self.environment = SearchEnvironment(
+            self.generator,
+            self.scorer,
+            self.config.generator.max_model_len,
+            Gate(settings.branches),
+            matcher,
+            settings.fallback,
+            settings.extractor,
+        )
+        self.service = SearchService(self.environment, settings.searches, settings.limits.seconds)
+        endpoint = Endpoint(
+            served_name=self.config.generator.served_name,
+            body_bytes=settings.limits.body_bytes,
+            jobs=Jobs(self.config, Planner.of(self.config), Letters()),
+            searches=self.service,
+            completions=CompletionService(self.service, self.generator),
+            health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),
+            operations=self,
+            strategies=settings.catalog,
+        )
+        self.app: FastAPI = create_app(endpoint, ApiKeys(keys))
 
     async def status(self) -> dict[str, Any]:
         return {"searches": self.service.running, "integrity": self.service.check_integrity()}

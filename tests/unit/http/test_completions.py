@@ -115,7 +115,7 @@ async def test_the_official_client(world: World) -> None:
 
 
 async def test_beams_take_room_among_the_branches_of_searches(world: World) -> None:
-    gate = world.service._gate
+    gate = world.environment.gate
     world.generator.gate.clear()
     asking = asyncio.create_task(post(world, GOOD | {"prompt": ["a", "b", "c"], "n": 4}))
     while not world.generator.beams:

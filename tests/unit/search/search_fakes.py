@@ -10,9 +10,10 @@ from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, ScorerError
 from search.gate import Gate
 from search.ports import Child, ChildGroup, ExpandRequest, Extent, Lane, ScoreRequest
+from search.run.environment import SearchEnvironment
 from search.run.report import SearchEvent, SearchOutcome
 from search.run.runner import run_search
-from search.settings import parse_search
+from search.settings import SearchSettings, parse_search
 from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 PROMPT = (1, 2, 3, 4, 5)
@@ -201,17 +202,21 @@ class Bench:
         self.events: list[SearchEvent] = []
 
     async def search(self, settings: dict[str, Any], **options: Any) -> SearchOutcome:
-        own = {"context_tokens": 1000, "search_id": "s1", "on_event": self.events.append, "tree": self.tree}
-        return await run_search(
-            "What is it?",
-            PROMPT,
-            parse_search({"seed": 7} | settings),
+        return await self.run(parse_search({"seed": 7} | settings), **options)
+
+    async def run(self, settings: SearchSettings, **options: Any) -> SearchOutcome:
+        surroundings = {
+            name: options.pop(name) for name in ("context_tokens", "fallback", "extract_answer") if name in options
+        }
+        environment = SearchEnvironment(
             generator=self.generator,
             scorer=self.scorer,
             gate=self.gate,
             matcher=self.matcher,
-            **(own | options),
+            **({"context_tokens": 1000} | surroundings),
         )
+        usual = {"search_id": "s1", "on_event": self.events.append, "tree": self.tree}
+        return await run_search("What is it?", PROMPT, settings, environment, **(usual | options))
 
     def check_idle(self) -> None:
         """Nothing was left behind, anywhere."""

@@ -99,8 +99,8 @@ def test_deals_n_children_in_turn_over_the_kept_the_best_first() -> None:
 
 def test_one_call_to_the_generator_per_iteration() -> None:
     bench, outcome = search({"strategy": "beam_search", "n": 16, "max_depth": 5, "max_step_tokens": 8})
-    assert outcome.stats.expand_calls == len(bench.generator.requests) == max(len(node.id) for node in bench.tree.nodes)
-    assert outcome.stats.prm_calls == len(bench.scorer.requests) < outcome.stats.nodes
+    assert outcome.cost.expand_calls == len(bench.generator.requests) == max(len(node.id) for node in bench.tree.nodes)
+    assert outcome.cost.prm_calls == len(bench.scorer.requests) < outcome.cost.nodes
 
 
 def test_stops_once_n_beams_have_ended_and_answers_with_no_more() -> None:
@@ -135,6 +135,6 @@ def test_a_tight_budget_goes_on_with_the_same_iteration() -> None:
     settings = {"strategy": "beam_search", "n": 8, "m": 2, "max_step_tokens": 8, "budget": {"tokens": 120}}
     bench, outcome = search(settings)
     assert outcome.stop_reason == "tokens"
-    assert 120 - 8 <= outcome.stats.generated_tokens <= 120
+    assert 120 - 8 <= outcome.cost.generated_tokens <= 120
     levels = Counter(node.depth for node in bench.tree.nodes)
     assert all(levels[depth] == 8 for depth in range(1, max(levels)))

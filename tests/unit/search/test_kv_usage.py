@@ -56,9 +56,9 @@ def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
     held = [
         len(PROMPT) + sum(len(node.step.token_ids) for node in on_paths if node.step) for on_paths in levels.values()
     ]
-    assert (outcome.stats.kv_tokens_peak, outcome.stats.kv_tokens_sum) == (max(held), sum(held))
+    assert (outcome.cost.kv_tokens_peak, outcome.cost.kv_tokens_sum) == (max(held), sum(held))
 
 
 def test_whole_solutions_are_held_whole_and_at_once() -> None:
-    stats = search({"strategy": "best_of_n", "n": 5})[1].stats
-    assert stats.kv_tokens_peak == stats.kv_tokens_sum == len(PROMPT) + stats.generated_tokens
+    cost = search({"strategy": "best_of_n", "n": 5})[1].cost
+    assert cost.kv_tokens_peak == cost.kv_tokens_sum == len(PROMPT) + cost.generated_tokens

@@ -68,11 +68,11 @@ def test_resumed_at_every_fifth_event_it_is_the_same_tree(strategy: str, own: di
         assert outcome.verdict.node.id == whole.verdict.node.id
         assert outcome.verdict[1:4] == whole.verdict[1:4]
         assert outcome.stop_reason == whole.stop_reason
-        assert outcome.stats.generated_tokens == whole.stats.generated_tokens
+        assert outcome.cost.generated_tokens == whole.cost.generated_tokens
 
 
 def test_every_strategy_is_tried() -> None:
-    from search.settings import STRATEGIES
+    from search.strategies.catalog import STRATEGIES
 
     assert SEARCHES.keys() == STRATEGIES.keys()
 

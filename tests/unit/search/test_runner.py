@@ -11,6 +11,7 @@ from search_fakes import PROMPT, Bench, broken, reward_of, search
 from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError
 from search.gate import Gate
 from search.ports import Child, Extent, Lane
+from search.run.environment import Fallback
 from search.run.report import SearchFinished, SearchOutcome, SearchStarted, StepScored
 from search.snapshot import tree_as_json
 from search.tree import NodeStatus, Step, StepEnd
@@ -60,14 +61,14 @@ def test_every_complete_step_is_one_event(settings: dict[str, Any]) -> None:
         node = bench.tree[event.node]
         assert (event.text, event.reward) == (node.step.text if node.step else None, node.reward)
         assert event.terminal is (node.status is NodeStatus.TERMINAL)
-    assert scored[-1].tokens == outcome.stats.generated_tokens
-    assert scored[-1].nodes == outcome.stats.nodes
+    assert scored[-1].tokens == outcome.cost.generated_tokens
+    assert scored[-1].nodes == outcome.cost.nodes
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["strategy"])
 def test_counts_what_the_ports_did(settings: dict[str, Any]) -> None:
     bench, outcome = search(settings)
-    stats, tree = outcome.stats, bench.tree
+    stats, tree = outcome.cost, bench.tree
     assert outcome.stop_reason == "finished"
     assert not outcome.partial
     assert not outcome.degraded
@@ -181,8 +182,8 @@ def test_repeated_and_unknown_children_change_nothing() -> None:
 
     _, outcome = with_bench(BEAM, repeat)
     assert tree_as_json(outcome.tree) == tree_as_json(plain.tree)
-    assert outcome.stats.generated_tokens == plain.stats.generated_tokens
-    assert outcome.stats.scored_steps == plain.stats.scored_steps
+    assert outcome.cost.generated_tokens == plain.cost.generated_tokens
+    assert outcome.cost.scored_steps == plain.cost.scored_steps
 
 
 @pytest.mark.parametrize(
@@ -212,14 +213,14 @@ def test_a_prompt_as_long_as_the_context_is_refused() -> None:
 def test_out_of_tokens_the_candidates_answer() -> None:
     _, outcome = search(BEAM | {"budget": {"tokens": 100}})
     assert (outcome.stop_reason, outcome.partial) == ("tokens", True)
-    assert outcome.stats.generated_tokens <= 100
+    assert outcome.cost.generated_tokens <= 100
     assert outcome.verdict.node.status is NodeStatus.TERMINAL
 
 
 def test_out_of_nodes_with_no_candidate_the_best_open_path_answers() -> None:
     for seed in range(20):
         _, outcome = search({"strategy": "beam_search", "n": 2, "m": 1, "seed": seed, "budget": {"nodes": 2}})
-        assert outcome.stats.nodes == 2
+        assert outcome.cost.nodes == 2
         if not outcome.tree.with_status(NodeStatus.TERMINAL):
             best = max(outcome.tree.nodes, key=lambda node: node.reward or 0.0)
             assert outcome.verdict.node.reward == best.reward
@@ -275,10 +276,10 @@ def test_without_usable_rewards_the_search_goes_on_degraded_or_fails(how: str) -
     def prepare(bench: Bench) -> None:
         bench.scorer.spoil = spoil
 
-    _, outcome = with_bench(BEAM, prepare, fallback="neutral")
+    _, outcome = with_bench(BEAM, prepare, fallback=Fallback.NEUTRAL)
     assert outcome.degraded
     assert {node.reward for node in outcome.tree.nodes} == {0.5}
-    assert message in fails(BEAM, prepare, ScorerError, fallback="fail")
+    assert message in fails(BEAM, prepare, ScorerError, fallback=Fallback.FAIL)
 
 
 def test_a_generator_that_breaks_leaves_a_partial_answer() -> None:
@@ -288,7 +289,7 @@ def test_a_generator_that_breaks_leaves_a_partial_answer() -> None:
     _, outcome = with_bench(BEST, prepare)
     assert (outcome.stop_reason, outcome.partial) == ("generator_error", True)
     assert 1 <= len(outcome.tree.with_status(NodeStatus.TERMINAL)) <= 3
-    assert outcome.stats.scored_steps == sum(node.reward is not None for node in outcome.tree.nodes)
+    assert outcome.cost.scored_steps == sum(node.reward is not None for node in outcome.tree.nodes)
 
 
 def test_a_generator_that_breaks_before_any_candidate_is_an_error() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from search.settings import STRATEGIES, SearchSettings, parse_alias, parse_search, search_schema
+from search.settings import SearchSettings, parse_alias, parse_search, search_schema
+from search.strategies.catalog import STRATEGIES
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+"""Request bodies for the OpenAPI page: the handlers read theirs themselves, to name what is wrong in them."""
+
+from typing import Any
+
+from pydantic import BaseModel
+
+from deployments.http.schema import ChatRequest
+from search.settings import search_schema
+from search.strategies.catalog import Catalog
+
+
+def chat_body(strategies: Catalog) -> dict[str, Any]:
+    """The body of a search: a chat request with one alternative per strategy."""
+    schema = ChatRequest.model_json_schema()
+    search = search_schema(strategies)
+    schema["$defs"] = {**schema.get("$defs", {}), **search.pop("$defs")}
+    schema["properties"]["search"] = search
+    return _body(schema)
+
+
+def body_of(model: type[BaseModel]) -> dict[str, Any]:
+    return _body(model.model_json_schema())
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": _inlined(schema)}}}}
+
+
+def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+    """References resolved in place: OpenAPI looks for them at the document's root, where these are not."""
+    definitions = schema.get("$defs", {})
+
+    def resolved(part: Any) -> Any:
+        if isinstance(part, dict):
+            if name := str(part.get("$ref", "")).removeprefix("#/$defs/"):
+                return resolved(definitions[name])
+            return {key: resolved(value) for key, value in part.items() if key not in ("$defs", "discriminator")}
+        return [resolved(member) for member in part] if isinstance(part, list) else part
+
+    inlined = resolved(schema)
+    assert isinstance(inlined, dict)
+    return inlined

@@ -1,0 +1,117 @@
+"""From a request to a job: the model that it names, the settings in force, and token ids that fit the context."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from deployments.completions import CompletionJob
+from deployments.config import AppConfig
+from deployments.http.errors import BadRequest
+from deployments.http.plan import Planner
+from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
+from deployments.service import SearchJob
+from search.ports import ScoreItem, ScoreRequest, TokenBeamRequest
+from search.token_beam import TokenBeamSettings
+
+
+class Encoder(Protocol):
+    """The generator's chat template and tokenizer; see `deployments.engines.encoding.ChatEncoder`."""
+
+    @property
+    def vocabulary(self) -> int: ...
+
+    def encode_text(self, text: str) -> list[int]: ...
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+
+
+class Jobs:
+    """Makes jobs for one served model under one set of limits."""
+
+    def __init__(self, config: AppConfig, planner: Planner, encoder: Encoder) -> None:
+        self._controller = config.controller
+        self._context = config.generator.max_model_len
+        self._planner = planner
+        self._encoder = encoder
+
+    def check_model(self, name: str) -> None:
+        """Raises NotFound unless a request may name this model."""
+        self._planner.check_model(name)
+
+    def search(self, request: ChatRequest) -> SearchJob:
+        """
+        Raises:
+            NotFound: unknown model.
+            BadRequest: a setting is wrong, or the prompt does not fit the context.
+        """
+        settings = self._planner.settings(request)
+        messages = [{"role": message.role, "content": message.text} for message in request.messages]
+        try:
+            prompt = self._encoder.encode_chat(messages)
+        except ValueError as error:
+            raise BadRequest(str(error), "messages") from None
+        if len(prompt) >= self._context:
+            message = f"the prompt has {len(prompt)} tokens; the context of {self._context} leaves no room to answer"
+            raise BadRequest(message, "messages", "context_length_exceeded")
+        return SearchJob(uuid.uuid4().hex, request.question, tuple(prompt), settings)
+
+    def completion(self, body: CompletionBody) -> CompletionJob:
+        """
+        Raises:
+            NotFound: unknown model.
+            BadRequest: a prompt is malformed or does not fit, or more is asked for than is allowed.
+        """
+        self.check_model(body.model)
+        prompts = tuple(self._encoded(path, prompt) for path, prompt in body.prompts())
+        limits = self._controller.limits
+        width = body.best_of or body.n
+        asked = len(prompts) * width * body.max_tokens
+        if width > limits.n:
+            path = "best_of" if body.best_of else "n"
+            raise BadRequest(f"{path} may be at most {limits.n} here, not {width}", path, "above_limit")
+        if asked > limits.tokens:
+            message = f"{len(prompts)} prompts, {width} beams and {body.max_tokens} tokens are {asked} tokens"
+            raise BadRequest(f"{message}; at most {limits.tokens} here", "max_tokens", "above_limit")
+        for index, prompt in enumerate(prompts):
+            if len(prompt) + body.max_tokens > self._context:
+                raise BadRequest(
+                    f"prompt {index} has {len(prompt)} tokens and {body.max_tokens} are asked for; "
+                    f"the context holds {self._context}",
+                    "prompt",
+                    "context_length_exceeded",
+                )
+        limit = body.concurrency_limit
+        most_at_once = max(1, self._controller.branches // width)
+        settings = TokenBeamSettings(
+            width=width,
+            max_tokens=body.max_tokens,
+            length_penalty=body.length_penalty,
+            ignore_eos=body.ignore_eos,
+            skip_reading_prefix_cache=body.skip_reading_prefix_cache,
+            concurrency_limit=most_at_once if limit is None else max(1, min(limit, most_at_once)),
+        )
+        return CompletionJob(TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds), body.n)
+
+    def scoring(self, body: ScoreBody) -> ScoreRequest:
+        """
+        Raises:
+            BadRequest: more steps than a path may have.
+        """
+        limits = self._controller.limits
+        if len(body.steps) > limits.depth:
+            raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
+        item = ScoreItem(tuple(body.steps), len(body.steps))
+        return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds)
+
+    def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
+        if not isinstance(prompt, str):
+            if wrong := [token for token in prompt if not 0 <= token < self._encoder.vocabulary]:
+                raise BadRequest(f"{path} has token {wrong[0]}; there are {self._encoder.vocabulary}", path)
+            return tuple(prompt)
+        try:
+            ids = tuple(self._encoder.encode_text(prompt))
+        except ValueError as error:
+            raise BadRequest(f"{path}: {error}", path) from None
+        if not ids:
+            raise BadRequest(f"{path} has no tokens", path)
+        return ids

@@ -1,0 +1,37 @@
+"""What a search needs from its surroundings, in one object: whoever runs searches makes one and passes it to each."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from search.answers.equivalence import AnswerMatcher
+from search.answers.extraction import extract_answer
+from search.gate import Gate
+from search.ports import Generator, StepScorer
+
+
+class Fallback(StrEnum):
+    """What happens to a search whose scorer gives no usable rewards."""
+
+    NEUTRAL = "neutral"
+    """It goes on with rewards of 0.5 and is marked degraded."""
+    FAIL = "fail"
+    """It fails."""
+
+
+AnswerExtractor = Callable[[str], str | None]
+"""The answer that the text of a path gives; None where it gives none. Quick and pure: it runs on the event loop."""
+
+
+@dataclass(frozen=True)
+class SearchEnvironment:
+    """Shared by all searches of a process."""
+
+    generator: Generator
+    scorer: StepScorer
+    context_tokens: int
+    """The generator's context length."""
+    gate: Gate
+    matcher: AnswerMatcher
+    fallback: Fallback = Fallback.NEUTRAL
+    extract_answer: AnswerExtractor = extract_answer

@@ -1,0 +1,58 @@
+"""Which strategies there are, by name. One is declared by its module and one line here."""
+
+from collections.abc import Mapping, Sequence
+from inspect import isabstract
+from types import MappingProxyType
+
+from search.import_path import imported
+from search.strategies.base import Strategy
+
+Catalog = Mapping[str, type[Strategy]]
+"""Strategies by the name that settings give them."""
+
+BUILT_IN = (
+    "search.strategies.greedy:Greedy",
+    "search.strategies.self_consistency:SelfConsistency",
+    "search.strategies.best_of_n:BestOfN",
+    "search.strategies.beam_search:BeamSearch",
+    "search.strategies.dvts:DVTS",
+    "search.strategies.rebase:Rebase",
+    "search.strategies.ets:ETS",
+    "search.strategies.mcts:MCTS",
+    "search.strategies.ab_mcts:ABMCTS",
+    "search.strategies.frontier:Frontier",
+    "search.strategies.particle_filter:ParticleFilter",
+)
+"""In the order in which they are listed to people."""
+
+
+def catalog_of(paths: Sequence[str]) -> Catalog:
+    """The built-in strategies and those that ``paths`` name (``package.module:Class``).
+
+    Raises:
+        ValueError: a path cannot be imported, is no strategy, or takes a name or an alias that is taken.
+    """
+    known: dict[str, type[Strategy]] = {}
+    taken: dict[str, str] = {}
+    for path in (*BUILT_IN, *paths):
+        strategy = _strategy(path)
+        name = str(strategy.model_fields["name"].default)
+        for word in {name, *strategy.aliases}:
+            if word in taken:
+                raise ValueError(f"{path!r} is called {word!r}, as is {taken[word]!r}")
+            taken[word] = path
+        known[name] = strategy
+    return MappingProxyType(known)
+
+
+def _strategy(path: str) -> type[Strategy]:
+    found = imported(path)
+    if not (isinstance(found, type) and issubclass(found, Strategy)) or isabstract(found):
+        raise ValueError(f"{path!r} is no strategy: it must be a subclass of search.Strategy that can be instantiated")
+    if not isinstance(found.model_fields["name"].default, str):
+        raise ValueError(f"{path!r} has no name: declare `name: Literal['…'] = '…'`")
+    return found
+
+
+STRATEGIES = catalog_of(())
+"""The built-in ones."""

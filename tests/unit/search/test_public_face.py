@@ -1,0 +1,20 @@
+"""``search`` as a library: what it exports is there, and the example in its docstring does what it says."""
+
+import subprocess
+import sys
+import textwrap
+
+import search
+
+
+def test_everything_exported_is_there() -> None:
+    assert sorted(search.__all__) == sorted(set(search.__all__))
+    assert all(getattr(search, name) is not None for name in search.__all__)
+
+
+def test_the_example_runs() -> None:
+    assert search.__doc__ is not None
+    _, _, indented = search.__doc__.partition("::\n")
+    program = textwrap.dedent(indented)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.stderr) == ("heads 8\n", "")
