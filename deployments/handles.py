@@ -5,7 +5,6 @@ same seeds, so a search never notices on which replica a branch was written. Err
 making are not retried.
 """
 
-import math
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
@@ -13,6 +12,7 @@ from typing import Any, TypeVar
 from deployments.serve_calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
 from search.errors import GeneratorError, ScorerError, SearchError
 from search.ports import ChildGroup, ExpandRequest, Expansion, ScoreRequest, TokenBeamReply, TokenBeamRequest
+from search.rewards import check_rewards
 
 T = TypeVar("T")
 
@@ -96,12 +96,12 @@ class HandleScorer:
             ScorerError: after the last attempt, or at the request's deadline.
         """
         deadline = Deadline(request.deadline_s)
+        wanted = [item.unscored for item in request.items]
 
         async def attempt() -> Sequence[Sequence[float]]:
             response = self._score.remote(request._replace(deadline_s=deadline.remaining))
             rewards = await answer(response, deadline, self._retries.reply_timeout_s)
-            check_rewards(request, rewards)
-            return rewards  # type: ignore[no-any-return]
+            return check_rewards(rewards, wanted, "the process reward model")
 
         return await retried(attempt, self._retries, deadline, "score", ScorerError)
 
@@ -171,22 +171,3 @@ class Missing:
                 self._names.discard(name)
                 fresh.append(child)
         return group if len(fresh) == len(group.children) else group._replace(children=tuple(fresh))
-
-
-def check_rewards(request: ScoreRequest, rewards: Any) -> None:
-    """
-    Raises:
-        ReplicaLost: not one list for each item, not one reward for each unscored step, or a reward
-            that is no number in [0, 1].
-    """
-    wanted = [item.unscored for item in request.items]
-    try:
-        given = [len(row) for row in rewards]
-        sound = all(isinstance(value, float | int) and 0.0 <= value <= 1.0 for row in rewards for value in row)
-    except TypeError:
-        raise ReplicaLost(f"rewards came as {type(rewards).__name__}") from None
-    if given != wanted:
-        raise ReplicaLost(f"{sum(wanted)} rewards were asked for, {sum(given)} came")
-    if not sound:
-        odd = next(v for row in rewards for v in row if not (isinstance(v, float | int) and 0.0 <= v <= 1.0))
-        raise ReplicaLost(f"a reward is {'NaN' if isinstance(odd, float) and math.isnan(odd) else repr(odd)}")

@@ -11,6 +11,7 @@ from enum import Enum, StrEnum
 from typing import NamedTuple
 
 from search.answers.extraction import extract_answer
+from search.rewards import is_reward
 
 NodeId = tuple[int, ...]
 """The path of child indices from the root; the root is ``()``."""
@@ -229,7 +230,7 @@ class SearchTree:
         Raises:
             ValueError: the reward is not in [0, 1] (NaN included).
         """
-        if reward is not None and not 0.0 <= reward <= 1.0:
+        if reward is not None and not is_reward(reward):
             raise ValueError(f"reward of node {node.id} must be in [0, 1], got {reward!r}")
         if node.status is not NodeStatus.WRITTEN:
             return False

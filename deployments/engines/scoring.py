@@ -19,9 +19,10 @@ from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.engine import engine_args, engine_tokenizer, start_engine
 from deployments.engines.engine_calls import EngineCall, EngineCallError
 from deployments.engines.rewards import FAMILIES, RewardFamily
-from deployments.engines.rewards.family import Query, check_rewards
+from deployments.engines.rewards.family import Query
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
+from search.rewards import check_rewards
 
 MOST_LETTERS_PER_TOKEN = 32
 """More than any text has on average."""
@@ -162,8 +163,8 @@ class ScoringEngine:
                     for done in await call.wait():
                         label = done.label
                         values = running.family.rewards(done.output, label.query)
-                        check_rewards(values, len(label.keys), self._settings.model)
-                        rewards |= zip(label.keys, values, strict=True)
+                        [row] = check_rewards([values], [len(label.keys)], self._settings.model)
+                        rewards |= zip(label.keys, row, strict=True)
         except (EngineCallError, ValueError) as error:
             raise ScorerError(str(error)) from error
         return rewards

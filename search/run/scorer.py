@@ -1,9 +1,8 @@
 """Rewards for steps: one call for all that arrived together, checked, with a fallback where there are none."""
 
-from collections.abc import Sequence
-
 from search.errors import ScorerError
-from search.ports import ScoreItem, ScoreRequest, StepScorer
+from search.ports import ScoreRequest, StepScorer
+from search.rewards import check_rewards
 from search.run.environment import Fallback
 
 NEUTRAL_REWARD = 0.5
@@ -27,33 +26,12 @@ class Judge:
         self.calls += 1
         try:
             rewards = await self._scorer.score(request)
-            try:
-                check_rewards(rewards, request.items, source_of(self._scorer))
-            except TypeError as error:
-                raise ScorerError(f"{source_of(self._scorer)} gave something that is no rewards: {error}") from error
-            return [[float(reward) for reward in row] for row in rewards]
+            return check_rewards(rewards, [item.unscored for item in request.items], source_of(self._scorer))
         except ScorerError:
             if self._fallback is Fallback.FAIL:
                 raise
             self.degraded = True
             return [[NEUTRAL_REWARD] * item.unscored for item in request.items]
-
-
-def check_rewards(rewards: Sequence[Sequence[float]], items: Sequence[ScoreItem], source: str) -> None:
-    """Refuses rewards that are too many, too few, NaN or outside [0, 1].
-
-    Raises:
-        ScorerError: and says which, and that ``source`` gave them.
-    """
-    if len(rewards) != len(items):
-        raise ScorerError(f"{source} gave rewards for {len(rewards)} of {len(items)} paths")
-    for row, item in zip(rewards, items, strict=True):
-        if len(row) != item.unscored:
-            raise ScorerError(f"{source} gave {len(row)} rewards for {item.unscored} steps")
-        for reward in row:
-            # A NaN is not within any bounds.
-            if not 0.0 <= reward <= 1.0:
-                raise ScorerError(f"{source} gave a reward of {reward!r}, which is not in [0, 1]")
 
 
 def source_of(scorer: StepScorer) -> str:

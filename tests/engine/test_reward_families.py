@@ -350,7 +350,7 @@ async def test_a_function_judges_every_unscored_step(name: str) -> None:
     ("name", "complaint"),
     [
         ("too_much", "too_much gave a reward of 1.5"),
-        ("no_number", "must be real number"),
+        ("no_number", "no_number gave a reward of 'high'"),
         ("breaks", "breaks failed: KeyError"),
         ("sleeps", "sleeps was not done within 0.05 s"),
     ],

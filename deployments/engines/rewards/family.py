@@ -1,6 +1,5 @@
 """What sets reward families apart: how a path becomes requests to an engine, and outputs become rewards."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
@@ -55,11 +54,3 @@ class RewardFamily(ABC):
         Raises:
             ValueError: the output has not the shape that was asked for.
         """
-
-
-def check_rewards(rewards: Sequence[float], wanted: int, source: str) -> None:
-    """Raises ValueError, naming the source, unless there are ``wanted`` rewards, all of them numbers in [0, 1]."""
-    if len(rewards) != wanted:
-        raise ValueError(f"{source} gave {len(rewards)} rewards for {wanted} steps")
-    if wrong := [reward for reward in rewards if not (math.isfinite(reward) and 0.0 <= reward <= 1.0)]:
-        raise ValueError(f"{source} gave a reward of {wrong[0]!r}: rewards must be in [0, 1]")

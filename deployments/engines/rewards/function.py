@@ -10,9 +10,9 @@ from typing import Any
 
 from deployments.config import PrmSettings
 from deployments.engines.engine import EngineStartError
-from deployments.engines.rewards.family import check_rewards
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
+from search.rewards import check_rewards
 
 RewardFunction = Callable[[str, Sequence[str]], "float | Awaitable[float]"]
 """Told a question and the texts of a path's steps, it returns the last step's reward in [0, 1]."""
@@ -57,12 +57,7 @@ class FunctionScorer:
             failure = group_of_failures.exceptions[0]
             raise ScorerError(f"{self._name} failed: {failure!r}") from failure
         rewards = [[task.result() for task in row] for row in tasks]
-        try:
-            for row, item in zip(rewards, request.items, strict=True):
-                check_rewards(row, item.unscored, self._name)
-        except (TypeError, ValueError) as error:
-            raise ScorerError(str(error)) from error
-        return [[float(reward) for reward in row] for row in rewards]
+        return check_rewards(rewards, [item.unscored for item in request.items], self._name)
 
     async def canary(self, deadline_s: float = 20.0) -> float:
         """Calls the function once and returns the seconds it took. Raises ScorerError like ``score``."""

@@ -263,7 +263,7 @@ SPOILED = {
     "nan": (lambda rewards: [[math.nan] * len(row) for row in rewards], "fake-prm gave a reward of nan"),
     "above": (lambda rewards: [[1.5] * len(row) for row in rewards], "fake-prm gave a reward of 1.5"),
     "below": (lambda rewards: [[-3.0] * len(row) for row in rewards], "fake-prm gave a reward of -3.0"),
-    "none": (lambda rewards: [[None] * len(row) for row in rewards], "fake-prm gave something that is no rewards"),
+    "none": (lambda rewards: [[None] * len(row) for row in rewards], "fake-prm gave a reward of None"),
     "rows": (lambda rewards: rewards[:-1], "fake-prm gave rewards for"),
     "steps": (lambda rewards: [[*row, 0.5] for row in rewards], "fake-prm gave 2 rewards for 1 steps"),
 }

@@ -1,0 +1,44 @@
+"""One rule for what a reward may be."""
+
+import math
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+import pytest
+
+from search.errors import ScorerError
+from search.rewards import check_rewards, is_reward
+
+
+@pytest.mark.parametrize("value", [0, 1, 0.0, 1.0, 0.5, True, np.float32(0.25), np.float64(0.25)])
+def test_every_real_number_in_0_1_is_a_reward_and_comes_as_a_float(value: Any) -> None:
+    assert is_reward(value)
+    assert check_rewards([[value]], [1], "a model") == [[float(value)]]
+    assert type(check_rewards([[value]], [1], "a model")[0][0]) is float
+
+
+ODD = [math.nan, math.inf, -0.1, 1.1, None, "0.5", 10**400, 0.5j, [0.5], np.float32("nan"), Decimal("0.5")]
+
+
+@pytest.mark.parametrize("value", ODD, ids=lambda value: str(value)[:8])
+def test_nothing_else_is(value: Any) -> None:
+    assert not is_reward(value)
+    with pytest.raises(ScorerError, match=r"a model gave a reward of .*, which is no number in") as refused:
+        check_rewards([[0.5], [value]], [1, 1], "a model")
+    assert len(str(refused.value)) < 150
+
+
+@pytest.mark.parametrize(
+    ("rewards", "complaint"),
+    [
+        (None, "gave None for rewards"),
+        ([0.5, 0.5], "for rewards"),
+        ([[0.5]], "gave rewards for 1 of 2 paths"),
+        ([[0.5], []], "gave 0 rewards for 2 steps"),
+        ([[0.5], [0.5, 0.5, 0.5]], "gave 3 rewards for 2 steps"),
+    ],
+)
+def test_there_are_as_many_as_asked_for(rewards: Any, complaint: str) -> None:
+    with pytest.raises(ScorerError, match=complaint):
+        check_rewards(rewards, [1, 2], "a model")
