@@ -8,8 +8,9 @@ from typing import Any
 from ray import serve
 from ray.serve.config import BackpressureConfig
 
-from deployments.config import AppConfig, ReplicaSettings
+from deployments.config import AppConfig
 from deployments.controller import SearchController
+from deployments.engines.settings import ReplicaSettings
 from deployments.generator import Generator
 from deployments.node_cache import cache_actors
 from deployments.prm import ProcessRewardModel

@@ -6,23 +6,23 @@ deployment, the benchmarks and the tests have in common.
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
-from vllm import RequestOutput, SamplingParams
+from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
 from vllm.config import KVTransferConfig
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from deployments.config import GeneratorSettings
-from deployments.engines.branches import BranchRegistry
-from deployments.engines.counters import EngineCounters, engine_leftovers
+from deployments.engines.arguments import engine_args
+from deployments.engines.counters import EngineCounters
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.engine import engine_args, engine_tokenizer, start_engine
 from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, Output
+from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
+from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepCutter
 from search.errors import GeneratorError
 from search.ports import (
@@ -49,45 +49,39 @@ class _Wanted(NamedTuple):
     child: int
 
 
-class _Running(NamedTuple):
+@dataclass(frozen=True)
+class _Running(StartedEngine):
     """A started engine and what was derived from its model."""
 
-    engine: AsyncLLM
-    counters: EngineCounters
     chat: ChatEncoder
     cutter: StepCutter
     eos: int | None
     """The tokenizer's end of the sequence."""
 
-    @property
-    def context(self) -> int:
-        return int(self.engine.model_config.max_model_len)
 
+class GenerationEngine(EngineLifecycle[_Running]):
+    """One vLLM engine that writes steps; its requests are branches."""
 
-class GenerationEngine:
-    """One vLLM engine that writes steps. Use from one event loop: ``start``, calls, ``shutdown``."""
+    failure = GeneratorError
+    requests_are = "branches"
+    _settings: GeneratorSettings
 
     def __init__(self, settings: GeneratorSettings, kv_transfer: KVTransferConfig | None = None) -> None:
-        self._settings = settings
+        super().__init__(settings)
         self._kv_transfer = kv_transfer
-        self._started: _Running | None = None
-        self._registry = BranchRegistry()
         self._calls: set[EngineCall[_Wanted] | EngineCall[int]] = set()
-        self._canaries = 0
         self._written_tokens = 0
         self._discarded_tokens = 0
 
-    async def start(self) -> None:
-        """Raises EngineStartError when the engine does not come up."""
-        args = engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
-        engine = await start_engine(self._settings, args)
+    def _arguments(self) -> AsyncEngineArgs:
+        return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
+
+    def _derive(self, engine: AsyncLLM) -> _Running:
         tokenizer = engine_tokenizer(engine)
         cutter = StepCutter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
         eos = tokenizer.eos_token_id
         counters = EngineCounters.of(engine)
-        self._started = _Running(
-            engine, counters, ChatEncoder(tokenizer), cutter, eos if isinstance(eos, int) else None
-        )
+        return _Running(engine, counters, ChatEncoder(tokenizer), cutter, eos if isinstance(eos, int) else None)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
@@ -95,7 +89,7 @@ class GenerationEngine:
         A branch whose prefix already fills the context comes back as an empty step cut off by LENGTH.
 
         Raises:
-            GeneratorError: the engine failed, the deadline passed, or the search was aborted.
+            GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
         call = EngineCall[_Wanted](running.engine, self._registry, request.search_id, request.deadline_s, self._discard)
@@ -123,7 +117,7 @@ class GenerationEngine:
         """Token-level beam search; see ``search.token_beam``.
 
         Raises:
-            GeneratorError: the engine failed, the deadline passed, or the search was aborted.
+            GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
         call = EngineCall[int](running.engine, self._registry, request.search_id, request.deadline_s, self._discard)
@@ -143,19 +137,6 @@ class GenerationEngine:
         )
         return TokenBeamReply(tuple(rows), steps.generated_tokens)
 
-    async def abort_search(self, search_id: str) -> int:
-        """Aborts all branches of a search at the engine; its expand calls raise GeneratorError.
-
-        Returns how many branches were aborted.
-        """
-        calls = [call for call in self._calls if call.search_id == search_id]
-        aborted = sum(call.pending for call in calls)
-        for call in calls:
-            call.stop("the search was aborted")
-        for call in calls:
-            await call.aborted()
-        return aborted
-
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Prompt ids of ``role``/``content`` messages, ready for the first step.
 
@@ -169,54 +150,27 @@ class GenerationEngine:
         """Most tokens of prompt and path together."""
         return self._running.context
 
-    async def canary(self, deadline_s: float = 20.0) -> float:
-        """Generates one token and returns the seconds it took.
-
-        Raises:
-            GeneratorError: it could not, or not in time.
-        """
-        self._canaries += 1
-        started = time.monotonic()
+    async def _touch(self, name: str, deadline_s: float) -> None:
+        """Generates one token."""
         prompt = Expansion((), (next(iter(self._running.cutter.delimiter_ids), 0),), (Branch(0, 0, 1),))
         greedy = Sampling(temperature=0.0)
-        name = f"canary-{self._canaries}"
         request = ExpandRequest(name, (prompt,), greedy, Extent.STEP, Lane.DEMAND, deadline_s)
         async for _ in self.expand(request):
             pass
-        return time.monotonic() - started
 
     def stats(self) -> dict[str, int]:
         """The engine's counters and this one's: ``written_tokens`` in children handed over,
         ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``."""
         return {
-            **self._running.counters.figures._asdict(),
-            **{f"branches_{name}": number for name, number in self._registry.counts.items()},
+            **super().stats(),
             "calls": len(self._calls),
-            "canaries": self._canaries,
             "written_tokens": self._written_tokens,
             "discarded_tokens": self._discarded_tokens,
         }
 
-    def check_alive(self) -> None:
-        """Raises GeneratorError when the engine is dead."""
-        if self._running.engine.errored:
-            raise GeneratorError("the engine is dead")
-
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
-        """For an idle engine: what is left over though nothing should be; empty when all is well.
-
-        ``settle_s`` is how long the engine has to report that it took notice of the last aborts.
-        """
-        problems = self._registry.check_integrity()
-        if self._calls:
-            problems.append(f"{len(self._calls)} calls are open")
-        return problems + await engine_leftovers(self._running.engine, settle_s)
-
-    def shutdown(self) -> None:
-        """Ends the engine's processes. Again is nothing."""
-        started, self._started = self._started, None
-        if started is not None:
-            started.engine.shutdown()
+        open_calls = [f"{len(self._calls)} calls are open"] if self._calls else []
+        return [*open_calls, *await super().check_integrity(settle_s)]
 
     async def _submit(self, call: EngineCall[_Wanted], request: ExpandRequest) -> tuple[Child, ...]:
         """Hands all branches to the engine; returns those for which the context has no room."""
@@ -275,12 +229,6 @@ class GenerationEngine:
     def _discard(self, output: Output) -> None:
         assert isinstance(output, RequestOutput)
         self._discarded_tokens += len(output.outputs[0].token_ids)
-
-    @property
-    def _running(self) -> _Running:
-        if self._started is None:
-            raise GeneratorError("the engine is not running")
-        return self._started
 
 
 class _NextTokens:

@@ -4,20 +4,20 @@ It owns the engine and the bank of rewards; what a reward family makes of a path
 """
 
 import hashlib
-import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
 from cachetools import LRUCache
-from vllm import PoolingParams
+from vllm import AsyncEngineArgs, PoolingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.config import PrmSettings
-from deployments.engines.branches import BranchRegistry
-from deployments.engines.counters import EngineCounters, engine_leftovers
-from deployments.engines.engine import engine_args, engine_tokenizer, start_engine
+from deployments.engines.arguments import engine_args
+from deployments.engines.counters import EngineCounters
 from deployments.engines.engine_calls import EngineCall, EngineCallError
+from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.rewards import FAMILIES, RewardFamily
 from deployments.engines.rewards.family import Query
 from search.errors import ScorerError
@@ -40,16 +40,11 @@ class _Wanted(NamedTuple):
 _NOTHING = _Wanted((), Query([], PoolingParams(), ()))
 
 
-class _Running(NamedTuple):
+@dataclass(frozen=True)
+class _Running(StartedEngine):
     """A started engine and the family that speaks its model's language."""
 
-    engine: AsyncLLM
-    counters: EngineCounters
     family: RewardFamily
-
-    @property
-    def context(self) -> int:
-        return int(self.engine.model_config.max_model_len)
 
     @property
     def room(self) -> int:
@@ -57,25 +52,27 @@ class _Running(NamedTuple):
         return self.context - (self.family.runner == "generate")
 
 
-class ScoringEngine:
-    """One vLLM engine that judges steps. Use from one event loop: ``start``, calls, ``shutdown``."""
+class ScoringEngine(EngineLifecycle[_Running]):
+    """One vLLM engine that judges steps; its requests are items."""
+
+    failure = ScorerError
+    requests_are = "items"
+    _settings: PrmSettings
 
     def __init__(self, settings: PrmSettings) -> None:
-        self._settings = settings
-        self._started: _Running | None = None
-        self._registry = BranchRegistry()
+        super().__init__(settings)
         self._bank: LRUCache[PathKey, float] = LRUCache(settings.bank_size)
         self._bank_hits = 0
-        self._canaries = 0
 
-    async def start(self) -> None:
-        """Raises EngineStartError when the engine does not come up."""
+    def _arguments(self) -> AsyncEngineArgs:
         family = FAMILIES[self._settings.family]
-        args = engine_args(
+        return engine_args(
             self._settings, runner=family.runner, pooler=family.pooler(), architecture=family.architecture
         )
-        engine = await start_engine(self._settings, args)
-        self._started = _Running(engine, EngineCounters.of(engine), family(self._settings, engine_tokenizer(engine)))
+
+    def _derive(self, engine: AsyncLLM) -> _Running:
+        family = FAMILIES[self._settings.family](self._settings, engine_tokenizer(engine))
+        return _Running(engine, EngineCounters.of(engine), family)
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
@@ -104,18 +101,10 @@ class ScoringEngine:
             known |= judged
         return [[known[key] for key in wanted] for wanted in keys]
 
-    async def canary(self, deadline_s: float = 20.0) -> float:
-        """Judges one step that was never judged before and returns the seconds it took.
-
-        Raises:
-            ScorerError: it could not, or not in time.
-        """
-        self._canaries += 1
-        started = time.monotonic()
-        name = f"canary-{self._canaries}"
+    async def _touch(self, name: str, deadline_s: float) -> None:
+        """Judges one step that was never judged before."""
         [query] = self._queries("canary", ScoreItem((name,)))
         await self._judge(ScoreRequest(name, "canary", (), deadline_s), [_Wanted((name.encode(),), query)])
-        return time.monotonic() - started
 
     def forget(self) -> None:
         """Empties the bank of rewards; the engine's own prefix cache stays."""
@@ -124,30 +113,10 @@ class ScoringEngine:
     def stats(self) -> dict[str, int]:
         """The engine's counters and this one's; ``bank_hits`` counts items that needed no engine."""
         return {
-            **self._running.counters.figures._asdict(),
-            **{f"items_{name}": number for name, number in self._registry.counts.items()},
+            **super().stats(),
             "bank_hits": self._bank_hits,
             "bank_rewards": len(self._bank),
-            "canaries": self._canaries,
         }
-
-    def check_alive(self) -> None:
-        """Raises ScorerError when the engine is dead."""
-        if self._running.engine.errored:
-            raise ScorerError("the engine is dead")
-
-    async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
-        """For an idle engine: what is left over though nothing should be; empty when all is well."""
-        return [
-            *self._registry.check_integrity(),
-            *await engine_leftovers(self._running.engine, settle_s),
-        ]
-
-    def shutdown(self) -> None:
-        """Ends the engine's processes. Again is nothing."""
-        started, self._started = self._started, None
-        if started is not None:
-            started.engine.shutdown()
 
     async def _judge(self, request: ScoreRequest, wanted: Sequence[_Wanted]) -> dict[PathKey, float]:
         """Rewards from the engine, validated."""
@@ -186,12 +155,6 @@ class ScoringEngine:
         if longest > self._running.room:
             raise ScorerError(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
         return queries
-
-    @property
-    def _running(self) -> _Running:
-        if self._started is None:
-            raise ScorerError("the engine is not running")
-        return self._started
 
 
 def _path_keys(question: str, item: ScoreItem) -> tuple[PathKey, ...]:

@@ -23,9 +23,10 @@ os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
 os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-from deployments.config import EMBEDDED_MODELS, GeneratorSettings, PrmSettings
+from deployments.config import PrmSettings
 from deployments.embedded.language_model import qwen2_config
 from deployments.embedded.tokenizer import build_tokenizer
+from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from contextlib import aclosing
 import psutil
 import pytest
 
-from deployments.config import GeneratorSettings
+from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
 from search.ports import Branch, ChildGroup, ExpandRequest, Expansion, Extent, Lane, Sampling
 from tests.engine.conftest import GenerationEngine, quiet, stop

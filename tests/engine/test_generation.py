@@ -6,9 +6,9 @@ from contextlib import aclosing, suppress
 
 import pytest
 
-from deployments.config import GeneratorSettings
-from deployments.engines.engine import EngineStartError
+from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
+from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
 from search.ports import Branch, Child, ExpandRequest, Expansion, Extent, Lane, Sampling, branch_seed
 from search.tree import NodeId, Step, StepEnd
@@ -75,13 +75,13 @@ async def test_200_seeded_requests_with_aborts_among_them_write_the_same_three_t
     async def disturb(number: int) -> None:
         name = f"given up {number}"
         prefix = prompt(generation, f"Begin at {number}." + " Go up by 7." * number)
-        request = wanted(prefix, range(10), search_id=name, parent=(9, number), max_tokens=200)
+        late = MINUTES if number % 2 else 0.05
+        request = wanted(prefix, range(10), search_id=name, parent=(9, number), max_tokens=200, deadline_s=late)
         async with aclosing(generation.expand(request)) as groups:
             with suppress(GeneratorError):
                 async for _ in groups:
                     if number % 2:
                         break
-                    await generation.abort_search(name)
 
     rounds = []
     for _ in range(3):
@@ -144,7 +144,7 @@ async def test_a_prefix_is_read_from_the_cache_the_second_time(generation: Gener
     assert child.cached_tokens >= len(prefix) - 64
 
 
-@pytest.mark.parametrize("how", ["closed", "cancelled", "aborted", "late"])
+@pytest.mark.parametrize("how", ["closed", "cancelled", "late"])
 async def test_what_is_no_longer_wanted_ends_at_the_engine(generation: GenerationEngine, how: str) -> None:
     """The fixture checks afterwards that the registry is empty and the engine idle."""
     before = generation.stats()
@@ -163,12 +163,6 @@ async def test_what_is_no_longer_wanted_ends_at_the_engine(generation: Generatio
         await started.wait()
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await task
-    elif how == "aborted":
-        await started.wait()
-        assert await generation.abort_search(how) > 0
-        assert generation.stats()["branches_alive"] == 0
-        with pytest.raises(GeneratorError, match="aborted"):
             await task
     elif how == "late":
         with pytest.raises(GeneratorError, match=r"not done within 0\.05 s"):

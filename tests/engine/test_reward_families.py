@@ -27,7 +27,7 @@ from transformers import (
 
 from deployments.config import PrmSettings
 from deployments.embedded.tokenizer import CONTEXT_TOKENS, build_tokenizer
-from deployments.engines.engine import EngineStartError
+from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.function import FunctionScorer
 from deployments.engines.rewards.label_inline import DEFAULT_TAG, LabelInline
 from deployments.engines.scoring import ScoringEngine

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
 
 from deployments.config import PrmSettings
-from deployments.engines.engine import EngineStartError
+from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.step_head import StepHead
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError

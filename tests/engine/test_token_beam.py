@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from deployments.config import GeneratorSettings
 from deployments.embedded.problems import Split, draw_problems
-from deployments.engines.engine import engine_args
+from deployments.engines.arguments import engine_args
 from deployments.engines.generation import GenerationEngine
+from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
 from search.ports import TokenBeamReply, TokenBeamRequest
 from search.token_beam import TokenBeamSettings

@@ -7,8 +7,8 @@ from typing import ClassVar, NamedTuple
 from vllm import PoolingParams, SamplingParams
 from vllm.config import PoolerConfig
 
-from deployments.engines.engine import Runner
 from deployments.engines.engine_calls import Output
+from deployments.engines.settings import Runner
 
 REMEMBERED_TEXTS = 50_000
 """Token ids of questions and steps that are kept: a step is encoded once for all paths through it."""

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from deployments.config import PrmSettings
-from deployments.engines.engine import EngineStartError
+from deployments.engines.errors import EngineStartError
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards

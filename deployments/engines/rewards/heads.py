@@ -8,9 +8,9 @@ from torch import Tensor
 from vllm import PoolingParams, PoolingRequestOutput
 from vllm.config import PoolerConfig
 
-from deployments.engines.engine import Runner
 from deployments.engines.engine_calls import Output
 from deployments.engines.rewards.family import Query, RewardFamily
+from deployments.engines.settings import Runner
 
 
 class Head(RewardFamily):

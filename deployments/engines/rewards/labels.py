@@ -8,9 +8,10 @@ from vllm.sampling_params import RequestOutputKind
 
 from deployments.config import PrmSettings
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.engine import EngineStartError, Runner
 from deployments.engines.engine_calls import Output
+from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import Query, RewardFamily
+from deployments.engines.settings import Runner
 
 
 class LabelTokens(RewardFamily):

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 
 from deployments.config import PrmSettings
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.engine import EngineStartError
+from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import LONGEST_REMEMBERED, REMEMBERED_TEXTS
 from deployments.engines.rewards.heads import Head
 

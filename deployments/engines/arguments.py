@@ -1,39 +1,28 @@
-"""How a vLLM engine is set up: the one place that knows what a CPU and a GPU want.
+"""What vLLM is told: the one place that knows what a CPU and a GPU want.
 
 Importing this module imports vLLM (seconds): deployments import it inside their constructors.
 """
 
-import asyncio
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 # vLLM configures its logging and its usage report from the environment at import.
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
-from transformers import PreTrainedTokenizerBase
-from vllm import AsyncEngineArgs, envs
+from vllm import AsyncEngineArgs
 from vllm.config import KVTransferConfig, PoolerConfig
 from vllm.platforms import current_platform
-from vllm.v1.engine.async_llm import AsyncLLM
 
-from deployments.config import EngineSettings
-from deployments.engines.counters import EngineCounters
+from deployments.engines.errors import EngineStartError
+from deployments.engines.settings import EngineSettings, Runner
 from search.token_beam import MOST_WIDTH
-
-Runner = Literal["generate", "pooling"]
 
 CPU_BLOCK_SIZE = 32
 """CPU attention wants multiples of 32; only whole blocks are shared, so the smallest."""
 CPU_KV_BYTES = 256 << 20
 CPU_BATCH_TOKENS = 4096
-
-
-class EngineStartError(RuntimeError):
-    """An engine did not come up; the message names the model and the reason."""
 
 
 def engine_args(
@@ -84,33 +73,16 @@ def engine_args(
         raise EngineStartError(f"engine arguments for {settings.model!r}: {error}") from error
 
 
-async def start_engine(settings: EngineSettings, args: AsyncEngineArgs) -> AsyncLLM:
-    """Starts an engine in processes of its own without blocking the event loop (half a minute on a CPU).
-
-    Raises:
-        EngineStartError: it did not come up.
-    """
-    try:
-        return await asyncio.to_thread(_start, settings, args)
-    except Exception as error:
-        raise EngineStartError(f"the engine for {settings.model!r} did not start: {error}") from error
-
-
-def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:
-    """Raises EngineStartError when the model has no tokenizer that transformers knows."""
-    tokenizer = engine.get_tokenizer()
-    if not isinstance(tokenizer, PreTrainedTokenizerBase):
-        raise EngineStartError(f"{engine.model_config.model!r} has no transformers tokenizer")
-    return tokenizer
-
-
-def _start(settings: EngineSettings, args: AsyncEngineArgs) -> AsyncLLM:
-    envs.disable_envs_cache()
-    with _environment(settings):
-        engine = AsyncLLM.from_engine_args(args, stat_loggers=[EngineCounters])
-    # vLLM asks the environment about every token; the answers are kept from here on.
-    envs.enable_envs_cache()
-    return engine
+def engine_environment(settings: EngineSettings) -> dict[str, str]:
+    """What only the environment can tell the engine's processes."""
+    if not current_platform.is_cpu():
+        return {}
+    return {
+        # "auto" would bind every engine of the machine to the same core.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(settings.cpu_threads),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if settings.worker_process else "0",
+    }
 
 
 def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
@@ -133,26 +105,3 @@ def _check_model(path: str) -> None:
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not (Path(path) / "config.json").is_file():
         raise EngineStartError(f"no model at {path!r}: there is no config.json")
-
-
-@contextmanager
-def _environment(settings: EngineSettings) -> Iterator[None]:
-    """What only the environment can tell the engine's processes; as it was for everyone else."""
-    wanted = {
-        # "auto" would bind every engine of the machine to the same core.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(settings.cpu_threads),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if settings.worker_process else "0",
-    }
-    if not current_platform.is_cpu():
-        wanted = {}
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

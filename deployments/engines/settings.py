@@ -1,0 +1,80 @@
+"""What one engine is told, checked without vLLM. The application's settings tree is ``deployments.config``."""
+
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+Runner: TypeAlias = Literal["generate", "pooling"]
+"""How vLLM runs a model: to write tokens, or to give numbers for them."""
+
+EMBEDDED_MODELS = Path(__file__).parents[1] / "embedded"
+EMBEDDED_GENERATOR = "embedded:generator"
+EMBEDDED_PRM = "embedded:prm"
+
+
+class Settings(BaseModel):
+    """Base of every node of the tree: frozen, no unknown keys, no NaN."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+
+class ReplicaSettings(Settings):
+    """How many replicas a deployment has and what each of them reserves."""
+
+    min_replicas: int = Field(1, ge=1, le=1024)
+    max_replicas: int = Field(1, ge=1, le=1024, description="More than min_replicas turns autoscaling on.")
+    target_ongoing_requests: float = Field(32.0, gt=0, description="Calls per replica that autoscaling aims at.")
+    max_ongoing_requests: int = Field(512, ge=1, le=100_000, description="Calls a replica works on at once.")
+    num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
+    num_gpus: float = Field(0.0, ge=0)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> "ReplicaSettings":
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas ({self.max_replicas}) must be at least min_replicas ({self.min_replicas})")
+        return self
+
+
+class EngineSettings(Settings):
+    """One vLLM engine. What is not named here goes into ``engine_args`` under vLLM's own name."""
+
+    model: str
+    """A model directory, a hub id, or ``embedded:generator`` / ``embedded:prm``."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int = Field(1024, ge=64, le=1_048_576, description="Context, tokens.")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Most sequences in one engine step.")
+    block_size: int | None = Field(None, ge=16, description="Tokens per KV block; 32 on a CPU, vLLM's own on a GPU.")
+    kv_cache_memory_bytes: int | None = Field(
+        None, ge=1 << 20, description="KV memory. Required on a CPU, where vLLM would take all; 256 MiB if unset."
+    )
+    cpu_threads: int = Field(1, ge=1, le=1024, description="OpenMP threads of a CPU engine.")
+    worker_process: bool = Field(
+        False,
+        description="On a CPU, run the model in a process of its own beside the engine's: slower, for NUMA hosts.",
+    )
+    engine_args: dict[str, Any] = Field(default_factory=dict, description="Further vLLM engine arguments.")
+    replicas: ReplicaSettings = ReplicaSettings()
+
+    @property
+    def model_path(self) -> str:
+        """The directory or hub id with ``embedded:`` resolved; one spelling, since KV keys contain it."""
+        if self.model.startswith("embedded:"):
+            return str(EMBEDDED_MODELS / self.model.removeprefix("embedded:"))
+        return self.model
+
+    @field_validator("model")
+    @classmethod
+    def _known_embedded(cls, model: str) -> str:
+        if model.startswith("embedded:") and model not in (EMBEDDED_GENERATOR, EMBEDDED_PRM):
+            raise ValueError(f"no embedded model {model!r}; there are {EMBEDDED_GENERATOR!r} and {EMBEDDED_PRM!r}")
+        return model
+
+
+class GeneratorSettings(EngineSettings):
+    """The generator: a causal language model behind a chat template."""
+
+    model: str = EMBEDDED_GENERATOR
+    served_name: str = Field("banyan-arithmetic", min_length=1, description="The model's name on the HTTP endpoint.")
+    step_delimiter: str = Field("\n\n", min_length=1, description="Ends a reasoning step; kept in its text.")
+    group_ms: float = Field(4.0, ge=0, le=1000, description="How long finished children wait for others to join them.")
