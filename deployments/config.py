@@ -6,38 +6,16 @@ Checked when the application is built; a wrong value is refused with its path an
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from deployments.engines.settings import EMBEDDED_PRM, EngineSettings, GeneratorSettings, ReplicaSettings, Settings
+from deployments.engines.rewards import PrmSettings
+from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.settings import GeneratorSettings, ReplicaSettings, Settings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
 from search.import_path import imported
 from search.run.environment import AnswerExtractor, Fallback
 from search.strategies.catalog import Catalog, catalog_of
-
-
-class PrmSettings(EngineSettings):
-    """The process reward model."""
-
-    model: str = EMBEDDED_PRM
-    family: Literal["step_head", "label_turns", "label_inline", "value_head", "outcome", "function"] = Field(
-        "step_head", description="How the model judges a step; `function` is no model but a Python function."
-    )
-    step_tag: str | None = Field(
-        None, min_length=1, description="The token at which a step is judged; the family's own if unset."
-    )
-    labels: tuple[str, str] = Field(("+", "-"), description="The tokens for right and wrong, of families with labels.")
-    function: str | None = Field(
-        None, pattern=r"^[\w.]+:\w+$", description="package.module:function, told question and steps, for `function`."
-    )
-    system_prompt: str | None = Field(None, description="System turn before the question, where the model wants one.")
-    bank_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
-
-    @model_validator(mode="after")
-    def _function_named(self) -> "PrmSettings":
-        if (self.family == "function") != (self.function is not None):
-            raise ValueError("prm.function goes with family: function, and with no other")
-        return self
 
 
 class LimitSettings(Settings):
@@ -113,7 +91,7 @@ class AppConfig(Settings):
     """Everything ``serve_config.yaml`` may set under ``args``."""
 
     generator: GeneratorSettings = GeneratorSettings()
-    prm: PrmSettings = PrmSettings()
+    prm: PrmSettings = StepHeadSettings()
     controller: ControllerSettings = ControllerSettings()
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()

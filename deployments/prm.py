@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
-from deployments.config import PrmSettings
+from deployments.engines.rewards import PrmSettings
+from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from search.ports import ScoreRequest
 
 if TYPE_CHECKING:
-    from deployments.engines.rewards.function import FunctionScorer
     from deployments.engines.scoring import ScoringEngine
 
 
@@ -19,12 +19,14 @@ class PrmReplica(EngineReplica):
     _engine: "ScoringEngine | FunctionScorer"
 
     async def __init__(self, settings: PrmSettings) -> None:  # type: ignore[misc]
-        # Here and not above: it imports vLLM, ten seconds that only replicas should spend.
-        from deployments.engines.rewards.function import FunctionScorer
-        from deployments.engines.scoring import ScoringEngine
+        if isinstance(settings, FunctionSettings):
+            self._engine = FunctionScorer(settings)
+        else:
+            # Here and not above: it imports vLLM, ten seconds that only replicas with a model should spend.
+            from deployments.engines.scoring import ScoringEngine
 
-        # No client of the KV cache server: its own prefix cache holds what one new step stands on.
-        self._engine = FunctionScorer(settings) if settings.family == "function" else ScoringEngine(settings)
+            # No client of the KV cache server: its own prefix cache holds what one new step stands on.
+            self._engine = ScoringEngine(settings)
         await self._engine.start()
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:

@@ -6,8 +6,10 @@ is cut after its first character before it is tokenized, so its letters reach th
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from transformers import PreTrainedTokenizerBase
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _CUT = "\ufdd0"
 """A Unicode noncharacter: it marks a cut inside a rendered template and is dropped from every input."""
@@ -16,7 +18,7 @@ _CUT = "\ufdd0"
 class ChatEncoder:
     """Encodes chats and plain texts for one tokenizer."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase") -> None:
         self._tokenizer = tokenizer
         added = tokenizer.get_added_vocab()
         # Runs of whitespace are added tokens in some vocabularies; they end no turn.

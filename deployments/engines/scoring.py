@@ -13,13 +13,11 @@ from cachetools import LRUCache
 from vllm import AsyncEngineArgs, PoolingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
-from deployments.config import PrmSettings
 from deployments.engines.arguments import engine_args
 from deployments.engines.counters import EngineCounters
 from deployments.engines.engine_calls import EngineCall, EngineCallError
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
-from deployments.engines.rewards import FAMILIES, RewardFamily
-from deployments.engines.rewards.family import Query
+from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
@@ -57,21 +55,20 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
     failure = ScorerError
     requests_are = "items"
-    _settings: PrmSettings
+    _settings: RewardModelSettings
 
-    def __init__(self, settings: PrmSettings) -> None:
+    def __init__(self, settings: RewardModelSettings) -> None:
         super().__init__(settings)
         self._bank: LRUCache[PathKey, float] = LRUCache(settings.bank_size)
         self._bank_hits = 0
 
     def _arguments(self) -> AsyncEngineArgs:
-        family = FAMILIES[self._settings.family]
-        return engine_args(
-            self._settings, runner=family.runner, pooler=family.pooler(), architecture=family.architecture
-        )
+        family = self._settings.reader
+        architecture = family.vllm_model.partition(":")[2] if family.vllm_model else None
+        return engine_args(self._settings, runner=family.runner, pooler=family.pooler(), architecture=architecture)
 
     def _derive(self, engine: AsyncLLM) -> _Running:
-        family = FAMILIES[self._settings.family](self._settings, engine_tokenizer(engine))
+        family = self._settings.reader(self._settings, engine_tokenizer(engine))
         return _Running(engine, EngineCounters.of(engine), family)
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:

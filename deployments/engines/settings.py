@@ -1,7 +1,7 @@
 """What one engine is told, checked without vLLM. The application's settings tree is ``deployments.config``."""
 
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -11,6 +11,11 @@ Runner: TypeAlias = Literal["generate", "pooling"]
 EMBEDDED_MODELS = Path(__file__).parents[1] / "embedded"
 EMBEDDED_GENERATOR = "embedded:generator"
 EMBEDDED_PRM = "embedded:prm"
+
+
+SystemPrompt: TypeAlias = Annotated[
+    str | None, Field(description="System turn before the question, where the model wants one.")
+]
 
 
 class Settings(BaseModel):

@@ -23,9 +23,9 @@ os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
 os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
-from deployments.config import PrmSettings
 from deployments.embedded.language_model import qwen2_config
 from deployments.embedded.tokenizer import build_tokenizer
+from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 
 
@@ -122,7 +122,7 @@ async def generation(shared_generation: GenerationEngine) -> AsyncIterator[Gener
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def shared_scoring(prm_model: str) -> AsyncIterator[ScoringEngine]:
-    engine = ScoringEngine(PrmSettings(model=prm_model))
+    engine = ScoringEngine(StepHeadSettings(model=prm_model))
     with quiet():
         await engine.start()
     yield engine

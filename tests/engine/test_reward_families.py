@@ -25,11 +25,12 @@ from transformers import (
     Qwen2Model,
 )
 
-from deployments.config import PrmSettings
 from deployments.embedded.tokenizer import CONTEXT_TOKENS, build_tokenizer
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.function import FunctionScorer
-from deployments.engines.rewards.label_inline import DEFAULT_TAG, LabelInline
+from deployments.engines.rewards import parse_prm
+from deployments.engines.rewards.family import RewardModelSettings
+from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
+from deployments.engines.rewards.label_inline import LabelInline, LabelInlineSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
@@ -39,6 +40,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MINUTES = 600.0
 TAG = "="
+DEFAULT_TAG = "ки"
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
     "intermediate_size": 128,
@@ -175,12 +177,12 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     width = int(SHAPE["hidden_size"])
     if request.param == "label_turns":
         LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(directory)
-        formula, tag = turns_formula, None
+        formula, own = turns_formula, {}
     elif request.param == "value_head":
         # As Skywork's checkpoints name themselves: the family knows better.
         head = {"v_head.summary.weight": torch.randn(1, width) / 3, "v_head.summary.bias": torch.randn(1)}
         save_headed(directory, "Qwen2ForCausalLM", head)
-        formula, tag = value_head_formula, None
+        formula, own = value_head_formula, {}
     elif request.param == "outcome":
         head = {
             "score.0.weight": torch.randn(width, width) / 5,
@@ -189,12 +191,14 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
             "score.2.bias": torch.randn(1) / 10,
         }
         save_headed(directory, "Qwen2ForRewardModel", head)
-        formula, tag = outcome_formula, None
+        formula, own = outcome_formula, {}
     else:
         MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)).save_pretrained(directory)
-        formula, tag = inline_formula, TAG
+        formula, own = inline_formula, {"step_tag": TAG}
     tokenizer.save_pretrained(directory)
-    engine = ScoringEngine(PrmSettings(model=str(directory), family=request.param, step_tag=tag))
+    settings = parse_prm({"model": str(directory), "family": request.param, **own})
+    assert isinstance(settings, RewardModelSettings)
+    engine = ScoringEngine(settings)
     with quiet():
         await engine.start()
     yield Family(engine, formula(directory))
@@ -280,7 +284,7 @@ async def test_inline_prompts_are_the_published_ones_where_words_begin_with_a_ma
         expected.append([tokenizer.bos_token_id, *tokenizer.encode(text, add_special_tokens=False)])
         text += "\n"
     assert tokenizer.convert_ids_to_tokens(expected[0])[-2:] == ["▁46", f"▁{DEFAULT_TAG}"]
-    queries = LabelInline(PrmSettings(family="label_inline"), tokenizer).queries(question, steps, len(steps))
+    queries = LabelInline(LabelInlineSettings(model="none"), tokenizer).queries(question, steps, len(steps))
     assert [query.token_ids for query in queries] == expected
 
 
@@ -332,7 +336,7 @@ async def sleeps(question: str, steps: Sequence[str]) -> float:
 
 
 async def function_scorer(name: str) -> FunctionScorer:
-    scorer = FunctionScorer(PrmSettings(family="function", function=f"{__name__}:{name}"))
+    scorer = FunctionScorer(FunctionSettings(function=f"{__name__}:{name}"))
     await scorer.start()
     return scorer
 
@@ -363,7 +367,7 @@ async def test_what_a_function_does_wrong_is_told_with_its_name(name: str, compl
 
 
 async def test_calls_that_do_not_return_hold_their_places_and_are_noticed() -> None:
-    scorer = FunctionScorer(PrmSettings(family="function", function=f"{__name__}:hangs", max_num_seqs=2))
+    scorer = FunctionScorer(FunctionSettings(function=f"{__name__}:hangs", max_num_seqs=2))
     await scorer.start()
     RELEASE.clear()
     for _ in range(2):
@@ -382,10 +386,4 @@ async def test_calls_that_do_not_return_hold_their_places_and_are_noticed() -> N
 @pytest.mark.parametrize("name", ["os:nothing", "no_such_module:f", "os:name"])
 async def test_a_function_that_is_not_there_is_refused_at_the_start(name: str) -> None:
     with pytest.raises(EngineStartError, match=f"prm.function '{name}'"):
-        await FunctionScorer(PrmSettings(family="function", function=name)).start()
-
-
-@pytest.mark.parametrize("settings", [{"family": "function"}, {"function": "os:getcwd"}])
-async def test_function_and_family_go_together(settings: dict[str, str]) -> None:
-    with pytest.raises(ValueError, match="goes with family: function"):
-        PrmSettings.model_validate(settings)
+        await FunctionScorer(FunctionSettings(function=name)).start()

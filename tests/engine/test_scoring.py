@@ -9,9 +9,8 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoTokenizer, Qwen2Config, Qwen2Model
 
-from deployments.config import PrmSettings
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.step_head import StepHead
+from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
@@ -157,6 +156,6 @@ async def test_the_canary_is_never_answered_from_memory(scoring: ScoringEngine) 
 
 
 async def test_a_tag_that_the_model_does_not_know_is_refused(prm_model: str) -> None:
-    settings = PrmSettings(model=prm_model, step_tag="<step>")
+    settings = StepHeadSettings(model=prm_model, step_tag="<step>")
     with pytest.raises(EngineStartError, match=r"prm\.step_tag '<step>' is no special token"):
         StepHead(settings, AutoTokenizer.from_pretrained(prm_model))

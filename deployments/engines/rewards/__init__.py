@@ -1,19 +1,58 @@
-"""The reward families that an engine serves, one module each."""
+"""The reward families, one module each: which there are, and how settings choose one."""
 
-from deployments.engines.rewards.family import RewardFamily
-from deployments.engines.rewards.label_inline import LabelInline
-from deployments.engines.rewards.label_turns import LabelTurns
-from deployments.engines.rewards.outcome import Outcome
-from deployments.engines.rewards.step_head import StepHead
-from deployments.engines.rewards.value_head import ValueHead
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
 
-FAMILIES: dict[str, type[StepHead | LabelTurns | LabelInline | ValueHead | Outcome]] = {
-    "step_head": StepHead,
-    "label_turns": LabelTurns,
-    "label_inline": LabelInline,
-    "value_head": ValueHead,
-    "outcome": Outcome,
+from pydantic import SerializeAsAny, ValidationError, WrapValidator
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from deployments.engines.rewards.family import RewardModelSettings
+from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.rewards.label_inline import LabelInlineSettings
+from deployments.engines.rewards.label_turns import LabelTurnsSettings
+from deployments.engines.rewards.outcome import OutcomeSettings
+from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.rewards.value_head import ValueHeadSettings
+
+_SETTINGS: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
+    StepHeadSettings,
+    LabelTurnsSettings,
+    LabelInlineSettings,
+    ValueHeadSettings,
+    OutcomeSettings,
+    FunctionSettings,
+)
+FAMILIES: dict[str, type[RewardModelSettings | FunctionSettings]] = {
+    settings.model_fields["family"].default: settings for settings in _SETTINGS
 }
-"""By the name that ``prm.family`` gives them."""
+"""The settings of every family by the name that ``prm.family`` gives it."""
+DEFAULT_FAMILY = "step_head"
 
-__all__ = ["FAMILIES", "RewardFamily"]
+
+def parse_prm(given: Any) -> RewardModelSettings | FunctionSettings:
+    """The settings of the family that ``given`` names.
+
+    As a function and not as a union of pydantic's, which would put the family's name into the path of every error.
+
+    Raises:
+        ValidationError: there is no such family, or one of its settings is wrong, unknown or another family's.
+    """
+    if isinstance(given, RewardModelSettings | FunctionSettings):
+        return given
+    if not isinstance(given, Mapping):
+        raise _refused((), given, "must be a mapping")
+    name = given.get("family", DEFAULT_FAMILY)
+    if not isinstance(name, str) or name not in FAMILIES:
+        raise _refused(("family",), name, f"there is no such family; there are: {', '.join(FAMILIES)}")
+    return FAMILIES[name].model_validate(given)
+
+
+def _refused(path: tuple[str, ...], given: Any, message: str) -> ValidationError:
+    fault = PydanticCustomError("family", "{message}", {"message": message})
+    return ValidationError.from_exception_data("prm", [InitErrorDetails(type=fault, loc=path, input=given)])
+
+
+PrmSettings: TypeAlias = Annotated[
+    SerializeAsAny[RewardModelSettings | FunctionSettings], WrapValidator(lambda given, _: parse_prm(given))
+]
+"""What ``prm`` is in the settings tree."""

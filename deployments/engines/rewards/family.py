@@ -1,14 +1,23 @@
-"""What sets reward families apart: how a path becomes requests to an engine, and outputs become rewards."""
+"""What sets reward families apart: how a path becomes requests to an engine, and outputs become rewards.
+
+A family is one module: its settings, which the settings tree is made of, and how it reads and writes. So its module is
+imported wherever settings are checked: vLLM, torch and transformers are imported inside functions only.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from vllm import PoolingParams, SamplingParams
-from vllm.config import PoolerConfig
+from pydantic import Field
 
-from deployments.engines.engine_calls import Output
-from deployments.engines.settings import Runner
+from deployments.engines.settings import EngineSettings, Runner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+    from vllm import PoolingParams, SamplingParams
+    from vllm.config import PoolerConfig
+
+    from deployments.engines.engine_calls import Output
 
 REMEMBERED_TEXTS = 50_000
 """Token ids of questions and steps that are kept: a step is encoded once for all paths through it."""
@@ -21,7 +30,7 @@ class Query(NamedTuple):
     """One request to the engine, which judges one or more steps of a path."""
 
     token_ids: list[int]
-    params: PoolingParams | SamplingParams
+    params: "PoolingParams | SamplingParams"
     tags: tuple[int, ...]
     """Where each of its steps is judged: positions in ``token_ids``, one per step, in order."""
 
@@ -29,13 +38,17 @@ class Query(NamedTuple):
 class RewardFamily(ABC):
     """One way of judging steps. ``queries`` is called with texts nobody vouches for."""
 
-    runner: Runner
+    runner: ClassVar[Runner]
     """The vLLM runner that the family's engine needs."""
-    architecture: ClassVar[str | None] = None
-    """The vLLM model to load, whatever the checkpoint calls itself."""
+    vllm_model: ClassVar[str | None] = None
+    """``module:Class`` of the model to load, whatever the checkpoint calls itself; None for those that vLLM has."""
+
+    @abstractmethod
+    def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """For the family's own settings. Raises EngineStartError when the model is none of the family."""
 
     @classmethod
-    def pooler(cls) -> PoolerConfig | None:
+    def pooler(cls) -> "PoolerConfig | None":
         """The engine's pooler, where the runner has one."""
         return None
 
@@ -48,9 +61,19 @@ class RewardFamily(ABC):
         """
 
     @abstractmethod
-    def rewards(self, output: Output, query: Query) -> list[float]:
+    def rewards(self, output: "Output", query: Query) -> list[float]:
         """The rewards of the query's steps, in order; not validated.
 
         Raises:
             ValueError: the output has not the shape that was asked for.
         """
+
+
+class RewardModelSettings(EngineSettings):
+    """A process reward model. What only one family reads is a setting of that family."""
+
+    family: str
+    """How the model judges a step; each family says its own name."""
+    bank_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
+    reader: ClassVar[type[RewardFamily]]
+    """The family."""

@@ -6,10 +6,12 @@ import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Literal
 
-from deployments.config import PrmSettings
+from pydantic import Field
+
 from deployments.engines.errors import EngineStartError
+from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
@@ -19,6 +21,15 @@ RewardFunction = Callable[[str, Sequence[str]], "float | Awaitable[float]"]
 CANARY = ("canary", ("canary",))
 
 
+class FunctionSettings(Settings):
+    """A Python function in the place of a model."""
+
+    family: Literal["function"] = "function"
+    function: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:function, told question and steps.")
+    max_num_seqs: int = Field(64, ge=1, le=4096, description="Most calls at once.")
+    replicas: ReplicaSettings = ReplicaSettings()
+
+
 class FunctionScorer:
     """Stands where a `ScoringEngine` would: the same methods, and one call of the function for each step.
 
@@ -26,8 +37,7 @@ class FunctionScorer:
     given up holds its place until it returns, and when all places are held so, the scorer counts as dead.
     """
 
-    def __init__(self, settings: PrmSettings) -> None:
-        assert settings.function is not None
+    def __init__(self, settings: FunctionSettings) -> None:
         self._name = settings.function
         self._reward: RewardFunction | None = None
         self._places = settings.max_num_seqs

@@ -2,26 +2,29 @@
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
-from torch import Tensor
-from vllm import PoolingParams, PoolingRequestOutput
-from vllm.config import PoolerConfig
-
-from deployments.engines.engine_calls import Output
 from deployments.engines.rewards.family import Query, RewardFamily
 from deployments.engines.settings import Runner
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from vllm.config import PoolerConfig
+
+    from deployments.engines.engine_calls import Output
 
 
 class Head(RewardFamily):
     """One query judges all unscored steps of a path: the rows of its tags are read."""
 
-    runner: Runner = "pooling"
+    runner: ClassVar[Runner] = "pooling"
     classes: ClassVar[int]
     """Numbers per token."""
 
     @classmethod
-    def pooler(cls) -> PoolerConfig:
+    def pooler(cls) -> "PoolerConfig":
+        from vllm.config import PoolerConfig
+
         # Not STEP pooling: it looks for tags at the prompt's positions in rows that lack the cached prefix.
         return PoolerConfig(tok_pooling_type="ALL")
 
@@ -34,18 +37,19 @@ class Head(RewardFamily):
         """
 
     @abstractmethod
-    def rewards_of(self, rows: Tensor) -> Tensor:
+    def rewards_of(self, rows: "Tensor") -> "Tensor":
         """(steps, classes) of a head's numbers, in double precision, to (steps,) rewards."""
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        from vllm import PoolingParams
+
         token_ids, tags = self.encode(question, steps)
         # The last position is always computed, so one new step may stand on a cached path. Several
         # new steps may be cached in part (by a sibling): then every row has to be there.
         params = PoolingParams(task="token_classify", use_activation=False, skip_reading_prefix_cache=unscored > 1)
         return [Query(token_ids, params, tuple(tags[-unscored:]))]
 
-    def rewards(self, output: Output, query: Query) -> list[float]:
-        assert isinstance(output, PoolingRequestOutput)
+    def rewards(self, output: "Output", query: Query) -> list[float]:
         rows = output.outputs.data
         # Rows end where the path ends; those of a cached prefix are missing in front.
         missing = len(query.token_ids) - len(rows)

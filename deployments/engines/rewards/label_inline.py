@@ -1,14 +1,15 @@
 """Label tokens inline: a tag behind every step of one text, and the label read at the tag."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from transformers import PreTrainedTokenizerBase
+from pydantic import Field
 
-from deployments.config import PrmSettings
-from deployments.engines.rewards.family import Query
-from deployments.engines.rewards.labels import LabelTokens, last_token
+from deployments.engines.rewards.family import Query, RewardFamily
+from deployments.engines.rewards.labels import LabelSettings, LabelTokens, last_token
 
-DEFAULT_TAG = "ки"
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class LabelInline(LabelTokens):
@@ -18,10 +19,10 @@ class LabelInline(LabelTokens):
     template. The tag that a label is read at is put there as a token id, those before it are text like the rest.
     """
 
-    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: "LabelInlineSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the step tag is no token of the model."""
         super().__init__(settings, tokenizer)
-        self._tag = settings.step_tag or DEFAULT_TAG
+        self._tag = settings.step_tag
         self._tag_id = last_token(tokenizer, self._tag, before="x ")
         self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
 
@@ -34,3 +35,11 @@ class LabelInline(LabelTokens):
                 queries.append(self.query([*self._start, *self.chat.encode_text(text), self._tag_id]))
             text += f" {self._tag}\n"
         return queries
+
+
+class LabelInlineSettings(LabelSettings):
+    """A language model that says a label at a tag behind every step."""
+
+    family: Literal["label_inline"] = "label_inline"
+    step_tag: str = Field("ки", min_length=1, description="The token at which a step is judged.")
+    reader: ClassVar[type[RewardFamily]] = LabelInline

@@ -1,12 +1,14 @@
 """Label tokens in turns: a conversation in which every step is a user's turn and its label the answer."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from transformers import PreTrainedTokenizerBase
+from deployments.engines.rewards.family import Query, RewardFamily
+from deployments.engines.rewards.labels import LabelSettings, LabelTokens
+from deployments.engines.settings import SystemPrompt
 
-from deployments.config import PrmSettings
-from deployments.engines.rewards.family import Query
-from deployments.engines.rewards.labels import LabelTokens
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class LabelTurns(LabelTokens):
@@ -16,7 +18,7 @@ class LabelTurns(LabelTokens):
     earlier ones with the good label.
     """
 
-    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: "LabelTurnsSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(settings, tokenizer)
         self._system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
         self._answer = {"role": "assistant", "content": settings.labels[0]}
@@ -31,3 +33,11 @@ class LabelTurns(LabelTokens):
                 queries.append(self.query(self.chat.encode_chat(turns)))
             turns.append(self._answer)
         return queries
+
+
+class LabelTurnsSettings(LabelSettings):
+    """A language model that answers every step with a label."""
+
+    family: Literal["label_turns"] = "label_turns"
+    system_prompt: SystemPrompt = None
+    reader: ClassVar[type[RewardFamily]] = LabelTurns

@@ -1,17 +1,25 @@
 """Label tokens: a language model says + or - behind every step. What its two families share."""
 
 import math
+from typing import TYPE_CHECKING, ClassVar
 
-from transformers import PreTrainedTokenizerBase
-from vllm import RequestOutput, SamplingParams
-from vllm.sampling_params import RequestOutputKind
+from pydantic import Field
 
-from deployments.config import PrmSettings
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.engine_calls import Output
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.family import Query, RewardFamily
+from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
 from deployments.engines.settings import Runner
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from deployments.engines.engine_calls import Output
+
+
+class LabelSettings(RewardModelSettings):
+    """What both families with labels are told."""
+
+    labels: tuple[str, str] = Field(("+", "-"), description="The tokens for right and wrong.")
 
 
 class LabelTokens(RewardFamily):
@@ -21,9 +29,9 @@ class LabelTokens(RewardFamily):
     their difference is that of the logits, so the softmax over two is the same.
     """
 
-    runner: Runner = "generate"
+    runner: ClassVar[Runner] = "generate"
 
-    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: LabelSettings, tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the labels are not two different tokens of the model."""
         self.chat = ChatEncoder(tokenizer)
         self._good, self._bad = (last_token(tokenizer, label) for label in settings.labels)
@@ -32,6 +40,9 @@ class LabelTokens(RewardFamily):
 
     def query(self, token_ids: list[int]) -> Query:
         """For a prompt after which the label of one step is predicted."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -41,8 +52,7 @@ class LabelTokens(RewardFamily):
         )
         return Query(token_ids, params, (len(token_ids) - 1,))
 
-    def rewards(self, output: Output, query: Query) -> list[float]:
-        assert isinstance(output, RequestOutput)
+    def rewards(self, output: "Output", query: Query) -> list[float]:
         rows = output.outputs[0].logprobs
         if not rows or not {self._good, self._bad} <= rows[0].keys():
             raise ValueError("the engine gave no log-probabilities of the labels")
@@ -50,7 +60,7 @@ class LabelTokens(RewardFamily):
         return [1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0]
 
 
-def last_token(tokenizer: PreTrainedTokenizerBase, text: str, before: str = "") -> int:
+def last_token(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> int:
     """The id of a short text that stands behind ``before``: with a space in it, where the tokenizer has it so.
 
     Raises EngineStartError when it is no single token.

@@ -1,14 +1,16 @@
 """Outcome only: a model that judges whole solutions."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
-from deployments.config import PrmSettings
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.rewards.family import Query
+from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
 from deployments.engines.rewards.heads import Head
+from deployments.engines.settings import SystemPrompt
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 
 class Outcome(Head):
@@ -21,7 +23,7 @@ class Outcome(Head):
 
     classes = 1
 
-    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: "OutcomeSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         self._chat = ChatEncoder(tokenizer)
         self._system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
 
@@ -34,5 +36,13 @@ class Outcome(Head):
         token_ids = self._chat.encode_chat([*turns, {"role": "assistant", "content": "".join(steps)}], answered=True)
         return token_ids, [len(token_ids) - 1]
 
-    def rewards_of(self, rows: Tensor) -> Tensor:
+    def rewards_of(self, rows: "Tensor") -> "Tensor":
         return rows[:, 0].sigmoid()
+
+
+class OutcomeSettings(RewardModelSettings):
+    """A model with a one-number head that reads whole solutions."""
+
+    family: Literal["outcome"] = "outcome"
+    system_prompt: SystemPrompt = None
+    reader: ClassVar[type[RewardFamily]] = Outcome

@@ -1,11 +1,16 @@
 """What vLLM is told in every process of an engine: the entry point ``vllm.general_plugins`` of pyproject.toml."""
 
-from vllm import ModelRegistry
-
-VALUE_HEAD = "Qwen2ForPrmModel"
+from deployments.engines.rewards import FAMILIES
+from deployments.engines.rewards.family import RewardModelSettings
 
 
 def register() -> None:
-    """Called by vLLM when it starts, perhaps more than once."""
-    if VALUE_HEAD not in ModelRegistry.get_supported_archs():
-        ModelRegistry.register_model(VALUE_HEAD, f"deployments.engines.rewards.value_head_model:{VALUE_HEAD}")
+    """Tells vLLM of the families' models that it does not have. Called by it when it starts, perhaps more than once."""
+    from vllm import ModelRegistry
+
+    known = ModelRegistry.get_supported_archs()
+    for settings in FAMILIES.values():
+        if issubclass(settings, RewardModelSettings) and (model := settings.reader.vllm_model):
+            _, _, name = model.partition(":")
+            if name not in known:
+                ModelRegistry.register_model(name, model)

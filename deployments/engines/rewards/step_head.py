@@ -1,19 +1,20 @@
 """A two-class head at a special token after every step."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-import torch
 from cachetools import LRUCache
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
+from pydantic import Field
 
-from deployments.config import PrmSettings
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.family import LONGEST_REMEMBERED, REMEMBERED_TEXTS
+from deployments.engines.rewards.family import LONGEST_REMEMBERED, REMEMBERED_TEXTS, RewardFamily, RewardModelSettings
 from deployments.engines.rewards.heads import Head
+from deployments.engines.settings import EMBEDDED_PRM, SystemPrompt
 
-DEFAULT_TAG = "<extra_0>"
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 
 class StepHead(Head):
@@ -25,14 +26,13 @@ class StepHead(Head):
 
     classes = 2
 
-    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: "StepHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the step tag is no special token of the model."""
         self._chat = ChatEncoder(tokenizer)
         self._system = settings.system_prompt
-        name = settings.step_tag or DEFAULT_TAG
-        tag = tokenizer.get_added_vocab().get(name)
+        tag = tokenizer.get_added_vocab().get(settings.step_tag)
         if tag is None:
-            raise EngineStartError(f"prm.step_tag {name!r} is no special token of {settings.model!r}")
+            raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is no special token of {settings.model!r}")
         self._tag = tag
         self._questions: LRUCache[str, list[int]] = LRUCache(REMEMBERED_TEXTS)
         self._steps: LRUCache[str, list[int]] = LRUCache(REMEMBERED_TEXTS)
@@ -45,8 +45,8 @@ class StepHead(Head):
             tags.append(len(token_ids) - 1)
         return token_ids, tags
 
-    def rewards_of(self, rows: Tensor) -> Tensor:
-        return torch.softmax(rows, dim=-1)[:, 1]
+    def rewards_of(self, rows: "Tensor") -> "Tensor":
+        return rows.softmax(dim=-1)[:, 1]
 
     def _question_ids(self, question: str) -> list[int]:
         ids = self._questions.get(question)
@@ -66,3 +66,13 @@ class StepHead(Head):
             if len(step) <= LONGEST_REMEMBERED:
                 self._steps[step] = ids
         return ids
+
+
+class StepHeadSettings(RewardModelSettings):
+    """A model with a two-class head at a tag behind every step, such as the embedded one."""
+
+    family: Literal["step_head"] = "step_head"
+    model: str = EMBEDDED_PRM
+    step_tag: str = Field("<extra_0>", min_length=1, description="The token at which a step is judged.")
+    system_prompt: SystemPrompt = None
+    reader: ClassVar[type[RewardFamily]] = StepHead

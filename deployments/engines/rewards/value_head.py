@@ -1,14 +1,15 @@
 """A value head: one number at every token, read at the last token of a step."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from torch import Tensor
-from transformers import PreTrainedTokenizerBase
-
-from deployments.config import PrmSettings
 from deployments.engines.encoding import ChatEncoder
+from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
 from deployments.engines.rewards.heads import Head
-from deployments.engines.rewards.plugin import VALUE_HEAD
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
 
 
 class ValueHead(Head):
@@ -19,9 +20,9 @@ class ValueHead(Head):
     """
 
     classes = 1
-    architecture = VALUE_HEAD
+    vllm_model = "deployments.engines.rewards.value_head_model:Qwen2ForPrmModel"
 
-    def __init__(self, settings: PrmSettings, tokenizer: PreTrainedTokenizerBase) -> None:
+    def __init__(self, settings: "ValueHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         self._chat = ChatEncoder(tokenizer)
         self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
 
@@ -33,5 +34,12 @@ class ValueHead(Head):
             tags.append(len(token_ids) - 1)
         return token_ids, tags
 
-    def rewards_of(self, rows: Tensor) -> Tensor:
+    def rewards_of(self, rows: "Tensor") -> "Tensor":
         return rows[:, 0].sigmoid()
+
+
+class ValueHeadSettings(RewardModelSettings):
+    """A model with one number at every token."""
+
+    family: Literal["value_head"] = "value_head"
+    reader: ClassVar[type[RewardFamily]] = ValueHead

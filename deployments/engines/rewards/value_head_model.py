@@ -1,6 +1,6 @@
 """The model behind `ValueHead` for vLLM, which has none: a Qwen2 trunk and one linear layer.
 
-Made known to vLLM by `deployments.engines.rewards.plugin`.
+Made known to vLLM by `deployments.engines.rewards.plugin`, since `ValueHead` names it.
 """
 
 from collections.abc import Iterable

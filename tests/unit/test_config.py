@@ -1,0 +1,95 @@
+"""The settings tree: what it refuses, and where it says that the fault is."""
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from deployments.config import AppConfig
+from deployments.engines.rewards import FAMILIES
+from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.rewards.step_head import StepHeadSettings
+
+HEAVY = ("vllm", "torch", "transformers", "ray", "fastapi", "lmcache")
+OWN = {
+    "step_head": {"step_tag": "<s>", "system_prompt": "Judge."},
+    "label_turns": {"labels": ["yes", "no"], "system_prompt": "Judge."},
+    "label_inline": {"labels": ["yes", "no"], "step_tag": "?"},
+    "value_head": {},
+    "outcome": {"system_prompt": "Judge."},
+    "function": {"function": "package.module:reward"},
+}
+ALL: dict[str, Any] = {key: value for own in OWN.values() for key, value in own.items()}
+
+
+def prm(family: str | None, **settings: Any) -> dict[str, Any]:
+    given = settings if family is None else {"family": family, **settings}
+    if family not in ("function", "step_head", None):
+        given["model"] = "some/model"
+    return {"prm": given}
+
+
+def faults(given: dict[str, Any]) -> dict[str, str]:
+    """The errors' messages by path."""
+    with pytest.raises(ValidationError) as refused:
+        AppConfig.model_validate(given)
+    return {".".join(map(str, error["loc"])): error["msg"] for error in refused.value.errors()}
+
+
+def test_importing_the_settings_imports_no_engine_and_no_server() -> None:
+    program = f"import sys, deployments.config; print(*[m for m in {HEAVY} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == []
+
+
+def test_there_is_a_case_here_for_every_family() -> None:
+    assert OWN.keys() == FAMILIES.keys()
+
+
+@pytest.mark.parametrize("family", OWN)
+def test_a_family_takes_its_own_settings_and_refuses_those_of_others_by_their_path(family: str) -> None:
+    settings = AppConfig.model_validate(prm(family, **OWN[family])).prm
+    assert type(settings) is FAMILIES[family]
+    for name, value in ALL.items():
+        if name not in OWN[family]:
+            assert faults(prm(family, **OWN[family], **{name: value})) == {
+                f"prm.{name}": "Extra inputs are not permitted"
+            }
+
+
+@pytest.mark.parametrize("name", ["model", "max_model_len", "engine_args", "kv_cache_memory_bytes"])
+def test_a_function_has_no_settings_of_an_engine(name: str) -> None:
+    assert list(faults(prm("function", function="a:b", **{name: 1}))) == [f"prm.{name}"]
+
+
+def test_without_a_family_it_is_a_step_head_and_by_default_the_embedded_one() -> None:
+    assert AppConfig().prm == AppConfig.model_validate({"prm": {}}).prm == StepHeadSettings()
+    given = AppConfig.model_validate(prm(None, step_tag="<s>", max_model_len=512)).prm
+    assert given == StepHeadSettings(step_tag="<s>", max_model_len=512)
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "message"),
+    [
+        (prm("guess"), "prm.family", "step_head, label_turns"),
+        ({"prm": {"family": ["step_head"]}}, "prm.family", "there is no such family"),
+        ({"prm": "step_head"}, "prm", "must be a mapping"),
+        ({"prm": {"family": "outcome"}}, "prm.model", "Field required"),
+        (prm("function"), "prm.function", "Field required"),
+        (prm("label_turns", labels=["+"]), "prm.labels.1", "Field required"),
+        (prm(None, replicas={"min_replicas": 0}), "prm.replicas.min_replicas", "greater than or equal to 1"),
+    ],
+)
+def test_what_is_wrong_is_named_by_the_path_that_was_written(given: dict[str, Any], path: str, message: str) -> None:
+    (found,) = faults(given).items()
+    assert found[0] == path
+    assert message in found[1]
+
+
+def test_settings_survive_their_own_dump() -> None:
+    config = AppConfig.model_validate(prm("function", **OWN["function"]))
+    assert isinstance(config.prm, FunctionSettings)
+    assert AppConfig.model_validate(config.model_dump()) == AppConfig.model_validate_json(config.model_dump_json())
+    assert AppConfig.model_validate(config.model_dump()).prm == config.prm
