@@ -136,7 +136,7 @@ class EngineCall(Generic[Label]):
         return finished
 
     def stop(self, reason: str) -> None:
-        """Aborts every pending request, now; whoever waits is told why. Again is nothing."""
+        """Aborts every pending request, now; whoever waits is told why. Does nothing if already stopped."""
         self._stopped = self._stopped or reason
         self._changed.set()
         if not self._pending:

@@ -1,6 +1,6 @@
-"""The scoring engine: judges steps with a process reward model on one vLLM engine, and remembers.
+"""The scoring engine: scores steps with a process reward model on one vLLM engine, and remembers.
 
-It owns the engine and the bank of rewards; what a reward family makes of a path is ``rewards``.
+It owns the engine and the reward cache; what a reward family makes of a path is ``rewards``.
 """
 
 import hashlib
@@ -22,14 +22,14 @@ from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
 
-MOST_LETTERS_PER_TOKEN = 32
+MAX_CHARACTERS_PER_TOKEN = 32
 """More than any text has on average."""
 PathKey = bytes
 """A digest of a question and the steps of a path."""
 
 
 class _Wanted(NamedTuple):
-    """Steps that the engine has to judge: their keys, oldest first."""
+    """Steps that the engine has to score: their keys, oldest first."""
 
     keys: tuple[PathKey, ...]
     query: Query
@@ -45,13 +45,13 @@ class _Running(StartedEngine):
     family: RewardFamily
 
     @property
-    def room(self) -> int:
-        """Most tokens of a query: one that generates needs a place for what it generates."""
+    def max_query_tokens(self) -> int:
+        """One token less than the context where the query generates one."""
         return self.context - (self.family.runner == "generate")
 
 
 class ScoringEngine(EngineLifecycle[_Running]):
-    """One vLLM engine that judges steps; its requests are items."""
+    """One vLLM engine that scores steps; its requests are items."""
 
     failure = ScorerError
     requests_are = "items"
@@ -59,8 +59,8 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
     def __init__(self, settings: RewardModelSettings) -> None:
         super().__init__(settings)
-        self._bank: LRUCache[PathKey, float] = LRUCache(settings.bank_size)
-        self._bank_hits = 0
+        self._reward_cache: LRUCache[PathKey, float] = LRUCache(settings.reward_cache_size)
+        self._reward_cache_hits = 0
 
     def _arguments(self) -> AsyncEngineArgs:
         family = self._settings.reader
@@ -81,41 +81,41 @@ class ScoringEngine(EngineLifecycle[_Running]):
         known: dict[PathKey, float] = {}
         missing: dict[PathKey, _Wanted] = {}
         for item, wanted in zip(request.items, keys, strict=True):
-            found = {key: reward for key in wanted if (reward := self._bank.get(key)) is not None}
+            found = {key: reward for key in wanted if (reward := self._reward_cache.get(key)) is not None}
             known |= found
             if len(found) == len(wanted):
-                self._bank_hits += 1
+                self._reward_cache_hits += 1
                 continue
             rest = iter(wanted)
             for query in self._queries(request.question, item):
                 own = tuple(islice(rest, len(query.tags)))
-                # Siblings often write the same step; of equal paths the one with more to judge counts.
+                # Siblings often write the same step; of equal paths the one with more to score counts.
                 if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NOTHING).keys):
                     missing[own[-1]] = _Wanted(own, query)
         if missing:
-            judged = await self._judge(request, list(missing.values()))
-            self._remember(judged)
-            known |= judged
+            scored = await self._score(request, list(missing.values()))
+            self._remember(scored)
+            known |= scored
         return [[known[key] for key in wanted] for wanted in keys]
 
     async def _touch(self, name: str, deadline_s: float) -> None:
-        """Judges one step that was never judged before."""
+        """Scores one step that was never scored before."""
         [query] = self._queries("canary", ScoreItem((name,)))
-        await self._judge(ScoreRequest(name, "canary", (), deadline_s), [_Wanted((name.encode(),), query)])
+        await self._score(ScoreRequest(name, "canary", (), deadline_s), [_Wanted((name.encode(),), query)])
 
     def forget(self) -> None:
-        """Empties the bank of rewards; the engine's own prefix cache stays."""
-        self._bank.clear()
+        """Empties the reward cache; the engine's own prefix cache stays."""
+        self._reward_cache.clear()
 
     def stats(self) -> dict[str, int]:
-        """The engine's counters and this one's; ``bank_hits`` counts items that needed no engine."""
+        """The engine's counters and this one's; ``reward_cache_hits`` counts items that needed no engine."""
         return {
             **super().stats(),
-            "bank_hits": self._bank_hits,
-            "bank_rewards": len(self._bank),
+            "reward_cache_hits": self._reward_cache_hits,
+            "reward_cache_entries": len(self._reward_cache),
         }
 
-    async def _judge(self, request: ScoreRequest, wanted: Sequence[_Wanted]) -> dict[PathKey, float]:
+    async def _score(self, request: ScoreRequest, wanted: Sequence[_Wanted]) -> dict[PathKey, float]:
         """Rewards from the engine, validated."""
         running = self._running
         rewards: dict[PathKey, float] = {}
@@ -136,20 +136,22 @@ class ScoringEngine(EngineLifecycle[_Running]):
         return rewards
 
     def _remember(self, rewards: dict[PathKey, float]) -> None:
-        if self._settings.bank_size:
-            self._bank.update(rewards)
+        if self._settings.reward_cache_size:
+            self._reward_cache.update(rewards)
 
     def _queries(self, question: str, item: ScoreItem) -> list[Query]:
         # Known to be too long before it is tokenized, for some families once for every step.
-        letters = len(question) + sum(map(len, item.steps))
-        if letters > self._running.context * MOST_LETTERS_PER_TOKEN:
-            raise ScorerError(f"a path of {letters} letters does not fit the PRM's context of {self._running.context}")
+        characters = len(question) + sum(map(len, item.steps))
+        if characters > self._running.context * MAX_CHARACTERS_PER_TOKEN:
+            raise ScorerError(
+                f"a path of {characters} characters does not fit the PRM's context of {self._running.context}"
+            )
         try:
             queries = self._running.family.queries(question, item.steps, item.unscored)
         except ValueError as error:
             raise ScorerError(f"a path cannot be encoded: {error}") from error
         longest = max(len(query.token_ids) for query in queries)
-        if longest > self._running.room:
+        if longest > self._running.max_query_tokens:
             raise ScorerError(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
         return queries
 

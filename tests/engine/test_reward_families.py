@@ -206,18 +206,18 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     await stop(engine)
 
 
-def random_path(die: random.Random) -> tuple[str, tuple[str, ...]]:
+def random_path(rng: random.Random) -> tuple[str, tuple[str, ...]]:
     steps = tuple(
-        f"{die.randint(1, 99)} {die.choice('+-*')} {die.randint(1, 99)} = {die.randint(1, 999)}\n\n"
-        for _ in range(die.randint(1, 6))
+        f"{rng.randint(1, 99)} {rng.choice('+-*')} {rng.randint(1, 99)} = {rng.randint(1, 999)}\n\n"
+        for _ in range(rng.randint(1, 6))
     )
-    return f"Start with {die.randint(1, 99)}. What is the result?", steps
+    return f"Start with {rng.randint(1, 99)}. What is the result?", steps
 
 
 async def test_50_paths_equal_the_formula_step_by_step_and_whole(family: Family) -> None:
-    die = random.Random(6)
+    rng = random.Random(6)
     for _ in range(50):
-        question, steps = random_path(die)
+        question, steps = random_path(rng)
         expected = family.formula(question, steps)
         family.engine.forget()
         (whole,) = await family.score(question, ScoreItem(steps, len(steps)))
@@ -228,9 +228,9 @@ async def test_50_paths_equal_the_formula_step_by_step_and_whole(family: Family)
 
 
 async def test_rewards_tell_paths_apart(family: Family) -> None:
-    die = random.Random(7)
+    rng = random.Random(7)
     rewards = [
-        (await family.score(question, ScoreItem(steps)))[0][0] for question, steps in map(random_path, [die] * 9)
+        (await family.score(question, ScoreItem(steps)))[0][0] for question, steps in map(random_path, [rng] * 9)
     ]
     assert max(rewards) - min(rewards) > 0.01
 
@@ -342,7 +342,7 @@ async def function_scorer(name: str) -> FunctionScorer:
 
 
 @pytest.mark.parametrize("name", ["length_share", "plain_share", "checker", "wrapped_share"])
-async def test_a_function_judges_every_unscored_step(name: str) -> None:
+async def test_a_function_scores_every_unscored_step(name: str) -> None:
     scorer = await function_scorer(name)
     items = (ScoreItem(("ab", "c", "d"), 2), ScoreItem(("abc",)))
     assert await scorer.score(ScoreRequest("s", "q", items, MINUTES)) == [[1 / 3, 1 / 4], [1.0]]
@@ -366,7 +366,7 @@ async def test_what_a_function_does_wrong_is_told_with_its_name(name: str, compl
     assert await scorer.check_integrity() == []
 
 
-async def test_calls_that_do_not_return_hold_their_places_and_are_noticed() -> None:
+async def test_calls_that_do_not_return_occupy_their_slots_and_are_noticed() -> None:
     scorer = FunctionScorer(FunctionSettings(function=f"{__name__}:hangs", max_num_seqs=2))
     await scorer.start()
     RELEASE.clear()

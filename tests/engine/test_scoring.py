@@ -88,7 +88,7 @@ async def test_no_text_can_add_or_remove_a_step(scoring: ScoringEngine) -> None:
     assert singly == pytest.approx(rewards, abs=1e-4)
 
 
-async def test_what_was_judged_once_is_remembered(scoring: ScoringEngine) -> None:
+async def test_what_was_scored_once_is_remembered(scoring: ScoringEngine) -> None:
     scoring.forget()
     items = [ScoreItem(STEPS[: n + 1]) for n in range(len(STEPS))]
     first = await scoring.score(request(*items))
@@ -99,10 +99,10 @@ async def test_what_was_judged_once_is_remembered(scoring: ScoringEngine) -> Non
     assert [[reward] for reward in whole] == first
     now = scoring.stats()
     assert now["items_begun"] == asked["items_begun"]
-    assert now["bank_hits"] == asked["bank_hits"] + len(items) + 1
+    assert now["reward_cache_hits"] == asked["reward_cache_hits"] + len(items) + 1
 
 
-async def test_equal_items_of_one_call_are_judged_once(scoring: ScoringEngine) -> None:
+async def test_equal_items_of_one_call_are_scored_once(scoring: ScoringEngine) -> None:
     scoring.forget()
     before = scoring.stats()["items_begun"]
     rewards = await scoring.score(request(*[ScoreItem(STEPS[:2])] * 5, ScoreItem(STEPS[:1])))
@@ -152,7 +152,7 @@ async def test_the_canary_is_never_answered_from_memory(scoring: ScoringEngine) 
     assert await scoring.canary(MINUTES) > 0
     after = scoring.stats()
     assert after["items_begun"] == before["items_begun"] + 2
-    assert after["bank_rewards"] == before["bank_rewards"]
+    assert after["reward_cache_entries"] == before["reward_cache_entries"]
 
 
 async def test_a_tag_that_the_model_does_not_know_is_refused(prm_model: str) -> None:

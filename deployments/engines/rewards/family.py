@@ -19,24 +19,24 @@ if TYPE_CHECKING:
 
     from deployments.engines.engine_calls import Output
 
-REMEMBERED_TEXTS = 50_000
+MAX_REMEMBERED_TEXTS = 50_000
 """Token ids of questions and steps that are kept: a step is encoded once for all paths through it."""
 
-LONGEST_REMEMBERED = 4_000
-"""Characters; a longer text is encoded every time."""
+MAX_REMEMBERED_CHARACTERS = 4_000
+"""A longer text is encoded every time."""
 
 
 class Query(NamedTuple):
-    """One request to the engine, which judges one or more steps of a path."""
+    """One request to the engine, which scores one or more steps of a path."""
 
     token_ids: list[int]
     params: "PoolingParams | SamplingParams"
     tags: tuple[int, ...]
-    """Where each of its steps is judged: positions in ``token_ids``, one per step, in order."""
+    """Where each of its steps is scored: positions in ``token_ids``, one per step, in order."""
 
 
 class RewardFamily(ABC):
-    """One way of judging steps. ``queries`` is called with texts nobody vouches for."""
+    """One way of scoring steps. ``queries`` is called with texts nobody vouches for."""
 
     runner: ClassVar[Runner]
     """The vLLM runner that the family's engine needs."""
@@ -54,7 +54,7 @@ class RewardFamily(ABC):
 
     @abstractmethod
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        """The requests that judge the last ``unscored`` steps, oldest first.
+        """The requests that score the last ``unscored`` steps, oldest first.
 
         Raises:
             ValueError: a text is not valid Unicode.
@@ -73,7 +73,7 @@ class RewardModelSettings(EngineSettings):
     """A process reward model. What only one family reads is a setting of that family."""
 
     family: str
-    """How the model judges a step; each family says its own name."""
-    bank_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
+    """How the model scores a step; each family says its own name."""
+    reward_cache_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
     reader: ClassVar[type[RewardFamily]]
     """The family."""

@@ -22,7 +22,7 @@ CANARY = ("canary", ("canary",))
 
 
 class FunctionSettings(Settings):
-    """A Python function in the place of a model."""
+    """A Python function instead of a model."""
 
     family: Literal["function"] = "function"
     function: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:function, told question and steps.")
@@ -34,15 +34,15 @@ class FunctionScorer:
     """Stands where a `ScoringEngine` would: the same methods, and one call of the function for each step.
 
     A coroutine function runs in the event loop, any other in a thread. A thread cannot be stopped: one whose caller has
-    given up holds its place until it returns, and when all places are held so, the scorer counts as dead.
+    given up occupies its slot until it returns, and when all slots are occupied so, the scorer counts as dead.
     """
 
     def __init__(self, settings: FunctionSettings) -> None:
         self._name = settings.function
         self._reward: RewardFunction | None = None
-        self._places = settings.max_num_seqs
-        self._limit = asyncio.Semaphore(self._places)
-        self._threads = ThreadPoolExecutor(self._places, thread_name_prefix="reward")
+        self._slots = settings.max_num_seqs
+        self._limit = asyncio.Semaphore(self._slots)
+        self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="reward")
         self._running = self._called = self._abandoned = 0
 
     async def start(self) -> None:
@@ -81,8 +81,8 @@ class FunctionScorer:
         return {"running": self._running, "waiting": 0, "calls": self._called}
 
     def check_alive(self) -> None:
-        """Raises ScorerError when every place is held by a call that nobody waits for any more."""
-        if self._abandoned >= self._places:
+        """Raises ScorerError when every slot is occupied by a call that nobody waits for any more."""
+        if self._abandoned >= self._slots:
             raise ScorerError(f"{self._abandoned} calls of {self._name} do not return")
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Head(RewardFamily):
-    """One query judges all unscored steps of a path: the rows of its tags are read."""
+    """One query scores all unscored steps of a path: the rows of its tags are read."""
 
     runner: ClassVar[Runner] = "pooling"
     classes: ClassVar[int]
@@ -30,7 +30,7 @@ class Head(RewardFamily):
 
     @abstractmethod
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The token ids of a path that ends where its last step is judged, and where each step is judged.
+        """The token ids of a path that ends where its last step is scored, and where each step is scored.
 
         Raises:
             ValueError: a text is not valid Unicode.

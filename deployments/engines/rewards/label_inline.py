@@ -29,9 +29,9 @@ class LabelInline(LabelTokens):
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         text = f"{question} "
         queries: list[Query] = []
-        for place, step in enumerate(steps):
+        for index, step in enumerate(steps):
             text += step.strip()
-            if place >= len(steps) - unscored:
+            if index >= len(steps) - unscored:
                 queries.append(self.query([*self._start, *self.chat.encode_text(text), self._tag_id]))
             text += f" {self._tag}\n"
         return queries
@@ -41,5 +41,5 @@ class LabelInlineSettings(LabelSettings):
     """A language model that says a label at a tag behind every step."""
 
     family: Literal["label_inline"] = "label_inline"
-    step_tag: str = Field("ки", min_length=1, description="The token at which a step is judged.")
+    step_tag: str = Field("ки", min_length=1, description="The token at which a step is scored.")
     reader: ClassVar[type[RewardFamily]] = LabelInline

@@ -26,10 +26,10 @@ class LabelTurns(LabelTokens):
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         turns = [*self._system]
         queries: list[Query] = []
-        for place, step in enumerate(steps):
+        for index, step in enumerate(steps):
             text = step.strip()
-            turns.append({"role": "user", "content": text if place else f"{question} {text}"})
-            if place >= len(steps) - unscored:
+            turns.append({"role": "user", "content": text if index else f"{question} {text}"})
+            if index >= len(steps) - unscored:
                 queries.append(self.query(self.chat.encode_chat(turns)))
             turns.append(self._answer)
         return queries

@@ -1,4 +1,4 @@
-"""Outcome only: a model that judges whole solutions."""
+"""Outcome only: a model that scores whole solutions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -17,7 +17,7 @@ class Outcome(Head):
     """As Qwen2.5-Math-RM (``Qwen2ForRewardModel``).
 
     The path is one chat turn of the assistant, ended. A reward is the sigmoid of the head at the last token. A step is
-    judged by the path up to it, as if that were the solution: meaningful for solutions that have ended, so for
+    scored by the path up to it, as if that were the solution: meaningful for solutions that have ended, so for
     best-of-N with ``aggregation: last`` rather than for searches that prune.
     """
 

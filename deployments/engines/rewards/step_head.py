@@ -8,7 +8,12 @@ from pydantic import Field
 
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.family import LONGEST_REMEMBERED, REMEMBERED_TEXTS, RewardFamily, RewardModelSettings
+from deployments.engines.rewards.family import (
+    MAX_REMEMBERED_CHARACTERS,
+    MAX_REMEMBERED_TEXTS,
+    RewardFamily,
+    RewardModelSettings,
+)
 from deployments.engines.rewards.heads import Head
 from deployments.engines.settings import EMBEDDED_PRM, SystemPrompt
 
@@ -34,8 +39,8 @@ class StepHead(Head):
         if tag is None:
             raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is no special token of {settings.model!r}")
         self._tag = tag
-        self._questions: LRUCache[str, list[int]] = LRUCache(REMEMBERED_TEXTS)
-        self._steps: LRUCache[str, list[int]] = LRUCache(REMEMBERED_TEXTS)
+        self._questions: LRUCache[str, list[int]] = LRUCache(MAX_REMEMBERED_TEXTS)
+        self._steps: LRUCache[str, list[int]] = LRUCache(MAX_REMEMBERED_TEXTS)
 
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         token_ids = list(self._question_ids(question))
@@ -55,7 +60,7 @@ class StepHead(Head):
             if self._system is not None:
                 turns.insert(0, {"role": "system", "content": self._system})
             ids = self._chat.encode_chat(turns)
-            if len(question) <= LONGEST_REMEMBERED:
+            if len(question) <= MAX_REMEMBERED_CHARACTERS:
                 self._questions[question] = ids
         return ids
 
@@ -63,7 +68,7 @@ class StepHead(Head):
         ids = self._steps.get(step)
         if ids is None:
             ids = [*self._chat.encode_text(step.strip()), self._tag]
-            if len(step) <= LONGEST_REMEMBERED:
+            if len(step) <= MAX_REMEMBERED_CHARACTERS:
                 self._steps[step] = ids
         return ids
 
@@ -73,6 +78,6 @@ class StepHeadSettings(RewardModelSettings):
 
     family: Literal["step_head"] = "step_head"
     model: str = EMBEDDED_PRM
-    step_tag: str = Field("<extra_0>", min_length=1, description="The token at which a step is judged.")
+    step_tag: str = Field("<extra_0>", min_length=1, description="The token at which a step is scored.")
     system_prompt: SystemPrompt = None
     reader: ClassVar[type[RewardFamily]] = StepHead
