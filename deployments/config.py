@@ -4,9 +4,9 @@ Checked when the application is built; a wrong value is refused with its path an
 """
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
@@ -15,6 +15,7 @@ from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
 from search.import_path import imported
 from search.run.environment import AnswerExtractor, Fallback
+from search.settings import parse_search
 from search.strategies.catalog import Catalog, catalog_of
 
 
@@ -43,39 +44,49 @@ class ControllerSettings(Settings):
     backoff_s: float = Field(0.05, gt=0, le=60, description="First wait between two tries; random, doubling.")
     backoff_max_s: float = Field(2.0, gt=0, le=60, description="Longest wait between two tries.")
     call_timeout_s: float = Field(120.0, gt=0, description="Longest wait for one reply of a replica.")
-    default_search: dict[str, Any] = Field(
-        default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."
-    )
     strategies: tuple[str, ...] = Field(
         (), description="Strategies of one's own beside the built-in ones, each as package.module:Class."
     )
     answer_extractor: str | None = Field(
         None, description="package.module:function that finds the answer in a path's text, in place of the built-in."
     )
+    default_search: dict[str, Any] = Field(
+        default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."
+    )
     limits: LimitSettings = LimitSettings()
     replicas: ReplicaSettings = ReplicaSettings()
 
+    @field_validator("strategies")
+    @classmethod
+    def _are_strategies(cls, paths: tuple[str, ...]) -> tuple[str, ...]:
+        catalog_of(paths)
+        return paths
+
+    @field_validator("answer_extractor")
+    @classmethod
+    def _is_a_function(cls, path: str | None) -> str | None:
+        if path is not None and not callable(imported(path)):
+            raise ValueError(f"{path!r} is no function")
+        return path
+
+    @field_validator("default_search")
+    @classmethod
+    def _is_a_search(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if "strategies" in info.data:  # else these are refused already
+            parse_search(given, catalog_of(info.data["strategies"]))
+        return given
+
     @property
     def catalog(self) -> Catalog:
-        """All strategies that a request may name. Imports those of one's own.
-
-        Raises:
-            ValueError: one of them cannot be used.
-        """
+        """All strategies that a request may name."""
         return catalog_of(self.strategies)
 
     @property
     def extractor(self) -> AnswerExtractor:
-        """
-        Raises:
-            ValueError: ``answer_extractor`` cannot be imported or called.
-        """
+        """What finds the answer in a path's text."""
         if self.answer_extractor is None:
             return extract_answer
-        found = imported(self.answer_extractor)
-        if not callable(found):
-            raise ValueError(f"{self.answer_extractor!r} is no function")
-        extractor: AnswerExtractor = found
+        extractor: AnswerExtractor = imported(self.answer_extractor)
         return extractor
 
 

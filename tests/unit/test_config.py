@@ -88,6 +88,20 @@ def test_what_is_wrong_is_named_by_the_path_that_was_written(given: dict[str, An
     assert message in found[1]
 
 
+@pytest.mark.parametrize(
+    ("search", "path"),
+    [
+        ({"strategy": "beam_search", "n": 0}, "n"),
+        ({"strategy": "beam_search", "budget": {"tokens": -1}}, "budget.tokens"),
+        ({"strategy": "beem_search"}, "strategy"),
+        ({"n": 4}, "strategy"),
+        ({"strategy": "greedy", "n": 4}, "n"),
+    ],
+)
+def test_the_default_search_is_checked_when_the_application_is_built(search: dict[str, Any], path: str) -> None:
+    assert list(faults({"controller": {"default_search": search}})) == [f"controller.default_search.{path}"]
+
+
 def test_settings_survive_their_own_dump() -> None:
     config = AppConfig.model_validate(prm("function", **OWN["function"]))
     assert isinstance(config.prm, FunctionSettings)

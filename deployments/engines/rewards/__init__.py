@@ -8,23 +8,27 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
-from deployments.engines.rewards.label_inline import LabelInlineSettings
-from deployments.engines.rewards.label_turns import LabelTurnsSettings
-from deployments.engines.rewards.outcome import OutcomeSettings
-from deployments.engines.rewards.step_head import StepHeadSettings
-from deployments.engines.rewards.value_head import ValueHeadSettings
+from search.import_path import imported
 
-_SETTINGS: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
-    StepHeadSettings,
-    LabelTurnsSettings,
-    LabelInlineSettings,
-    ValueHeadSettings,
-    OutcomeSettings,
-    FunctionSettings,
+Family: TypeAlias = type[RewardModelSettings | FunctionSettings]
+
+BUILT_IN = (
+    "deployments.engines.rewards.step_head:StepHeadSettings",
+    "deployments.engines.rewards.label_turns:LabelTurnsSettings",
+    "deployments.engines.rewards.label_inline:LabelInlineSettings",
+    "deployments.engines.rewards.value_head:ValueHeadSettings",
+    "deployments.engines.rewards.outcome:OutcomeSettings",
+    "deployments.engines.rewards.function:FunctionSettings",
 )
-FAMILIES: dict[str, type[RewardModelSettings | FunctionSettings]] = {
-    settings.model_fields["family"].default: settings for settings in _SETTINGS
-}
+"""A family is declared by its module and one line here."""
+
+
+def _families() -> dict[str, Family]:
+    settings: list[Family] = [imported(path) for path in BUILT_IN]
+    return {each.model_fields["family"].default: each for each in settings}
+
+
+FAMILIES = _families()
 """The settings of every family by the name that ``prm.family`` gives it."""
 DEFAULT_FAMILY = "step_head"
 

@@ -13,6 +13,10 @@ WRONG = {
         "applications: [{import_path: 'deployments.app:build', args: {controller: {limits: {n: 0}}}}]",
         "args.controller.limits.n: Input should be greater than or equal to 1",
     ),
+    "a setting of another reward family": (
+        "applications: [{import_path: 'deployments.app:build', args: {prm: {labels: [a, b]}}}]",
+        "args.prm.labels: Extra inputs are not permitted",
+    ),
     "no applications": ("{}", "names no applications"),
     "a list": ("[]", "names no applications"),
     "no mapping": ("applications: [1]", "applications.0 must be a mapping"),
