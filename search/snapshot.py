@@ -82,6 +82,12 @@ class SavedNode(BaseModel):
     reward: float | None = Field(ge=0.0, le=1.0)
     order: tuple[bool, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None
 
+    @model_validator(mode="after")
+    def _can_be_asked_for(self) -> Self:
+        if self.step is None and self.order is None:
+            raise ValueError("it was never written, and what was asked for is not known")
+        return self
+
 
 class SavedTree(BaseModel):
     """All that a search needs to go on: nothing is rounded, and nodes are in the order in which they were asked for."""

@@ -63,7 +63,8 @@ class NodeStatus(StrEnum):
     PRUNED = "pruned"
     """Given up by the strategy: never grows, never answers."""
     FAILED = "failed"
-    """Never written: out of budget, cancelled, or the generator failed."""
+    """Under way when the search ended: never written, or written and never scored. It has its step in the second case.
+    A search that goes on takes it up again."""
 
 
 class Unread(Enum):
@@ -249,11 +250,11 @@ class SearchTree:
         if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
             self._end_flight(node, NodeStatus.FAILED)
 
-    def ask_again(self, node: Node) -> None:
-        """Makes a node that failed before it was written pending once more."""
-        if node.status is not NodeStatus.FAILED or node.step is not None:
-            raise TreeError(f"node {node.id} is {node.status}: it cannot be asked for again")
-        node.status = NodeStatus.PENDING
+    def take_up(self, node: Node) -> None:
+        """Puts a failed node back to where it was when it failed: pending, or written where it has its step."""
+        if node.status is not NodeStatus.FAILED:
+            raise TreeError(f"node {node.id} is {node.status}: there is nothing to take up")
+        node.status = NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN
         self._live += 1
 
     def restore(
@@ -285,8 +286,8 @@ class SearchTree:
                 node.status not in (NodeStatus.PRUNED, NodeStatus.FAILED)
             ):
                 problems.append(f"{node.id} is {node.status} and its step is {node.step!r}")
-            if (node.children or node.probes) and node.status in (NodeStatus.TERMINAL, NodeStatus.PENDING):
-                problems.append(f"{node.id} is {node.status} and has children")
+            if (node.children or node.probes) and (node.status is NodeStatus.TERMINAL or node.step is None):
+                problems.append(f"{node.id} is {node.status}, its step is {node.step!r} and it has children")
         live = sum(node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN) for node in self.nodes)
         if live != self._live:
             problems.append(f"{live} nodes are in flight, {self._live} are counted")

@@ -68,14 +68,14 @@ class Planner:
         return list(batches.values())
 
     def resume(self) -> list[Batch]:
-        """Takes over a tree that has grown already: charges what it cost, and asks again for all that is pending or
-        was lost when that search ended."""
+        """Takes over a tree that has grown already: charges what it cost, and takes up all that was lost when that
+        search ended. What is pending then is asked for again; what is written, the caller has scored."""
         written = [node.step for node in self._tree.nodes if node.step is not None]
         self._meter.charge(Cost(sum(len(step.token_ids) for step in written), len(written)))
         batches: dict[tuple[Extent, bool], Batch] = {}
         for node in self._tree.nodes:
-            if node.status is NodeStatus.FAILED and node.step is None and node.order is not None:
-                self._tree.ask_again(node)
+            if node.status is NodeStatus.FAILED:
+                self._tree.take_up(node)
         pending = [node for node in self._tree.nodes if node.status is NodeStatus.PENDING]
         wanted: dict[tuple[Node, bool, bool], dict[Node, Cost]] = {}
         for node in pending:

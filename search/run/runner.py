@@ -68,7 +68,9 @@ async def run_search(
         on_event: told of every step; see ``EventSink``.
         tree: an empty tree to grow, where the caller wants to see it even if the search fails; or one that an
             earlier search has grown (`search.snapshot.restore_tree`): then it goes on from there, with that search's
-            seed, and as that search would have if the settings are the same. What was under way is asked for again.
+            seed, and as that search would have if the settings are the same. What was under way when it was saved or
+            when that search ended is taken up: steps that were not written are asked for again, those that were not
+            scored are scored.
 
     Returns when every stream has ended or was closed.
 
@@ -237,9 +239,9 @@ class _Search:
                 raise GeneratorError(f"the generator ended with {len(batch.grants)} children missing")
         except GeneratorError as error:
             if batch.grants:
+                # Its children stay pending until the search ends, so that no strategy takes a round without them for
+                # a whole one and prunes by it: a search that goes on from here could not undo that.
                 self._generator_error = error
-            for node_id in batch.grants:
-                self._tree.fail(self._tree[node_id])
 
     async def _judge_chains(self, chains: Sequence[Sequence[Node]], extent: Extent) -> None:
         """One call to the scorer for the steps that arrived together, each chain a path's new steps."""

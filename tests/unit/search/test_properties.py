@@ -1,6 +1,7 @@
 """What holds for every search, whatever arrives when, and wherever it is cut off."""
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from search_fakes import Bench, Turns, search
 
 from search.errors import LimitReached
-from search.snapshot import tree_as_json
+from search.snapshot import restore_tree, save_tree, tree_as_json
+from search.tree import SearchTree
 
 SEARCHES = st.one_of(
     st.just({"strategy": "greedy"}),
@@ -117,18 +119,27 @@ def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
 
 
 @settings(max_examples=80, deadline=None)
-@given(wanted=SEARCHES, limits=LIMITS, share=st.floats(0, 1), order=st.integers(1, 1 << 20), capacity=st.integers(1, 9))
-def test_cancelled_at_any_point_nothing_is_left_behind(
-    wanted: dict[str, Any], limits: dict[str, Any], share: float, order: int, capacity: int
+@given(
+    wanted=SEARCHES,
+    limits=LIMITS,
+    budget=BUDGETS,
+    share=st.floats(0, 1),
+    order=st.integers(1, 1 << 20),
+    capacity=st.integers(1, 9),
+)
+def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
+    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], share: float, order: int, capacity: int
 ) -> None:
-    async def main(cancel_at: int | None) -> int:
+    whole = wanted | limits | {"budget": budget}
+
+    async def main(cancel_at: int | None) -> tuple[int, Bench]:
         def at(turn: int) -> None:
             if turn == cancel_at:
                 running.cancel()
 
         turns = Turns(random.Random(order), at)
         bench = Bench(order, capacity, turns)
-        running = asyncio.create_task(bench.search(wanted | limits))
+        running = asyncio.create_task(bench.search(whole))
         if cancel_at is None:
             await running
         else:
@@ -136,11 +147,18 @@ def test_cancelled_at_any_point_nothing_is_left_behind(
                 await running
         bench.check_idle()
         assert asyncio.all_tasks() == {asyncio.current_task()}
-        return turns.count
+        return turns.count, bench
 
-    turns = asyncio.run(main(None))
+    async def resume(saved: str) -> SearchTree:
+        tree = restore_tree(json.loads(saved))
+        await Bench(order + 1).search(whole, tree=tree)
+        return tree
+
+    turns, undisturbed = asyncio.run(main(None))
     # The last turns may fall between the end of the stream and the verdict, where nothing waits any more.
-    asyncio.run(main(1 + int(share * (turns - 1))))
+    _, cut = asyncio.run(main(1 + int(share * (turns - 1))))
+    resumed = asyncio.run(resume(json.dumps(save_tree(cut.tree))))
+    assert tree_as_json(resumed) == tree_as_json(undisturbed.tree)
 
 
 @settings(max_examples=60, deadline=None)

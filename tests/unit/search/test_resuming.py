@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from contextlib import suppress
 from copy import deepcopy
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 from search_fakes import Bench
 
+from search.errors import GeneratorError
 from search.run.report import SearchEvent, SearchOutcome
 from search.snapshot import restore_tree, save_tree, tree_as_json
 from search.tree import NodeStatus, SearchTree
@@ -26,7 +28,7 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "ab_mcts": {"iterations": 12, "paths": 4},
     "frontier": {"iterations": 9, "width": 4},
 }
-BEAM = {"strategy": "beam_search", "n": 12, "m": 3}
+BEAM: dict[str, Any] = {"strategy": "beam_search", "n": 12, "m": 3}
 VARIANTS: list[tuple[str, dict[str, Any]]] = [
     *SEARCHES.items(),
     ("ab_mcts", {"iterations": 25, "generation": "step"}),
@@ -99,6 +101,7 @@ def test_saving_what_was_restored_changes_nothing(snapshot: dict[str, Any]) -> N
         (lambda tree: tree["nodes"][0].update(status="asleep"), ("nodes", 0, "status")),
         (lambda tree: tree["nodes"][0]["step"].pop("text"), ("nodes", 0, "step", "text")),
         (lambda tree: tree["nodes"][0].update(id=[]), ("nodes", 0, "id")),
+        (lambda tree: tree["nodes"][0].update(status="failed", step=None, order=None), ("nodes", 0)),
     ],
 )
 def test_a_damaged_tree_is_refused_with_the_place(snapshot: dict[str, Any], spoil: Any, place: tuple[Any, ...]) -> None:
@@ -118,6 +121,9 @@ def test_a_damaged_tree_is_refused_with_the_place(snapshot: dict[str, Any], spoi
         lambda nodes: nodes[0].update(id=[0, 0]),
         lambda nodes: nodes[0].update(status="open", step=None),
         lambda nodes: nodes[0].update(status="pending"),
+        lambda nodes: next(node for node in nodes if [*node["id"], 0] in [other["id"] for other in nodes]).update(
+            status="failed", step=None
+        ),
     ],
 )
 def test_nodes_that_make_no_tree_are_refused(snapshot: dict[str, Any], spoil: Any) -> None:
@@ -132,17 +138,103 @@ def test_another_seed_is_refused(snapshot: dict[str, Any]) -> None:
         run({"strategy": "beam_search", "n": 8, "m": 2, "seed": 8}, order=1, tree=restore_tree(snapshot))
 
 
-def test_what_was_lost_when_a_search_ended_is_asked_for_again() -> None:
-    """As after a loss of all generators: children that were never written are no reason to end."""
+SCORED = [(name, own) for name, own in VARIANTS if name not in ("greedy", "self_consistency")]
+SECONDS = 1000.0
+
+
+class LateLoop(asyncio.SelectorEventLoop):
+    """An event loop whose clock can be put forward."""
+
+    late_s = 0.0
+
+    def time(self) -> float:
+        return super().time() + self.late_s
+
+
+def stalled(settings: dict[str, Any], events: int, deadline: bool) -> SearchTree | None:
+    """The tree, read back from a file, of a search whose scorer says nothing any more after so many events: it ends by
+    its deadline or is cancelled. None where it never asks the scorer again."""
+
+    async def main() -> SearchTree | None:
+        bench = Bench(1)
+
+        def on_event(event: SearchEvent) -> None:
+            bench.events.append(event)
+            bench.scorer.stall = len(bench.events) > events
+
+        running = asyncio.create_task(bench.search(settings, on_event=on_event))
+        waiting = asyncio.create_task(bench.scorer.stalled.wait())
+        await asyncio.wait([running, waiting], return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        if running.done():
+            return None
+        if deadline:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, LateLoop)
+            loop.late_s += SECONDS
+        else:
+            running.cancel()
+        await asyncio.wait([running])
+        bench.check_idle()
+        return restore_tree(json.loads(json.dumps(save_tree(bench.tree))))
+
+    with asyncio.Runner(loop_factory=LateLoop) as runner:
+        return runner.run(main())
+
+
+@pytest.mark.parametrize("deadline", [True, False], ids=["deadline", "cancelled"])
+@pytest.mark.parametrize(("strategy", "own"), SCORED, ids=[name for name, _ in SCORED])
+def test_after_a_stalled_scorer_it_goes_on_to_the_tree_of_an_undisturbed_search(
+    strategy: str, own: dict[str, Any], deadline: bool
+) -> None:
+    settings = {"strategy": strategy, **own, "budget": {"seconds": SECONDS, **own.get("budget", {})}}
+    whole, _ = run(settings, order=1)
+    interrupted = 0
+    for events in (0, 1, 4, 9, 16, 25, 36):
+        tree = stalled(settings, events, deadline)
+        if tree is None:
+            break
+        interrupted += any(node.step for node in tree.with_status(NodeStatus.FAILED))
+        resumed, _ = run(settings, order=2 + events, tree=tree)
+        assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)
+        assert resumed.verdict.node.id == whole.verdict.node.id
+        assert resumed.verdict[1:4] == whole.verdict[1:4]
+        assert resumed.stop_reason == whole.stop_reason
+        assert resumed.stats.generated_tokens == whole.stats.generated_tokens
+    assert interrupted >= 2
+
+
+def test_what_is_scored_again_is_not_written_again() -> None:
+    async def main(tree: SearchTree) -> Bench:
+        bench = Bench(2)
+        await bench.search(BEAM, tree=tree)
+        return bench
+
+    tree = stalled(BEAM, 0, deadline=False)
+    assert tree is not None
+    written = sum(node.step is not None for node in tree.nodes)
+    assert 0 < written < len(tree)
+    bench = asyncio.run(main(tree))
+    first, *_ = bench.generator.requests
+    assert sum(len(expansion.branches) for expansion in first.expansions) == BEAM["n"] - written
+
+
+@pytest.mark.parametrize("children", [3, 14, 21])
+@pytest.mark.parametrize("strategy", ["beam_search", "dvts", "rebase", "ets", "particle_filter", "mcts", "frontier"])
+def test_what_was_lost_with_the_generators_is_asked_for_again(strategy: str, children: int) -> None:
+    """Wherever in a round they were lost: nothing is decided without the children that never came."""
+    settings = {"strategy": strategy, **SEARCHES[strategy]}
 
     async def main() -> SearchTree:
         bench = Bench(1)
-        bench.generator.fail_after = 20
-        await bench.search(BEAM, tree=bench.tree)
+        bench.generator.fail_after = children
+        with suppress(GeneratorError):
+            await bench.search(settings, tree=bench.tree)
+        bench.check_idle()
         return restore_tree(json.loads(json.dumps(save_tree(bench.tree))))
 
     interrupted = asyncio.run(main())
     assert interrupted.with_status(NodeStatus.FAILED)
-    resumed, _ = run(BEAM, order=2, tree=interrupted)
-    whole, _ = run(BEAM, order=1)
+    resumed, _ = run(settings, order=2, tree=interrupted)
+    whole, _ = run(settings, order=1)
     assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)
