@@ -1,21 +1,44 @@
 """A tree as JSON: to be looked at and compared, and to be saved and gone on with."""
 
+import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
 from search.tree import Node, NodeId, NodeStatus, Order, SearchTree, Step, StepEnd
 
 SNAPSHOT_VERSION = 1
 MOST_SAVED_NODES = 100_000
+MAX_LOGPROB = 1e12
+"""Of a step in a ``TreeView``, nats, in either direction: far from what any text has, and sums of it stay finite."""
 Index = Annotated[int, Field(ge=-MOST_SAVED_NODES, lt=MOST_SAVED_NODES)]
+
+
+def logprob_as_json(logprob: float | None) -> float | str | None:
+    """``logprob``, minus infinity as the string ``"-Infinity"``: JSON has no number for it, and a model that gives a
+    token no chance at all does say so. Written as protocol buffers write it in JSON."""
+    return "-Infinity" if logprob == -math.inf else logprob
+
+
+def _summable(logprob: float) -> float:
+    if logprob != -math.inf and abs(logprob) > MAX_LOGPROB:
+        raise ValueError(f"must be minus infinity or between -{MAX_LOGPROB:g} and {MAX_LOGPROB:g}")
+    return logprob
+
+
+# No NaN is less than infinity.
+Logprob = Annotated[
+    float, Field(lt=math.inf, allow_inf_nan=True), PlainSerializer(logprob_as_json, when_used="json-unless-none")
+]
+"""A finite number or minus infinity, nats; exact through JSON."""
 
 
 def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     """The tree without its root, nodes ordered by id, so equal trees are equal here whatever grew first.
 
     ``id`` is the path of child indices, ``tokens`` the number of the step's tokens, ``end`` why its text
-    ends, ``logprob`` the sum of its tokens' log-probabilities (nats), null where they were not asked for.
+    ends, ``logprob`` the sum of its tokens' log-probabilities (nats), the string ``"-Infinity"`` where it is that, null
+    where they were not asked for.
     ``text``, ``end`` and ``logprob`` are null and ``tokens`` 0 for a node that was never written, ``reward``
     is null for one that was never scored. ``TreeView`` reads it.
     """
@@ -33,7 +56,7 @@ class NodeView(BaseModel):
     reward: float | None = Field(ge=0.0, le=1.0)
     status: NodeStatus
     tokens: int = Field(ge=0, le=1 << 31)
-    logprob: float | None = Field(ge=-1e12, le=1e12)
+    logprob: Annotated[Logprob, AfterValidator(_summable)] | None
 
     @property
     def is_probe(self) -> bool:
@@ -70,7 +93,7 @@ class SavedStep(BaseModel):
     token_ids: list[Annotated[int, Field(ge=0)]]
     text: str
     end: StepEnd
-    logprob: float | None
+    logprob: Logprob | None
 
 
 class SavedNode(BaseModel):
@@ -152,5 +175,5 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "status": node.status.value,
         "tokens": len(step.token_ids) if step else 0,
         "end": step.end.value if step else None,
-        "logprob": step.logprob if step else None,
+        "logprob": logprob_as_json(step.logprob) if step else None,
     }

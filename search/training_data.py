@@ -50,7 +50,7 @@ class TrainingExample(BaseModel):
     answer: str | None
     """None where the path ended without one."""
     mean_entropy: float | None
-    """Minus the mean log-probability of all its tokens (nats per token); None where one is unknown."""
+    """Minus the mean log-probability of all its tokens (nats per token); None where one is unknown or infinite."""
     values: list[float]
     """Those of its nodes."""
 
@@ -95,9 +95,10 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
 
 def mean_entropy(path: Sequence[NodeView]) -> float | None:
     """Minus the mean log-probability of the path's tokens, in nats per token; None where that of a step is unknown or
-    there are no tokens. Over tokens, not over steps: it is the same wherever the text is cut into steps."""
+    minus infinity, or there are no tokens. Over tokens, not over steps: it is the same wherever the text is cut into
+    steps."""
     written = [node for node in path if node.tokens]
-    logprobs = [node.logprob for node in written if node.logprob is not None]
+    logprobs = [node.logprob for node in written if node.logprob is not None and math.isfinite(node.logprob)]
     if not written or len(logprobs) < len(written):
         return None
     return 0.0 - math.fsum(logprobs) / sum(node.tokens for node in written)

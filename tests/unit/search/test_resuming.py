@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 from contextlib import suppress
 from copy import deepcopy
 from typing import Any
@@ -11,9 +12,10 @@ from pydantic import ValidationError
 from search_fakes import Bench
 
 from search.errors import GeneratorError
+from search.ports import Child
 from search.run.report import SearchEvent, SearchOutcome
-from search.snapshot import restore_tree, save_tree, tree_as_json
-from search.tree import NodeStatus, SearchTree
+from search.snapshot import TreeView, restore_tree, save_tree, tree_as_json
+from search.tree import NodeStatus, Order, SearchTree, Step, StepEnd
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -90,6 +92,45 @@ def test_saving_what_was_restored_changes_nothing(snapshot: dict[str, Any]) -> N
     assert save_tree(restore_tree(snapshot)) == snapshot
 
 
+@pytest.mark.parametrize("logprob", [-math.inf, -0.1 - 0.2, -1e-320, -3e38, 0.0, None])
+def test_every_log_probability_survives_a_file(logprob: float | None) -> None:
+    tree = SearchTree(7)
+    (node,) = tree.request(tree.root, 1)
+    node.order = Order(whole=False, tokens=9, nodes=1)
+    tree.write(node, Step((1, 2), "so\n\n", StepEnd.DELIMITER, logprob))
+    assert restore_tree(json.loads(json.dumps(save_tree(tree), allow_nan=False)))[node.id].step == node.step
+
+
+@pytest.mark.parametrize("strategy", ["beam_search", "mcts", "frontier"])
+def test_a_search_whose_model_gave_tokens_no_chance_is_saved_shown_and_gone_on_with(strategy: str) -> None:
+    settings = {"strategy": strategy, **SEARCHES[strategy], "logprobs": True}
+    if strategy == "mcts":
+        settings["prior"] = "logprob"
+
+    async def main(fail_after: int | None, tree: SearchTree | None = None) -> SearchTree:
+        bench = Bench(1)
+        bench.generator.fail_after = fail_after
+        write = bench.generator._write
+
+        def impossible(*asked: Any) -> Child:
+            child = write(*asked)
+            return child._replace(steps=tuple(s._replace(logprob=-math.inf) for s in child.steps))
+
+        bench.generator._write = lambda *asked: impossible(*asked) if asked[2].index == 1 else write(*asked)  # type: ignore[method-assign]
+        grown = tree or bench.tree
+        with suppress(GeneratorError):
+            await bench.search(settings, tree=grown)
+        return grown
+
+    whole = asyncio.run(main(None))
+    cut = restore_tree(json.loads(json.dumps(save_tree(asyncio.run(main(14))), allow_nan=False)))
+    shown = json.dumps(tree_as_json(asyncio.run(main(None, cut))), allow_nan=False)
+    assert json.loads(shown) == tree_as_json(whole)
+    logprobs = {node.id: node.step.logprob for node in whole.nodes if node.step}
+    assert -math.inf in logprobs.values()
+    assert {node.id: node.logprob for node in TreeView.model_validate_json(shown).nodes} == logprobs
+
+
 @pytest.mark.parametrize(
     ("spoil", "place"),
     [
@@ -100,6 +141,8 @@ def test_saving_what_was_restored_changes_nothing(snapshot: dict[str, Any]) -> N
         (lambda tree: tree["nodes"][0].update(reward=float("nan")), ("nodes", 0, "reward")),
         (lambda tree: tree["nodes"][0].update(status="asleep"), ("nodes", 0, "status")),
         (lambda tree: tree["nodes"][0]["step"].pop("text"), ("nodes", 0, "step", "text")),
+        (lambda tree: tree["nodes"][0]["step"].update(logprob="Infinity"), ("nodes", 0, "step", "logprob")),
+        (lambda tree: tree["nodes"][0]["step"].update(logprob=float("nan")), ("nodes", 0, "step", "logprob")),
         (lambda tree: tree["nodes"][0].update(id=[]), ("nodes", 0, "id")),
         (lambda tree: tree["nodes"][0].update(status="failed", step=None, order=None), ("nodes", 0)),
     ],

@@ -129,12 +129,23 @@ class TestExamples:
         tree = view({(0,): "a", (1,): "b", (2,): "c"}, logprob={(0,): None}, tokens={(2,): 0})
         assert examples(tree) == [("incorrect", (1,))]
         assert examples(view({(0,): "a"}, logprob={(0,): None})) == []
+        assert examples(view({(0,): "a", (1,): "b"}, logprob={(0,): -math.inf, (1,): -9.0})) == [("incorrect", (1,))]
+        assert examples(view({(0,): "a"}, logprob={(0,): -math.inf})) == []
         assert examples(view({(0,): ""}, tokens={(0,): 0}, logprob={(0,): 0.0})) == []
 
     def test_a_step_without_tokens_says_nothing(self) -> None:
         tree = view({(0, 0): "a"}, tokens={(0, 0): 0}, logprob={(0, 0): None})
         [example] = training_data(tree, set()).examples
         assert example.mean_entropy == 0.5
+
+    def test_a_right_path_with_a_token_of_no_chance_is_an_example_without_entropy(self) -> None:
+        ends = dict.fromkeys([(0,), (1,), (2,), (3,)], "x")
+        data = training_data(view(ends, logprob={(0,): "-Infinity"}), {(0,)})
+        [example] = data.examples
+        assert (example.path, example.mean_entropy) == ([(0,)], None)
+        written = json.dumps([node.model_dump(mode="json") for node in data.nodes], allow_nan=False)
+        assert [node["logprob"] for node in json.loads(written)] == ["-Infinity", -1.0, -1.0, -1.0]
+        assert [TrainingNode.model_validate(node) for node in json.loads(written)] == data.nodes
 
     def test_an_example_is_its_path_from_the_first_step(self) -> None:
         tree = view({(0, 0): "so \\boxed{7}", (0, 1): "no", (0, 2): "no", (0, 3): "no"})
@@ -162,6 +173,8 @@ class TestExamples:
         lambda nodes: nodes[1].update(id=[]),
         lambda nodes: nodes[1].update(reward=1.5),
         lambda nodes: nodes[1].update(logprob=math.nan),
+        lambda nodes: nodes[1].update(logprob="NaN"),
+        lambda nodes: nodes[1].update(logprob=math.inf),
         lambda nodes: nodes[1].update(logprob=-1e300),
         lambda nodes: nodes[1].update(tokens=-1),
         lambda nodes: nodes[1].update(status="asleep"),
