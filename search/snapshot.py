@@ -11,6 +11,8 @@ SNAPSHOT_VERSION = 1
 MOST_SAVED_NODES = 100_000
 MAX_LOGPROB = 1e12
 """Of a step in a ``TreeView``, nats, in either direction: far from what any text has, and sums of it stay finite."""
+SCORED = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED})
+"""Where a node with a reward may be in its life."""
 Index = Annotated[int, Field(ge=-MOST_SAVED_NODES, lt=MOST_SAVED_NODES)]
 
 
@@ -103,12 +105,17 @@ class SavedNode(BaseModel):
     status: NodeStatus
     step: SavedStep | None
     reward: float | None = Field(ge=0.0, le=1.0)
+    neutral: bool = False
     order: tuple[bool, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None
 
     @model_validator(mode="after")
-    def _can_be_asked_for(self) -> Self:
+    def _makes_sense(self) -> Self:
         if self.step is None and self.order is None:
             raise ValueError("it was never written, and what was asked for is not known")
+        if (self.reward is not None or self.neutral) and self.status not in SCORED:
+            raise ValueError(f"it is {self.status} and has a reward")
+        if self.neutral and self.reward is None:
+            raise ValueError("its reward is neutral and it has none")
         return self
 
 
@@ -119,6 +126,7 @@ class SavedTree(BaseModel):
 
     version: Literal[1]
     seed: int = Field(ge=0, lt=1 << 63)
+    settled: int = Field(0, ge=0, le=MOST_SAVED_NODES)
     nodes: list[SavedNode] = Field(max_length=MOST_SAVED_NODES)
 
 
@@ -130,11 +138,13 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
             status=node.status,
             step=SavedStep(**node.step._asdict()) if node.step else None,
             reward=node.reward,
+            neutral=node.neutral,
             order=node.order,
         )
         for node in tree.nodes
     ]
-    return SavedTree(version=SNAPSHOT_VERSION, seed=tree.seed, nodes=nodes).model_dump(mode="json")
+    saved = SavedTree(version=SNAPSHOT_VERSION, seed=tree.seed, settled=tree.settled, nodes=nodes)
+    return saved.model_dump(mode="json")
 
 
 def restore_tree(saved: Any) -> SearchTree:
@@ -146,6 +156,7 @@ def restore_tree(saved: Any) -> SearchTree:
     """
     described = SavedTree.model_validate(saved)
     tree = SearchTree(described.seed)
+    tree.settled = described.settled
     for node in described.nodes:
         try:
             tree.restore(
@@ -154,6 +165,7 @@ def restore_tree(saved: Any) -> SearchTree:
                 _step(node.step) if node.step else None,
                 node.reward,
                 Order(*node.order) if node.order else None,
+                node.neutral,
             )
         except (KeyError, ValueError) as error:
             raise ValueError(f"node {node.id} of the saved tree has no place there: {error}") from error

@@ -86,6 +86,8 @@ class Node:
     step: Step | None = None
     reward: float | None = None
     """The process reward of this step in [0, 1]; fixed once given; None where nothing scores."""
+    neutral: bool = False
+    """Whether that reward only stands in for one that the scorer did not give."""
     order: Order | None = None
     """What was asked for; None for the later steps of a solution that was written in one piece."""
     children: dict[int, "Node"] = field(default_factory=dict)
@@ -153,6 +155,9 @@ class SearchTree:
     def __init__(self, seed: int = 0, extract_answer: Callable[[str], str | None] = extract_answer) -> None:
         self.seed = seed
         self.extract_answer = extract_answer
+        self.settled = 0
+        """How many nodes there were when the search last asked for more. Nothing is decided yet by the rewards of those
+        that came after."""
         self.root = Node((), None, NodeStatus.OPEN)
         self._nodes: dict[NodeId, Node] = {(): self.root}
         self._levels: list[list[Node]] = [[self.root]]
@@ -224,9 +229,9 @@ class SearchTree:
         node.status = NodeStatus.WRITTEN
         return True
 
-    def complete(self, node: Node, reward: float | None, terminal: bool) -> bool:
-        """Records the reward of a written node and whether the path ends there. False, and nothing
-        changes, when that was already known or the node has ended.
+    def complete(self, node: Node, reward: float | None, terminal: bool, neutral: bool = False) -> bool:
+        """Records the reward of a written node, whether it only stands in for one, and whether the path ends there.
+        False, and nothing changes, when that was already known or the node has ended.
 
         Raises:
             ValueError: the reward is not in [0, 1] (NaN included).
@@ -235,7 +240,7 @@ class SearchTree:
             raise ValueError(f"reward of node {node.id} must be in [0, 1], got {reward!r}")
         if node.status is not NodeStatus.WRITTEN:
             return False
-        node.reward = reward
+        node.reward, node.neutral = reward, neutral
         self._end_flight(node, NodeStatus.TERMINAL if terminal else NodeStatus.OPEN)
         return True
 
@@ -257,8 +262,27 @@ class SearchTree:
         node.status = NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN
         self._live += 1
 
+    def score_again(self, node: Node) -> None:
+        """Takes back a neutral reward: the node is written and waits for its own."""
+        if not node.neutral or node.status not in (NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED):
+            raise TreeError(f"node {node.id} is {node.status}: its reward cannot be taken back")
+        node.reward, node.neutral, node.status = None, False, NodeStatus.WRITTEN
+        self._live += 1
+
+    def reopen(self, node: Node) -> None:
+        """Takes back that a complete node was given up."""
+        if node.status is not NodeStatus.PRUNED or node.reward is None:
+            raise TreeError(f"node {node.id} is {node.status}: it cannot be opened again")
+        node.status = NodeStatus.OPEN
+
     def restore(
-        self, node_id: NodeId, status: NodeStatus, step: Step | None, reward: float | None, order: Order | None
+        self,
+        node_id: NodeId,
+        status: NodeStatus,
+        step: Step | None,
+        reward: float | None,
+        order: Order | None,
+        neutral: bool = False,
     ) -> None:
         """Adds a node as it was in another tree. Parents come before children, siblings in their order.
 
@@ -270,7 +294,7 @@ class SearchTree:
         if index != (len(parent.children) if index >= 0 else -1 - len(parent.probes)):
             raise ValueError("it is not its parent's next child")
         node = self._add(parent, index)
-        node.step, node.reward, node.order = step, reward, order
+        node.step, node.reward, node.order, node.neutral = step, reward, order, neutral
         self._end_flight(node, status)
         self._live += status in (NodeStatus.PENDING, NodeStatus.WRITTEN)
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from search.budget import BudgetMeter, Cost
 from search.ports import Branch, Expansion, Extent, branch_seed
+from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Growth
 from search.tree import Node, NodeId, NodeStatus, Order, SearchTree
@@ -60,22 +61,23 @@ class Planner:
         """
         granted = iter(self._meter.reserve([cost for growth in growths for cost in self._costs(growth)]))
         batches: dict[tuple[Extent, bool], Batch] = {}
+        before = len(self._tree)
         for growth in growths:
             costs = [cost for _, cost in zip(range(growth.count), granted, strict=False)]
             if costs:
                 kind = self._extent(growth), growth.probe
                 self._enter(batches.setdefault(kind, Batch(*kind)), growth.node, costs)
+        if batches:
+            self._tree.settled = before
         return list(batches.values())
 
     def resume(self) -> list[Batch]:
-        """Takes over a tree that has grown already: charges what it cost, and takes up all that was lost when that
-        search ended. What is pending then is asked for again; what is written, the caller has scored."""
+        """Takes over a tree that has grown already: charges what it cost and takes up what was under way. Gives all
+        that is to be asked for again; what is written and not scored is the caller's."""
         written = [node.step for node in self._tree.nodes if node.step is not None]
         self._meter.charge(Cost(sum(len(step.token_ids) for step in written), len(written)))
         batches: dict[tuple[Extent, bool], Batch] = {}
-        for node in self._tree.nodes:
-            if node.status is NodeStatus.FAILED:
-                self._tree.take_up(node)
+        take_up(self._tree)
         pending = [node for node in self._tree.nodes if node.status is NodeStatus.PENDING]
         wanted: dict[tuple[Node, bool, bool], dict[Node, Cost]] = {}
         for node in pending:

@@ -75,7 +75,8 @@ class SearchOutcome:
     """The answering path: its steps' texts joined."""
     stop_reason: StopReason
     degraded: bool
-    """Whether a neutral reward stood in for one that the scorer did not give."""
+    """Whether the tree has neutral rewards that stand in for what the scorer did not give, also from before it was
+    saved."""
     cost: SearchCost
 
     @property

@@ -52,14 +52,17 @@ class Intake:
         self._count(child)
         return self._write(self._tree[node_id], steps)
 
-    def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], extent: Extent) -> list[Node]:
-        """Gives the nodes of ``chain`` their rewards; the last is terminal where the path cannot go on.
+    def complete(
+        self, chain: Sequence[Node], rewards: Sequence[float | None], extent: Extent, neutral: bool
+    ) -> list[Node]:
+        """Gives the nodes of ``chain`` their rewards; the last is terminal where the path cannot go on. ``neutral``:
+        whether the rewards only stand in.
 
         Returns those that are complete now: not those given up meanwhile.
         """
         completed: list[Node] = []
         for node, reward in zip(chain, rewards, strict=True):
-            if self._tree.complete(node, reward, node is chain[-1] and self._ends(node, extent)):
+            if self._tree.complete(node, reward, node is chain[-1] and self._ends(node, extent), neutral):
                 completed.append(node)
                 self.tally.scored_steps += reward is not None
         return completed

@@ -70,7 +70,7 @@ async def run_search(
             earlier search has grown (`search.snapshot.restore_tree`): then it goes on from there, with that search's
             seed, and as that search would have if the settings are the same. What was under way when it was saved or
             when that search ended is taken up: steps that were not written are asked for again, those that were not
-            scored are scored.
+            scored are scored, also those whose neutral rewards have decided nothing yet.
 
     Returns when every stream has ended or was closed.
 
@@ -171,7 +171,7 @@ class _Search:
             verdict=verdict,
             text=verdict.node.text,
             stop_reason=reason,
-            degraded=self._judge.degraded,
+            degraded=any(node.neutral for node in self._tree.nodes),
             cost=self._cost(verdict),
         )
         self._emit(SearchFinished(outcome))
@@ -246,14 +246,15 @@ class _Search:
     async def _judge_chains(self, chains: Sequence[Sequence[Node]], extent: Extent) -> None:
         """One call to the scorer for the steps that arrived together, each chain a path's new steps."""
         rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
+        neutral = False
         if self._strategy.needs_rewards:
             items = [ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)) for chain in chains]
-            rewards = await self._judge.rewards(
+            rewards, neutral = await self._judge.rewards(
                 ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())
             )
         completed: list[Node] = []
         for chain, row in zip(chains, rewards, strict=True):
-            completed += self._intake.complete(chain, row, extent)
+            completed += self._intake.complete(chain, row, extent, neutral)
         self._strategy.observe(self._tree, completed)
         for node in completed:
             self._emit(self._scored(node))

@@ -1,11 +1,21 @@
 """Rewards for steps: one call for all that arrived together, checked, with a fallback where there are none."""
 
+from typing import NamedTuple
+
 from search.errors import ScorerError
 from search.ports import ScoreRequest, StepScorer
 from search.rewards import check_rewards
 from search.run.environment import Fallback
 
 NEUTRAL_REWARD = 0.5
+
+
+class Rewards(NamedTuple):
+    """For each item of a request its ``unscored`` rewards in [0, 1]."""
+
+    rows: list[list[float]]
+    neutral: bool
+    """Whether they only stand in for what the scorer did not give."""
 
 
 class Judge:
@@ -15,23 +25,21 @@ class Judge:
         self._scorer = scorer
         self._fallback = fallback
         self.calls = 0
-        self.degraded = False
 
-    async def rewards(self, request: ScoreRequest) -> list[list[float]]:
-        """For each item its ``unscored`` rewards in [0, 1].
-
+    async def rewards(self, request: ScoreRequest) -> Rewards:
+        """
         Raises:
             ScorerError: the scorer gave no usable rewards and the fallback is to fail.
         """
         self.calls += 1
         try:
             rewards = await self._scorer.score(request)
-            return check_rewards(rewards, [item.unscored for item in request.items], source_of(self._scorer))
+            rows = check_rewards(rewards, [item.unscored for item in request.items], source_of(self._scorer))
+            return Rewards(rows, neutral=False)
         except ScorerError:
             if self._fallback is Fallback.FAIL:
                 raise
-            self.degraded = True
-            return [[NEUTRAL_REWARD] * item.unscored for item in request.items]
+            return Rewards([[NEUTRAL_REWARD] * item.unscored for item in request.items], neutral=True)
 
 
 def source_of(scorer: StepScorer) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-from search_fakes import Bench
+from search_fakes import Bench, broken
 
 from search.errors import GeneratorError
 from search.ports import Child
@@ -145,6 +145,9 @@ def test_a_search_whose_model_gave_tokens_no_chance_is_saved_shown_and_gone_on_w
         (lambda tree: tree["nodes"][0]["step"].update(logprob=float("nan")), ("nodes", 0, "step", "logprob")),
         (lambda tree: tree["nodes"][0].update(id=[]), ("nodes", 0, "id")),
         (lambda tree: tree["nodes"][0].update(status="failed", step=None, order=None), ("nodes", 0)),
+        (lambda tree: tree["nodes"][0].update(status="written"), ("nodes", 0)),
+        (lambda tree: tree["nodes"][0].update(neutral=True, reward=None), ("nodes", 0)),
+        (lambda tree: tree.update(settled=-1), ("settled",)),
     ],
 )
 def test_a_damaged_tree_is_refused_with_the_place(snapshot: dict[str, Any], spoil: Any, place: tuple[Any, ...]) -> None:
@@ -163,9 +166,9 @@ def test_a_damaged_tree_is_refused_with_the_place(snapshot: dict[str, Any], spoi
         lambda nodes: nodes[0].update(id=[5]),
         lambda nodes: nodes[0].update(id=[0, 0]),
         lambda nodes: nodes[0].update(status="open", step=None),
-        lambda nodes: nodes[0].update(status="pending"),
+        lambda nodes: nodes[0].update(status="pending", reward=None),
         lambda nodes: next(node for node in nodes if [*node["id"], 0] in [other["id"] for other in nodes]).update(
-            status="failed", step=None
+            status="failed", step=None, reward=None
         ),
     ],
 )
@@ -243,8 +246,73 @@ def test_after_a_stalled_scorer_it_goes_on_to_the_tree_of_an_undisturbed_search(
         assert resumed.verdict.node.id == whole.verdict.node.id
         assert resumed.verdict[1:4] == whole.verdict[1:4]
         assert resumed.stop_reason == whole.stop_reason
-        assert resumed.stats.generated_tokens == whole.stats.generated_tokens
+        assert resumed.cost.generated_tokens == whole.cost.generated_tokens
     assert interrupted >= 2
+
+
+@pytest.mark.parametrize(("strategy", "own"), SCORED, ids=[name for name, _ in SCORED])
+def test_neutral_rewards_by_which_nothing_was_decided_are_taken_back(strategy: str, own: dict[str, Any]) -> None:
+    """The scorer breaks, and the search is cancelled before it asks for more."""
+    settings = {"strategy": strategy, **own}
+    whole, _ = run(settings, order=1)
+
+    async def main(events: int) -> SearchTree:
+        bench = Bench(1)
+
+        def on_event(event: SearchEvent) -> None:
+            bench.events.append(event)
+            if len(bench.events) > events:
+                bench.scorer.spoil = broken
+            if any(node.neutral for node in bench.tree.nodes):
+                running.cancel()
+
+        running = asyncio.create_task(bench.search(settings, on_event=on_event))
+        await asyncio.wait([running])
+        return restore_tree(json.loads(json.dumps(save_tree(bench.tree))))
+
+    for events in range(0, 30, 2):
+        tree = asyncio.run(main(events))
+        resumed, _ = run(settings, order=2, tree=tree)
+        assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)
+        assert not resumed.degraded
+
+
+def test_neutral_rewards_that_have_decided_stay_and_are_told() -> None:
+    async def main(tree: SearchTree, scorer_works: bool) -> SearchOutcome:
+        bench = Bench(1)
+
+        def on_event(event: SearchEvent) -> None:
+            bench.events.append(event)
+            if len(bench.events) > 3 * BEAM["n"]:
+                bench.generator.fail_after = 0
+
+        if not scorer_works:
+            bench.scorer.spoil = broken
+        return await bench.search(BEAM, tree=tree, on_event=None if scorer_works else on_event)
+
+    tree = SearchTree()
+    cut = asyncio.run(main(tree, scorer_works=False))
+    assert (cut.stop_reason, cut.degraded) == ("generator_error", True)
+    resumed = asyncio.run(main(restore_tree(json.loads(json.dumps(save_tree(tree)))), scorer_works=True))
+    assert (resumed.stop_reason, resumed.degraded) == ("finished", True)
+    assert {node.reward for node in resumed.tree.level(1)} == {0.5}
+    assert {node.reward for node in resumed.tree.level(resumed.tree.deepest)} != {0.5}
+
+
+def test_a_finished_search_without_a_scorer_is_scored_when_there_is_one() -> None:
+    settings = {"strategy": "best_of_n", "n": 7}
+
+    async def main() -> SearchOutcome:
+        bench = Bench(1)
+        bench.scorer.spoil = broken
+        return await bench.search(settings)
+
+    neutral = asyncio.run(main())
+    assert (neutral.stop_reason, neutral.degraded) == ("finished", True)
+    resumed, _ = run(settings, order=2, tree=restore_tree(json.loads(json.dumps(save_tree(neutral.tree)))))
+    whole, _ = run(settings, order=1)
+    assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)
+    assert (resumed.verdict[1:4], resumed.degraded) == (whole.verdict[1:4], False)
 
 
 def test_what_is_scored_again_is_not_written_again() -> None:

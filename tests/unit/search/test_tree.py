@@ -85,3 +85,21 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
         "end": None,
         "logprob": None,
     }
+
+
+def test_only_what_was_lost_is_taken_up_and_only_stand_ins_are_taken_back(tree: SearchTree) -> None:
+    unwritten, unscored, scored, neutral = tree.request(tree.root, 4)
+    assert tree.write(unscored, STEP)
+    complete(tree, scored)
+    assert tree.write(neutral, STEP)
+    assert tree.complete(neutral, 0.5, terminal=True, neutral=True)
+    for node in (unwritten, unscored):
+        tree.fail(node)
+        tree.take_up(node)
+    tree.score_again(neutral)
+    assert [node.status for node in tree.nodes] == ["pending", "written", "open", "written"]
+    assert (neutral.reward, neutral.neutral, tree.in_flight) == (None, False, 3)
+    assert tree.check_integrity() == []
+    for take in (tree.take_up, tree.score_again, tree.reopen):
+        with pytest.raises(TreeError, match=r"node \(2,\) is open"):
+            take(scored)
