@@ -8,6 +8,7 @@ from typing import Any
 from ray import serve
 from ray.serve.config import BackpressureConfig
 
+from deployments.checks import check_settings
 from deployments.config import AppConfig
 from deployments.controller import SearchController
 from deployments.engines.settings import ReplicaSettings
@@ -26,8 +27,9 @@ def build(args: AppConfig) -> serve.Application:
     """What ``serve run serve_config.yaml`` builds.
 
     Raises:
-        ValueError: two settings contradict each other.
+        ValueError: settings contradict each other or the models that they name; a line for each, with its path.
     """
+    check_settings(args)
     if args.generator.block_size is not None:
         args.cache.require_block_size(args.generator.block_size)
     logging_config = {"log_level": args.log_level, "enable_access_log": False}

@@ -1,0 +1,31 @@
+"""What no setting can say alone: checked when the application is built, before anything starts.
+
+Models' files are read where they are on this machine. Where they are not, the engines refuse at their start.
+"""
+
+from collections.abc import Iterator
+
+from deployments.config import AppConfig
+from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.settings import EngineSettings
+from deployments.model_files import longest_context
+
+
+def check_settings(config: AppConfig) -> None:
+    """
+    Raises:
+        ValueError: settings contradict each other or the models that they name; a line for each, with its path.
+    """
+    engines: dict[str, EngineSettings] = {"generator": config.generator}
+    if not isinstance(config.prm, FunctionSettings):
+        engines["prm"] = config.prm
+    problems = [problem for path, engine in engines.items() for problem in _context(path, engine)]
+    if problems:
+        raise ValueError("\n".join(problems))
+
+
+def _context(path: str, engine: EngineSettings) -> Iterator[str]:
+    """A model is not asked for more context than it has."""
+    longest = longest_context(engine)
+    if longest is not None and engine.max_model_len > longest:
+        yield f"{path}.max_model_len: at most {longest}, the context of {engine.model}, not {engine.max_model_len}"

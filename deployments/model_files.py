@@ -1,0 +1,75 @@
+"""What a model's files say before any engine reads them: in its directory, or in the hub's cache on this machine.
+
+None where they are not here or do not say it: then the engine finds out when it starts, perhaps on another machine.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import try_to_load_from_cache
+from huggingface_hub.errors import HFValidationError
+from tokenizers import Tokenizer
+
+from deployments.engines.settings import EngineSettings
+
+_CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_UNSCALED_ROPE = ("default", "llama3", "yarn", "longrope", "su", "mrope")
+"""Kinds of RoPE whose ``factor`` the context in the file already has in it, or which have none."""
+_SAMPLE = r"""Let $f(x) = x^2 - 14x + 45$. We want the sum of its roots, so we factor: $f(x) = (x - 5)(x - 9)$.
+Step 2: The roots are 5 and 9, and by Vieta's formulas their sum is $-\frac{-14}{1} = 14$.
+
+A train travels 180 kilometers in 2.5 hours. Its average speed is 180 / 2.5 = 72 km/h; at this rate it needs
+another 1,250 / 72 = 17.36 hours. Therefore, the answer is $\boxed{14}$. def area(r): return 3.14159 * r ** 2
+"""
+
+
+def longest_context(settings: EngineSettings) -> int | None:
+    """Tokens that the model was made for, as vLLM derives them from ``config.json``."""
+    config = _json(settings, "config.json")
+    if config is None or "hf_overrides" in settings.engine_args:
+        return None
+    text = config.get("text_config") or config
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    kind = (rope.get("rope_type") or rope.get("type") or "default") if isinstance(rope, dict) else None
+    lengths = [text[name] for name in _CONTEXT if isinstance(text.get(name), int)]
+    return min(lengths) if lengths and kind in _UNSCALED_ROPE else None
+
+
+def token_ratio(written: EngineSettings, read: EngineSettings) -> float | None:
+    """How many tokens of the second model a token of the first comes to, on a page of mathematics; 1 for equal
+    tokenizers."""
+    files = [_file(settings, "tokenizer.json") for settings in (written, read)]
+    if files[0] is None or files[1] is None:
+        return None
+    first, second = (_tokens(file) for file in files if file)
+    return second / first
+
+
+def _tokens(file: Path) -> int:
+    return len(Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False).ids)
+
+
+def _json(settings: EngineSettings, name: str) -> dict[str, Any] | None:
+    file = _file(settings, name)
+    if file is None:
+        return None
+    try:
+        content = json.loads(file.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def _file(settings: EngineSettings, name: str) -> Path | None:
+    directory = Path(settings.model_path)
+    if directory.is_dir():
+        return directory / name if (directory / name).is_file() else None
+    arguments = settings.engine_args
+    try:
+        cached = try_to_load_from_cache(
+            settings.model_path, name, cache_dir=arguments.get("download_dir"), revision=arguments.get("revision")
+        )
+    except HFValidationError:  # neither a directory here nor a hub id
+        return None
+    return Path(cached) if isinstance(cached, str) else None

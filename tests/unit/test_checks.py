@@ -1,0 +1,104 @@
+"""What is checked when the application is built: settings against each other and against the models that they name."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from deployments.app import build
+from deployments.config import AppConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+PUBLISHED = {
+    "Qwen/Qwen2.5-Math-7B-Instruct": {"max_position_embeddings": 4096, "rope_theta": 10000.0},
+    "Qwen/Qwen2.5-Math-PRM-7B": {"max_position_embeddings": 4096, "rope_theta": 10000.0},
+}
+"""What the published ``config.json`` say of the models' contexts."""
+
+
+def problems(given: dict[str, Any]) -> list[str]:
+    with pytest.raises(ValueError, match=":") as refused:
+        build(AppConfig.model_validate(given))
+    return str(refused.value).splitlines()
+
+
+def saved(directory: Path, config: dict[str, Any]) -> str:
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    return str(directory)
+
+
+def cached(cache: Path, model: str, config: dict[str, Any]) -> None:
+    """As the hub's client keeps a model on this machine."""
+    folder = cache / f"models--{model.replace('/', '--')}"
+    saved(folder / "snapshots" / "abc", config)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text("abc")
+
+
+def example() -> dict[str, Any]:
+    """The settings for one's own models that serve_config.yaml shows in its comments."""
+    _, _, shown = (ROOT / "serve_config.yaml").read_text().partition("# Your own models")
+    lines = [line.removeprefix("#") for line in shown.splitlines() if line.startswith("#    ")]
+    args: dict[str, Any] = yaml.safe_load("\n".join(lines))["args"]
+    return args
+
+
+def test_the_defaults_and_the_shipped_configuration_can_be_built() -> None:
+    build(AppConfig())
+    shipped = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    build(AppConfig.model_validate(shipped["applications"][0]["args"]))
+
+
+def test_the_example_for_gpus_fits_its_models(tmp_path: Path) -> None:
+    given = example()
+    for part in ("generator", "prm"):
+        cached(tmp_path, given[part]["model"], PUBLISHED[given[part]["model"]])
+        given[part].setdefault("engine_args", {})["download_dir"] = str(tmp_path)
+    build(AppConfig.model_validate(given))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 4096},
+        {"text_config": {"max_position_embeddings": 4096}},
+        {"max_position_embeddings": 4096, "rope_scaling": {"rope_type": "llama3", "factor": 8.0}},
+    ],
+)
+def test_more_context_than_a_model_has_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
+    model = saved(tmp_path / "model", config)
+    build(
+        AppConfig.model_validate(
+            {"generator": {"model": model, "max_model_len": 4096}, "prm": {"family": "function", "function": "a:b"}}
+        )
+    )
+    for path, given in {
+        "generator": {
+            "generator": {"model": model, "max_model_len": 4097},
+            "prm": {"family": "function", "function": "a:b"},
+        },
+        "prm": {"prm": {"model": model, "max_model_len": 4097}},
+    }.items():
+        assert problems(given) == [f"{path}.max_model_len: at most 4096, the context of {model}, not 4097"]
+
+
+def test_a_model_in_the_hubs_cache_is_looked_up_there(tmp_path: Path) -> None:
+    cached(tmp_path, "some/model", {"max_position_embeddings": 512})
+    generator = {"model": "some/model", "engine_args": {"download_dir": str(tmp_path)}}
+    assert problems({"generator": generator})[0].startswith("generator.max_model_len: at most 512")
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"max_position_embeddings": 512, "rope_scaling": {"type": "linear", "factor": 4.0}},
+        {"vocab_size": 300},
+    ],
+)
+def test_what_the_files_do_not_say_is_left_to_the_engine(tmp_path: Path, config: dict[str, Any]) -> None:
+    build(AppConfig.model_validate({"generator": {"model": saved(tmp_path / "model", config)}}))
+    build(AppConfig.model_validate({"generator": {"model": "some/model-that-is-not-here"}}))
+    build(AppConfig.model_validate({"generator": {"model": "/no/such/directory"}}))
