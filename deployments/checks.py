@@ -19,7 +19,8 @@ def check_settings(config: AppConfig) -> None:
     engines: dict[str, EngineSettings] = {"generator": config.generator}
     if not isinstance(config.prm, FunctionSettings):
         engines["prm"] = config.prm
-    problems = [problem for path, engine in engines.items() for problem in _context(path, engine)]
+    checks = (_context, _shared_device)
+    problems = [problem for path, engine in engines.items() for check in checks for problem in check(path, engine)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -29,3 +30,21 @@ def _context(path: str, engine: EngineSettings) -> Iterator[str]:
     longest = longest_context(engine)
     if longest is not None and engine.max_model_len > longest:
         yield f"{path}.max_model_len: at most {longest}, the context of {engine.model}, not {engine.max_model_len}"
+
+
+def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
+    """Engines on one device each keep to a part of it: Ray counts the parts, and vLLM has to be told."""
+    part = engine.replicas.num_gpus
+    if not 0 < part < 1:
+        return
+    if engine.kv_cache_memory_bytes is None:
+        yield (
+            f"{path}.kv_cache_memory_bytes: must be set with replicas.num_gpus {part:g}: vLLM would measure what is "
+            "free on the device while the other engine takes its memory"
+        )
+    utilization = engine.engine_args.get("gpu_memory_utilization")
+    if isinstance(utilization, float | int) and utilization > part:
+        yield (
+            f"{path}.engine_args.gpu_memory_utilization: {utilization:g} of the device is more than "
+            f"replicas.num_gpus reserves of it, {part:g}"
+        )

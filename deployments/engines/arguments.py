@@ -23,6 +23,8 @@ CPU_BLOCK_SIZE = 32
 """CPU attention wants multiples of 32; only whole blocks are shared, so the smallest."""
 CPU_KV_BYTES = 256 << 20
 CPU_BATCH_TOKENS = 4096
+GPU_SHARE = 0.92
+"""Of a device or of a part of it: vLLM's own default for a whole one."""
 
 
 def engine_args(
@@ -59,8 +61,7 @@ def engine_args(
         args["block_size"] = settings.block_size
     if architecture is not None:
         args["hf_overrides"] = {"architectures": [architecture]}
-    if current_platform.is_cpu():
-        args |= _cpu_args(settings)
+    args |= _cpu_args(settings) if current_platform.is_cpu() else _gpu_args(settings)
     args |= settings.engine_args
     if current_platform.is_cpu() and args["enable_chunked_prefill"]:
         raise EngineStartError(
@@ -98,6 +99,12 @@ def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),
     }
+
+
+def _gpu_args(settings: EngineSettings) -> dict[str, Any]:
+    part = settings.replicas.num_gpus
+    # vLLM refuses to start unless this much of the device is free, even where the KV memory is given.
+    return {"gpu_memory_utilization": round(GPU_SHARE * part, 3)} if 0 < part < 1 else {}
 
 
 def _check_model(path: str) -> None:

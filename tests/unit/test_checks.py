@@ -102,3 +102,23 @@ def test_what_the_files_do_not_say_is_left_to_the_engine(tmp_path: Path, config:
     build(AppConfig.model_validate({"generator": {"model": saved(tmp_path / "model", config)}}))
     build(AppConfig.model_validate({"generator": {"model": "some/model-that-is-not-here"}}))
     build(AppConfig.model_validate({"generator": {"model": "/no/such/directory"}}))
+
+
+def shared(part: str, **settings: Any) -> dict[str, Any]:
+    return {part: {"replicas": {"num_gpus": 0.5}, **settings}}
+
+
+@pytest.mark.parametrize("part", ["generator", "prm"])
+def test_an_engine_on_a_part_of_a_device_says_how_much_of_it_is_for_kv(part: str) -> None:
+    (problem,) = problems(shared(part))
+    assert problem.startswith(f"{part}.kv_cache_memory_bytes: must be set with replicas.num_gpus 0.5")
+    build(AppConfig.model_validate(shared(part, kv_cache_memory_bytes=1 << 30)))
+
+
+@pytest.mark.parametrize("part", ["generator", "prm"])
+def test_an_engine_takes_no_more_of_a_device_than_it_reserves(part: str) -> None:
+    given = shared(part, kv_cache_memory_bytes=1 << 30, engine_args={"gpu_memory_utilization": 0.85})
+    told = "0.85 of the device is more than replicas.num_gpus reserves of it, 0.5"
+    assert problems(given) == [f"{part}.engine_args.gpu_memory_utilization: {told}"]
+    given[part]["engine_args"] = {"gpu_memory_utilization": 0.5}
+    build(AppConfig.model_validate(given))

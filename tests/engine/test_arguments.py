@@ -1,0 +1,31 @@
+"""What vLLM is told on a GPU, as far as that can be seen without one: no engine is started."""
+
+import pytest
+
+from deployments.engines import arguments
+from deployments.engines.arguments import engine_args
+from deployments.engines.settings import GeneratorSettings, ReplicaSettings
+
+
+@pytest.mark.parametrize(("num_gpus", "utilization"), [(0.5, 0.46), (0.25, 0.23)])
+def test_an_engine_on_a_part_of_a_device_is_told_to_keep_to_it(
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: float, utilization: float
+) -> None:
+    monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)
+    settings = GeneratorSettings(
+        model=generator_model, kv_cache_memory_bytes=1 << 30, replicas=ReplicaSettings(num_gpus=num_gpus)
+    )
+    args = engine_args(settings, runner="generate")
+    assert args.gpu_memory_utilization == utilization
+    assert args.kv_cache_memory_bytes == 1 << 30
+    own = settings.model_copy(update={"engine_args": {"gpu_memory_utilization": 0.4}})
+    assert engine_args(own, runner="generate").gpu_memory_utilization == 0.4
+
+
+@pytest.mark.parametrize("num_gpus", [1, 2])
+def test_an_engine_on_whole_devices_has_vllms_own_default(
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: int
+) -> None:
+    monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)
+    settings = GeneratorSettings(model=generator_model, replicas=ReplicaSettings(num_gpus=num_gpus))
+    assert engine_args(settings, runner="generate").gpu_memory_utilization == arguments.GPU_SHARE
