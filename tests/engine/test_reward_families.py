@@ -31,10 +31,13 @@ from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
 from deployments.engines.rewards.label_inline import LabelInline, LabelInlineSettings
+from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import SETTLE_S, quiet, stop
+from tests.engine.published import skywork_input
+from tests.engine.vocabularies import byte_level
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -123,12 +126,9 @@ def value_head_formula(directory: Path) -> Formula:
     head.load_state_dict({name: weights[f"v_head.summary.{name}"] for name in ("weight", "bias")})
 
     def rewards(question: str, steps: Sequence[str]) -> list[float]:
-        ids = tokenizer.encode(question + "\n", add_special_tokens=False)
-        found: list[float] = []
-        for step in steps:
-            ids += tokenizer.encode(step.strip() + "\n", add_special_tokens=False)
-            found.append(value(body, head, ids))
-        return found
+        ids, flags = skywork_input(tokenizer, question, "\n".join(step.strip() for step in steps))
+        ends = [place for place, flag in enumerate(flags, 1) if flag]
+        return [value(body, head, ids[:end]) for end in ends]
 
     return rewards
 
@@ -286,6 +286,18 @@ async def test_inline_prompts_are_the_published_ones_where_words_begin_with_a_ma
     assert tokenizer.convert_ids_to_tokens(expected[0])[-2:] == ["▁46", f"▁{DEFAULT_TAG}"]
     queries = LabelInline(LabelInlineSettings(model="none"), tokenizer).queries(question, steps, len(steps))
     assert [query.token_ids for query in queries] == expected
+
+
+async def test_value_head_input_is_the_published_one_where_a_period_and_a_newline_are_one_token() -> None:
+    tokenizer = byte_level([".\n", "?\n"])
+    assert len(tokenizer.encode(".\n")) == 1  # else the test shows nothing
+    question, steps = "How many?", ["So 1 + 1 = 2.\n\n", "Two lines.\n\n  The other.\n\n", "", "\n\n2.\n"]
+    ids, flags = skywork_input(tokenizer, question, "\n".join(step.strip() for step in steps))
+    [query] = ValueHead(ValueHeadSettings(model="any"), tokenizer).queries(question, steps, len(steps))
+    assert query.token_ids == ids
+    newlines = [place for place, flag in enumerate(flags) if flag]
+    ends = [0, 3, 4, 5]  # the second step has three lines, one of them empty
+    assert list(query.tags) == [newlines[line] for line in ends]
 
 
 async def length_share(question: str, steps: Sequence[str]) -> float:

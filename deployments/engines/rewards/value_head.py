@@ -15,8 +15,11 @@ if TYPE_CHECKING:
 class ValueHead(Head):
     """As Skywork-o1-Open-PRM.
 
-    The text is the question and the steps in a line each, without a chat template; the tokenizer's beginning-of-text
-    token first, where it has one. A reward is the sigmoid of the head at the newline that ends the step.
+    The question and the steps' lines, without a chat template; the tokenizer's beginning-of-text token first, where it
+    has one. Question and newline are encoded together, but each line of a step alone, with the token of a lone newline
+    behind it: so what a vocabulary makes of ``.\\n`` never appears. A reward is the sigmoid of the head at the newline
+    that ends the step. Source: ``prepare_input`` of SkyworkAI/skywork-o1-prm-inference, which takes every line for a
+    step; here lines inside a step are encoded as there and get no reward.
     """
 
     classes = 1
@@ -25,12 +28,14 @@ class ValueHead(Head):
     def __init__(self, settings: "ValueHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         self._chat = ChatEncoder(tokenizer)
         self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+        self._newline = self._chat.encode_text("\n")[-1]
 
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         token_ids = [*self._start, *self._chat.encode_text(question + "\n")]
         tags: list[int] = []
         for step in steps:
-            token_ids += self._chat.encode_text(step.strip() + "\n")
+            for line in step.strip().split("\n"):
+                token_ids += [*self._chat.encode_text(line), self._newline]
             tags.append(len(token_ids) - 1)
         return token_ids, tags
 
