@@ -12,6 +12,7 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from search.caps import Cap
 from search.errors import LimitKind, LimitReached
 
 MOST_TOKENS = 10_000_000
@@ -24,13 +25,15 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS)] | None = Field(
+    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS), Cap("tokens")] | None = Field(
         default=None, description="Most tokens generated."
     )
-    nodes: Annotated[int, Field(ge=1, le=MOST_NODES)] | None = Field(
+    nodes: Annotated[int, Field(ge=1, le=MOST_NODES), Cap("nodes")] | None = Field(
         default=None, description="Most nodes in the tree."
     )
-    seconds: Annotated[float, Field(gt=0.0, le=MOST_SECONDS)] | None = Field(default=None, description="Wall clock.")
+    seconds: Annotated[float, Field(gt=0.0, le=MOST_SECONDS), Cap("seconds")] | None = Field(
+        default=None, description="Wall clock."
+    )
 
 
 @dataclass

@@ -8,7 +8,7 @@ and held nested, the strategy being an object. An error names the place where th
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from pydantic import (
@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from search.budget import Budget
+from search.caps import Cap, CappedSetting, capped_settings, check_marks
 from search.strategies.base import Strategy
 from search.strategies.catalog import STRATEGIES, Catalog
 
@@ -58,11 +59,15 @@ class SearchSettings(BaseModel):
         description="The strategy and its own settings."
     )
     budget: Budget = Field(Budget(), description="What the search may spend.")
-    seed: int | None = Field(
+    seed: Annotated[int, Cap(None)] | None = Field(
         None, strict=True, ge=0, lt=1 << 63, description="One seed, one tree; drawn at random if unset."
     )
-    max_step_tokens: int = Field(256, strict=True, ge=1, le=MOST_STEP_TOKENS, description="Most tokens of a step.")
-    max_path_tokens: int = Field(2048, strict=True, ge=1, le=MOST_PATH_TOKENS, description="Most tokens of a solution.")
+    max_step_tokens: Annotated[int, Cap("step_tokens")] = Field(
+        256, strict=True, ge=1, le=MOST_STEP_TOKENS, description="Most tokens of a step."
+    )
+    max_path_tokens: Annotated[int, Cap("tokens")] = Field(
+        2048, strict=True, ge=1, le=MOST_PATH_TOKENS, description="Most tokens of a solution."
+    )
     logprobs: bool = Field(
         False, strict=True, description="Whether the tree has its steps' log-probabilities, whatever the strategy."
     )
@@ -79,6 +84,9 @@ class SearchSettings(BaseModel):
         except ValidationError as error:
             raise _relocated(error) from None
 
+
+check_marks(Budget)
+check_marks(SearchSettings)
 
 SHARED_SETTINGS = tuple(name for name in SearchSettings.model_fields if name != "strategy")
 """Settings that every search has; the others belong to one strategy."""
@@ -111,6 +119,11 @@ def parse_alias(alias: str, strategies: Catalog = STRATEGIES) -> dict[str, Any] 
                 return {"strategy": name}
             return {"strategy": name, "n": int(match["n"])} if "n" in strategy.model_fields else None
     return None
+
+
+def caps_on(settings: SearchSettings) -> Iterator[CappedSetting]:
+    """Every setting with a cap, its path as in the flat form: what an operator may want to bound."""
+    return (each._replace(path=each.path.removeprefix("strategy.")) for each in capped_settings(settings))
 
 
 def search_schema(strategies: Catalog = STRATEGIES) -> dict[str, Any]:

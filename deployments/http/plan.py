@@ -1,7 +1,6 @@
 """From a request to the settings of its search: who wins where they disagree, and the operator's caps.
 
-Later wins: the operator's default < the request's own temperature, top_p and limits < the model alias <
-the ``search`` field.
+Later wins: the operator's default < the model alias < OpenAI's own fields < the ``search`` field.
 """
 
 from collections.abc import Mapping
@@ -13,34 +12,10 @@ from deployments.config import AppConfig, LimitSettings
 from deployments.http.body import refused
 from deployments.http.errors import BadRequest, NotFound
 from deployments.http.schema import ChatRequest
-from search.settings import SHARED_SETTINGS, SearchSettings, parse_alias, parse_search
+from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search
 from search.strategies.catalog import STRATEGIES, Catalog
 
 Flat = dict[str, Any]
-
-
-class Cap(NamedTuple):
-    """One limit of the operator: where it applies in flat settings, and in `LimitSettings`."""
-
-    field: str
-    most: float
-    within: str | None = None
-    """The field is a part of this one."""
-
-    def get(self, settings: Mapping[str, Any]) -> Any:
-        """The value in flat settings, checked or not; None where there is none."""
-        inner = settings.get(self.within) if self.within else settings
-        return inner.get(self.field) if isinstance(inner, Mapping) else None
-
-    def put(self, flat: Flat) -> None:
-        if self.within:
-            flat[self.within] = {**(flat.get(self.within) or {}), self.field: self.most}
-        else:
-            flat[self.field] = self.most
-
-    @property
-    def path(self) -> str:
-        return f"{self.within}.{self.field}" if self.within else self.field
 
 
 class Planner:
@@ -66,18 +41,7 @@ class Planner:
         self._strategies = strategies
         self._served_name = served_name
         self._default = dict(default_search)
-        self._caps = (
-            Cap("n", limits.n),
-            Cap("m", limits.n),
-            Cap("width", limits.n),
-            Cap("paths", limits.n),
-            Cap("max_depth", limits.depth),
-            Cap("max_step_tokens", limits.step_tokens),
-            Cap("max_path_tokens", limits.tokens),
-            Cap("tokens", limits.tokens, "budget"),
-            Cap("nodes", limits.nodes, "budget"),
-            Cap("seconds", limits.seconds, "budget"),
-        )
+        self._limits = limits
 
     def settings(self, request: ChatRequest) -> SearchSettings:
         """
@@ -85,20 +49,7 @@ class Planner:
             NotFound: the model is unknown.
             BadRequest: a setting is wrong or above its cap; ``param`` is where the client wrote it.
         """
-        merged = _Merged(self._default)
-        merged.lay(self._alias(request.model), "model")
-        own = {"temperature": request.temperature, "top_p": request.top_p, "seed": request.seed}
-        own["max_path_tokens"] = request.max_tokens
-        merged.lay({name: value for name, value in own.items() if value is not None}, None)
-        if request.max_completion_tokens is not None:
-            merged.lay({"budget": {"tokens": request.max_completion_tokens}}, None)
-        merged.lay(request.search or {}, "search")
-        self._check_caps(merged)
-        try:
-            settings = parse_search(merged.flat, self._strategies)
-        except ValidationError as error:
-            raise merged.refused(error) from None
-        return self._capped(merged.flat, settings)
+        return self._capped(*self._merged(request))
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless it is the served model's name or an alias of it."""
@@ -113,25 +64,39 @@ class Planner:
             raise NotFound(message, "model", "model_not_found")
         return settings
 
-    def _check_caps(self, merged: "_Merged") -> None:
-        for cap in self._caps:
-            value = cap.get(merged.flat)
-            written = cap.path in merged.origins and isinstance(value, int | float) and not isinstance(value, bool)
-            if written and value > cap.most:
-                path = merged.path(cap.path)
-                raise BadRequest(f"{path} may be at most {cap.most:g} here, not {value:g}", path, "above_limit")
+    def _merged(self, request: ChatRequest) -> "tuple[_Merged, SearchSettings]":
+        merged = _Merged(self._default)
+        merged.lay(self._alias(request.model), "model")
+        own = {
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "seed": request.seed,
+            "max_path_tokens": request.max_tokens,
+        }
+        merged.lay({name: value for name, value in own.items() if value is not None}, None)
+        if request.max_completion_tokens is not None:
+            merged.lay({"budget": {"tokens": request.max_completion_tokens}}, None)
+        merged.lay(request.search or {}, "search")
+        try:
+            return merged, parse_search(merged.flat)
+        except ValidationError as error:
+            raise merged.refused(error) from None
 
-    def _capped(self, flat: Flat, settings: SearchSettings) -> SearchSettings:
-        """Defaults above a cap are lowered to it; what the client wrote was checked before."""
-        whole = settings.model_dump()
-        whole = {**whole, **whole.pop("strategy")}
-        lowered = dict(flat)
-        for cap in self._caps:
-            value = cap.get(whole)
-            unbounded = value is None and cap.within is not None
-            if unbounded or (isinstance(value, int | float) and value > cap.most):
-                cap.put(lowered)
-        n, m = (lowered.get(name, whole.get(name)) for name in ("n", "m"))
+    def _capped(self, merged: "_Merged", settings: SearchSettings) -> SearchSettings:
+        """What the client wrote above a cap is refused; a default above one is lowered to it."""
+        lowered = dict(merged.flat)
+        for path, value, most in excesses(settings, self._limits):
+            if value is not None and path in merged.origins:
+                where = merged.path(path)
+                raise BadRequest(f"{where} may be at most {most:g} here, not {value:g}", where, "above_limit")
+            outer, _, inner = path.rpartition(".")
+            if outer:
+                lowered[outer] = {**(lowered.get(outer) or {}), inner: most}
+            else:
+                lowered[inner] = most
+        if lowered == merged.flat:
+            return settings
+        n, m = (lowered.get(name, getattr(settings.strategy, name, None)) for name in ("n", "m"))
         if isinstance(n, int) and isinstance(m, int):
             # A default n that was lowered may be no multiple of m any more.
             lowered |= {"n": n - n % m} if n >= m else {"m": n}
@@ -177,6 +142,26 @@ class _Merged:
         if path.startswith("search.") and path.count(".") < written.count(".") + 1:
             path = f"search.{written}"
         return BadRequest(reply.message.replace(written, path, 1), path, reply.code)
+
+
+class Excess(NamedTuple):
+    """A setting that is above its cap, or has no limit though it has a cap."""
+
+    path: str
+    """As in flat settings."""
+    value: float | None
+    """None: no limit."""
+    most: float
+
+
+def excesses(settings: SearchSettings, limits: LimitSettings) -> list[Excess]:
+    """Every setting, of whatever strategy, that is above the operator's cap on it."""
+    found: list[Excess] = []
+    for path, cap, value in caps_on(settings):
+        most = getattr(limits, cap)
+        if value is None or value > most:
+            found.append(Excess(path, value, most))
+    return found
 
 
 def _origin(key: str, origin: str | None) -> str:

@@ -8,8 +8,9 @@ from typing import Literal, NamedTuple
 
 from pydantic import Field
 
+from search.caps import Uncapped, Width
 from search.ports import Extent
-from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.base import Growth, Strategy
 from search.strategies.visit_statistics import MOST_ITERATIONS
 from search.tree import Node, NodeStatus, SearchTree
 
@@ -39,8 +40,8 @@ class ABMCTS(Strategy):
     aliases = ("abmcts",)
 
     name: Literal["ab_mcts"] = "ab_mcts"
-    iterations: int = Field(16, ge=1, le=MOST_ITERATIONS, description="Generations.")
-    paths: int = Field(1, ge=1, le=MOST_SAMPLES, description="Generations at a time.")
+    iterations: Uncapped = Field(16, ge=1, le=MOST_ITERATIONS, description="Generations.")
+    paths: Width = Field(1, description="Generations at a time.")
     generation: Extent = Field(
         Extent.SOLUTION, strict=False, description="How far one generation writes: a step, or to the solution's end."
     )

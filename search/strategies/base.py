@@ -6,17 +6,15 @@ decides depends on the tree alone, so a search can be tested without a model, re
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import Selection
+from search.caps import Depth, check_marks
 from search.ports import Extent
 from search.strategies.path_score import Aggregation
 from search.tree import Node, NodeStatus, SearchTree
-
-MOST_SAMPLES = 256
-MOST_DEPTH = 100
 
 
 class Growth(NamedTuple):
@@ -48,13 +46,19 @@ class Strategy(BaseModel, ABC):
 
     temperature: float = Field(0.8, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
-    max_depth: int = Field(40, ge=1, le=MOST_DEPTH, description="Most steps on a path.")
+    max_depth: Depth = Field(40, description="Most steps on a path.")
     aggregation: Aggregation = Field(
         Aggregation.LAST, strict=False, description="How step rewards make a path's score."
     )
     selection: Selection = Field(
         Selection.WEIGHTED, strict=False, description="How the answer is chosen among the paths."
     )
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """A setting that makes a search wider must not escape the caps on width because nobody thought of them."""
+        super().__pydantic_init_subclass__(**kwargs)
+        check_marks(cls)
 
     @property
     def needs_logprobs(self) -> bool:

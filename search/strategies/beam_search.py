@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
+from search.caps import Width
 from search.ports import Extent
-from search.strategies.base import MOST_SAMPLES
 from search.strategies.level_search import LevelSearch, divides_n, ended, judged
 from search.strategies.path_score import best_first
 from search.tree import Node, NodeStatus, SearchTree
@@ -28,8 +28,8 @@ class BeamSearch(LevelSearch):
     aliases: ClassVar[tuple[str, ...]] = ("beam",)
 
     name: Literal["beam_search"] = "beam_search"
-    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Beams; a multiple of m.")
-    m: int = Field(4, ge=1, le=MOST_SAMPLES, validate_default=True, description="Width: steps written per kept beam.")
+    n: Width = Field(16, description="Beams; a multiple of m.")
+    m: Width = Field(4, validate_default=True, description="Width: steps written per kept beam.")
     drop_duplicates: bool = Field(False, description="Of beams with the same text keep only the first.")
     finish_to_eos: bool = Field(False, description="Write the last iteration's step to the end of the solution.")
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from search.strategies.base import MOST_SAMPLES
+from search.caps import Width
 from search.strategies.level_search import LevelSearch, divides_n
 from search.strategies.path_score import best_first
 from search.tree import Node, NodeStatus, SearchTree
@@ -20,8 +20,8 @@ class DVTS(LevelSearch):
     """
 
     name: Literal["dvts"] = "dvts"
-    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Answers in the end; a multiple of m.")
-    m: int = Field(4, ge=1, le=MOST_SAMPLES, validate_default=True, description="Width: steps written per subtree.")
+    n: Width = Field(16, description="Answers in the end; a multiple of m.")
+    m: Width = Field(4, validate_default=True, description="Width: steps written per subtree.")
 
     _divides_n = field_validator("m")(divides_n)
 

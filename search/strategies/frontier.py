@@ -6,8 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from search.caps import Uncapped, Width
 from search.strategies.backup import credited
-from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.base import Growth, Strategy
 from search.strategies.path_score import mean_logprob, path_score
 from search.strategies.visit_statistics import (
     MOST_ITERATIONS,
@@ -32,8 +33,8 @@ class Frontier(Strategy):
     """
 
     name: Literal["frontier"] = "frontier"
-    iterations: int = Field(32, ge=1, le=MOST_ITERATIONS, description="Nodes to expand.")
-    width: int = Field(8, ge=1, le=MOST_SAMPLES, description="Children of an expanded node.")
+    iterations: Uncapped = Field(32, ge=1, le=MOST_ITERATIONS, description="Nodes to expand.")
+    width: Width = Field(8, description="Children of an expanded node.")
     parent_weight: float = Field(0.4, ge=0.0, le=100.0, description="Of the parent's quality (lambda 1).")
     entropy_weight: float = Field(0.4, ge=0.0, le=100.0, description="Of the step's entropy (lambda 2).")
     depth_weight: float = Field(0.01, ge=0.0, le=100.0, description="Of the depth (lambda 3).")

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pydantic import Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
+from search.caps import Uncapped
 from search.ports import Extent
 from search.strategies.base import Growth, Strategy
 from search.tree import Node, NodeStatus, SearchTree
@@ -20,7 +21,7 @@ MOST_LOOKAHEAD = 16
 class LevelSearch(Strategy):
     """A strategy that decides, level by level, how many children each path gets."""
 
-    lookahead: int = Field(
+    lookahead: Uncapped = Field(
         0, ge=0, le=MOST_LOOKAHEAD, description="Greedy steps written and judged ahead of each step to rank it."
     )
 

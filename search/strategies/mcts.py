@@ -7,8 +7,9 @@ from typing import Literal
 
 from pydantic import Field
 
+from search.caps import Uncapped, Width
 from search.ports import Extent
-from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.base import Growth, Strategy
 from search.strategies.path_score import mean_logprob, path_score, rank_score
 from search.strategies.visit_statistics import (
     MOST_ITERATIONS,
@@ -72,9 +73,9 @@ class MCTS(Strategy):
     """
 
     name: Literal["mcts"] = "mcts"
-    iterations: int = Field(64, ge=1, le=MOST_ITERATIONS, description="Leaves to expand.")
-    width: int = Field(4, ge=1, le=MOST_SAMPLES, description="Children written of a leaf.")
-    paths: int = Field(1, ge=1, le=MOST_SAMPLES, description="Leaves expanded at a time.")
+    iterations: Uncapped = Field(64, ge=1, le=MOST_ITERATIONS, description="Leaves to expand.")
+    width: Width = Field(4, description="Children written of a leaf.")
+    paths: Width = Field(1, description="Leaves expanded at a time.")
     exploration: float = Field(1.414, ge=0.0, le=100.0, description="The constant c of UCT and PUCT.")
     value: Value = Field(Value.REWARD, strict=False, description="What a new node is worth.")
     prior: Prior = Field(Prior.NONE, strict=False, description="None: UCT. Otherwise PUCT with this prior.")

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from search.strategies.base import MOST_SAMPLES
+from search.caps import Width
 from search.strategies.level_search import LevelSearch, judged
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, NodeStatus, SearchTree
@@ -26,7 +26,7 @@ class ParticleFilter(LevelSearch):
     """
 
     name: Literal["particle_filter"] = "particle_filter"
-    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Particles.")
+    n: Width = Field(16, description="Particles.")
     weight_temperature: float = Field(1.0, ge=0.01, le=100.0, description="Of the softmax over log-weights.")
     resample_below: float = Field(
         0.5, ge=0.0, le=1.0, description="Resample when the effective sample size is under this share of n."

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from search.strategies.base import MOST_DEPTH, MOST_SAMPLES
+from search.caps import Depth, Width
 from search.strategies.level_search import LevelSearch, ended, judged
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, SearchTree
@@ -19,11 +19,11 @@ ROUNDING = 1e-9
 class Balanced(LevelSearch):
     """A search whose width is dealt over each level by ``balanced``: what REBASE and ETS share."""
 
-    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Width: children per level, and solutions in the end.")
+    n: Width = Field(16, description="Width: children per level, and solutions in the end.")
     balance_temperature: float = Field(
         0.2, ge=0.001, le=100.0, description="Of the softmax over rewards: lower prefers the best more."
     )
-    max_depth: int = Field(25, ge=1, le=MOST_DEPTH, description="Most steps on a path.")
+    max_depth: Depth = Field(25, description="Most steps on a path.")
 
     def left(self, tree: SearchTree, depth: int) -> int:
         """The width that is left for the children of a level."""

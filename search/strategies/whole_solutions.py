@@ -6,8 +6,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from search.answers.extraction import canonical
+from search.caps import MAX_SAMPLES, Uncapped, Width
 from search.ports import Extent
-from search.strategies.base import MOST_SAMPLES, Growth, Strategy
+from search.strategies.base import Growth, Strategy
 from search.strategies.path_score import path_score
 from search.tree import SearchTree
 
@@ -21,14 +22,16 @@ class WholeSolutions(Strategy):
 
     extent: ClassVar[Extent] = Extent.SOLUTION
 
-    n: int = Field(16, ge=1, le=MOST_SAMPLES, description="Whole solutions to write.")
+    n: Width = Field(16, description="Whole solutions to write.")
     margin: float | None = Field(
         None,
         ge=0.0,
-        le=MOST_SAMPLES,
+        le=MAX_SAMPLES,
         description="Stop when the leading answer outweighs the next by this many mean weights; it may not have won.",
     )
-    margin_after: int = Field(4, ge=1, le=MOST_SAMPLES, description="Solutions wanted before the margin may stop it.")
+    margin_after: Uncapped = Field(
+        4, ge=1, le=MAX_SAMPLES, description="Solutions wanted before the margin may stop it."
+    )
 
     def select(self, tree: SearchTree) -> Sequence[Growth]:
         # Only when nothing is in flight: what a tight budget grants then does not depend on arrival order.

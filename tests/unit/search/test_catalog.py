@@ -6,6 +6,7 @@ from typing import Any, Literal
 import pytest
 from search_fakes import Bench
 
+from search.caps import Width
 from search.import_path import imported
 from search.settings import parse_alias, parse_search, search_schema
 from search.strategies.base import Growth, Strategy
@@ -21,7 +22,7 @@ class TwoSteps(Strategy):
     aliases = ("two",)
 
     name: Literal["two_steps"] = "two_steps"
-    n: int = 1
+    n: Width = 1
 
     def select(self, tree: SearchTree) -> Sequence[Growth]:
         open_ends = [node for node in (tree.root, *tree.level(1)) if not node.children and node.status == "open"]

@@ -1,0 +1,119 @@
+"""From requests to settings: who wins, and what the operator's caps hold."""
+
+from collections.abc import Sequence
+from typing import Any, get_args
+
+import pytest
+from pydantic import Field
+
+from deployments.config import LimitSettings
+from deployments.http.errors import BadRequest
+from deployments.http.plan import Planner, excesses
+from deployments.http.schema import ChatRequest
+from search.caps import CapName, Width
+from search.settings import STRATEGIES, SearchSettings, caps_on, parse_search
+from search.strategies.base import Growth
+from search.strategies.best_of_n import BestOfN
+from search.tree import SearchTree
+
+DEFAULT = {"strategy": "beam_search", "n": 4, "m": 2, "temperature": 0.6, "max_step_tokens": 64}
+TIGHT = LimitSettings(n=2, depth=2, step_tokens=8, tokens=16, nodes=4, seconds=1.0)
+CAPPED = [
+    (name, setting.path) for name in STRATEGIES for setting in caps_on(parse_search({"strategy": name}))
+]  # every setting with a cap, of every strategy
+
+
+class Fan(BestOfN):
+    """A strategy that somebody adds, with a width of its own."""
+
+    fan_out: Width = Field(64, description="Children at a time.")
+
+    def select(self, tree: SearchTree) -> Sequence[Growth]:
+        return [Growth(tree.root, self.fan_out)] if not len(tree) else []
+
+
+def asked(**fields: Any) -> ChatRequest:
+    return ChatRequest.parse({"model": "m", "messages": [{"role": "user", "content": "6*7?"}], **fields})
+
+
+def planned(default: dict[str, Any] = DEFAULT, limits: LimitSettings | None = None, **fields: Any) -> SearchSettings:
+    return Planner("m", default, limits or LimitSettings()).settings(asked(**fields))
+
+
+class TestWhoWins:
+    """The operator's default < the alias < OpenAI's own fields < the search field."""
+
+    @pytest.mark.parametrize(
+        ("fields", "temperature"),
+        [
+            ({}, 0.6),
+            ({"temperature": 0.3}, 0.3),
+            ({"search": {"temperature": 0.2}}, 0.2),
+            ({"temperature": 0.3, "search": {"temperature": 0.2}}, 0.2),
+            ({"model": "m:best-4"}, 0.8),
+            ({"model": "m:best-4", "temperature": 0.3}, 0.3),
+            ({"model": "m:best-4", "temperature": 0.3, "search": {"temperature": 0.2}}, 0.2),
+            ({"model": "m:best-4", "temperature": 0.3, "search": {"strategy": "dvts"}}, 0.3),
+        ],
+    )
+    def test_for_a_setting_that_three_of_them_can_name(self, fields: dict[str, Any], temperature: float) -> None:
+        assert planned(**fields).strategy.temperature == temperature
+
+    def test_for_the_strategy_and_its_width(self) -> None:
+        assert planned().strategy.name == "beam_search"
+        assert planned(model="m:best-8").strategy.name == "best_of_n"
+        both = planned(model="m:best-8", search={"strategy": "dvts", "n": 6, "m": 3})
+        assert both.strategy.model_dump(include={"name", "n"}) == {"name": "dvts", "n": 6}
+
+    def test_an_own_field_wins_over_the_alias_also_where_it_cannot_be_had(self) -> None:
+        with pytest.raises(BadRequest) as refused:
+            planned(model="m:greedy", temperature=0.5)
+        assert refused.value.param == "temperature"
+
+    @pytest.mark.parametrize(
+        ("own", "search", "setting", "value"),
+        [
+            ({"max_tokens": 100}, {"max_path_tokens": 50}, "max_path_tokens", 50),
+            ({"seed": 3}, {"seed": 4}, "seed", 4),
+        ],
+    )
+    def test_the_search_field_over_the_own(self, own: Any, search: Any, setting: str, value: Any) -> None:
+        assert getattr(planned(**own, search=search), setting) == value
+        assert getattr(planned(**own), setting) != value
+
+    def test_max_completion_tokens_is_the_whole_searchs_budget_and_max_tokens_the_longest_path(self) -> None:
+        settings = planned(max_completion_tokens=5000, max_tokens=256, search={"budget": {"nodes": 7}})
+        assert (settings.budget.tokens, settings.budget.nodes, settings.max_path_tokens) == (5000, 7, 256)
+
+
+class TestCaps:
+    @pytest.mark.parametrize(("strategy", "path"), CAPPED)
+    def test_no_request_passes_one_whatever_the_strategy_calls_it(self, strategy: str, path: str) -> None:
+        outer, _, inner = path.rpartition(".")
+        above = {inner: {"m": 8, "seconds": 20.0}.get(inner, 20)}
+        with pytest.raises(BadRequest) as refused:
+            planned({"strategy": strategy}, TIGHT, search={outer: above} if outer else above)
+        assert (refused.value.param, refused.value.code) == (f"search.{path}", "above_limit")
+
+    @pytest.mark.parametrize("strategy", STRATEGIES)
+    def test_defaults_are_lowered_to_them(self, strategy: str) -> None:
+        settings = planned({"strategy": strategy}, TIGHT)
+        assert excesses(settings, TIGHT) == []
+        assert (settings.budget.tokens, settings.max_step_tokens) == (16, 8)
+
+    def test_a_width_that_a_new_strategy_brings_is_held_too(self) -> None:
+        [excess] = [each for each in excesses(SearchSettings(strategy=Fan(n=2)), TIGHT) if each.path == "fan_out"]
+        assert (excess.value, excess.most) == (64, 2)
+
+    def test_every_cap_is_a_limit_that_operators_set(self) -> None:
+        assert set(get_args(CapName)) <= LimitSettings.model_fields.keys()
+
+    def test_own_fields_and_aliases_are_named_as_the_client_wrote_them(self) -> None:
+        for fields, param in (
+            ({"model": "m:beam-8"}, "model"),
+            ({"max_tokens": 17}, "max_tokens"),
+            ({"max_completion_tokens": 17}, "max_completion_tokens"),
+        ):
+            with pytest.raises(BadRequest) as refused:
+                planned(limits=TIGHT, **fields)  # type: ignore[arg-type]
+            assert (refused.value.param, refused.value.code) == (param, "above_limit")

@@ -1,0 +1,93 @@
+"""Caps: whoever adds a setting that makes a search wider says so on the setting, or cannot define it."""
+
+from collections.abc import Sequence
+from typing import Annotated, Literal, get_args
+
+import pytest
+from pydantic import BaseModel, Field
+
+from search.caps import Cap, CapName, Uncapped, Width, capped_settings, check_marks
+from search.settings import SearchSettings, caps_on, parse_search
+from search.strategies.base import Growth
+from search.strategies.best_of_n import BestOfN
+from search.strategies.catalog import STRATEGIES
+from search.tree import SearchTree
+
+WIDTHS = {
+    "self_consistency": {"n"},
+    "best_of_n": {"n"},
+    "beam_search": {"n", "m"},
+    "dvts": {"n", "m"},
+    "rebase": {"n"},
+    "ets": {"n"},
+    "mcts": {"width", "paths"},
+    "ab_mcts": {"paths"},
+    "frontier": {"width"},
+    "particle_filter": {"n"},
+}
+SHARED = {"max_depth", "max_step_tokens", "max_path_tokens", "budget.tokens", "budget.nodes", "budget.seconds"}
+
+
+class Fan(BestOfN):
+    """A strategy that somebody adds: wide by a setting of its own."""
+
+    fan_out: Width = Field(4, description="Children at a time.")
+
+    def select(self, tree: SearchTree) -> Sequence[Growth]:
+        return [Growth(tree.root, self.fan_out)] if not len(tree) else []
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_what_makes_a_search_wide_is_marked(name: str) -> None:
+    capped = {setting.path: setting.cap for setting in caps_on(parse_search({"strategy": name}))}
+    widths = WIDTHS.get(name, set())
+    assert capped.keys() == widths | SHARED
+    assert {capped[setting] for setting in widths} <= {"n"}
+
+
+def test_every_count_without_a_cap_is_known() -> None:
+    """Nothing is left out by a mark that says so, but what others bound: nodes, tokens, or the waiting alone."""
+    uncapped = {
+        setting
+        for strategy in STRATEGIES.values()
+        for setting, field in strategy.model_fields.items()
+        if Cap(None) in field.metadata
+    }
+    assert uncapped == {"iterations", "lookahead", "margin_after"}
+
+
+def test_a_new_width_is_found_without_being_named_anywhere() -> None:
+    settings = SearchSettings(strategy=Fan(fan_out=64))
+    assert ("fan_out", "n", 64) in list(caps_on(settings))
+
+
+@pytest.mark.parametrize("annotation", [int, int | None, list[int], Annotated[int, Field(ge=1)]])
+def test_an_integer_without_a_mark_is_no_setting(annotation: object) -> None:
+    with pytest.raises(TypeError, match=r"Bare\.wide is an integer that no cap bounds"):
+        type("Bare", (BestOfN,), {"__annotations__": {"wide": annotation}, "wide": 1, "__module__": __name__})
+
+
+def test_a_mark_is_not_lost_by_declaring_a_setting_again() -> None:
+    with pytest.raises(TypeError, match=r"Narrow\.n "):
+
+        class Narrow(BestOfN):
+            n: int = 8  # type: ignore[assignment]
+
+
+def test_marks_are_found_in_models_and_options() -> None:
+    class Inner(BaseModel):
+        tokens: Annotated[int, Cap("tokens")] | None = None
+        plain: bool = True
+
+    class Outer(BaseModel):
+        inner: Inner = Inner()
+        kind: Literal[1, 2] = 1
+        rounds: Uncapped = 3
+        wide: Width = 2
+
+    check_marks(Outer)
+    assert list(capped_settings(Outer())) == [("inner.tokens", "tokens", None), ("wide", "n", 2)]
+
+
+def test_caps_have_the_names_that_operators_write() -> None:
+    assert set(get_args(CapName)) == {"n", "depth", "step_tokens", "tokens", "nodes", "seconds"}
