@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ModelWrapValidatorHandler,
@@ -31,10 +32,26 @@ from search.strategies.catalog import STRATEGIES, Catalog
 
 MOST_STEP_TOKENS = 32_768
 MOST_PATH_TOKENS = 131_072
-
 _CATALOG = "strategies"
 """The key in a validation's context under which the strategies are that may be named."""
 _REFERENCE = "#/$defs/{model}"
+MAX_STOPS = 4
+MAX_STOP_CHARS = 256
+
+
+def _texts(given: Any) -> Any:
+    if not isinstance(given, str | list | tuple):
+        raise PydanticCustomError("stop_type", "Input should be a text or a list of texts")
+    return (given,) if isinstance(given, str) else tuple(given)
+
+
+StopTexts = Annotated[
+    tuple[Annotated[str, Field(strict=True, min_length=1, max_length=MAX_STOP_CHARS)], ...],
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_texts),
+]
+"""As OpenAI's ``stop``: a text, or a list of texts."""
+
 _ALIAS = re.compile(r"(?P<name>[a-z][a-z_]*)(?:-(?P<n>[0-9]{1,9}))?")
 
 
@@ -68,6 +85,7 @@ class SearchSettings(BaseModel):
     max_path_tokens: Annotated[int, Cap("tokens")] = Field(
         2048, strict=True, ge=1, le=MOST_PATH_TOKENS, description="Most tokens of a solution."
     )
+    stop: StopTexts = Field((), description="A text or up to four: a solution's text ends before the first of them.")
     logprobs: bool = Field(
         False, strict=True, description="Whether the tree has its steps' log-probabilities, whatever the strategy."
     )

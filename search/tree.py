@@ -149,11 +149,12 @@ class SearchTree:
     """The nodes of one search, by id.
 
     ``seed`` is the search's: what a strategy draws at random, it draws from a hash of it. ``extract_answer`` finds
-    the answer in the text of a path.
+    the answer in the text of a path, and ``stop`` are the texts before the first of which that text ends.
     """
 
     def __init__(self, seed: int = 0, extract_answer: Callable[[str], str | None] = extract_answer) -> None:
         self.seed = seed
+        self.stop: tuple[str, ...] = ()
         self.extract_answer = extract_answer
         self.settled = 0
         """How many nodes there were when the search last asked for more. Nothing is decided yet by the rewards of those
@@ -196,10 +197,15 @@ class SearchTree:
         """The depth of the deepest node that is no probe; 0 for the root alone."""
         return len(self._levels) - 1
 
+    def text_of(self, node: Node) -> str:
+        """What the path that ends in a node says: all that was written on it, up to the first text of ``stop``."""
+        text = node.text
+        return text[: min((place for stop in self.stop if (place := text.find(stop)) >= 0), default=len(text))]
+
     def answer_of(self, node: Node) -> str | None:
         """The answer of the path that ends in a written node; None where it gives none. Looked for once."""
         if node.answer is Unread.UNREAD:
-            node.answer = self.extract_answer(node.text)
+            node.answer = self.extract_answer(self.text_of(node))
         return node.answer
 
     def request(self, parent: Node, count: int, probe: bool = False) -> list[Node]:

@@ -1,6 +1,9 @@
 """From a request to the settings of its search: who wins where they disagree, and the operator's caps.
 
-Later wins: the operator's default < the model alias < OpenAI's own fields < the ``search`` field.
+The more particular wins: the operator's default < the model alias, a name for a whole search < OpenAI's own fields <
+the ``search`` field. One exception: clients send ``temperature: 0`` without meaning anything by it (lm-eval always
+does), and a search of many samples would then write one solution many times. So OpenAI's own 0 asks for nothing where a
+search branches, and the reply says so; ``search.temperature: 0`` is taken as it is.
 """
 
 from collections.abc import Mapping
@@ -49,7 +52,10 @@ class Planner:
             NotFound: the model is unknown.
             BadRequest: a setting is wrong or above its cap; ``param`` is where the client wrote it.
         """
-        return self._capped(*self._merged(request))
+        merged, settings = self._merged(request, request.temperature)
+        if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
+            merged, settings = self._merged(request, None)
+        return self._capped(merged, settings)
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless it is the served model's name or an alias of it."""
@@ -64,13 +70,14 @@ class Planner:
             raise NotFound(message, "model", "model_not_found")
         return settings
 
-    def _merged(self, request: ChatRequest) -> "tuple[_Merged, SearchSettings]":
+    def _merged(self, request: ChatRequest, temperature: float | None) -> "tuple[_Merged, SearchSettings]":
         merged = _Merged(self._default)
         merged.lay(self._alias(request.model), "model")
         own = {
-            "temperature": request.temperature,
+            "temperature": temperature,
             "top_p": request.top_p,
             "seed": request.seed,
+            "stop": request.stop,
             "max_path_tokens": request.max_tokens,
         }
         merged.lay({name: value for name, value in own.items() if value is not None}, None)
@@ -162,6 +169,17 @@ def excesses(settings: SearchSettings, limits: LimitSettings) -> list[Excess]:
         if value is None or value > most:
             found.append(Excess(path, value, most))
     return found
+
+
+def notes(request: ChatRequest, settings: SearchSettings) -> tuple[str, ...]:
+    """What the reply has to say of how the request was taken."""
+    strategy = settings.strategy
+    if request.temperature == 0 and strategy.temperature > 0 and "temperature" not in (request.search or {}):
+        why = "would make every sample of this search the same"
+        return (f"temperature 0 {why}: {strategy.temperature:g} is in force; search.temperature is taken as it is",)
+    if strategy.temperature == 0 and strategy.branches:
+        return ("at temperature 0 every sample of this search is the same",)
+    return ()
 
 
 def _origin(key: str, origin: str | None) -> str:

@@ -22,6 +22,10 @@ class Head(NamedTuple):
     strategy: str
     n: int
     prompt_tokens: int
+    temperature: float
+    """In force."""
+    notes: tuple[str, ...]
+    """What of the request was not taken as it stands."""
 
 
 def now() -> int:
@@ -32,7 +36,7 @@ def now() -> int:
 def finish_reason(outcome: SearchOutcome) -> str:
     """``stop`` where the answering path says what it had to say, ``length`` where a limit cut it off."""
     last = outcome.verdict.node.step
-    ended = last is not None and last.end is StepEnd.END_OF_SEQUENCE
+    ended = outcome.stopped or (last is not None and last.end is StepEnd.END_OF_SEQUENCE)
     return "stop" if ended or outcome.verdict.answer is not None else "length"
 
 
@@ -54,6 +58,8 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "search_id": outcome.search_id,
         "strategy": head.strategy,
         "n": head.n,
+        "temperature": head.temperature,
+        "notes": list(head.notes),
         "seed": outcome.seed,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.verdict.answer,

@@ -10,6 +10,7 @@ from deployments.http.body import read_object, validated
 from deployments.http.documentation import body_of, chat_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.limits import LimitBody
+from deployments.http.plan import notes
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
 from deployments.service import SearchJob
@@ -116,6 +117,8 @@ def _head(chat: ChatRequest, job: SearchJob) -> replies.Head:
         strategy=strategy.name,
         n=getattr(strategy, "n", 1),
         prompt_tokens=len(job.prompt),
+        temperature=strategy.temperature,
+        notes=notes(chat, job.settings),
     )
 
 

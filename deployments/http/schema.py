@@ -2,10 +2,12 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
 
 from deployments.http.body import TAG, validated
 from deployments.http.errors import BadRequest
+from search.settings import StopTexts
 from search.token_beam import MOST_PROMPTS, MOST_WIDTH
 
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
@@ -25,7 +27,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "presence_penalty": (0,),
     "reasoning_effort": (),
     "response_format": ({"type": "text"},),
-    "stop": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
@@ -56,12 +57,34 @@ Content = Annotated[
 ]
 
 
-class Message(Body):
-    """One turn of the conversation."""
+def _as_in_templates(role: str) -> str:
+    """OpenAI renamed the role; the chat templates of open models know the old name only."""
+    return "system" if role == "developer" else role
 
-    role: Literal["system", "user", "assistant"]
+
+def _said_nothing(value: Any) -> None:
+    if value is not None and value != []:
+        raise PydanticCustomError("unsupported_parameter", "not supported in a message, unless null or []")
+
+
+Silent = Annotated[Any, AfterValidator(_said_nothing)]
+"""A field of a message that clients send back as they got it, and that may carry nothing here."""
+Unread = Annotated[Any, Field(description="Accepted whatever it says; no model is told of it.")]
+
+
+class Message(Body):
+    """One turn of the conversation; also one that an earlier reply had, with all that OpenAI's clients keep of it."""
+
+    role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_as_in_templates)]
     content: Content
     name: str | None = None
+    reasoning: Unread = None
+    reasoning_content: Unread = None
+    annotations: Silent = None
+    audio: Silent = None
+    function_call: Silent = None
+    refusal: Silent = None
+    tool_calls: Silent = None
 
     @property
     def text(self) -> str:
@@ -83,6 +106,9 @@ class ChatRequest(Body):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
+    stop: StopTexts | None = Field(
+        None, strict=False, description="A text or up to four: the answering text ends before the first of them."
+    )
     max_tokens: int | None = Field(None, ge=1, description="Longest path that may answer, tokens.")
     max_completion_tokens: int | None = Field(None, ge=1, description="Tokens the whole search may generate.")
     search: dict[str, Any] | None = None

@@ -72,12 +72,17 @@ class SearchOutcome:
     tree: SearchTree
     verdict: Verdict
     text: str
-    """The answering path: its steps' texts joined."""
+    """The answering path: its steps' texts joined, up to the first text of ``stop``."""
     stop_reason: StopReason
     degraded: bool
     """Whether the tree has neutral rewards that stand in for what the scorer did not give, also from before it was
     saved."""
     cost: SearchCost
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a text of ``stop`` ended the answering text."""
+        return self.text != self.verdict.node.text
 
     @property
     def partial(self) -> bool:

@@ -127,6 +127,7 @@ class _Search:
             raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
         self._seed = tree.seed
         tree.extract_answer = environment.extract_answer
+        tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
         self._planner = Planner(tree, settings, self._seed, room, self._meter)
         self._intake = Intake(tree, room, self._meter)
@@ -169,7 +170,7 @@ class _Search:
             seed=self._seed,
             tree=self._tree,
             verdict=verdict,
-            text=verdict.node.text,
+            text=self._tree.text_of(verdict.node),
             stop_reason=reason,
             degraded=any(node.neutral for node in self._tree.nodes),
             cost=self._cost(verdict),

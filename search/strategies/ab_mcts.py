@@ -47,6 +47,10 @@ class ABMCTS(Strategy):
     )
     posterior: Posterior = Field(Posterior.GAUSSIAN, strict=False, description="What is believed of an arm.")
 
+    @property
+    def branches(self) -> bool:
+        return self.iterations > 1
+
     def select(self, tree: SearchTree) -> Sequence[Growth]:
         if tree.in_flight:
             return []

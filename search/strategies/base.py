@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import Selection
-from search.caps import Depth, check_marks
+from search.caps import Depth, capped_settings, check_marks
 from search.ports import Extent
 from search.strategies.path_score import Aggregation
 from search.tree import Node, NodeStatus, SearchTree
@@ -59,6 +59,11 @@ class Strategy(BaseModel, ABC):
         """A setting that makes a search wider must not escape the caps on width because nobody thought of them."""
         super().__pydantic_init_subclass__(**kwargs)
         check_marks(cls)
+
+    @property
+    def branches(self) -> bool:
+        """Whether it may have the same text continued more than once: at temperature 0 these would be copies."""
+        return any(setting.cap == "n" and setting.value != 1 for setting in capped_settings(self))
 
     @property
     def needs_logprobs(self) -> bool:

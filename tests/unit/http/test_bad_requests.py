@@ -58,7 +58,7 @@ def message(content: Any) -> dict[str, Any]:
         (chat(stream="yes"), 400, "stream"),
         (chat(stream_options={"include_usage": True}), 400, "stream_options"),
         (chat(n=2), 400, "n"),
-        (chat(stop=["x"]), 400, "stop"),
+        (chat(stop=["x", ""]), 400, "stop.1"),
         (chat(logprobs=True), 400, "logprobs"),
         (chat(tools=[{"type": "function"}]), 400, "tools"),
         (chat(response_format={"type": "json_object"}), 400, "response_format"),

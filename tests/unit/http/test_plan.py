@@ -1,4 +1,4 @@
-"""From requests to settings: who wins, and what the operator's caps hold."""
+"""From requests to settings: who wins, what the operator's caps hold, and what a temperature of 0 means."""
 
 from collections.abc import Sequence
 from typing import Any, get_args
@@ -8,7 +8,7 @@ from pydantic import Field
 
 from deployments.config import LimitSettings
 from deployments.http.errors import BadRequest
-from deployments.http.plan import Planner, excesses
+from deployments.http.plan import Planner, excesses, notes
 from deployments.http.schema import ChatRequest
 from search.caps import CapName, Width
 from search.settings import STRATEGIES, SearchSettings, caps_on, parse_search
@@ -75,6 +75,8 @@ class TestWhoWins:
         [
             ({"max_tokens": 100}, {"max_path_tokens": 50}, "max_path_tokens", 50),
             ({"seed": 3}, {"seed": 4}, "seed", 4),
+            ({"stop": "a"}, {"stop": ["b"]}, "stop", ("b",)),
+            ({"stop": "a"}, {"stop": []}, "stop", ()),
         ],
     )
     def test_the_search_field_over_the_own(self, own: Any, search: Any, setting: str, value: Any) -> None:
@@ -84,6 +86,39 @@ class TestWhoWins:
     def test_max_completion_tokens_is_the_whole_searchs_budget_and_max_tokens_the_longest_path(self) -> None:
         settings = planned(max_completion_tokens=5000, max_tokens=256, search={"budget": {"nodes": 7}})
         assert (settings.budget.tokens, settings.budget.nodes, settings.max_path_tokens) == (5000, 7, 256)
+
+
+class TestTemperatureZero:
+    @pytest.mark.parametrize(
+        ("fields", "temperature"),
+        [
+            ({}, 0.6),
+            ({"model": "m:best-16"}, 0.8),
+            ({"search": {"strategy": "mcts"}}, 0.8),
+            ({"search": {"n": 2, "temperature": 0.3}}, 0.3),
+            ({"model": "m:greedy"}, 0.0),
+            ({"search": {"strategy": "best_of_n", "n": 1}}, 0.0),
+        ],
+    )
+    def test_as_openais_own_field_is_the_operators_default_where_a_search_branches(
+        self, fields: dict[str, Any], temperature: float
+    ) -> None:
+        settings = planned(**fields, temperature=0)
+        assert settings.strategy.temperature == temperature
+        told = notes(asked(**fields, temperature=0), settings)
+        taken = temperature == 0 or "temperature" in fields.get("search", {})
+        assert [f"{temperature:g} is in force" in note for note in told] == ([] if taken else [True])
+
+    @pytest.mark.parametrize("own", [{}, {"temperature": 0}, {"temperature": 0.7}])
+    def test_in_the_search_field_it_is_taken_and_told(self, own: dict[str, Any]) -> None:
+        fields: dict[str, Any] = {**own, "search": {"temperature": 0}}
+        settings = planned(**fields)
+        assert settings.strategy.temperature == 0
+        assert notes(asked(**fields), settings) == ("at temperature 0 every sample of this search is the same",)
+
+    def test_nothing_is_told_where_nothing_was_changed(self) -> None:
+        for fields in ({}, {"temperature": 0.3}, {"model": "m:greedy"}):
+            assert notes(asked(**fields), planned(**fields)) == ()
 
 
 class TestCaps:

@@ -271,6 +271,23 @@ async def test_the_official_client_plain_and_streamed(world: World) -> None:
         assert (await client.models.list()).data[0].id == "m"
 
 
+async def test_the_official_client_with_a_developers_turn_stops_and_what_it_was_told_before(world: World) -> None:
+    turns: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]
+    async with served(world) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        whole = await client.chat.completions.create(model="m", messages=turns, seed=3)
+        cut = await client.chat.completions.create(model="m", messages=turns, seed=3, stop=["\\boxed", "never"])
+        assert cut.choices[0].finish_reason == "stop"
+        assert cut.choices[0].message.content == (whole.choices[0].message.content or "").partition("\\boxed")[0]
+        question = {"role": "user", "content": "Sure?"}
+        for told in (cut.choices[0].message, cut.choices[0].message.model_dump()):
+            again = await client.chat.completions.create(model="m", messages=[*turns, told, question], seed=3)
+            assert again.choices[0].message.content
+        refusal: Any = {"role": "assistant", "content": None, "refusal": "I will not."}
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.chat.completions.create(model="m", messages=[*turns, refusal, question])
+        assert raised.value.param == "messages.2.content"
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_client_that_goes_away_ends_its_search(world: World, stream: bool) -> None:
     world.generator.gate.clear()

@@ -89,5 +89,18 @@ def test_marks_are_found_in_models_and_options() -> None:
     assert list(capped_settings(Outer())) == [("inner.tokens", "tokens", None), ("wide", "n", 2)]
 
 
+def test_a_search_branches_where_it_may_write_more_than_one_of_anything() -> None:
+    alone: list[dict[str, object]] = [
+        {"strategy": "greedy"},
+        {"strategy": "best_of_n", "n": 1},
+        {"strategy": "beam_search", "n": 1, "m": 1},
+        {"strategy": "mcts", "width": 1},
+        {"strategy": "ab_mcts", "iterations": 1},
+    ]
+    assert [parse_search(given).strategy.branches for given in alone] == [False] * len(alone)
+    branching = [name for name in STRATEGIES if parse_search({"strategy": name}).strategy.branches]
+    assert branching == [name for name in STRATEGIES if name != "greedy"]
+
+
 def test_caps_have_the_names_that_operators_write() -> None:
     assert set(get_args(CapName)) == {"n", "depth", "step_tokens", "tokens", "nodes", "seconds"}

@@ -1,0 +1,104 @@
+"""``stop``: where a solution's text ends for the reader and for the vote, though more was written."""
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from search_fakes import Bench, FakeGenerator, search
+
+from search.run.report import SearchOutcome
+from search.settings import MAX_STOP_CHARS, parse_search
+from search.snapshot import tree_as_json
+from search.tree import SearchTree, Step, StepEnd
+
+BEST = {"strategy": "best_of_n", "n": 8}
+
+
+class Rambling(FakeGenerator):
+    """Goes on with another question, and answers that with 9."""
+
+    def _write(self, request: Any, expansion: Any, branch: Any) -> Any:
+        child = super()._write(request, expansion, branch)
+        *before, last = child.steps
+        if last.end is not StepEnd.END_OF_SEQUENCE:
+            return child
+        return child._replace(steps=(*before, last._replace(text=f"{last.text}\nQuestion: \\boxed{{9}}")))
+
+
+async def rambled(settings: dict[str, Any]) -> SearchOutcome:
+    bench = Bench()
+    bench.generator = Rambling()
+    return await bench.search(settings)
+
+
+def test_the_text_ends_before_the_first_stop_wherever_steps_end() -> None:
+    tree = SearchTree()
+    [node] = tree.request(tree.root, 1)
+    tree.write(node, Step((1,), "7 * 6\n", StepEnd.DELIMITER))
+    end = tree.extend(node, Step((2,), "= 42 or 43", StepEnd.END_OF_SEQUENCE))
+    assert tree.text_of(end) == "7 * 6\n= 42 or 43"
+    for stop, text in [
+        (("or",), "7 * 6\n= 42 "),
+        (("43", " or"), "7 * 6\n= 42"),
+        (("6\n=",), "7 * "),
+        (("7",), ""),
+        (("absent",), "7 * 6\n= 42 or 43"),
+    ]:
+        tree.stop = stop
+        assert tree.text_of(end) == text
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency", "beam_search"])
+async def test_the_vote_is_over_what_the_reply_can_show(strategy: str) -> None:
+    settings = {"strategy": strategy, "n": 8}
+    plain = (await Bench().search(settings)).verdict
+    whole = await rambled(settings)
+    cut = await rambled(settings | {"stop": "Question:"})
+    assert whole.verdict.answer == "9"
+    assert cut.stopped
+    assert "9" not in cut.text.partition("boxed")[2]
+    assert "Question" not in cut.text
+    # Rewards are of the steps as they were written, so scores may differ from those of other texts; answers may not.
+    answers = {group.answer for group in cut.verdict.groups}
+    assert answers == {group.answer for group in plain.groups} != {"9"}
+    assert tree_as_json(cut.tree) == tree_as_json(whole.tree)
+
+
+@pytest.mark.asyncio
+async def test_stopping_early_counts_the_same_answers_as_the_vote() -> None:
+    """By the text beyond the stop all agree at once, so that the first few would be enough."""
+    settings: dict[str, Any] = {"strategy": "self_consistency", "n": 24, "stop": "Question:"}
+    for seed in range(6):
+        early = await rambled(settings | {"early_stop": True, "seed": seed})
+        assert early.verdict.answer == (await rambled(settings | {"seed": seed})).verdict.answer
+
+
+def test_without_stop_nothing_is_cut() -> None:
+    _, outcome = search(BEST)
+    assert not outcome.stopped
+    assert outcome.text == outcome.verdict.node.text
+
+
+@pytest.mark.parametrize(
+    ("stop", "loc"),
+    [
+        ("", ("stop", 0)),
+        (["a", ""], ("stop", 1)),
+        (["a"] * 5, ("stop",)),
+        ([1], ("stop", 0)),
+        (3, ("stop",)),
+        (None, ("stop",)),
+        ({"a": 1}, ("stop",)),
+        ("x" * (MAX_STOP_CHARS + 1), ("stop", 0)),
+    ],
+)
+def test_what_is_no_stop_is_refused(stop: Any, loc: tuple[str, ...]) -> None:
+    with pytest.raises(ValidationError) as caught:
+        parse_search(BEST | {"stop": stop})
+    assert [error["loc"] for error in caught.value.errors()] == [loc]
+
+
+def test_a_text_is_a_list_of_one() -> None:
+    assert parse_search(BEST | {"stop": "a"}) == parse_search(BEST | {"stop": ["a"]})
+    assert parse_search(BEST | {"stop": []}) == parse_search(BEST)
