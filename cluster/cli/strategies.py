@@ -24,7 +24,11 @@ def _overview() -> RenderableType:
     for name, strategy in STRATEGIES.items():
         alias = ", ".join(alias for alias in strategy.aliases if alias != name)
         table.add_row(name, alias, _paragraphs(strategy)[0])
-    return Group(table, Text("\nbanyan strategies NAME shows one with its settings.", style="dim"))
+    below = (
+        "banyan strategies NAME shows one with its settings.",
+        'Token-level beam search is none of them: POST /v1/completions with "use_beam_search": true (docs/http.md).',
+    )
+    return Group(table, Text("\n" + "\n".join(below), style="dim"))
 
 
 def _settings(name: str) -> RenderableType:

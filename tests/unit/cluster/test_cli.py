@@ -241,6 +241,8 @@ class TestStrategies:
         for name, strategy in STRATEGIES.items():
             [line] = [line for line in result.stdout.splitlines() if line.startswith(f"{name} ")]
             assert all(alias in line for alias in strategy.aliases)
+        assert "token-level beam search" in result.stdout.lower()
+        assert "/v1/completions" in result.stdout
 
     @pytest.mark.parametrize("name", STRATEGIES)
     def test_shows_every_setting_with_default_and_meaning(self, name: str) -> None:
