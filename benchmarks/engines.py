@@ -57,7 +57,7 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     await matcher.start()
     try:
         gate = Gate(config.controller.branches)
-        yield Engines(generator, scorer, SearchEnvironment(generator, scorer, generator.context_tokens, gate, matcher))
+        yield Engines(generator, scorer, SearchEnvironment(generator, scorer, config.search_context, gate, matcher))
     finally:
         matcher.close()
         generator.shutdown()

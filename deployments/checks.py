@@ -3,12 +3,13 @@
 Models' files are read where they are on this machine. Where they are not, the engines refuse at their start.
 """
 
+import math
 from collections.abc import Iterator
 
 from deployments.config import AppConfig
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.settings import EngineSettings
-from deployments.model_files import longest_context
+from deployments.model_files import longest_context, token_ratio
 
 
 def check_settings(config: AppConfig) -> None:
@@ -21,6 +22,7 @@ def check_settings(config: AppConfig) -> None:
         engines["prm"] = config.prm
     checks = (_context, _shared_device)
     problems = [problem for path, engine in engines.items() for check in checks for problem in check(path, engine)]
+    problems += _whole_paths_are_read(config)
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -48,3 +50,27 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
             f"{path}.engine_args.gpu_memory_utilization: {utilization:g} of the device is more than "
             f"replicas.num_gpus reserves of it, {part:g}"
         )
+
+
+def _whole_paths_are_read(config: AppConfig) -> Iterator[str]:
+    """The reward model's context holds whatever the generator's holds: a path that does not fit gets neutral rewards.
+
+    Prompts and paths are bounded in the generator's tokens. The reward model reads the question and the path, not the
+    whole prompt, in as many tokens where both have one tokenizer: the usual case, and assumed of files that are not
+    here. Of two tokenizers it is measured how the lengths compare. What the format adds is taken from the longest path
+    (`AppConfig.search_context`), unless that is much: something for each step, or in tokens that hold less text.
+    """
+    prm, written = config.prm, config.generator.max_model_len
+    if isinstance(prm, FunctionSettings):
+        return
+    steps = config.controller.limits.depth
+    ratio = max(1.0, token_ratio(config.generator, prm) or 1.0)
+    added = prm.format_tokens(steps) if ratio > 1 else prm.tokens_per_step * steps
+    needed = max(math.ceil(written * ratio) + added, prm.format_tokens(steps) + 1)
+    if prm.max_model_len < needed:
+        reasons = [f"paths of up to {written} tokens (generator.max_model_len)"]
+        if ratio > 1:
+            reasons.append(f"{ratio:.2f} of this model's tokens for each of the generator's")
+        if prm.tokens_per_step:
+            reasons.append(f"{prm.tokens_per_step} more for each of {steps} steps (controller.limits.depth)")
+        yield f"prm.max_model_len: {prm.max_model_len} is less than the {needed} needed: {', '.join(reasons)}"

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field, ValidationInfo, field_validator
 
 from deployments.engines.rewards import PrmSettings
+from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings, Settings
 from kvstore.settings import CacheSettings
@@ -107,3 +108,15 @@ class AppConfig(Settings):
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()
     log_level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "WARNING"
+
+    @property
+    def search_context(self) -> int:
+        """Tokens of a prompt and a path together, at most, that the generator writes and the reward model still reads.
+
+        In the generator's tokens. Of models with contexts of equal length that is somewhat less than either, for what
+        the reward model's format adds; where its tokens hold less text, ``checks`` has asked for a longer context.
+        """
+        if isinstance(self.prm, FunctionSettings):
+            return self.generator.max_model_len
+        read = self.prm.max_model_len - self.prm.format_tokens(self.controller.limits.depth)
+        return min(self.generator.max_model_len, read)

@@ -51,7 +51,7 @@ class SearchControllerReplica:
         environment = SearchEnvironment(
             generator=written_by,
             scorer=HandleScorer(prm, retries),
-            context_tokens=config.generator.max_model_len,
+            context_tokens=config.search_context,
             gate=Gate(controller.branches),
             matcher=self._matcher,
             fallback=controller.fallback,

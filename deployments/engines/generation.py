@@ -145,11 +145,6 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """
         return self._running.chat.encode_chat(messages)
 
-    @property
-    def context_tokens(self) -> int:
-        """Most tokens of prompt and path together."""
-        return self._running.context
-
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Generates one token."""
         prompt = Expansion((), (next(iter(self._running.cutter.delimiter_ids), 0),), (Branch(0, 0, 1),))

@@ -190,7 +190,7 @@ async def test_every_token_is_counted_as_the_engine_counts(generation: Generatio
 
 
 async def test_a_path_that_fills_the_context_is_cut_off_not_refused(generation: GenerationEngine) -> None:
-    context = generation.context_tokens
+    context = GeneratorSettings().max_model_len
     prefix = (prompt(generation) * context)[:context]
     (child,) = await children(generation, wanted(prefix, [4]))
     assert (child.index, child.steps[0].token_ids, child.steps[0].end) == (4, (), StepEnd.LENGTH)

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from deployments.app import build
 from deployments.config import AppConfig
+from deployments.engines.rewards.family import TEMPLATE_TOKENS
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = {
@@ -44,6 +46,21 @@ def example() -> dict[str, Any]:
     lines = [line.removeprefix("#") for line in shown.splitlines() if line.startswith("#    ")]
     args: dict[str, Any] = yaml.safe_load("\n".join(lines))["args"]
     return args
+
+
+def byte_tokenizer(directory: Path, vocabulary: int) -> str:
+    """A model's directory with a tokenizer of bytes (256) or of whole words beside them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocabulary, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+    )
+    tokenizer.train_from_iterator(
+        ["Step by step, we want the sum of the roots: 14. Therefore, the answer is 5."] * 4, trainer
+    )
+    directory.mkdir()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    return str(directory)
 
 
 def test_the_defaults_and_the_shipped_configuration_can_be_built() -> None:
@@ -122,3 +139,47 @@ def test_an_engine_takes_no_more_of_a_device_than_it_reserves(part: str) -> None
     assert problems(given) == [f"{part}.engine_args.gpu_memory_utilization: {told}"]
     given[part]["engine_args"] = {"gpu_memory_utilization": 0.5}
     build(AppConfig.model_validate(given))
+
+
+def pair(written: int, read: int, **prm: Any) -> dict[str, Any]:
+    return {
+        "generator": {"model": "some/generator", "max_model_len": written},
+        "prm": {"model": "some/prm", "max_model_len": read, **prm},
+    }
+
+
+def test_a_reward_model_that_cannot_read_what_is_written_is_refused() -> None:
+    assert problems(pair(4096, 4095)) == [
+        "prm.max_model_len: 4095 is less than the 4096 needed: paths of up to 4096 tokens (generator.max_model_len)"
+    ]
+    build(AppConfig.model_validate(pair(4096, 4096)))
+
+
+def test_what_a_format_adds_to_each_step_counts() -> None:
+    given = pair(4096, 4096, family="label_turns") | {"controller": {"limits": {"depth": 50}}}
+    (problem,) = problems(given)
+    assert problem.startswith("prm.max_model_len: 4096 is less than the 4696 needed")
+    assert "12 more for each of 50 steps (controller.limits.depth)" in problem
+    given["prm"]["max_model_len"] = 4696
+    build(AppConfig.model_validate(given))
+
+
+def test_of_two_tokenizers_it_is_measured_how_their_lengths_compare(tmp_path: Path) -> None:
+    words, letters = byte_tokenizer(tmp_path / "words", 400), byte_tokenizer(tmp_path / "bytes", 256)
+    given = pair(1024, 1100)
+    given["generator"]["model"], given["prm"]["model"] = words, letters
+    (problem,) = problems(given)
+    assert "of this model's tokens for each of the generator's" in problem
+    given["generator"]["model"], given["prm"]["model"] = letters, words
+    build(AppConfig.model_validate(given))
+    given["generator"]["model"] = words
+    build(AppConfig.model_validate(given))
+
+
+def test_a_path_ends_where_the_reward_model_could_not_read_on() -> None:
+    assert AppConfig.model_validate(pair(4096, 8192)).search_context == 4096
+    equal = AppConfig.model_validate(pair(4096, 4096, system_prompt="Score."))
+    assert equal.search_context == 4096 - TEMPLATE_TOKENS - len("Score.")
+    function = {"generator": {"max_model_len": 1000}, "prm": {"family": "function", "function": "a:b"}}
+    assert AppConfig.model_validate(function).search_context == 1000
+    assert problems(pair(64, 64))[0].startswith("prm.max_model_len: 64 is less than the 65 needed")

@@ -25,6 +25,9 @@ MAX_REMEMBERED_TEXTS = 50_000
 MAX_REMEMBERED_CHARACTERS = 4_000
 """A longer text is encoded every time."""
 
+TEMPLATE_TOKENS = 64
+"""More than a chat template adds of its own, default system prompt, role marks and the last step's tag included."""
+
 
 class Query(NamedTuple):
     """One request to the engine, which scores one or more steps of a path."""
@@ -77,3 +80,12 @@ class RewardModelSettings(EngineSettings):
     reward_cache_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
     reader: ClassVar[type[RewardFamily]]
     """The family."""
+    tokens_per_step: ClassVar[int] = 0
+    """What the family's format adds to a step, at most, beyond the delimiter that it takes away: nothing where a tag
+    takes the delimiter's place."""
+
+    def format_tokens(self, steps: int) -> int:
+        """What the family's format adds to a question and so many steps, at most: tokens."""
+        system_prompt = getattr(self, "system_prompt", None) or ""
+        # A token has one byte or more.
+        return TEMPLATE_TOKENS + len(system_prompt.encode()) + self.tokens_per_step * steps

@@ -43,3 +43,4 @@ class LabelInlineSettings(LabelSettings):
     family: Literal["label_inline"] = "label_inline"
     step_tag: str = Field("ки", min_length=1, description="The token at which a step is scored.")
     reader: ClassVar[type[RewardFamily]] = LabelInline
+    tokens_per_step: ClassVar[int] = 4

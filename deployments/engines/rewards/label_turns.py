@@ -41,3 +41,4 @@ class LabelTurnsSettings(LabelSettings):
     family: Literal["label_turns"] = "label_turns"
     system_prompt: SystemPrompt = None
     reader: ClassVar[type[RewardFamily]] = LabelTurns
+    tokens_per_step: ClassVar[int] = 12
