@@ -30,8 +30,6 @@ def build(args: AppConfig) -> serve.Application:
         ValueError: settings contradict each other or the models that they name; a line for each, with its path.
     """
     check_settings(args)
-    if args.generator.block_size is not None:
-        args.cache.require_block_size(args.generator.block_size)
     logging_config = {"log_level": args.log_level, "enable_access_log": False}
     generator = Generator.options(
         **_replicas(args.generator.replicas),

@@ -22,7 +22,7 @@ def check_settings(config: AppConfig) -> None:
         engines["prm"] = config.prm
     checks = (_context, _shared_device)
     problems = [problem for path, engine in engines.items() for check in checks for problem in check(path, engine)]
-    problems += _whole_paths_are_read(config)
+    problems += [*_whole_paths_are_read(config), *_whole_blocks_are_kept(config)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -74,3 +74,10 @@ def _whole_paths_are_read(config: AppConfig) -> Iterator[str]:
         if prm.tokens_per_step:
             reasons.append(f"{prm.tokens_per_step} more for each of {steps} steps (controller.limits.depth)")
         yield f"prm.max_model_len: {prm.max_model_len} is less than the {needed} needed: {', '.join(reasons)}"
+
+
+def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:
+    """The cache server keeps whole blocks; LMCache ends the start of an engine whose block does not divide a chunk."""
+    block_size, chunk_size = config.generator.expected_block_size, config.cache.chunk_size
+    if config.cache.enabled and chunk_size % block_size:
+        yield f"cache.chunk_size: must be a multiple of {block_size}, the generator's block size, not {chunk_size}"

@@ -42,14 +42,3 @@ class CacheSettings(BaseModel):
     stop_timeout_s: float = Field(5.0, ge=0, le=60, description="Grace between SIGTERM and SIGKILL.")
     probe_interval_s: float = Field(5.0, ge=0.2, le=60, description="Between two health checks of the server.")
     probe_failures: int = Field(3, ge=1, le=100, description="Failed checks in a row after which it is restarted.")
-
-    def require_block_size(self, block_size: int) -> None:
-        """Check ``chunk_size`` against an engine's tokens per block.
-
-        Raises:
-            ValueError: the chunk is not a whole number of blocks; the engine would refuse to start.
-        """
-        if self.enabled and self.chunk_size % block_size:
-            raise ValueError(
-                f"cache.chunk_size ({self.chunk_size}) must be a multiple of the block size ({block_size})"
-            )

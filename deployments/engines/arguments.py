@@ -16,11 +16,9 @@ from vllm.config import KVTransferConfig, PoolerConfig
 from vllm.platforms import current_platform
 
 from deployments.engines.errors import EngineStartError
-from deployments.engines.settings import EngineSettings, Runner
+from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
 from search.token_beam import MOST_WIDTH
 
-CPU_BLOCK_SIZE = 32
-"""CPU attention wants multiples of 32; only whole blocks are shared, so the smallest."""
 CPU_KV_BYTES = 256 << 20
 CPU_BATCH_TOKENS = 4096
 GPU_SHARE = 0.92

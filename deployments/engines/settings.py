@@ -12,6 +12,10 @@ EMBEDDED_MODELS = Path(__file__).parents[1] / "embedded"
 EMBEDDED_GENERATOR = "embedded:generator"
 EMBEDDED_PRM = "embedded:prm"
 
+CPU_BLOCK_SIZE = 32
+"""CPU attention wants multiples of 32; only whole blocks are shared, so the smallest."""
+GPU_BLOCK_SIZE = 16
+"""vLLM's default on a GPU, for all but a few kinds of attention."""
 
 SystemPrompt: TypeAlias = Annotated[
     str | None, Field(description="System turn before the question, where the model wants one.")
@@ -67,6 +71,18 @@ class EngineSettings(Settings):
         if self.model.startswith("embedded:"):
             return str(EMBEDDED_MODELS / self.model.removeprefix("embedded:"))
         return self.model
+
+    @property
+    def expected_block_size(self) -> int:
+        """Tokens per KV block where the engine will run, as far as settings tell: on a CPU unless GPUs are reserved."""
+        return self.block_size or (GPU_BLOCK_SIZE if self.replicas.num_gpus else CPU_BLOCK_SIZE)
+
+    @field_validator("engine_args")
+    @classmethod
+    def _are_further_ones(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if own := sorted(given.keys() & cls.model_fields.keys()):
+            raise ValueError(f"{', '.join(own)}: a setting beside engine_args, which the rest of Banyan reads too")
+        return given
 
     @field_validator("model")
     @classmethod

@@ -45,15 +45,6 @@ def test_settings_are_frozen_and_survive_json() -> None:
     assert CacheSettings.model_validate(json.loads(settings.model_dump_json())) == settings
 
 
-def test_chunks_are_whole_blocks() -> None:
-    settings = CacheSettings(chunk_size=64)
-    settings.require_block_size(32)
-    settings.require_block_size(64)
-    with pytest.raises(ValueError, match=r"chunk_size \(64\).*block size \(128\)"):
-        settings.require_block_size(128)
-    CacheSettings(enabled=False, chunk_size=64).require_block_size(128)
-
-
 def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
     arguments = connector_arguments(ADDRESS, CacheSettings(mq_timeout_s=7, heartbeat_interval_s=1))
     assert arguments["kv_load_failure_policy"] == "recompute"

@@ -183,3 +183,20 @@ def test_a_path_ends_where_the_reward_model_could_not_read_on() -> None:
     function = {"generator": {"max_model_len": 1000}, "prm": {"family": "function", "function": "a:b"}}
     assert AppConfig.model_validate(function).search_context == 1000
     assert problems(pair(64, 64))[0].startswith("prm.max_model_len: 64 is less than the 65 needed")
+
+
+@pytest.mark.parametrize(
+    ("generator", "block_size"),
+    [({}, 32), ({"block_size": 64}, 64), ({"replicas": {"num_gpus": 1}, "block_size": 128}, 128)],
+    ids=["a CPU's default", "as set", "as set on a GPU"],
+)
+def test_a_chunk_is_a_whole_number_of_the_blocks_that_will_be_used(generator: dict[str, Any], block_size: int) -> None:
+    given = {"generator": generator, "cache": {"chunk_size": block_size + 16}}
+    told = f"must be a multiple of {block_size}, the generator's block size, not {block_size + 16}"
+    assert problems(given) == [f"cache.chunk_size: {told}"]
+    build(AppConfig.model_validate(given | {"cache": {"chunk_size": block_size + 16, "enabled": False}}))
+    build(AppConfig.model_validate(given | {"cache": {"chunk_size": 2 * block_size}}))
+
+
+def test_on_a_gpu_vllms_default_is_expected() -> None:
+    build(AppConfig.model_validate({"generator": {"replicas": {"num_gpus": 1}}, "cache": {"chunk_size": 48}}))

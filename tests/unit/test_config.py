@@ -102,6 +102,14 @@ def test_the_default_search_is_checked_when_the_application_is_built(search: dic
     assert list(faults({"controller": {"default_search": search}})) == [f"controller.default_search.{path}"]
 
 
+@pytest.mark.parametrize("part", ["generator", "prm"])
+@pytest.mark.parametrize("name", ["max_model_len", "block_size", "model"])
+def test_what_has_a_setting_of_its_own_is_refused_among_vllms_arguments(part: str, name: str) -> None:
+    ((path, message),) = faults({part: {"engine_args": {name: 64}}}).items()
+    assert path == f"{part}.engine_args"
+    assert name in message
+
+
 def test_settings_survive_their_own_dump() -> None:
     config = AppConfig.model_validate(prm("function", **OWN["function"]))
     assert isinstance(config.prm, FunctionSettings)
