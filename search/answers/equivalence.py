@@ -1,10 +1,10 @@
-"""Mathematical equivalence of answers, by math-verify in a process that may be killed.
+"""Which answers are mathematically the same.
 
-``AnswerMatcher`` is for searches, ``equivalent`` for scripts.
+Plain numbers and words are read here. The rest is read by math-verify and sympy in a process that may be killed: a
+computer algebra system can hang on what a model, or whoever prompts it, wrote. Each answer is read once.
 """
 
 import asyncio
-import atexit
 import json
 import os
 import re
@@ -13,21 +13,30 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from functools import cache
 from pathlib import Path
+from typing import Any
 
-from search.answers.extraction import canonical, quickly_same
+from search.answers.canonical import (
+    as_number,
+    canonical,
+    for_algebra,
+    is_word,
+    without_percent,
+    would_be_misread,
+)
+from search.answers.readings import Readings, grouped, of_number, of_text, of_values
 
 WORKER_SCRIPT = Path(__file__).with_name("equivalence_worker.py")
 
 STARTUP_S = 60.0
-COMPARISON_S = 5.0
-"""Wall clock. The worker bounds itself by processor time; this is for what it cannot interrupt."""
-GROUPING_S = 10.0
-_MOST_MATH_CHARS = 256
+REPLY_S = 20.0
+"""Wall clock. The worker bounds itself by processor time; this is for one that is stopped, or gets none."""
+MAX_OUT_OF_TIME = 4
+"""Answers of one grouping that may run the worker out of its time; what is unread after that is compared as text."""
+_MAX_MATH_CHARS = 256
 """Longer answers are compared as text only."""
 
 _EXPLOSIVE = re.compile(
@@ -38,11 +47,11 @@ _EXPLOSIVE = re.compile(
 
 
 class Undecided(RuntimeError):
-    """The worker did not say in time, or cannot be started, whether two answers are the same."""
+    """The worker ran out of time over an answer, or cannot be started."""
 
 
 class EquivalenceWorker:
-    """One process that runs math-verify, started at first use and replaced when it hangs or dies.
+    """One process that reads answers, started at first use and replaced when it hangs or dies.
 
     Blocking, and for one caller at a time.
     """
@@ -67,23 +76,26 @@ class EquivalenceWorker:
         )
         self._reply(self._process, STARTUP_S)
 
-    def same(self, a: str, b: str) -> bool:
-        """Whether two answers are mathematically the same.
+    def readings(self, answer: str) -> list[list[Any]]:
+        """The values that ``answer`` may stand for, as ``search.answers.readings`` takes them; none if it has none.
 
         Raises:
-            Undecided: no reply within ``COMPARISON_S``; the process has been replaced by none.
+            Undecided: it takes too much time, or the process died of it; it is then replaced at the next use.
         """
         self.start()
         process = self._process
         assert process is not None
         assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps([a, b]).encode() + b"\n")
+            process.stdin.write(json.dumps(answer).encode() + b"\n")
             process.stdin.flush()
         except OSError as error:
             self.close()
             raise Undecided("the equivalence worker died") from error
-        return self._reply(process, COMPARISON_S) == b"1\n"
+        values: list[list[Any]] | None = json.loads(self._reply(process, REPLY_S))
+        if values is None:
+            raise Undecided("the equivalence worker ran out of time")
+        return values
 
     def close(self) -> None:
         """Ends the process, working or not. The next use starts another."""
@@ -104,7 +116,7 @@ class EquivalenceWorker:
         end = time.monotonic() + timeout_s
         line = b""
         while not line.endswith(b"\n"):
-            piece = os.read(descriptor, 64) if poller.poll(max(0.0, end - time.monotonic()) * 1000) else b""
+            piece = os.read(descriptor, 65536) if poller.poll(max(0.0, end - time.monotonic()) * 1000) else b""
             if not piece:
                 self.close()
                 raise Undecided(f"the equivalence worker died or gave no reply in {timeout_s:g} s")
@@ -115,36 +127,41 @@ class EquivalenceWorker:
 class AnswerMatcher:
     """Groups the answers of searches by mathematical equivalence. One for a whole process, any event loop.
 
-    An answer that the worker cannot judge in time is compared as text instead, and costs one time-out.
+    An answer that takes the worker too long is compared as text instead.
     """
 
     def __init__(self, worker: EquivalenceWorker | None = None) -> None:
         self._worker = worker or EquivalenceWorker()
         # One thread is the queue to the one worker.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._closing = threading.Event()
 
     async def start(self) -> None:
         """Starts the worker ahead of the first question that needs it, which would wait seconds for it."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._start)
 
     async def group(self, answers: Sequence[str]) -> list[list[int]]:
-        """Indices of ``answers``, equal ones together; groups and members in order of first appearance."""
-        by_text: dict[str, list[int]] = {}
-        for index, answer in enumerate(answers):
-            by_text.setdefault(canonical(answer), []).append(index)
-        spellings = [answers[members[0]] for members in by_text.values()]
-        if _decided(spellings):
-            return list(by_text.values())
-        merged = asyncio.get_running_loop().run_in_executor(self._thread, self._merge, spellings)
-        members = list(by_text.values())
-        return [sorted(index for place in places for index in members[place]) for places in await merged]
+        """Indices of ``answers``, same ones together; groups and members in order of first appearance.
+
+        Which are together does not depend on their order. What an answer may mean can depend on the others: ``50%``
+        goes with ``50`` if that is there, else with ``0.5`` (``search.answers.readings.grouped``).
+        """
+        known = {answer: _known_readings(answer) for answer in answers}
+        unread: dict[str, str] = {}
+        for answer in sorted(answer for answer, readings in known.items() if readings is None):
+            unread.setdefault(canonical(answer), answer)
+        read: Mapping[str, Readings] = {}
+        if unread:
+            read = await asyncio.get_running_loop().run_in_executor(self._thread, self._read_all, unread.values())
+        return grouped([known[answer] or read[canonical(answer)] for answer in answers])
 
     async def same(self, a: str, b: str) -> bool:
         """Whether two answers are the same."""
         return len(await self.group([a, b])) == 1
 
     def close(self) -> None:
-        """Ends the worker; waits for a comparison under way, ``COMPARISON_S`` at most."""
+        """Ends the worker; waits for the answer that it is at, about a second of its processor time."""
+        self._closing.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._worker.close()
 
@@ -152,72 +169,37 @@ class AnswerMatcher:
         with suppress(Undecided):
             self._worker.start()
 
-    def _merge(self, spellings: Sequence[str]) -> list[list[int]]:
-        """Runs in the thread. Compares each spelling with the first of every group so far."""
-        self._start()
-        end = time.monotonic() + GROUPING_S
-        groups: list[list[int]] = []
-        hung: set[str] = set()
-        for index, answer in enumerate(spellings):
-            home = self._home(answer, groups, spellings, hung) if time.monotonic() < end else None
-            if home is None:
-                groups.append([index])
-            else:
-                home.append(index)
-        return groups
-
-    def _home(self, answer: str, groups: list[list[int]], spellings: Sequence[str], hung: set[str]) -> list[int] | None:
-        """The group that ``answer`` belongs to. Answers on which the worker ``hung`` join by text alone, which
-        the spellings have been grouped by already."""
-        for group in groups:
-            first = spellings[group[0]]
-            if {first, answer} & hung:
+    def _read_all(self, answers: Iterable[str]) -> dict[str, Readings]:
+        """Runs in the thread: the readings of each answer, by its canonical spelling."""
+        read: dict[str, Readings] = {}
+        lost = 0
+        for answer in answers:
+            text = canonical(answer)
+            read[text] = of_text(text)
+            if lost >= MAX_OUT_OF_TIME or self._closing.is_set():
                 continue
             try:
-                if _same(self._worker, first, answer):
-                    return group
+                read[text] = self._read(answer) or read[text]
             except Undecided:
-                # Which of the two did it is not known, and finding out could cost another hang.
-                hung |= {first, answer}
-        return None
+                lost += 1
+        return read
+
+    def _read(self, answer: str) -> Readings:
+        body, is_percent = without_percent(answer)
+        return of_values(self._worker.readings(for_algebra(body)), is_percent)
 
 
-def equivalent(a: str, b: str) -> bool:
-    """Whether two answers are the same; blocks up to ``COMPARISON_S``, at first use some seconds longer.
-
-    For scripts and grading. Answers on which math-verify hangs are compared as text.
-    """
-    quick = quickly_same(a, b)
-    if quick is not None:
-        return quick
-    worker, lock = _own_worker()
-    with lock:
-        try:
-            return _same(worker, a, b)
-        except Undecided:
-            return False
-
-
-def _same(worker: EquivalenceWorker, a: str, b: str) -> bool:
-    quick = quickly_same(a, b)
-    if quick is not None:
-        return quick
-    return _is_harmless(a) and _is_harmless(b) and worker.same(a, b)
+def _known_readings(answer: str) -> Readings | None:
+    """The readings of an answer that needs no computer algebra, or must not get near it; None for any other."""
+    number = as_number(answer)
+    if number is not None:
+        return of_number(number)
+    if is_word(answer) or would_be_misread(answer) or not _is_harmless(answer):
+        return of_text(canonical(answer))
+    return None
 
 
 def _is_harmless(answer: str) -> bool:
     """Whether sympy may be expected to cope. Only a filter for the usual traps: what it lets through that
     hangs all the same costs a time-out."""
-    return len(answer) <= _MOST_MATH_CHARS and _EXPLOSIVE.search(answer) is None
-
-
-def _decided(spellings: Sequence[str]) -> bool:
-    """Whether plain comparison settles every pair."""
-    return all(quickly_same(a, b) is not None for place, a in enumerate(spellings) for b in spellings[place + 1 :])
-
-
-@cache
-def _own_worker() -> tuple[EquivalenceWorker, threading.Lock]:
-    worker = EquivalenceWorker()
-    atexit.register(worker.close)
-    return worker, threading.Lock()
+    return len(answer) <= _MAX_MATH_CHARS and _EXPLOSIVE.search(answer) is None

@@ -1,11 +1,14 @@
-"""The process in which math-verify runs: reads pairs of answers from stdin, writes whether they are the same.
+"""The process in which math-verify parses answers and sympy evaluates them: one answer a line in, its readings out.
 
-A script, started by ``search.answers.equivalence``. It bounds each comparison by the processor time that it takes,
-so that what is the same does not depend on what else the machine does; math-verify's own bounds are wall
-clock. It ends when its stdin closes, so it never outlives the one who started it.
+A script, started by ``search.answers.equivalence``. A reading is a value as JSON: ``["number", "1.414..."]``,
+``["decimal", "0.5"]``, ``["tuple", value...]`` and so on (``search.answers.readings`` says which); an expression with
+variables is its values at fixed points. Each answer is bounded by the processor time that it takes, so that what
+is the same does not depend on what else the machine does; math-verify's own bounds are wall clock. The process
+ends when its stdin closes, so it never outlives the one who started it.
 """
 
 import contextlib
+import hashlib
 import json
 import os
 import resource
@@ -15,11 +18,25 @@ from functools import lru_cache
 from typing import Any
 
 CPU_S = 0.5
+KILLED_AFTER_CPU_S = 1.0
+"""What a signal handler cannot interrupt, such as a power of huge integers, ends the process."""
 MEMORY_BYTES = 4 << 30
+DIGITS = 40
+"""Significant digits of a value."""
+MAX_MAGNITUDE = 1000
+"""Decimal exponent from which on a number is only a text: nobody should have to compute with more."""
+POINTS = ((1, 1), (-8, 5), (30, 30), (1000, 1000))
+"""Where a variable is evaluated: from where, and how far at most. Both signs, so that |x| is not x."""
+
+Value = list[Any]
 
 
 class OutOfTime(BaseException):
     """Not an ``Exception``: sympy and math-verify catch all of those and go on."""
+
+
+class Unreadable(Exception):
+    """There is no value: text, or something undefined."""
 
 
 def out_of_time(signum: int, frame: object) -> None:
@@ -34,27 +51,204 @@ def main() -> None:
     os.dup2(2, 1)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    from math_verify import parse, verify
-
-    @lru_cache(maxsize=1024)
-    def parsed(answer: str) -> list[Any]:
-        return list(parse(f"\\boxed{{{answer}}}", parsing_timeout=None))
-
-    def same(a: str, b: str) -> bool:
-        first, second = parsed(a), parsed(b)
-        return bool(verify(first, second, timeout_seconds=None) or verify(second, first, timeout_seconds=None))
-
-    same("x+1", "1+x")  # loads what is loaded at first use
+    readings_of(r"\sqrt{x}+1")  # loads what is loaded at first use
     replies.write("ready\n")
     for line in sys.stdin:
-        verdict = False
-        # Nothing that an answer contains may end the worker; what cannot be compared is not the same.
-        with contextlib.suppress(Exception, OutOfTime):
+        replies.write(json.dumps(bounded_readings(line)) + "\n")
+
+
+def bounded_readings(line: str) -> list[Value] | None:
+    """The readings of the answer in ``line`` (JSON), none if it has none; None if it ran out of time."""
+    readings: list[Value] | None = []
+    try:
+        # Nothing that an answer contains may end the worker, as far as Python can prevent it.
+        with contextlib.suppress(Exception):
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            verdict = same(*json.loads(line))
-            signal.setitimer(signal.ITIMER_PROF, 0)
+            signal.setitimer(signal.ITIMER_VIRTUAL, KILLED_AFTER_CPU_S)
+            readings = readings_of(json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        replies.write(f"{int(verdict)}\n")
+    except OutOfTime:
+        readings = None
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    return readings
+
+
+@lru_cache(maxsize=1024)
+def readings_of(answer: str) -> list[Value]:
+    """The values that ``answer`` may stand for, the likelier first. ``y = 2x`` is ``2x``, or that equation; ``1, 2``
+    is a set, or a tuple; ``x = 1, x = 2`` is the set of 1 and 2; ``x = 1, y = 2`` is two equations, or a tuple."""
+    from latex2sympy2_extended.sets import FiniteSet
+    from math_verify import LatexExtractionConfig, parse
+    from math_verify.grader import is_assignment_relation
+    from sympy import Eq, Tuple
+
+    # All of it or nothing: by default math-verify takes any number out of what it cannot parse as a whole.
+    whole = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)
+    parsed = parse(f"\\boxed{{{answer}}}", [whole], parsing_timeout=None)
+    if not parsed:
+        return []
+    expression = parsed[0]
+    if isinstance(expression, str):
+        return [["text", expression]]
+    if is_assignment_relation(expression):
+        name, right = assignment(expression)
+        return [value_of(right), *optional(Eq(name, right, evaluate=False))]
+    if not isinstance(expression, FiniteSet):
+        return [value_of(expression)]
+    members = expression._unsorted_args
+    if not all(map(is_assignment_relation, members)):
+        return [value_of(expression), *optional(Tuple(*members))]
+    names, rights = zip(*map(assignment, members), strict=True)
+    if len(set(names)) == 1:
+        return [value_of(FiniteSet(*rights))]
+    return [value_of(expression), *optional(Tuple(*rights))]
+
+
+def assignment(relation: Any) -> tuple[Any, Any]:
+    """The name in ``y = f(x) = 2x`` and its value, written last."""
+    from math_verify.grader import take_first_relation, take_last_relation
+
+    return take_first_relation(relation).lhs, take_last_relation(relation).rhs
+
+
+def optional(expression: Any) -> list[Value]:
+    """The value of ``expression`` if it has one."""
+    with contextlib.suppress(Exception):
+        return [value_of(expression)]
+    return []
+
+
+def value_of(expression: Any) -> Value:
+    """The value of what math-verify made of an answer.
+
+    Raises:
+        Unreadable: it has none.
+    """
+    from math_verify.grader import is_relation, unwrap_fcs
+    from sympy import Basic, Expr, MatrixBase, Set, Tuple
+    from sympy.core.function import AppliedUndef
+
+    if isinstance(expression, MatrixBase):
+        return ["matrix", *expression.shape, *map(value_of, expression.doit())]
+    if isinstance(expression, Basic) and expression.has(AppliedUndef):
+        expression = unwrap_fcs(expression)
+    if isinstance(expression, Tuple):
+        return ["tuple", *map(value_of, expression)]
+    if isinstance(expression, Set):
+        return set_value(expression)
+    if is_relation(expression):
+        return relation_value(expression)
+    if isinstance(expression, Expr):
+        return scalar_value(expression)
+    raise Unreadable
+
+
+def set_value(given: Any) -> Value:
+    from sympy import FiniteSet, Interval, Reals, Union, oo
+
+    evaluated = given.doit()
+    if isinstance(evaluated, FiniteSet):
+        # A set says what is in it, not how often.
+        members = sorted({json.dumps(value_of(member)) for member in evaluated.args})
+        return json.loads(members[0]) if len(members) == 1 else ["set", *map(json.loads, members)]
+    if evaluated == Reals or evaluated == Interval(-oo, oo):
+        return ["reals"]
+    if isinstance(evaluated, Interval):
+        ends = [value_of(evaluated.start), value_of(evaluated.end)]
+        # (1, 2) may be a point as well; its text does not say.
+        if evaluated.left_open and evaluated.right_open:
+            return ["tuple", *ends]
+        return ["interval", bool(evaluated.left_open), bool(evaluated.right_open), *ends]
+    if isinstance(evaluated, Union):
+        return ["union", *sorted(map(value_of, evaluated.args), key=json.dumps)]
+    return ["other", str(evaluated)]
+
+
+def relation_value(relation: Any) -> Value:
+    """Linear inequalities in one unknown are the set of their solutions. Other relations are their two sides'
+    difference at the points, up to a factor: equations are compared, not solved."""
+    from sympy import Eq, Ge, Gt, Lt, Ne
+    from sympy.core.relational import Relational
+
+    parts_of_it = relation.atoms(Relational)
+    if len(relation.free_symbols) == 1 and not relation.has(Eq, Ne) and all(map(is_linear, parts_of_it)):
+        return set_value(relation.as_set())
+    if not isinstance(relation, Relational):
+        return ["all", *sorted(map(value_of, relation._unsorted_args), key=json.dumps)]
+    left, right = relation.lhs, relation.rhs
+    if isinstance(relation, (Ge, Gt)):
+        left, right = right, left
+    difference = left - right
+    values = [at_point(difference, point)[0] for point in range(len(POINTS))]
+    factor = values[0]
+    if not factor:
+        raise Unreadable
+    if isinstance(relation, (Eq, Ne)):
+        return ["equal" if isinstance(relation, Eq) else "unequal", *(str_of(value / factor) for value in values[1:])]
+    strict = isinstance(relation, (Gt, Lt))
+    return ["less" if strict else "at most", *(str_of(value / abs(factor)) for value in values)]
+
+
+def is_linear(relation: Any) -> bool:
+    """Whether a relation in one unknown is linear in it."""
+    return not (relation.lhs - relation.rhs).diff(*relation.free_symbols).free_symbols
+
+
+def scalar_value(expression: Any) -> Value:
+    from sympy import Float, Rational, oo, simplify
+
+    if expression in (oo, -oo):
+        return ["infinity", str(expression)]
+    floats = expression.atoms(Float)
+    exact = expression.xreplace({each: Rational(str(each)) for each in floats}).doit()
+    if exact.free_symbols and constant(exact):
+        exact = simplify(exact)
+    if not exact.free_symbols:
+        return number_value(exact, "decimal" if floats else "number")
+    return ["function", *(text for point in range(len(POINTS)) for text in map(str_of, at_point(exact, point)))]
+
+
+def constant(expression: Any) -> bool:
+    """Whether the variables of ``expression`` make no difference."""
+    first, *others = (tuple(map(str_of, at_point(expression, point))) for point in range(len(POINTS)))
+    return all(other == first for other in others)
+
+
+def number_value(number: Any, kind: str) -> Value:
+    if number.is_Rational:
+        return [kind, str(number)]
+    real, imaginary = parts(number)
+    if real and abs(real._mpf_[2] + real._mpf_[3]) > MAX_MAGNITUDE * 3.33:
+        return ["other", str_of(real), str_of(imaginary)]
+    return ["complex", str_of(real), str_of(imaginary)] if imaginary else [kind, str_of(real)]
+
+
+def at_point(expression: Any, point: int) -> tuple[Any, Any]:
+    """The real and the imaginary part of ``expression`` where each variable has its value of that point."""
+    from sympy import Float
+
+    values = {}
+    for symbol in expression.free_symbols:
+        digest = hashlib.blake2b(f"{point} {symbol.name}".encode(), digest_size=8).digest()
+        start, width = POINTS[point]
+        values[symbol] = Float(start, 2 * DIGITS) + Float(width, 2 * DIGITS) * int.from_bytes(digest) / 2**64
+    return parts(expression.xreplace(values).doit())
+
+
+def parts(number: Any) -> tuple[Any, Any]:
+    from sympy import Float, N
+
+    found = N(number, DIGITS, chop=True).as_real_imag()
+    if not all(part.is_Number and part.is_finite for part in found):
+        raise Unreadable
+    return Float(found[0], DIGITS), Float(found[1], DIGITS)
+
+
+def str_of(number: Any) -> str:
+    """30 significant digits: those that do not depend on how the value was computed."""
+    from mpmath import libmp
+
+    return str(libmp.to_str(number._mpf_, 30, strip_zeros=True))
 
 
 if __name__ == "__main__":

@@ -1,41 +1,54 @@
-"""The answer in a text, and which answers are the same.
+r"""The answer that a text gives, as written.
 
-Most answers are numbers, and those are compared as exact fractions at once. The rest goes to math-verify,
-in a process of its own (``search.answers.equivalence``): sympy can hang on what a model, or whoever prompts it, wrote.
+Models state it in a handful of ways: ``\boxed{12}`` as in MATH, "The final answer is $12$." as Minerva was prompted,
+``#### 12`` as in GSM8K, ``**Answer:** 12``, ``A: 12``. Every function here costs no more than the text's length,
+whatever the text is.
 """
 
 import re
-from fractions import Fraction
-from functools import lru_cache
 
-MOST_ANSWER_CHARS = 1024
+MAX_ANSWER_CHARS = 1024
 """A longer answer is none: no grader reads it, and comparing it costs."""
+MAX_NEXT_LINE_CHARS = 64
+"""What stands under "Answer:" in a line of its own is an answer up to this length; longer, it is an explanation."""
+_MAX_PHRASES = 16
+"""Phrases tried, the last first, until one is followed by something that may be an answer."""
 
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
-_PHRASE = re.compile(r"\banswer[ \t]{0,4}(?:is|:|=)[ \t:*]{0,4}(\S[^\n]*)", re.IGNORECASE)
-_SENTENCE_END = re.compile(r"\.(?:\s|\*|$)")
-_DROPPED = re.compile(r"\$|\\left(?![a-z])|\\right(?![a-z])|\\[!,;: ]|\\%|%|\^\{?\\circ\}?|°|\s|~")
-_TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox)\s*\{([^{}]*)\}")
-_ASSIGNED = re.compile(r"[A-Za-z]=(?!=)")
-_NUMBER = re.compile(r"[+-]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][+-]?\d{1,2})?")
-_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
-_LATEX_FRACTION = re.compile(
-    r"(?P<sign>[+-]?)\\[dt]?frac(?:\{(?P<a>[+-]?[\d.]{1,64})\}|(?P<a1>\d))(?:\{(?P<b>[+-]?[\d.]{1,64})\}|(?P<b1>\d))"
+_NUMBER_LINE = r"[-+]?\$?[-+]?[\d.][\d.,/]{0,64}[ \t]?(?:\\?%)?"
+_PHRASE = re.compile(
+    r"\banswers?(?: to (?:the|this) \w{1,20})?[ \t*_]{0,4}(?:is\b|are\b|:|=)[ \t*_:]{0,8}"
+    r"|^[#*_ \t]{0,8}(?:the[ \t]|final[ \t]){0,2}answer[*_ \t]{0,8}$"
+    # Chat models write headings with four marks; only a number makes it GSM8K's.
+    rf"|^\#{{4}}[ \t]{{0,4}}(?={_NUMBER_LINE}[ \t]{{0,8}}$)",
+    re.IGNORECASE | re.MULTILINE,
 )
+_SENTENCE_END = re.compile(r"\.(?:\s|\*|$)|,?\s(?:because|since)\b|,\swhich\b")
+_MATH = (("$$", "$$"), ("$", "$"), (r"\[", r"\]"), (r"\(", r"\)"))
+_PRICE = re.compile(r"\$\d[\d.,]{0,64}[ \t]+[A-Za-z]{2}")
+_MORE_MATH = re.compile(r"\s{0,4}(?:[,;]?\s{0,4}(?:and|or)\b|[,;])\s{0,4}(?:\$|\\\()")
+_PERCENT = re.compile(r"\s?\\?%|\s?percent\b")
 
 
 def extract_answer(text: str) -> str | None:
     r"""The answer that ``text`` gives, as written; None if it gives none.
 
-    It is what the last ``\boxed{...}`` (or ``\fbox{...}``) with balanced braces holds. Without one it is
-    the rest of the sentence after the last "answer is", "answer:" or "answer =" on its line.
-    Empty answers and those longer than ``MOST_ANSWER_CHARS`` are none.
+    It is what the last ``\boxed{...}`` (or ``\fbox{...}``) with balanced braces holds. Without one it is what follows
+    the last "answer is", "answer:" or "answer =", or a heading "Final Answer", or ``####`` before a number, or ``A:``
+    at the start of the text's last line: the mathematics between dollars (or ``\(``, ``\[``) if it begins with some,
+    else the rest of the sentence; in the next line if nothing follows on its own. Empty answers and those longer than
+    ``MAX_ANSWER_CHARS`` are none.
     """
     boxed = boxed_answer(text)
     if boxed is not None:
         return boxed
-    phrases = _PHRASE.findall(text)
-    return _usable(_SENTENCE_END.split(phrases[-1])[0].strip("*$ \t")) if phrases else None
+    starts = [phrase.end() for phrase in _PHRASE.finditer(text)][-_MAX_PHRASES:]
+    if (last_line := _last_line(text)) and text.startswith("A:", last_line[0]):
+        starts.append(last_line[0] + 2)
+    for start in sorted(starts, reverse=True):
+        if (answer := _usable(_stated(text[start : start + 2 * MAX_ANSWER_CHARS]))) is not None:
+            return answer
+    return None
 
 
 def boxed_answer(text: str) -> str | None:
@@ -53,52 +66,46 @@ def boxed_answer(text: str) -> str | None:
     return answer
 
 
-@lru_cache(maxsize=4096)
-def canonical(answer: str) -> str:
-    """A spelling that equal answers often share: numbers as reduced fractions, the rest without spaces,
-    dollar signs, units of degree and percent, text wrappers and a leading ``x=``."""
-    number = as_number(answer)
-    return str(number) if number is not None else _plain(answer)
+def _last_line(text: str) -> tuple[int, int] | None:
+    """Where the last line that is not blank begins and ends."""
+    end = len(text.rstrip())
+    return (text.rfind("\n", 0, end) + 1, end) if end else None
 
 
-@lru_cache(maxsize=4096)
-def as_number(answer: str) -> Fraction | None:
-    """The exact value of an integer, decimal or simple fraction; None if the answer is anything else."""
-    plain = _plain(answer)
-    if fraction := _LATEX_FRACTION.fullmatch(plain):
-        sign = -1 if fraction["sign"] == "-" else 1
-        above, below = fraction["a"] or fraction["a1"], fraction["b"] or fraction["b1"]
-        value = _quotient(above, below)
-        return None if value is None else sign * value
-    above, slash, below = plain.partition("/")
-    return _quotient(above, below) if slash else _decimal(plain)
+def _stated(rest: str) -> str:
+    """The answer at the beginning of ``rest``, which follows the phrase that announces one; "" if there is none."""
+    body = rest.lstrip("* \t_`")
+    moved = body[:1] in ("\r", "\n")
+    body = body.lstrip("*_` \t\r\n")
+    inside = _between_delimiters(body)
+    if inside is not None:
+        return inside
+    line = body.partition("\n")[0]
+    sentence = _SENTENCE_END.split(line, maxsplit=1)[0].strip("*_` \t\r")
+    if "$" not in sentence.strip("$"):
+        sentence = sentence.strip("$ ")
+    return "" if moved and len(line.strip()) > MAX_NEXT_LINE_CHARS else sentence
 
 
-def quickly_same(a: str, b: str) -> bool | None:
-    """Whether two answers are the same, as far as plain comparison can tell; None if it cannot."""
-    if canonical(a) == canonical(b):
-        return True
-    if as_number(a) is not None and as_number(b) is not None:
-        return False
+def _between_delimiters(body: str) -> str | None:
+    """What the mathematics holds that ``body`` begins with; None where it begins otherwise, or goes on in more."""
+    if _PRICE.match(body):
+        return None
+    for opening, closing in _MATH:
+        if not body.startswith(opening):
+            continue
+        end = body.find(closing, len(opening))
+        while end > 0 and closing[0] == "$" and body[end - 1] == "\\":
+            end = body.find(closing, end + 1)
+        if end < 0:
+            return None
+        after = body[end + len(closing) : end + len(closing) + 32]
+        if _MORE_MATH.match(after):
+            return None
+        percent = "\\%" if _PERCENT.match(after) else ""
+        return body[len(opening) : end].strip() + percent
     return None
 
 
 def _usable(answer: str) -> str | None:
-    return answer if 0 < len(answer) <= MOST_ANSWER_CHARS else None
-
-
-def _plain(answer: str) -> str:
-    unwrapped = _TEXT.sub(r"\1", answer)
-    plain = _DROPPED.sub("", unwrapped).rstrip(".").replace("\\dfrac", "\\frac").replace("\\tfrac", "\\frac")
-    if _ASSIGNED.match(plain):
-        plain = plain[2:]
-    return plain.replace(",", "") if _THOUSANDS.fullmatch(plain) else plain
-
-
-def _decimal(text: str) -> Fraction | None:
-    return Fraction(text) if _NUMBER.fullmatch(text) else None
-
-
-def _quotient(above: str, below: str) -> Fraction | None:
-    a, b = _decimal(above), _decimal(below)
-    return None if a is None or b is None or b == 0 else a / b
+    return answer if 0 < len(answer) <= MAX_ANSWER_CHARS else None

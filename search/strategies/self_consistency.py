@@ -5,7 +5,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from search.answers.extraction import canonical
+from search.answers.canonical import canonical
 from search.answers.voting import Selection
 from search.strategies.whole_solutions import WholeSolutions
 from search.tree import SearchTree

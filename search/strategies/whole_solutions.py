@@ -5,7 +5,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from search.answers.extraction import canonical
+from search.answers.canonical import canonical
 from search.caps import MAX_SAMPLES, Uncapped, Width
 from search.ports import Extent
 from search.strategies.base import Growth, Strategy
