@@ -39,15 +39,18 @@ def longest_context(settings: EngineSettings) -> int | None:
 def token_ratio(written: EngineSettings, read: EngineSettings) -> float | None:
     """How many tokens of the second model a token of the first comes to, on a page of mathematics; 1 for equal
     tokenizers."""
-    files = [_file(settings, "tokenizer.json") for settings in (written, read)]
-    if files[0] is None or files[1] is None:
+    first, second = _tokens(written), _tokens(read)
+    return second / first if first and second else None
+
+
+def _tokens(settings: EngineSettings) -> int | None:
+    file = _file(settings, "tokenizer.json")
+    if file is None:
         return None
-    first, second = (_tokens(file) for file in files if file)
-    return second / first
-
-
-def _tokens(file: Path) -> int:
-    return len(Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False).ids)
+    try:
+        return len(Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False).ids)
+    except Exception:  # what the library raises of a file that it cannot read is no more specific
+        return None
 
 
 def _json(settings: EngineSettings, name: str) -> dict[str, Any] | None:

@@ -174,6 +174,9 @@ def test_of_two_tokenizers_it_is_measured_how_their_lengths_compare(tmp_path: Pa
     build(AppConfig.model_validate(given))
     given["generator"]["model"] = words
     build(AppConfig.model_validate(given))
+    (Path(words) / "tokenizer.json").write_text("{}")
+    given["prm"]["model"] = letters
+    build(AppConfig.model_validate(given))
 
 
 def test_a_path_ends_where_the_reward_model_could_not_read_on() -> None:
