@@ -7,7 +7,6 @@ stand side by side in one run and take turns, so that a busy machine is busy for
 """
 
 import asyncio
-import os
 import socket
 import statistics
 import time
@@ -15,10 +14,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
-
-os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
-os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 
 import httpx
 import typer
@@ -28,6 +23,7 @@ from rich.table import Table
 from benchmarks.engines import engines_of, solve_all
 from benchmarks.processes import CpuClock
 from benchmarks.record import write_result
+from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 from search.settings import parse_search
@@ -149,6 +145,8 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, max=50)] = 5,
     cache: Annotated[bool, typer.Option(help="LMCache on both sides, or on neither.")] = True,
 ) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
     config = AppConfig.model_validate({"cache": {"enabled": cache}})
     search = {"strategy": "beam_search", "n": n, "m": m}
     with application(config) as url:

@@ -5,14 +5,17 @@
 
 from typing import Any
 
+import ray
 from ray import serve
 from ray.serve.config import BackpressureConfig
 
+from deployments.access import require_authenticated_cluster
 from deployments.checks import check_settings
-from deployments.config import AppConfig
+from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.settings import ReplicaSettings
 from deployments.generator import Generator
+from deployments.http.keys import read_records
 from deployments.node_cache import cache_actors
 from deployments.prm import ProcessRewardModel
 
@@ -27,9 +30,13 @@ def build(args: AppConfig) -> serve.Application:
     """What ``serve run serve_config.yaml`` builds.
 
     Raises:
-        ValueError: settings contradict each other or the models that they name; a line for each, with its path.
+        ValueError: settings contradict each other or the models that they name (a line for each, with its path), the
+            API keys cannot be read, or the cluster is open to all.
     """
     check_settings(args)
+    if ray.is_initialized():  # in the task in which Serve builds; otherwise the controller's replicas ask
+        require_authenticated_cluster(args.http)
+    keys = read_records(args.http.api_keys_file)
     logging_config = {"log_level": args.log_level, "enable_access_log": False}
     generator = Generator.options(
         **_replicas(args.generator.replicas),
@@ -47,6 +54,7 @@ def build(args: AppConfig) -> serve.Application:
         max_queued_requests=MOST_QUEUED,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
+        user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
     ).bind(args, generator, prm)
 
 

@@ -94,7 +94,14 @@ class ControllerSettings(Settings):
 class HttpSettings(Settings):
     """The endpoint."""
 
-    api_keys_file: Path | None = Field(None, description="One key a line; BANYAN_API_KEYS (comma-separated) adds more.")
+    api_keys_file: Path | None = Field(
+        None,
+        description="One key a line; BANYAN_API_KEYS (comma-separated) adds more. Read when the application is built.",
+    )
+    allow_anonymous: bool = Field(False, description="Serve other machines although there are no API keys.")
+    allow_unauthenticated_cluster: bool = Field(
+        False, description="Serve on a Ray cluster without token authentication: something else guards its ports."
+    )
     canary_timeout_s: float = Field(20.0, gt=0, description="/health waits this long for its canary generation.")
     canary_every_s: float = Field(5.0, ge=0, description="/health answers from the last canary within this time.")
 
@@ -120,3 +127,21 @@ class AppConfig(Settings):
             return self.generator.max_model_len
         read = self.prm.max_model_len - self.prm.format_tokens(self.controller.limits.depth)
         return min(self.generator.max_model_len, read)
+
+
+class KeyLimits(Settings):
+    """What one key may use. Nothing is limited by key yet, so nothing can be said."""
+
+
+class KeyRecord(Settings):
+    """One API key, as controllers know it. Made by `deployments.http.keys.key_record`, or by `banyan keys`."""
+
+    digest: str = Field(pattern="^[0-9a-f]{64}$", description="The key's SHA-256.")
+    cache_salt: str = Field(pattern="^[0-9a-f]{32}$", description="Keeps this key's cached prefixes from other keys'.")
+    limits: KeyLimits = KeyLimits()
+
+
+class ControllerUserConfig(Settings):
+    """What ``user_config`` of SearchController may say: it changes while the application serves."""
+
+    keys: tuple[KeyRecord, ...] = Field((), description="All keys that are accepted; empty: none is wanted.")

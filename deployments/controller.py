@@ -7,6 +7,13 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.access import (
+    AccessError,
+    endpoint_host,
+    read_user_config,
+    require_authenticated_cluster,
+    require_keys,
+)
 from deployments.completions import CompletionService
 from deployments.config import AppConfig
 from deployments.handles import HandleGenerator, HandleScorer
@@ -35,11 +42,14 @@ class SearchControllerReplica:
     ) -> None:
         """
         Raises:
-            ValueError: the default search or the API keys are malformed.
-            OSError: the key file or the tokenizer cannot be read.
+            AccessError: the cluster is open to all.
+            ValueError: the default search is malformed.
+            OSError: the tokenizer cannot be read.
         """
+        require_authenticated_cluster(config.http)
         self._config = config
-        self._keys = ApiKeys.load(config.http.api_keys_file)
+        self._keys = ApiKeys()
+        self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
         self._matcher = AnswerMatcher()
         encoder, _ = await asyncio.gather(
@@ -74,6 +84,26 @@ class SearchControllerReplica:
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made."""
         return create_app(self._endpoint, self._keys)
+
+    async def reconfigure(self, user_config: dict[str, Any]) -> None:
+        """Called by Serve with the deployment's ``user_config``, at the start and whenever it changed.
+
+        Raises:
+            AccessError: it is malformed, or leaves the endpoint open though nothing says that it should be.
+                Serve then stops the replica.
+        """
+        records = read_user_config(user_config).keys
+        require_keys(records, self._config.http, self._host)
+        self._keys.replace(records)
+
+    async def check_health(self) -> None:
+        """Called by Serve before the first request and every few seconds.
+
+        Raises:
+            AccessError: the replica was never told which keys are accepted.
+        """
+        if not self._keys.told:
+            raise AccessError("SearchController has no user_config, in which its API keys should be")
 
     async def status(self) -> dict[str, Any]:
         """Searches that run in this replica, counters of every engine, and what is wrong if anything is."""

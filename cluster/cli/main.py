@@ -1,4 +1,4 @@
-"""The ``banyan`` command: serve, problems, strategies, solve, eval."""
+"""The ``banyan`` command: serve, keys, problems, strategies, solve, eval."""
 
 import asyncio
 import itertools
@@ -53,6 +53,18 @@ def serve(
 
     with plain_failures():
         serve_until_interrupted(_config(config), host, port, api_key, Console(file=sys.stdout))
+
+
+@app.command()
+def keys(config: Config = None) -> None:
+    """Print the config with its API keys' records in it: to change keys with `serve deploy`, restarting nothing."""
+    import yaml
+
+    from cluster.launch.config_file import read_config
+    from cluster.launch.key_records import with_key_records
+
+    with plain_failures():
+        typer.echo(yaml.safe_dump(with_key_records(read_config(_config(config))), sort_keys=False), nl=False)
 
 
 @app.command()

@@ -76,7 +76,8 @@ def welcome(running: Running, model: str) -> Text:
         f'  client.chat.completions.create(model="{model}:beam-16", messages=[{{"role": "user", "content": "…"}}])\n\n'
     )
     if running.dashboard_url:
-        text.append(f"dashboard {running.dashboard_url} · ", style="dim")
+        token = f", which asks for the token in {running.token_file}" if running.token_file else ""
+        text.append(f"dashboard {running.dashboard_url}{token}\n", style="dim")
     text.append(f"logs {running.logs} · Ctrl-C stops everything", style="dim")
     return text
 

@@ -7,11 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import httpx
 
+from cluster.launch.environment import ensure_token, set_environment
 from cluster.launch.errors import LaunchError
 from cluster.launch.processes import no_process_left
 
@@ -19,12 +21,6 @@ START_S = 600.0
 SHUTDOWN_S = 60.0
 HEALTH_S = 30.0
 POLL_S = 0.25
-ENVIRONMENT = {
-    "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",
-    "RAY_USAGE_STATS_ENABLED": "0",
-}
-"""What every process of the application must find when it starts, unless it is set otherwise."""
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
 """Where an address that means every interface can be called from this machine."""
@@ -40,6 +36,8 @@ class Running(NamedTuple):
     logs: str
     seconds: float
     """From the start to the first healthy answer."""
+    token_file: Path | None = None
+    """Holds the token that the dashboard and Ray's commands want."""
 
 
 def free_port() -> int:
@@ -60,8 +58,8 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
         LaunchError: the port is taken, the application failed to start or was not healthy in time.
     """
     began = time.monotonic()
-    for name, value in ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
+    set_environment()
+    token = ensure_token()
     on_progress("loading Ray")
     from cluster.launch import ray_runtime  # seconds of imports, which only who starts something should pay
 
@@ -79,7 +77,7 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
             )
             on_progress("waiting for the first healthy answer")
             _wait_healthy(url, began + START_S, cluster.logs)
-            yield Running(url, cluster.dashboard_url, cluster.logs, time.monotonic() - began)
+            yield Running(url, cluster.dashboard_url, cluster.logs, time.monotonic() - began, token)
         finally:
             hold()
             on_progress("stopping")

@@ -1,14 +1,25 @@
 """Reading a Serve config file, checked as far as possible before anything is started."""
 
+import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from pydantic import ValidationError
 
 from cluster.launch.errors import LaunchError
 
+if TYPE_CHECKING:
+    from deployments.config import AppConfig
+
 BUILDER = "deployments.app:build"
+CONTROLLER = "SearchController"
+DEFAULT: dict[str, Any] = {
+    "http_options": {"host": "127.0.0.1"},
+    "applications": [{"name": "banyan", "route_prefix": "/", "import_path": BUILDER}],
+}
+SERVES_HOST = "0.0.0.0"
+"""Where Serve listens if a file does not say where."""
 MOST_BYTES = 1 << 20
 
 
@@ -19,23 +30,22 @@ def read_config(path: Path | None, host: str | None = None, port: int | None = N
     Raises:
         LaunchError: it cannot be read or says something wrong; names the place and what is allowed.
     """
-    config = (
-        _load(path) if path else {"applications": [{"name": "banyan", "route_prefix": "/", "import_path": BUILDER}]}
-    )
+    config = _load(path) if path else DEFAULT
     source = str(path or "the default configuration")
     applications = config.get("applications") if isinstance(config, dict) else None
     if not isinstance(applications, list) or not applications:
         raise LaunchError(f"{source} names no applications")
+    options = config.get("http_options") or {}
+    if not isinstance(options, dict):
+        raise LaunchError(f"{source}: http_options must be a mapping")
+    options = options | {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     for place, application in enumerate(applications):
         if not isinstance(application, dict):
             raise LaunchError(f"{source}: applications.{place} must be a mapping")
         if application.get("import_path") == BUILDER:
-            _check_args(f"{source}: applications.{place}.args", application.get("args") or {})
-    options = config.get("http_options") or {}
-    if not isinstance(options, dict):
-        raise LaunchError(f"{source}: http_options must be a mapping")
-    given = {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    return {**config, "http_options": options | given}
+            args = _checked_args(f"{source}: applications.{place}.args", application.get("args") or {})
+            _check_keys(f"{source}: applications.{place}", application, args, options.get("host", SERVES_HOST))
+    return {**config, "http_options": options}
 
 
 def _load(path: Path) -> Any:
@@ -51,11 +61,32 @@ def _load(path: Path) -> Any:
         raise LaunchError(f"{path} is not YAML: {error}") from error
 
 
-def _check_args(place: str, args: object) -> None:
+def _checked_args(place: str, args: object) -> "AppConfig":
     from deployments.config import AppConfig
 
     try:
-        AppConfig.model_validate(args)
+        return AppConfig.model_validate(args)
     except ValidationError as error:
         wrong = [f"{place}.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise LaunchError("\n".join(wrong)) from error
+
+
+def _check_keys(place: str, application: dict[str, Any], args: "AppConfig", host: str) -> None:
+    """What a controller would refuse when everything else has been started. Keys that are read when the application is
+    built are not looked for: it may be built on another machine."""
+    from deployments.access import AccessError, read_user_config, require_keys
+    from deployments.http.keys import ENVIRONMENT
+
+    deployments = application.get("deployments") or []
+    if not isinstance(deployments, list) or not all(isinstance(each, dict) for each in deployments):
+        raise LaunchError(f"{place}.deployments must be a list of mappings")
+    told = next(
+        (each["user_config"] for each in deployments if each.get("name") == CONTROLLER and "user_config" in each), None
+    )
+    try:
+        if told is not None:
+            require_keys(read_user_config(told).keys, args.http, host)
+        elif not args.http.api_keys_file and not os.environ.get(ENVIRONMENT):
+            require_keys((), args.http, host)
+    except AccessError as error:
+        raise LaunchError(f"{place}: {error}") from error

@@ -1,69 +1,52 @@
-"""API keys: who may come in at all."""
+"""Who may come in at all: requests with a key that is known, or everybody where none is wanted."""
 
-import hashlib
 import hmac
-import os
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.config import KeyRecord
 from deployments.http.errors import Unauthorized
+from deployments.http.keys import key_digest
 
-ENVIRONMENT = "BANYAN_API_KEYS"
 OPEN_PATHS = frozenset({"/health"})
 """What a load balancer asks without a key."""
 
 
 class ApiKeys:
-    """The keys that are accepted, kept as digests; none at all means that no key is wanted.
+    """The keys that are accepted at the moment.
 
-    Raises:
-        ValueError: a key contains what an HTTP header cannot carry.
+    Until it was told which, it accepts none. Told that there are none, it wants none: whether that is
+    allowed is decided before it is told (`deployments.access`).
     """
 
-    def __init__(self, keys: Iterable[str] = ()) -> None:
-        plain = set(keys)
-        for key in plain:
-            if not key.isascii() or not key.isprintable() or " " in key:
-                raise ValueError("an API key may contain printable ASCII without spaces only")
-        self._digests = tuple(_digest(key) for key in sorted(plain))
+    def __init__(self, records: Iterable[KeyRecord] | None = None) -> None:
+        self._known: dict[bytes, KeyRecord] | None = None
+        if records is not None:
+            self.replace(records)
 
-    @classmethod
-    def load(cls, file: Path | None, environment: Mapping[str, str] = os.environ) -> "ApiKeys":
-        """Keys from ``file`` (one a line, ``#`` begins a comment) and from ``BANYAN_API_KEYS``
-        (separated by commas).
-
-        Raises:
-            OSError: the file cannot be read.
-            ValueError: a file or variable is given and holds no key, which would open the endpoint
-                to all although keys were asked for.
-        """
-        keys: list[str] = []
-        if file is not None:
-            lines = (line.split("#", 1)[0].strip() for line in file.read_text(encoding="utf-8").splitlines())
-            keys += [line for line in lines if line]
-            if not keys:
-                raise ValueError(f"http.api_keys_file {file} holds no key")
-        if given := environment.get(ENVIRONMENT):
-            named = [key.strip() for key in given.split(",") if key.strip()]
-            if not named:
-                raise ValueError(f"{ENVIRONMENT} is set and holds no key")
-            keys += named
-        return cls(keys)
-
-    def __bool__(self) -> bool:
-        return bool(self._digests)
+    def replace(self, records: Iterable[KeyRecord]) -> None:
+        """From now on these keys and no others; requests that were let in go on."""
+        self._known = {record.digest.encode("ascii"): record for record in records}
 
     def __repr__(self) -> str:
-        return f"ApiKeys({len(self._digests)} keys)"
+        return f"ApiKeys({'not told yet' if self._known is None else f'{len(self._known)} keys'})"
+
+    @property
+    def told(self) -> bool:
+        return self._known is not None
+
+    @property
+    def wanted(self) -> bool:
+        """Whether a request without a key is refused."""
+        return self._known is None or bool(self._known)
 
     def accepts(self, key: str) -> bool:
         """Whether ``key`` is one of ours; takes the same time for every wrong one."""
-        digest = _digest(key)
+        digest = key_digest(key).encode("ascii")
         # No early exit: which key matched must not show in the time.
-        return sum(hmac.compare_digest(digest, known) for known in self._digests) > 0
+        return sum(hmac.compare_digest(digest, known) for known in self._known or ()) > 0
 
 
 class RequireKey:
@@ -74,7 +57,7 @@ class RequireKey:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or not self._keys.wanted or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -83,7 +66,3 @@ class RequireKey:
             return
         message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"
         await Unauthorized(message).response()(scope, receive, send)
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

@@ -6,7 +6,6 @@ nothing sensible but say it through the same code.
 
 import asyncio
 import gc
-import os
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -18,11 +17,7 @@ import torch
 from safetensors.torch import save_file
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-# Before Serve is imported: as `make run` sets it.
-os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
-os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
+import tests.ray_environment  # noqa: F401  # before Ray is imported
 from deployments.embedded.language_model import qwen2_config
 from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards.step_head import StepHeadSettings

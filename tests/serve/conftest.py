@@ -9,11 +9,7 @@ from pathlib import Path
 
 import pytest
 
-# Before Ray starts: as `make run` sets it.
-os.environ.setdefault("RAY_SERVE_THROUGHPUT_OPTIMIZED", "1")
-os.environ.setdefault("RAY_SERVE_ENABLE_DIRECT_INGRESS", "0")
-os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
+import tests.ray_environment  # noqa: F401  # before Ray is imported
 from tests.serve.application import Application
 
 

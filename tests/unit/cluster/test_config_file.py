@@ -6,6 +6,8 @@ import pytest
 
 from cluster.launch.config_file import read_config
 from cluster.launch.errors import LaunchError
+from cluster.launch.key_records import with_key_records
+from deployments.http.keys import key_record
 
 WRONG = {
     "an unknown key": ("applications: [{import_path: 'deployments.app:build', args: {generater: {}}}]", "generater"),
@@ -49,3 +51,72 @@ def test_host_and_port_replace_what_the_file_says(tmp_path: Path) -> None:
 
 def test_without_a_file_the_defaults_are_served() -> None:
     assert read_config(None, "127.0.0.1", 1234)["applications"][0]["import_path"] == "deployments.app:build"
+
+
+OURS = "import_path: 'deployments.app:build'"
+RECORD = f"{{digest: '{'0' * 64}', cache_salt: '{'1' * 32}'}}"
+KEY = "0123456789abcdef"
+
+
+@pytest.mark.parametrize("options", ["{}", "{host: 0.0.0.0}", "{host: 192.0.2.1}"])
+def test_an_address_that_others_reach_needs_keys_or_a_word(
+    tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("BANYAN_API_KEYS", raising=False)
+    path = tmp_path / "serve.yaml"
+
+    def read(application: str) -> None:
+        path.write_text(f"http_options: {options}\napplications: [{{{OURS}, {application}}}]")
+        read_config(path)
+
+    with pytest.raises(LaunchError, match=r"applications\.0: http_options.host .*allow_anonymous"):
+        read("args: {}")
+    with pytest.raises(LaunchError, match=r"applications\.0: http_options.host .*allow_anonymous"):
+        read("deployments: [{name: SearchController, user_config: {keys: []}}]")
+    read("args: {http: {allow_anonymous: true}}")
+    read(f"deployments: [{{name: SearchController, user_config: {{keys: [{RECORD}]}}}}]")
+    read("args: {http: {api_keys_file: /of/the/node/that/builds}}")
+    monkeypatch.setenv("BANYAN_API_KEYS", KEY)
+    read("args: {}")
+    with pytest.raises(LaunchError, match="BANYAN_API_KEYS promises API keys"):
+        read("deployments: [{name: SearchController, user_config: {keys: []}}]")
+
+
+def test_without_a_file_only_this_machine_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BANYAN_API_KEYS", raising=False)
+    assert read_config(None)["http_options"]["host"] == "127.0.0.1"
+    with pytest.raises(LaunchError, match="can be reached by other machines"):
+        read_config(None, host="0.0.0.0")
+
+
+def test_key_records_are_added_and_nothing_else_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BANYAN_API_KEYS", raising=False)
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEY}\n")
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"""
+http_options: {{host: 0.0.0.0}}
+applications:
+- {OURS}
+  args: {{http: {{api_keys_file: {keys}}}}}
+  deployments: [{{name: Generator, num_replicas: 2}}, {{name: SearchController, max_ongoing_requests: 9}}]
+- import_path: other:app
+""")
+    config = read_config(path)
+    told = with_key_records(config)
+    ours = told["applications"][0]["deployments"]
+    assert ours == [
+        {"name": "Generator", "num_replicas": 2},
+        {
+            "name": "SearchController",
+            "max_ongoing_requests": 9,
+            "user_config": {"keys": [key_record(KEY).model_dump(mode="json")]},
+        },
+    ]
+    del told["applications"][0]["deployments"], config["applications"][0]["deployments"]
+    assert told == config
+    keys.unlink()
+    with pytest.raises(LaunchError, match="cannot be read"):
+        with_key_records(config)
+    with pytest.raises(LaunchError, match="no keys"):
+        with_key_records(read_config(None))

@@ -14,6 +14,7 @@ from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
+from deployments.http.keys import key_record
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.service import SearchService
@@ -127,7 +128,7 @@ class FakeScorer:
 class World:
     """One endpoint and all that a test wants to turn in it."""
 
-    def __init__(self, matcher: AnswerMatcher, keys: Sequence[str] = (), **controller: Any) -> None:
+    def __init__(self, matcher: AnswerMatcher, keys: Sequence[str] | None = (), **controller: Any) -> None:
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
@@ -160,7 +161,8 @@ class World:
             operations=self,
             strategies=settings.catalog,
         )
-        self.app: FastAPI = create_app(endpoint, ApiKeys(keys))
+        known = ApiKeys(keys if keys is None else map(key_record, keys))
+        self.app: FastAPI = create_app(endpoint, known)
 
     async def status(self) -> dict[str, Any]:
         return {"searches": self.service.running, "integrity": self.service.check_integrity()}

@@ -1,0 +1,36 @@
+"""A Serve config with the records of its API keys in it, so that keys change and nothing restarts."""
+
+from typing import Any
+
+from cluster.launch.config_file import BUILDER, CONTROLLER
+from cluster.launch.errors import LaunchError
+from deployments.config import AppConfig, ControllerUserConfig
+from deployments.http.keys import ENVIRONMENT, read_records
+
+
+def with_key_records(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of `read_config` with the records of its keys as SearchController's ``user_config``: those of the
+    keys that the application would find if it were built here.
+
+    Raises:
+        LaunchError: the keys cannot be read, or there are none.
+    """
+    applications = [
+        _with_records(application) if application.get("import_path") == BUILDER else application
+        for application in config["applications"]
+    ]
+    return {**config, "applications": applications}
+
+
+def _with_records(application: dict[str, Any]) -> dict[str, Any]:
+    try:
+        records = read_records(AppConfig.model_validate(application.get("args") or {}).http.api_keys_file)
+    except ValueError as error:
+        raise LaunchError(str(error)) from error
+    if not records:
+        raise LaunchError(f"no keys: neither args.http.api_keys_file nor {ENVIRONMENT} is set")
+    deployments: list[dict[str, Any]] = application.get("deployments") or []
+    others = [each for each in deployments if each.get("name") != CONTROLLER]
+    ours: dict[str, Any] = next((each for each in deployments if each.get("name") == CONTROLLER), {"name": CONTROLLER})
+    told = (ours.get("user_config") or {}) | ControllerUserConfig(keys=records).model_dump(mode="json")
+    return {**application, "deployments": [*others, {**ours, "user_config": told}]}

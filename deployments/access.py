@@ -1,0 +1,90 @@
+"""What an application refuses before it serves: a cluster or an endpoint that is open to all, unless that is meant.
+
+Ray is imported where it is asked: a config file is checked by the same rules before Ray is started.
+"""
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import ValidationError
+
+from deployments.config import ControllerUserConfig, HttpSettings, KeyRecord
+from deployments.http.keys import ENVIRONMENT
+
+
+class AccessError(ValueError):
+    """The configuration leaves open what it does not say should be; the message says how to close it."""
+
+
+def require_authenticated_cluster(http: HttpSettings) -> None:
+    """To be asked in a process of the cluster: a driver may have a token and the cluster ask for none.
+
+    Raises:
+        AccessError: whoever reaches the cluster's ports may run what they like there.
+    """
+    from ray._private.authentication.authentication_utils import is_token_auth_enabled
+
+    if not is_token_auth_enabled() and not http.allow_unauthenticated_cluster:
+        raise AccessError(
+            "this Ray cluster runs without token authentication: whoever reaches its ports can run code on it. "
+            "Start it with the environment of scripts/environment (docs/operating.md), or say "
+            "http.allow_unauthenticated_cluster: true where something else guards its ports"
+        )
+
+
+async def endpoint_host() -> str | None:
+    """The address at which Serve's proxies listen; None where there are none."""
+    import ray
+    from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
+    from ray.serve.config import ProxyLocation
+
+    controller: Any = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
+    if await controller.get_proxy_location.remote() == ProxyLocation.Disabled:
+        return None
+    host: str | None = (await controller.get_http_config.remote()).host
+    return host
+
+
+def read_user_config(user_config: Any) -> ControllerUserConfig:
+    """
+    Raises:
+        AccessError: it is malformed; names the place. A wrong digest or salt is not repeated.
+    """
+    try:
+        return ControllerUserConfig.model_validate(user_config)
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, ('user_config', *each['loc'])))}: {each['msg']}" for each in error.errors())
+        raise AccessError("SearchController: " + "; ".join(wrong)) from None
+
+
+def require_keys(
+    records: tuple[KeyRecord, ...], http: HttpSettings, host: str | None, environment: Mapping[str, str] = os.environ
+) -> None:
+    """
+    Raises:
+        AccessError: no keys, though some were promised or other machines can reach ``host``.
+    """
+    if records:
+        return
+    if http.api_keys_file or environment.get(ENVIRONMENT):
+        promise = f"http.api_keys_file {http.api_keys_file}" if http.api_keys_file else ENVIRONMENT
+        raise AccessError(
+            f"{promise} promises API keys, and SearchController's user_config has none. They are read where the "
+            "application is built, which may be another node, or stand in the config (docs/operating.md)"
+        )
+    if not _is_loopback(host) and not http.allow_anonymous:
+        raise AccessError(
+            f"http_options.host {host} can be reached by other machines, and there are no API keys: set "
+            f"http.api_keys_file or {ENVIRONMENT}, serve on 127.0.0.1, or say http.allow_anonymous: true"
+        )
+
+
+def _is_loopback(host: str | None) -> bool:
+    if host is None or host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,80 @@
+"""One file says the environment; make, sh and Python read the same from it. The token is made once and kept private."""
+
+import os
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from cluster.launch import environment
+from cluster.launch.environment import ensure_token, set_environment, variables
+from cluster.launch.errors import LaunchError
+
+ROOT = Path(__file__).parents[3]
+BARE = {"HOME": "/somewhere/else", "PATH": os.environ["PATH"]}
+
+
+def read_by(*command: str) -> dict[str, str]:
+    shown = subprocess.run(command, cwd=ROOT, env=BARE, capture_output=True, text=True, check=True).stdout
+    pairs = (line.partition("=") for line in shown.splitlines())
+    return {name: value for name, _, value in pairs}
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("sh", "-c", ". scripts/environment && env"),
+        ("make", "--no-print-directory", "-f", "scripts/environment", "--eval", "shown: ; @env", "shown"),
+    ],
+    ids=["sh", "make"],
+)
+def test_make_and_sh_read_what_python_reads(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", BARE["HOME"])
+    said = variables()
+    assert said["RAY_AUTH_MODE"] == "token"
+    assert said["RAY_AUTH_TOKEN_PATH"] == "/somewhere/else/.banyan/ray_token"
+    assert read_by(*command).items() >= said.items()
+
+
+def test_what_is_set_already_is_left_alone() -> None:
+    mine = {"RAY_AUTH_TOKEN_PATH": "/mine"}
+    set_environment(mine)
+    assert mine == variables() | {"RAY_AUTH_TOKEN_PATH": "/mine"}
+
+
+def test_a_line_that_not_all_three_read_alike_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "environment.sh"
+    file.write_text('export A=1\nexport B="two words"\n')
+    monkeypatch.setattr(environment, "FILE", file)
+    with pytest.raises(ValueError, match=r"environment\.sh:2"):
+        variables()
+
+
+def test_the_token_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "token"
+    said = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
+    assert ensure_token(said) == path
+    token = path.read_text()
+    assert len(token) == 64
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+    assert ensure_token(said) == path
+    assert path.read_text() == token
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_no_token_is_made_where_ray_reads_none(tmp_path: Path) -> None:
+    said = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
+    assert ensure_token(said | {"RAY_AUTH_TOKEN": "given"}) is None
+    assert ensure_token(said | {"RAY_AUTH_MODE": "disabled"}) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_token_that_cannot_be_used_or_made_is_named(tmp_path: Path) -> None:
+    empty = tmp_path / "token"
+    empty.touch()
+    with pytest.raises(LaunchError, match=f"{empty} holds no token"):
+        ensure_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(empty)})
+    with pytest.raises(LaunchError, match="cannot make Ray's token"):
+        ensure_token({"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(empty / "below")})

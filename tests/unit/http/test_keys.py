@@ -1,0 +1,118 @@
+"""API keys fail closed: what was promised and is not there is an error, and who was told nothing lets nobody in."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from http_world import World
+
+from deployments.access import AccessError, read_user_config, require_keys
+from deployments.config import ControllerUserConfig, HttpSettings
+from deployments.http.auth import ApiKeys
+from deployments.http.keys import key_record, read_records
+from search.answers.equivalence import AnswerMatcher
+
+KEY = "a key of thirty-two digits".replace(" ", "-")
+OTHER = "another-key-of-many-characters"
+
+
+def test_a_record_says_neither_the_key_nor_the_salt_by_the_digest() -> None:
+    record = key_record(KEY)
+    assert record.digest == hashlib.sha256(KEY.encode()).hexdigest()
+    assert record.cache_salt not in record.digest
+    assert record.cache_salt != key_record(OTHER).cache_salt
+    assert record == key_record(KEY)
+    assert KEY not in record.model_dump_json()
+
+
+def test_keys_of_file_and_environment_are_told_in_the_same_order_whatever_theirs(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"# ours\n{KEY}  # alice\n\n{OTHER}\n")
+    records = read_records(file, {"BANYAN_API_KEYS": f" {OTHER}, {KEY},"})
+    assert set(records) == {key_record(KEY), key_record(OTHER)}
+    assert len(records) == 2
+    file.write_text(f"{OTHER}\n{KEY}\n")
+    assert read_records(file, {}) == records
+    assert read_records(None, {}) == ()
+
+
+def test_promised_keys_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
+    missing = tmp_path / "missing"
+    with pytest.raises(ValueError, match=r"api_keys_file .*missing cannot be read on .*: No such file"):
+        read_records(missing, {})
+    empty = tmp_path / "empty"
+    empty.write_text("# nobody\n")
+    with pytest.raises(ValueError, match="holds no key"):
+        read_records(empty, {})
+    with pytest.raises(ValueError, match="BANYAN_API_KEYS is set and holds no key"):
+        read_records(None, {"BANYAN_API_KEYS": " , "})
+
+
+@pytest.mark.parametrize("key", ["short", "with a space in the middle", "ümläüts-in-a-long-key"])
+def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key: str) -> None:
+    with pytest.raises(ValueError, match="an API key") as refused:
+        read_records(None, {"BANYAN_API_KEYS": key})
+    assert key not in str(refused.value)
+
+
+def test_who_was_not_told_any_keys_lets_nobody_in() -> None:
+    keys = ApiKeys()
+    assert not keys.told
+    assert keys.wanted
+    assert not keys.accepts(KEY)
+    keys.replace([key_record(KEY)])
+    assert keys.told
+    assert keys.accepts(KEY)
+    keys.replace([key_record(OTHER)])
+    assert not keys.accepts(KEY)
+    assert keys.accepts(OTHER)
+    keys.replace([])
+    assert not keys.wanted
+
+
+async def test_an_endpoint_that_was_not_told_refuses_everything_but_health(matcher: AnswerMatcher) -> None:
+    world = World(matcher, keys=None)
+    async with world.client as client:
+        assert (await client.get("/v1/models")).status_code == 401
+        assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {KEY}"})).status_code == 401
+        assert (await client.get("/health")).status_code == 200
+
+
+def test_user_config_survives_json_and_is_refused_by_its_place() -> None:
+    told = ControllerUserConfig(keys=(key_record(KEY),))
+    assert read_user_config(json.loads(json.dumps(told.model_dump(mode="json")))) == told
+    with pytest.raises(AccessError, match=r"user_config\.keys\.0\.digest"):
+        read_user_config({"keys": [{"digest": KEY, "cache_salt": "0" * 32}]})
+    with pytest.raises(AccessError, match=r"user_config\.keys\.0\.limits\.tokens"):
+        read_user_config({"keys": [key_record(KEY).model_dump() | {"limits": {"tokens": 1}}]})
+    with pytest.raises(AccessError, match=r"user_config\.kyes"):
+        read_user_config({"kyes": []})
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "[::1]", None])
+def test_loopback_needs_no_keys(host: str | None) -> None:
+    require_keys((), HttpSettings(), host, {})
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "banyan.example"])
+def test_another_address_needs_keys_or_a_word(host: str) -> None:
+    with pytest.raises(AccessError, match="allow_anonymous: true"):
+        require_keys((), HttpSettings(), host, {})
+    require_keys((), HttpSettings(allow_anonymous=True), host, {})
+    require_keys((key_record(KEY),), HttpSettings(), host, {})
+
+
+@pytest.mark.parametrize(
+    ("http", "environment", "promise"),
+    [
+        (HttpSettings(api_keys_file=Path("/keys"), allow_anonymous=True), {}, "http.api_keys_file /keys"),
+        (HttpSettings(allow_anonymous=True), {"BANYAN_API_KEYS": KEY}, "BANYAN_API_KEYS"),
+    ],
+)
+def test_promised_keys_that_did_not_arrive_are_an_error_on_any_address(
+    http: HttpSettings, environment: dict[str, str], promise: str
+) -> None:
+    with pytest.raises(AccessError, match=promise) as refused:
+        require_keys((), http, "127.0.0.1", environment)
+    assert KEY not in str(refused.value)
