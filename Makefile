@@ -9,10 +9,10 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-serve check format lock clean
+.PHONY: help setup run test test-unit test-engine test-serve test-commands check format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install the locked dependencies into .venv; nothing to do when nothing changed
 	@scripts/setup
@@ -30,6 +30,9 @@ test-engine: setup ## the tests with real vLLM engines
 
 test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
+
+test-commands: setup ## the commands of docs/operating.md, typed: minutes, Ray's own ports; not part of `test`
+	$(PYTEST) tests/commands $(ARGS)
 
 check: setup ## format, lint, types, and which package may import which
 	$(BIN)/ruff format --check .

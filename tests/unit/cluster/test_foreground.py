@@ -29,3 +29,8 @@ def test_the_command_is_named_by_its_path_where_the_shell_does_not_find_it(
     assert command() == ".venv/bin/banyan"
     monkeypatch.setattr(sys, "argv", ["/elsewhere/banyan"])
     assert command() == "/elsewhere/banyan"
+
+
+def test_who_opens_the_dashboard_is_told_where_its_token_is() -> None:
+    running = Running("http://127.0.0.1:9000", "http://127.0.0.1:8265", "/logs", 3.0, Path("/home/me/token"))
+    assert "dashboard http://127.0.0.1:8265, which asks for the token in /home/me/token" in welcome(running, "m").plain

@@ -1,0 +1,274 @@
+"""The commands of docs/operating.md as a person types them, from a shell that sourced what they name.
+
+Several minutes, Ray's own ports and port 8000, so not among the other tests: `make test-commands`.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[2]
+URL = "http://127.0.0.1:8000"
+DASHBOARD = "http://127.0.0.1:8265"
+START_S = 300.0
+COMMAND_S = 180.0
+ROTATE_S = 15.0
+"""How soon a key that was removed must be refused."""
+KEYS = {name: f"key-of-{name}-0123456789" for name in ("ann", "bob", "cleo")}
+
+pytestmark = pytest.mark.timeout(1200)
+
+
+class Shell:
+    """A person's shells: each sources the environment anew. All that they start has the same, unusual HOME."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        kept = ("PYTHONPATH", "LANG", "TMPDIR")
+        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
+        self._environment = {name: os.environ[name] for name in kept if name in os.environ}
+        self._environment |= {"PATH": path, "HOME": str(home)}
+
+    def start(self, command: str, log: Path) -> "subprocess.Popen[bytes]":
+        with log.open("wb") as output:
+            return subprocess.Popen(
+                ["sh", "-c", f". scripts/environment && exec {command}"],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    def __call__(self, command: str) -> str:
+        """What the command wrote to stdout; it must succeed."""
+        # Into files: a process that goes on in the background would keep a pipe open.
+        files = [self.home / name for name in ("stdout", "stderr")]
+        with files[0].open("wb") as stdout, files[1].open("wb") as stderr:
+            ended = subprocess.run(
+                ["sh", "-c", f". scripts/environment && {command}"],
+                cwd=ROOT,
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=stdout,
+                stderr=stderr,
+                timeout=COMMAND_S,
+                check=False,
+            )
+        out, err = (file.read_text() for file in files)
+        assert ended.returncode == 0, f"{command}\n{out}\n{err}"
+        return out
+
+    def processes(self) -> list[psutil.Process]:
+        """All that these shells started and that still runs."""
+        return [process for process in psutil.process_iter() if self._started(process)]
+
+    def _started(self, process: psutil.Process) -> bool:
+        try:
+            return process.environ().get("HOME") == str(self.home)
+        except psutil.Error:
+            return False
+
+    def status(self) -> dict[str, Any]:
+        status: dict[str, Any] = (yaml.safe_load(self("serve status")) or {}).get("applications", {}).get("banyan", {})
+        return status
+
+    def wait_for(self, wanted: str) -> dict[str, Any]:
+        """Polls ``serve status``, which nothing announces; the application's part of it."""
+        deadline = time.monotonic() + START_S
+        while (status := self.status()).get("status") != wanted:
+            assert time.monotonic() < deadline, status
+            time.sleep(1)
+        return status
+
+
+@pytest.fixture(scope="module")
+def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    shell = Shell(tmp_path_factory.mktemp("home"))
+    shell("python -m cluster.launch.environment")  # what `make setup` does
+    yield shell
+    _end(shell)
+
+
+@contextmanager
+def head(shell: Shell) -> Iterator[None]:
+    """`ray start --head`. Not ended by `ray stop`, which would end every Ray of this machine."""
+    shell("ray start --head")
+    try:
+        yield
+    finally:
+        _end(shell)
+
+
+def _end(shell: Shell) -> None:
+    processes = shell.processes()
+    for process in processes:
+        try:
+            process.terminate()
+        except psutil.NoSuchProcess:
+            continue
+    _, alive = psutil.wait_procs(processes, timeout=30)
+    for process in alive:
+        process.kill()
+    psutil.wait_procs(alive, timeout=10)
+
+
+def by_hand(shell: Shell, tmp_path: Path) -> None:
+    """Everything that docs/operating.md says about one machine, by hand."""
+    problems = tmp_path / "problems.jsonl"
+    with head(shell):
+        shell("serve deploy serve_config.yaml")
+        shell.wait_for("RUNNING")
+        assert httpx.get(f"{URL}/health", timeout=60).status_code == 200
+        shell(f"banyan problems --n 4 --seed 1 --output {problems}")
+        told = shell(
+            f"ray job submit -- banyan eval --url {URL} --problems {problems} --strategy greedy --strategy beam_search"
+        )
+        assert "succeeded" in told
+        assert "beam_search" in told
+        assert httpx.get(f"{DASHBOARD}/api/version").status_code == 401
+        token = shell("ray get-auth-token").strip()
+        cookie = {"ray-authentication-token": token}  # as its page sets it when the token is typed in
+        assert httpx.get(f"{DASHBOARD}/api/version", cookies=cookie).status_code == 200
+        log = tmp_path / "serve_run"
+        running = shell.start("serve run serve_config.yaml", log)
+        try:
+            _until(lambda: "ready at" in log.read_text() or "running" in log.read_text().lower(), log.read_text)
+            shell.wait_for("RUNNING")
+            assert httpx.get(f"{URL}/health", timeout=60).status_code == 200
+        finally:
+            running.send_signal(signal.SIGINT)
+            running.wait(COMMAND_S)
+
+
+def test_by_hand_before_a_make_run(shell: Shell, tmp_path: Path) -> None:
+    by_hand(shell, tmp_path)
+
+
+def test_make_run(shell: Shell, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    running = shell.start("banyan serve --config serve_config.yaml", log)  # what `make run` becomes
+    try:
+        _until(lambda: "Ctrl-C" in log.read_text() or running.poll() is not None, log.read_text)
+        welcome = log.read_text()
+        assert running.poll() is None, welcome
+        assert f"dashboard {DASHBOARD}" in welcome
+        token = Path(welcome.split("token in ")[1].split()[0]).read_text()
+        bearer = {"Authorization": f"Bearer {token}"}
+        assert httpx.get(f"{DASHBOARD}/api/version").status_code == 401
+        assert httpx.get(f"{DASHBOARD}/api/version", headers=bearer).status_code == 200
+        assert shell.status()["status"] == "RUNNING"  # the commands reach this one, too
+    finally:
+        running.send_signal(signal.SIGINT)
+        assert running.wait(COMMAND_S) == 0, log.read_text()
+    assert not (shell.home / ".ray").exists()
+
+
+def test_by_hand_after_a_make_run(shell: Shell, tmp_path: Path) -> None:
+    by_hand(shell, tmp_path)
+
+
+def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Shell, tmp_path: Path) -> None:
+    keys_file, config_file = tmp_path / "api.keys", tmp_path / "config.yaml"
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    config["applications"][0]["args"]["http"] = {"api_keys_file": str(keys_file)}
+    config_file.write_text(yaml.safe_dump(config))
+    deployed = tmp_path / "deployed.yaml"
+
+    def rotate(*names: str) -> None:
+        keys_file.write_text("".join(f"{KEYS[name]}\n" for name in names))
+        shell(f"banyan keys --config {config_file} > {deployed} && serve deploy {deployed}")
+
+    with head(shell):
+        # The task that builds finds no keys where it runs.
+        shell(f"serve deploy {config_file}")
+        assert f"{keys_file} cannot be read on" in shell.wait_for("DEPLOY_FAILED")["message"]
+
+        rotate("ann", "bob")
+        shell.wait_for("RUNNING")
+        assert answers(None) == 401
+        assert (answers("ann"), answers("bob"), answers("cleo")) == (200, 200, 401)
+
+        before = _replicas(shell)
+        assert len(before) == 3
+        with load("bob") as seen:
+            rotate("bob", "cleo")
+            changed = time.monotonic()
+            _until(lambda: answers("ann") == 401, lambda: "the removed key is accepted", ROTATE_S)
+            _until(lambda: answers("cleo") == 200, lambda: "the new key is refused", ROTATE_S)
+            print(f"keys changed {time.monotonic() - changed:.1f} s after `serve deploy` returned")
+        assert len(seen) > 10
+        assert set(seen) == {200}
+        assert _replicas(shell) == before
+
+        # A controller that is told no keys though some were promised refuses to start, and says why.
+        config["applications"][0]["deployments"] = [{"name": "SearchController", "user_config": {"keys": []}}]
+        deployed.write_text(yaml.safe_dump(config))
+        shell(f"serve deploy {deployed}")
+        status = _until(
+            lambda: found if "promises API keys" in (found := json.dumps(shell.status())) else None,
+            lambda: json.dumps(shell.status()),
+            START_S,
+        )
+        assert str(keys_file) in status
+        assert answers(None) != 200
+        rotate("cleo")
+        shell.wait_for("RUNNING")
+        assert (answers("cleo"), answers("bob"), answers(None)) == (200, 401, 401)
+
+
+def answers(name: str | None) -> int:
+    """The status that a search gets with that key, or none."""
+    headers = {"Authorization": f"Bearer {KEYS[name]}"} if name else {}
+    question = [{"role": "user", "content": "Take 12. Increase by 74. Take away 51. What do you get?"}]
+    body = {"model": "banyan-arithmetic", "messages": question, "search": {"strategy": "beam_search", "n": 4, "m": 2}}
+    return httpx.post(f"{URL}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+
+
+@contextmanager
+def load(name: str, clients: int = 4) -> Iterator[list[int]]:
+    """Clients that ask all the time; the statuses that they got."""
+    seen: list[int] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            seen.append(answers(name))
+
+    threads = [threading.Thread(target=ask) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield seen
+    finally:
+        ended.set()
+        for thread in threads:
+            thread.join()
+
+
+def _replicas(shell: Shell) -> dict[int, str]:
+    """Process ids of the replicas, with their names."""
+    names = {process.pid: " ".join(process.cmdline()) for process in shell.processes()}
+    return {pid: name for pid, name in names.items() if name.startswith("ray::ServeReplica:")}
+
+
+def _until(condition: Callable[[], Any], told: Callable[[], str], timeout_s: float = START_S) -> Any:
+    """Waits for what other processes bring about; fails with ``told`` after ``timeout_s``."""
+    deadline = time.monotonic() + timeout_s
+    while not (found := condition()):
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.2)
+    return found

@@ -1,0 +1,131 @@
+"""Who has no token gets nothing done on the cluster; other machines reach the replicas' ports and no others."""
+
+import ipaddress
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+import psutil
+import pytest
+import ray
+from ray.serve.generated.serve_pb2 import ASGIRequest
+from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
+
+from tests.serve.application import Application
+
+CALL_S = 20.0
+JOINING = """
+import sys, ray
+from ray import serve
+ray.init(address=sys.argv[1], namespace="serve", logging_level="ERROR")
+print(serve.get_deployment_handle("Generator", sys.argv[2]).stats.remote().result(timeout_s=30)["branches_alive"])
+"""
+
+
+class Listener(NamedTuple):
+    """A TCP port that a process of the application listens on."""
+
+    process: str
+    host: str
+    port: int
+
+    @property
+    def is_replica(self) -> bool:
+        return self.process.startswith("ray::ServeReplica:")
+
+    @property
+    def is_loopback(self) -> bool:
+        address = ipaddress.ip_address(self.host)
+        mapped = getattr(address, "ipv4_mapped", None)
+        return (mapped or address).is_loopback
+
+
+def listeners(since: float) -> Iterator[Listener]:
+    """Those of this process and of all that were started with its token, and of the cache servers, which are not."""
+    token = os.environ["RAY_AUTH_TOKEN_PATH"]
+    for process in psutil.process_iter():
+        try:
+            name = " ".join(process.cmdline())
+            if (
+                process.pid == os.getpid()
+                or process.environ().get("RAY_AUTH_TOKEN_PATH") == token
+                or ("lmcache" in name and process.create_time() >= since)
+            ):
+                for connection in process.net_connections("tcp"):
+                    if connection.status == psutil.CONN_LISTEN:
+                        yield Listener(name, connection.laddr.ip, connection.laddr.port)
+        except psutil.Error:
+            continue
+
+
+@pytest.fixture
+def replica_ports(application: Application) -> list[Listener]:
+    """The ports to which replicas' callers send pickles, one a replica."""
+    return [each for each in listeners(application.started_at) if each.is_replica and not each.is_loopback]
+
+
+class Deed:
+    """Makes a directory where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._path),)
+
+
+def test_only_the_replicas_ports_can_be_reached_from_outside(idle: Application, replica_ports: list[Listener]) -> None:
+    everything = list(listeners(idle.started_at))
+    assert any("gcs_server" in each.process for each in everything)
+    assert any("raylet" in each.process for each in everything)
+    assert any("lmcache" in each.process for each in everything)
+    assert [each for each in everything if not each.is_loopback and each not in replica_ports] == []
+    replicas = len(idle.replica_pids("Generator") + idle.replica_pids("ProcessRewardModel"))
+    assert len(replica_ports) == replicas + len(idle.replica_pids("SearchController"))
+
+
+def test_what_reaches_a_replicas_port_is_unpickled_with_the_token_only(
+    idle: Application, replica_ports: list[Listener], tmp_path: Path
+) -> None:
+    token = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text()
+    for place, listener in enumerate(replica_ports):
+        with grpc.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
+            stub = ASGIServiceStub(channel)
+            for sent in ([], [("authorization", "Bearer guessed")], [("authorization", f"Bearer {token}")]):
+                deed = tmp_path / str(place)
+                request = ASGIRequest(pickled_request_metadata=pickle.dumps(Deed(deed)))
+                with pytest.raises(grpc.RpcError) as ended:
+                    stub.HandleRequest(request, metadata=sent, timeout=CALL_S)
+                has_token = token in str(sent)
+                assert (ended.value.code() is grpc.StatusCode.UNAUTHENTICATED) == (not has_token)
+                # With the token it is done, which is why there is one.
+                assert deed.exists() == has_token
+
+
+@pytest.mark.parametrize("whose", ["none", "another", "ours"])
+def test_handles_are_for_who_has_the_token(idle: Application, whose: str, tmp_path: Path) -> None:
+    other = tmp_path / "token"
+    other.write_text("0" * 64)
+    environment = {
+        "none": {"RAY_AUTH_MODE": "disabled"},
+        "another": {"RAY_AUTH_TOKEN_PATH": str(other)},
+        "ours": {},
+    }[whose]
+    address = ray.get_runtime_context().gcs_address
+    joined = subprocess.run(
+        [sys.executable, "-c", JOINING, address, idle.NAME],
+        env=os.environ | environment,
+        capture_output=True,
+        check=False,
+        text=True,
+        timeout=120,
+    )
+    assert (joined.returncode == 0) == (whose == "ours"), joined.stderr
+    assert ("0" in joined.stdout.split()) == (whose == "ours")
+    if whose != "ours":
+        assert "auth" in joined.stderr.lower()
