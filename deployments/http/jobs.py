@@ -31,6 +31,7 @@ class Jobs:
     def __init__(self, config: AppConfig, planner: Planner, encoder: Encoder) -> None:
         self._controller = config.controller
         self._context = config.generator.max_model_len
+        self._search_context = config.search_context
         self._planner = planner
         self._encoder = encoder
 
@@ -50,8 +51,10 @@ class Jobs:
             prompt = self._encoder.encode_chat(messages)
         except ValueError as error:
             raise BadRequest(str(error), "messages") from None
-        if len(prompt) >= self._context:
-            message = f"the prompt has {len(prompt)} tokens; the context of {self._context} leaves no room to answer"
+        if len(prompt) >= self._search_context:
+            message = (
+                f"the prompt has {len(prompt)} tokens; the context of {self._search_context} leaves no room to answer"
+            )
             raise BadRequest(message, "messages", "context_length_exceeded")
         return SearchJob(uuid.uuid4().hex, request.question, tuple(prompt), settings)
 
