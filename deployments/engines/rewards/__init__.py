@@ -10,8 +10,6 @@ from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
 from search.import_path import imported
 
-Family: TypeAlias = type[RewardModelSettings | FunctionSettings]
-
 BUILT_IN = (
     "deployments.engines.rewards.step_head:StepHeadSettings",
     "deployments.engines.rewards.label_turns:LabelTurnsSettings",
@@ -20,15 +18,11 @@ BUILT_IN = (
     "deployments.engines.rewards.outcome:OutcomeSettings",
     "deployments.engines.rewards.function:FunctionSettings",
 )
-"""A family is declared by its module and one line here."""
+"""A family is declared by its module and one line here. In the order in which they are listed to people."""
 
-
-def _families() -> dict[str, Family]:
-    settings: list[Family] = [imported(path) for path in BUILT_IN]
-    return {each.model_fields["family"].default: each for each in settings}
-
-
-FAMILIES = _families()
+FAMILIES: dict[str, type[RewardModelSettings | FunctionSettings]] = {
+    settings.model_fields["family"].default: settings for settings in map(imported, BUILT_IN)
+}
 """The settings of every family by the name that ``prm.family`` gives it."""
 DEFAULT_FAMILY = "step_head"
 
