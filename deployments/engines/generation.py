@@ -23,7 +23,7 @@ from deployments.engines.encoding import ChatEncoder
 from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, Output
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.settings import GeneratorSettings
-from deployments.engines.step_splitter import StepCutter
+from deployments.engines.step_splitter import StepSplitter, StopCondition
 from search.errors import GeneratorError
 from search.ports import (
     Branch,
@@ -37,16 +37,29 @@ from search.ports import (
     TokenBeamReply,
     TokenBeamRequest,
     WrittenSequence,
+    branch_seed,
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
-from search.tree import NodeId
+from search.tree import NodeId, StepEnd
 
 
 class _Wanted(NamedTuple):
-    """Which child a request writes."""
+    """Which child a request writes, how, and what earlier requests for it have written."""
 
     parent: NodeId
     child: int
+    params: SamplingParams
+    begun: "_Written"
+
+
+class _Written(NamedTuple):
+    """What the requests for one child have written, one going on where the other stopped."""
+
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] | None = None
+    """None unless asked for."""
+    cached_tokens: int = 0
+    """Of the first request: what the others find cached was written here."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +67,7 @@ class _Running(StartedEngine):
     """A started engine and what was derived from its model."""
 
     chat: ChatEncoder
-    cutter: StepCutter
+    splitter: StepSplitter
     eos: int | None
     """The tokenizer's end of the sequence."""
 
@@ -78,10 +91,10 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _derive(self, engine: AsyncLLM) -> _Running:
         tokenizer = engine_tokenizer(engine)
-        cutter = StepCutter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
+        splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
         eos = tokenizer.eos_token_id
         counters = EngineCounters.of(engine)
-        return _Running(engine, counters, ChatEncoder(tokenizer), cutter, eos if isinstance(eos, int) else None)
+        return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos if isinstance(eos, int) else None)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
@@ -105,9 +118,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     if call.pending and self._settings.group_ms:
                         await asyncio.sleep(self._settings.group_ms / 1000)
                         finished += call.take()
-                    missing -= len(finished)
-                    children = tuple(self._child(done, request.extent) for done in finished)
-                    yield ChildGroup(children, running.counters.headroom)
+                    self._written_tokens += sum(len(done.output.outputs[0].token_ids) for done in finished)
+                    children = [child for done in finished if (child := await self._child(call, request, done))]
+                    missing -= len(children)
+                    if children:
+                        yield ChildGroup(tuple(children), running.counters.headroom)
         except EngineCallError as error:
             raise GeneratorError(str(error)) from error
         finally:
@@ -132,7 +147,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             self._calls.discard(call)
             self._written_tokens += steps.generated_tokens
         rows = (
-            tuple(WrittenSequence(running.cutter.text(sequence.token_ids), sequence) for sequence in row)
+            tuple(WrittenSequence(running.splitter.text(sequence.token_ids), sequence) for sequence in row)
             for row in found
         )
         return TokenBeamReply(tuple(rows), steps.generated_tokens)
@@ -147,14 +162,14 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Generates one token."""
-        prompt = Expansion((), (next(iter(self._running.cutter.delimiter_ids), 0),), (Branch(0, 0, 1),))
+        prompt = Expansion((), (next(iter(self._running.splitter.stop.token_ids), 0),), (Branch(0, 0, 1),))
         greedy = Sampling(temperature=0.0)
         request = ExpandRequest(name, (prompt,), greedy, Extent.STEP, Lane.DEMAND, deadline_s)
         async for _ in self.expand(request):
             pass
 
     def stats(self) -> dict[str, int]:
-        """The engine's counters and this one's: ``written_tokens`` in children handed over,
+        """The engine's counters and this one's: ``written_tokens`` by finished requests,
         ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``."""
         return {
             **super().stats(),
@@ -176,50 +191,64 @@ class GenerationEngine(EngineLifecycle[_Running]):
             room = running.context - len(expansion.prefix)
             for branch in expansion.branches:
                 if room <= 0:
-                    step = running.cutter.step((), cut_off=True)
+                    step = running.splitter.step((), cut_off=True)
                     full.append(Child(expansion.parent, branch.index, (step,), 0))
                     continue
                 params = copy(template)
                 params.max_tokens = min(branch.max_tokens, room)
                 if request.sampling.temperature > 0:
                     params.seed = branch.seed
-                wanted = _Wanted(expansion.parent, branch.index)
+                wanted = _Wanted(expansion.parent, branch.index, params, _Written())
                 await call.submit(wanted, list(expansion.prefix), params, request.lane)
         return tuple(full)
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
-        stepwise = request.extent is Extent.STEP
-        cutter = self._running.cutter
-        by_string = stepwise and not cutter.delimiter_ids
+        stop = self._running.splitter.stop if request.extent is Extent.STEP else StopCondition((), ())
         params = SamplingParams(
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
-            stop_token_ids=list(cutter.delimiter_ids) if stepwise else None,
-            stop=[cutter.delimiter] if by_string else None,
-            include_stop_str_in_output=by_string,
-            detokenize=by_string,
+            stop_token_ids=list(stop.token_ids),
+            stop=list(stop.strings),
+            include_stop_str_in_output=bool(stop.strings),
+            detokenize=bool(stop.strings),
             output_kind=RequestOutputKind.FINAL_ONLY,
             logprobs=0 if request.logprobs else None,
         )
         params.skip_clone = True  # every branch gets a copy of its own here already
         return params
 
-    def _child(self, done: Finished[_Wanted], extent: Extent) -> Child:
-        output = done.output
+    async def _child(self, call: EngineCall[_Wanted], request: ExpandRequest, done: Finished[_Wanted]) -> Child | None:
+        """The child of a finished request; None where another goes on with it, because it has written no step yet."""
+        output, wanted = done.output, done.label
         assert isinstance(output, RequestOutput)
         completion = output.outputs[0]
-        ids = completion.token_ids
-        self._written_tokens += len(ids)
         cut_off = completion.finish_reason != "stop"
-        cutter = self._running.cutter
-        logprobs = None
-        if completion.logprobs is not None:
-            logprobs = [row[token].logprob for token, row in zip(ids, completion.logprobs, strict=True)]
-        if extent is Extent.SOLUTION:
-            steps = cutter.cut(ids, cut_off, logprobs)
+        written = _joined(wanted.begun, output)
+        splitter = self._running.splitter
+        if request.extent is Extent.SOLUTION:
+            steps = splitter.split(output.prompt_token_ids or (), written.token_ids, cut_off, written.logprobs)
         else:
-            steps = (cutter.step(ids, cut_off, logprobs),)
-        return Child(done.label.parent, done.label.child, steps, output.num_cached_tokens or 0)
+            step = splitter.step(written.token_ids, cut_off, written.logprobs)
+            if step.end is StepEnd.DELIMITER and splitter.is_blank(step.text):
+                left = wanted.params.max_tokens - len(completion.token_ids)
+                if left > 0:
+                    await self._go_on(call, request.lane, output, wanted._replace(begun=written), left)
+                    return None
+                step = step._replace(end=StepEnd.LENGTH)
+            steps = (step,)
+        return Child(wanted.parent, wanted.child, steps, written.cached_tokens)
+
+    async def _go_on(
+        self, call: EngineCall[_Wanted], lane: Lane, output: RequestOutput, wanted: _Wanted, left: int
+    ) -> None:
+        """Asks for the rest of a child, at most ``left`` tokens. Each request writes one at least, so it ends."""
+        params = copy(wanted.params)
+        params.max_tokens = left
+        if params.seed is not None:
+            # Not the seed of the tokens before: it would draw the same random numbers again.
+            params.seed = branch_seed(params.seed, (), len(wanted.begun.token_ids))
+        prefix = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]
+        await call.submit(wanted._replace(params=params), prefix, params, lane)
 
     def _discard(self, output: Output) -> None:
         assert isinstance(output, RequestOutput)
@@ -280,6 +309,17 @@ class _NextTokens:
                 if not future.done():
                     future.set_exception(error)
                     future.exception()  # looked at: whoever waited may be gone
+
+
+def _joined(begun: _Written, output: RequestOutput) -> _Written:
+    """What was written before and what one more request wrote."""
+    completion = output.outputs[0]
+    logprobs = None
+    if completion.logprobs is not None:
+        rows = zip(completion.token_ids, completion.logprobs, strict=True)
+        logprobs = (*(begun.logprobs or ()), *(row[token].logprob for token, row in rows))
+    cached = begun.cached_tokens if begun.token_ids else output.num_cached_tokens or 0
+    return _Written((*begun.token_ids, *completion.token_ids), logprobs, cached)
 
 
 def _eos_ids(engine: AsyncLLM, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:

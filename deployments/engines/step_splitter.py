@@ -1,23 +1,45 @@
-"""Generated token ids to steps: where a step ends, why, and what it says."""
+"""Generated token ids to steps: where a step ends, why, and what it says.
 
+A step ends with the token that completes the step delimiter, unless nothing but whitespace and delimiters has been
+written since it began: models like to begin with newlines, and those belong to the step that follows them.
+"""
+
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
+from vllm import SamplingParams
+from vllm.v1.engine import EngineCoreRequest
+from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 
 from search.tree import Step, StepEnd
 
 
-class StepCutter:
+class StopCondition(NamedTuple):
+    """Where the engine has to stop for a step to end; both hold."""
+
+    token_ids: tuple[int, ...]
+    """Tokens that contain the delimiter: the engine stops at once, before another token is scheduled."""
+    strings: tuple[str, ...]
+    """The delimiter, where it may also be spelled in pieces: only the text shows it, so it costs detokenization."""
+
+
+class StepSplitter:
     """Knows the step delimiter in the terms of one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, delimiter: str, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
         self._eos_ids = eos_ids
         self.delimiter = delimiter
-        self.delimiter_ids = _ids_containing(tokenizer, delimiter) - eos_ids
-        """Every id whose text contains the delimiter: stopping at these needs no text while
-        generating. Empty where the vocabulary has none; then the engine must look for the string."""
+        ids = range(len(tokenizer))
+        texts = tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=True)
+        containing = {token for token, text in zip(ids, texts, strict=True) if delimiter in text}
+        self._delimiter_ids = frozenset(containing - eos_ids)
+        self.stop = StopCondition(
+            tuple(sorted(self._delimiter_ids)), (delimiter,) if spelled_in_pieces(delimiter, texts) else ()
+        )
 
     def step(self, token_ids: Sequence[int], cut_off: bool, logprobs: Sequence[float] | None = None) -> Step:
         """One step from the ids of one generation; ``cut_off`` says that a limit ended it, ``logprobs`` are the
@@ -29,24 +51,28 @@ class StepCutter:
         logprob = None if logprobs is None else math.fsum(logprobs)
         return Step(tuple(token_ids), self.text(token_ids), end, logprob)
 
-    def cut(self, token_ids: Sequence[int], cut_off: bool, logprobs: Sequence[float] | None = None) -> tuple[Step, ...]:
-        """The steps of a whole solution, as they would have come one by one. Never empty."""
+    def split(
+        self,
+        prompt: Sequence[int],
+        token_ids: Sequence[int],
+        cut_off: bool,
+        logprobs: Sequence[float] | None = None,
+    ) -> tuple[Step, ...]:
+        """The steps of a whole solution to ``prompt``, as they would have come one by one. Never empty."""
+        bounds = [0]
+        for stop in self._stops(prompt, token_ids):
+            if not self.is_blank(self.text(token_ids[bounds[-1] : stop])):
+                bounds.append(stop)
+        bounds.append(len(token_ids))
+        last = len(bounds) - 2
+        return tuple(
+            self.step(token_ids[start:stop], cut_off and index == last, logprobs and logprobs[start:stop])
+            for index, (start, stop) in enumerate(itertools.pairwise(bounds))
+        )
 
-        def step(start: int, stop: int, cut_off: bool) -> Step:
-            return self.step(token_ids[start:stop], cut_off, None if logprobs is None else logprobs[start:stop])
-
-        steps: list[Step] = []
-        start = 0
-        for stop in range(1, len(token_ids)):
-            if self._ends_step(token_ids, start, stop):
-                steps.append(step(start, stop, cut_off=False))
-                start = stop
-        return (*steps, step(start, len(token_ids), cut_off))
-
-    def _ends_step(self, token_ids: Sequence[int], start: int, stop: int) -> bool:
-        if self.delimiter_ids:
-            return token_ids[stop - 1] in self.delimiter_ids
-        return self.delimiter in self.text(token_ids[start:stop])
+    def is_blank(self, text: str) -> bool:
+        """Whether a text is only whitespace and delimiters: no step yet, however it ends."""
+        return not text.replace(self.delimiter, "").strip()
 
     def text(self, token_ids: Sequence[int]) -> str:
         """What ids say, special tokens left out."""
@@ -54,8 +80,48 @@ class StepCutter:
         assert isinstance(text, str)
         return text
 
+    def _stops(self, prompt: Sequence[int], token_ids: Sequence[int]) -> Iterator[int]:
+        """How many tokens the engine would have written at each of its stops, going on after each; without the last."""
+        reader = self._reader(prompt)
+        for stop, token in enumerate(token_ids[:-1], 1):
+            at_string = reader is not None and reader.update([token], stop_terminated=False) is not None
+            if at_string or token in self._delimiter_ids:
+                yield stop
+                reader = self._reader((*prompt, *token_ids[:stop]))
 
-def _ids_containing(tokenizer: PreTrainedTokenizerBase, text: str) -> frozenset[int]:
-    ids = range(len(tokenizer))
-    pieces = tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=True)
-    return frozenset(token for token, piece in zip(ids, pieces, strict=True) if text in piece)
+    def _reader(self, prompt: Sequence[int]) -> IncrementalDetokenizer | None:
+        """What the engine itself finds stop strings with, so that both always agree; None where it looks for none.
+
+        What it makes of letters that are spread over several tokens is its own.
+        """
+        if not self.stop.strings:
+            return None
+        request = EngineCoreRequest(
+            request_id="",
+            prompt_token_ids=list(prompt),
+            mm_features=None,
+            sampling_params=SamplingParams(stop=list(self.stop.strings), include_stop_str_in_output=True),
+            pooling_params=None,
+            arrival_time=0.0,
+            lora_request=None,
+            cache_salt=None,
+            data_parallel_rank=None,
+        )
+        return IncrementalDetokenizer.from_new_request(self._tokenizer, request)
+
+
+def spelled_in_pieces(delimiter: str, texts: Iterable[str]) -> bool:
+    """Whether tokens with these texts can write the delimiter so that no single one of them contains it.
+
+    In doubt they can: tokens of letters beyond ASCII may be bytes, which have no text of their own, and some tokenizers
+    drop a token's leading space when it stands alone.
+    """
+    if not delimiter.isascii() or " " in delimiter:
+        return True
+    pieces = {text for text in texts if delimiter not in text}
+    size = len(delimiter)
+    begun = {end for end in range(1, size) if any(text.endswith(delimiter[:end]) for text in pieces)}
+    for end in range(1, size):
+        if end in begun:
+            begun |= {further for further in range(end + 1, size) if delimiter[end:further] in pieces}
+    return any(text.startswith(delimiter[end:]) for end in begun for text in pieces)

@@ -5,8 +5,6 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.embedded.tokenizer import END_OF_TEXT, STEP_TAG, TURN_END, TURN_START, build_tokenizer
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.step_splitter import StepCutter
-from search.tree import StepEnd
 
 HOSTILE = [
     TURN_END,
@@ -57,17 +55,3 @@ def test_invalid_unicode_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
         encoder.encode_text("\ud800")
     with pytest.raises(ValueError, match="not valid Unicode"):
         encoder.encode_chat([{"role": "user", "content": "\ud800"}])
-
-
-@pytest.mark.parametrize("delimiter", ["\n\n", "; "], ids=["one token", "several tokens"])
-def test_a_solution_is_cut_after_each_delimiter(tokenizer: PreTrainedTokenizerFast, delimiter: str) -> None:
-    eos = tokenizer.eos_token_id
-    cutter = StepCutter(tokenizer, delimiter, frozenset({eos}))
-    assert bool(cutter.delimiter_ids) == (delimiter == "\n\n")
-    texts = [f"1 + 1 = 2{delimiter}", f"2 + 2 = 4{delimiter}", "The answer is 4"]
-    ids = [token for text in texts for token in tokenizer.encode(text, add_special_tokens=False)]
-    steps = cutter.cut([*ids, eos], cut_off=False)
-    assert [step.text for step in steps] == texts
-    assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.DELIMITER, StepEnd.END_OF_SEQUENCE]
-    assert [token for step in steps for token in step.token_ids] == [*ids, eos]
-    assert cutter.cut(ids, cut_off=True)[-1].end is StepEnd.LENGTH

@@ -1,0 +1,116 @@
+"""Where a step ends, whatever tokens the vocabulary spells the delimiter with."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from deployments.embedded.tokenizer import build_tokenizer
+from deployments.engines.step_splitter import StepSplitter, spelled_in_pieces
+from search.tree import StepEnd
+from tests.engine.one_by_one import one_by_one
+from tests.engine.vocabularies import EOS, byte_level, token_id, token_ids
+
+DELIMITER = "\n\n"
+TOKENIZER = byte_level(["\n\n", "\n\n\n", ".\n", ".\n\n", "\n ", " \n", "ab"])
+PIECES = ["a", "ab", ".", " ", "\n", "\n\n", "\n\n\n", ".\n", ".\n\n", "\n ", " \n", "b"]
+
+
+def splitter(tokenizer: PreTrainedTokenizerFast = TOKENIZER, delimiter: str = DELIMITER) -> StepSplitter:
+    return StepSplitter(tokenizer, delimiter, frozenset({token_id(tokenizer, EOS)}))
+
+
+@pytest.mark.parametrize(
+    ("delimiter", "texts", "in_pieces"),
+    [
+        ("\n\n", ["a", "\n", "\n\n"], True),
+        ("\n\n", ["a", ".\n", "\nb"], True),
+        ("\n\n", ["a", ".\n\n", "\n\n"], False),
+        ("\n\n", ["a", ".\n", "b"], False),  # begun, and nothing ends it
+        ("\n", ["a", "\n", ".\n"], False),
+        ("abc", ["xa", "b", "cx"], True),  # over three tokens
+        ("abc", ["xa", "c", "abc"], False),
+        ("###", ["#", "###"], True),
+        ("; ", [";", "; "], True),  # where a token's leading space may not show
+        ("。", ["。"], True),  # where a token may be a part of the letter
+    ],
+)
+def test_whether_a_vocabulary_can_spell_the_delimiter_in_pieces(
+    delimiter: str, texts: Sequence[str], in_pieces: bool
+) -> None:
+    assert spelled_in_pieces(delimiter, texts) is in_pieces
+
+
+@pytest.mark.parametrize(
+    "spelling",
+    [("\n", "\n"), (".\n", "\n"), (".\n\n",), (" \n", "\n "), ("\n\n\n",)],
+    ids=["two newlines", "period and newline, newline", "one token", "with spaces around", "three newlines"],
+)
+def test_a_step_ends_with_the_token_that_completes_the_delimiter(spelling: tuple[str, ...]) -> None:
+    first, second = ["ab", *spelling], ["b", "\n", "a", *spelling]
+    steps = splitter().split((), token_ids(TOKENIZER, *first, *second, "ab", EOS), cut_off=False)
+    assert [step.text for step in steps] == ["".join(first), "".join(second), "ab"]
+    assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.DELIMITER, StepEnd.END_OF_SEQUENCE]
+
+
+def test_what_a_model_puts_in_front_of_a_step_belongs_to_it() -> None:
+    texts = ["\n", "\n", "\n\n", " ", "\n\n", "ab", ".\n", "\n", "\n\n", "a"]
+    steps = splitter().split((), token_ids(TOKENIZER, *texts), cut_off=True)
+    assert [step.text for step in steps] == ["\n\n\n\n \n\nab.\n\n", "\n\na"]
+    assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.LENGTH]
+
+
+def test_a_delimiter_of_letters_is_no_step_either() -> None:
+    letters = splitter(delimiter="; ")
+    steps = letters.split((), TOKENIZER.encode("; a; ; b; "), cut_off=True)
+    assert [step.text for step in steps] == ["; a; ", "; b; "]
+
+
+def test_a_letter_that_is_written_in_bytes_does_not_end_a_step_early() -> None:
+    text = "aé\né\n\né"
+    ids = TOKENIZER.encode(text)
+    assert len(ids) == len(text.encode())
+    steps = splitter().split(TOKENIZER.encode("é")[:1], ids, cut_off=True)
+    assert [step.text for step in steps] == ["aé\né\n\n", "é"]
+
+
+def test_the_engine_looks_for_text_only_where_token_ids_may_miss_a_delimiter() -> None:
+    both = splitter().stop
+    assert both.strings == (DELIMITER,)
+    assert both.token_ids == tuple(sorted(token_ids(TOKENIZER, "\n\n", "\n\n\n", ".\n\n")))
+    alone = splitter(delimiter="\n").stop
+    assert alone.strings == ()
+    assert len(alone.token_ids) == 1 + sum("\n" in text for text in ["\n\n", "\n\n\n", ".\n", ".\n\n", "\n ", " \n"])
+
+
+def test_logprobs_are_summed_by_step() -> None:
+    ids = token_ids(TOKENIZER, "ab", "\n", "\n", "a")
+    first, last = splitter().split((), ids, cut_off=True, logprobs=[-1.0, -0.5, -0.25, -2.0])
+    assert (first.logprob, last.logprob) == (-1.75, -2.0)
+
+
+@settings(max_examples=500, deadline=None)
+@given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=24))
+@example(["\n\n", "\n", "\n", "\n", "a", "\n", "\n"])
+def test_a_solution_splits_as_it_would_have_come_step_by_step(pieces: list[str]) -> None:
+    each = splitter()
+    ids = token_ids(TOKENIZER, *pieces)
+    steps = each.split(token_ids(TOKENIZER, "a", "\n"), ids, cut_off=True)
+    assert [step.token_ids for step in steps] == one_by_one(each, TOKENIZER, ids)
+    assert all(step.text.strip() for step in steps[:-1])
+    assert not any(DELIMITER in step.text.strip() for step in steps)
+
+
+def test_the_embedded_vocabulary_can_spell_the_delimiter_in_pieces() -> None:
+    tokenizer = build_tokenizer(200)
+    eos = tokenizer.eos_token_id
+    each = StepSplitter(tokenizer, DELIMITER, frozenset({eos}))
+    assert each.stop.strings == (DELIMITER,)
+    [newline] = tokenizer.encode("\n")
+    texts = ["1 + 1 = 2", "2 + 2 = 4", "The answer is 4"]
+    ids = [*tokenizer.encode(texts[0]), newline, newline, *tokenizer.encode(DELIMITER.join(texts[1:])), eos]
+    steps = each.split((), ids, cut_off=False)
+    assert [step.text for step in steps] == [texts[0] + DELIMITER, texts[1] + DELIMITER, texts[2]]
+    assert [token for step in steps for token in step.token_ids] == ids
