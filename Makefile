@@ -9,7 +9,7 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-serve test-commands check format lock clean
+.PHONY: help setup run test test-unit test-engine test-serve test-commands test-models check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -33,6 +33,10 @@ test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 
 test-commands: setup ## the commands of docs/operating.md, typed: minutes, Ray's own ports; not part of `test`
 	$(PYTEST) tests/commands $(ARGS)
+
+test-models: setup ## with tokenizers and weights of published models, fetched first; not part of `make test`
+	scripts/models
+	$(PYTEST) tests/models $(ARGS)
 
 check: setup ## format, lint, types, and which package may import which
 	$(BIN)/ruff format --check .

@@ -1,0 +1,25 @@
+"""What `scripts/models` fetched: `make test-models` runs it first."""
+
+import warnings
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer, PreTrainedTokenizerBase
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # what vLLM's imports say about torch is no error of ours
+    import deployments.engines.engine  # noqa: F401
+
+MODELS = Path(__file__).resolve().parents[2] / ".models"
+
+
+def model_directory(name: str) -> Path:
+    """A fetched model or tokenizer; a test without it fails, it is not skipped."""
+    directory = MODELS / name
+    if not directory.is_dir():
+        pytest.fail(f"there is no {directory}: `make test-models` fetches it")
+    return directory
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    return AutoTokenizer.from_pretrained(model_directory(name))
