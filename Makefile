@@ -9,7 +9,7 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-serve test-commands test-models check format lock clean
+.PHONY: help setup run test test-unit test-engine test-serve test-commands test-models test-clients check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -38,6 +38,14 @@ test-models: setup ## with tokenizers and weights of published models, fetched f
 	scripts/models
 	$(PYTEST) tests/models $(ARGS)
 
+test-clients: setup .venv-clients/.done ## lm-eval, as it is published, against the served application (not in test)
+	$(PYTEST) tests/clients $(ARGS)
+
+.venv-clients/.done: requirements/lm_eval.lock
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	touch $@
+
 check: setup ## format, lint, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -53,5 +61,5 @@ lock: setup ## resolve both locks again (requirements/README.md)
 	$(BIN)/python scripts/lock.py cuda $(if $(UPGRADE),--upgrade)
 
 clean: ## remove what set-up, tests and checks made
-	rm -rf .venv *.egg-info build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-clients *.egg-info build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,55 @@
+"""One application for all tests of clients, started as anybody starts it."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from cluster.launch.application import free_port
+
+CONFIG = Path(__file__).parents[2] / "serve_config.yaml"
+START_S = 600.0
+STOP_S = 120.0
+
+
+@pytest.fixture(scope="session")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The URL of ``banyan serve`` with the configuration that ships with the project."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    output = tmp_path_factory.mktemp("serve") / "output"
+    # In a session of its own: what it starts must not take this test's signals, nor be left behind.
+    with output.open("wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "cluster.cli.main", "serve", "--config", str(CONFIG), "--port", str(port)],
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        deadline = time.monotonic() + START_S
+        while not _healthy(url):
+            assert process.poll() is None, output.read_text(errors="replace")
+            assert time.monotonic() < deadline, output.read_text(errors="replace")
+            time.sleep(0.5)
+        yield url
+    finally:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(STOP_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+
+
+def _healthy(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", timeout=30.0, trust_env=False).status_code == httpx.codes.OK
+    except httpx.HTTPError:
+        return False
