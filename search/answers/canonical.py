@@ -82,13 +82,8 @@ def as_number(answer: str) -> Number | None:
 
 
 def is_word(answer: str) -> bool:
-    """Whether an answer is a word or a choice, and nothing to compute: letters in a text wrapper, or three at least.
-    Two may be a product, and ``e`` is a number."""
-    plain = _plain(answer)
-    if _CHOICE.fullmatch(plain):
-        return True
-    wrapped = _TEXT.search(answer) is not None
-    return _LETTERS.fullmatch(plain) is not None and (wrapped or len(plain) > 2 or (len(plain) == 1 and plain != "e"))
+    """Whether an answer is a word, nothing to compute: three letters at least. Fewer may be a product or a choice."""
+    return re.fullmatch("[A-Za-z]{3,}", _plain(answer)) is not None
 
 
 def would_be_misread(answer: str) -> bool:

@@ -280,8 +280,15 @@ PAIRS = [
     # Words and choices.
     Pair(r"\text{yes}", "yes", "same", "same"),
     Pair(r"\text{Yes}", r"\text{no}", "different", "different"),
+    Pair(r"\text{no}", "no", "same", "same"),
+    Pair("(E)", "E", "same", "same"),
+    Pair("E", "e", "same", "same"),
+    Pair(r"\text{(e)}", "E", "same", "same"),
+    Pair("x", "X", "same", "same"),
+    Pair("x", r"\frac{2x}{2}", "different", "same", "By value; math-verify compares a lone variable by its spelling."),
     Pair("(A)", "A", "same", "same"),
     Pair(r"\textbf{(C)}", r"\text{C}", "same", "same"),
+    Pair("A", "a", "same", "same"),
     Pair("A", "B", "different", "different"),
     Pair(r"\text{Tuesday}", "Tuesday", "same", "same"),
     Pair(
@@ -295,4 +302,5 @@ PAIRS = [
     Pair("AB", "BA", "same", "same"),
     Pair("ABC", "CAB", "same", "different", "Three letters are a word, not a product."),
     Pair(r"\text{none}", "0", "different", "different"),
+    Pair(r"\text{Paris}", "London", "different", "different"),
 ]

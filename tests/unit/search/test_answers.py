@@ -11,6 +11,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from answer_pairs import PAIRS
 
 from search.answers import equivalence
 from search.answers.canonical import Number, as_number, canonical
@@ -178,6 +179,17 @@ def test_a_grouping_is_the_same_in_any_order(
     for order in itertools.permutations(answers):
         found = asyncio.run(matcher.group(order))
         assert {frozenset(order[index] for index in group) for group in found} == expected
+
+
+def test_answers_of_one_spelling_are_the_same(matcher: AnswerMatcher) -> None:
+    """Self-consistency stops early on spellings: none of them may end up in two groups."""
+    answers = sorted({answer for row in PAIRS for answer in (row.a, row.b)})
+    groups = asyncio.run(matcher.group(answers))
+    group_of = {answers[index]: number for number, group in enumerate(groups) for index in group}
+    homes: dict[str, set[int]] = {}
+    for answer in answers:
+        homes.setdefault(canonical(answer), set()).add(group_of[answer])
+    assert [spelling for spelling, numbers in homes.items() if len(numbers) > 1] == []
 
 
 def test_many_symbolic_answers_cost_their_number_not_its_square(matcher: AnswerMatcher) -> None:
