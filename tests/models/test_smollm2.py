@@ -18,7 +18,7 @@ from search.tree import StepEnd
 from tests.models.conftest import model_directory
 
 ROOT = Path(__file__).resolve().parents[2]
-START_S = 300.0
+START_S = 600.0
 STOP_S = 120.0
 QUESTION = "What is 7 times 8? Think step by step."
 DELIMITER = "\n\n"
@@ -68,7 +68,7 @@ def wait_until_healthy(url: str, served: subprocess.Popen[bytes], log: Path) -> 
     pytest.fail(f"`banyan serve` did not come up:\n{log.read_text()[-4000:]}")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1500)
 def test_no_step_of_a_beam_search_goes_on_behind_a_delimiter(url: str) -> None:
     body = {
         "model": "smollm2",
