@@ -85,7 +85,7 @@ class Planner:
             merged.lay({"budget": {"tokens": request.max_completion_tokens}}, None)
         merged.lay(request.search or {}, "search")
         try:
-            return merged, parse_search(merged.flat)
+            return merged, parse_search(merged.flat, self._strategies)
         except ValidationError as error:
             raise merged.refused(error) from None
 

@@ -1,7 +1,7 @@
 """From requests to settings: who wins, what the operator's caps hold, and what a temperature of 0 means."""
 
 from collections.abc import Sequence
-from typing import Any, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 from pydantic import Field
@@ -26,6 +26,7 @@ CAPPED = [
 class Fan(BestOfN):
     """A strategy that somebody adds, with a width of its own."""
 
+    name: Literal["fan"] = "fan"  # type: ignore[assignment]
     fan_out: Width = Field(64, description="Children at a time.")
 
     def select(self, tree: SearchTree) -> Sequence[Growth]:
@@ -137,8 +138,12 @@ class TestCaps:
         assert (settings.budget.tokens, settings.max_step_tokens) == (16, 8)
 
     def test_a_width_that_a_new_strategy_brings_is_held_too(self) -> None:
-        [excess] = [each for each in excesses(SearchSettings(strategy=Fan(n=2)), TIGHT) if each.path == "fan_out"]
-        assert (excess.value, excess.most) == (64, 2)
+        planner = Planner("m", DEFAULT, TIGHT, {**STRATEGIES, "fan": Fan})
+        strategy = planner.settings(asked(search={"strategy": "fan"})).strategy
+        assert strategy.model_dump(include={"name", "fan_out"}) == {"name": "fan", "fan_out": 2}
+        with pytest.raises(BadRequest) as refused:
+            planner.settings(asked(search={"strategy": "fan", "fan_out": 3}))
+        assert (refused.value.param, refused.value.code) == ("search.fan_out", "above_limit")
 
     def test_every_cap_is_a_limit_that_operators_set(self) -> None:
         assert set(get_args(CapName)) <= LimitSettings.model_fields.keys()
