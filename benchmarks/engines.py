@@ -72,10 +72,10 @@ async def solve_all(
     """Every problem once, so many at a time, each with a seed of its own from ``seed`` on; and the seconds it took."""
     room = asyncio.Semaphore(in_flight)
 
-    async def one(place: int, problem: Problem) -> Solved:
+    async def one(index: int, problem: Problem) -> Solved:
         async with room:
-            return await solve(problem, seed + place)
+            return await solve(problem, seed + index)
 
     started = time.perf_counter()
-    solved = await asyncio.gather(*(one(place, problem) for place, problem in enumerate(problems)))
+    solved = await asyncio.gather(*(one(index, problem) for index, problem in enumerate(problems)))
     return list(solved), time.perf_counter() - started

@@ -71,7 +71,7 @@ async def in_process(config: AppConfig, search: dict[str, Any]) -> AsyncIterator
             settings = parse_search(search | {"seed": seed})
             search_id = f"{problem.unique_id}:{seed}:{time.monotonic_ns()}"
             outcome = await engines.search(problem.text, settings, search_id)
-            return Searched(outcome.verdict.answer, outcome.cost.scored_steps, outcome.cost.generated_tokens)
+            return Searched(outcome.selection.answer, outcome.cost.scored_steps, outcome.cost.generated_tokens)
 
         yield solve
 

@@ -24,8 +24,18 @@ from benchmarks.record import write_result
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 from search.answers.extraction import boxed_answer
-from search.ports import Branch, ExpandRequest, Expansion, Extent, Lane, Sampling, ScoreItem, ScoreRequest, branch_seed
-from search.run.answer_selection import verdict_over
+from search.ports import (
+    Branch,
+    ExpandItem,
+    ExpandRequest,
+    Lane,
+    Sampling,
+    ScoreItem,
+    ScoreRequest,
+    StopCondition,
+    branch_seed,
+)
+from search.run.answer_selection import select_answer
 from search.settings import parse_search
 from search.strategies.base import Strategy
 from search.tree import Node, NodeStatus, SearchTree, StepEnd
@@ -81,10 +91,10 @@ class Peer:
                 state = algorithm.tell(state, trial.trial_id, (child, child.reward or 0.0))
                 told += 1
         ends = growing.tree.with_status(NodeStatus.TERMINAL)
-        verdict = (
-            await verdict_over(ends, growing.tree, self._strategy, self._engines.environment.matcher) if ends else None
+        selection = (
+            await select_answer(ends, growing.tree, self._strategy, self._engines.environment.matcher) if ends else None
         )
-        return Solved(verdict.answer if verdict else None, growing.tokens)
+        return Solved(selection.answer if selection else None, growing.tokens)
 
 
 class _Growing:
@@ -108,12 +118,12 @@ class _Growing:
             new[parent] = self.tree.request(parent, asked.count(parent))
         if new:
             await self._write(new)
-            await self._judge([node for nodes in new.values() for node in nodes])
+            await self._score([node for nodes in new.values() for node in nodes])
         return [node if node.status is NodeStatus.TERMINAL else new[node].pop(0) for node in parents]
 
     async def _write(self, new: dict[Node, list[Node]]) -> None:
         expansions = tuple(
-            Expansion(
+            ExpandItem(
                 parent.id,
                 (*self._prompt, *parent.token_ids),
                 tuple(
@@ -124,14 +134,14 @@ class _Growing:
             for parent, nodes in new.items()
         )
         sampling = Sampling(self._strategy.temperature, self._strategy.top_p)
-        request = ExpandRequest(self._search_id, expansions, sampling, Extent.STEP, Lane.DEMAND, DEADLINE_S)
+        request = ExpandRequest(self._search_id, expansions, sampling, StopCondition.STEP, Lane.DEMAND, DEADLINE_S)
         async for group in self._engines.generator.expand(request):
             for child in group.children:
                 (step,) = child.steps
                 self.tree.write(self.tree[(*child.parent, child.index)], step)
                 self.tokens += len(step.token_ids)
 
-    async def _judge(self, nodes: Sequence[Node]) -> None:
+    async def _score(self, nodes: Sequence[Node]) -> None:
         items = tuple(ScoreItem(tuple(step.text for step in node.steps)) for node in nodes)
         rewards = await self._engines.scorer.score(ScoreRequest(self._search_id, self._question, items, DEADLINE_S))
         for node, (reward,) in zip(nodes, rewards, strict=True):
@@ -158,7 +168,7 @@ def sides_of(engines: Engines, nodes: int) -> list[Side]:
         async def solve(problem: Problem, seed: int) -> Solved:
             search_id = f"{name}:{problem.unique_id}:{time.monotonic_ns()}"
             outcome = await engines.search(problem.text, parse_search(search | {"seed": seed}), search_id)
-            return Solved(outcome.verdict.answer, outcome.cost.generated_tokens)
+            return Solved(outcome.selection.answer, outcome.cost.generated_tokens)
 
         sides.append(Side(name, pair, solve))
 

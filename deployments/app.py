@@ -22,7 +22,7 @@ from deployments.prm import ProcessRewardModel
 SPARE_REQUESTS = 64
 """Requests beyond the searches that a controller takes at once: those that it answers with 429 in
 OpenAI's own words, and health checks, which must get through when all places are taken."""
-MOST_QUEUED = 4096
+MAX_QUEUED = 4096
 """Calls that wait in one process for a replica; one more fails and is made again after a pause."""
 
 
@@ -40,18 +40,18 @@ def build(args: AppConfig) -> serve.Application:
     logging_config = {"log_level": args.log_level, "enable_access_log": False}
     generator = Generator.options(
         **_replicas(args.generator.replicas),
-        max_queued_requests=MOST_QUEUED,
+        max_queued_requests=MAX_QUEUED,
         deployment_actors=[*cache_actors(args.cache)],
         logging_config=logging_config,
     ).bind(args.generator, args.cache)
     prm = ProcessRewardModel.options(
-        **_replicas(args.prm.replicas), max_queued_requests=MOST_QUEUED, logging_config=logging_config
+        **_replicas(args.prm.replicas), max_queued_requests=MAX_QUEUED, logging_config=logging_config
     ).bind(args.prm)
     controller = args.controller
     taken = max(controller.replicas.max_ongoing_requests, controller.searches + SPARE_REQUESTS)
     return SearchController.options(
         **{**_replicas(controller.replicas), "max_ongoing_requests": taken},
-        max_queued_requests=MOST_QUEUED,
+        max_queued_requests=MAX_QUEUED,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
         user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),

@@ -123,9 +123,9 @@ class SearchControllerReplica:
         well. Meaningful only while no search runs."""
         problems = [f"controller: {problem}" for problem in self._service.check_integrity()]
         for name, handle in self._handles.items():
-            for place, reply in enumerate(await everywhere(handle, "check_integrity", LOOK_TIMEOUT_S)):
+            for index, reply in enumerate(await everywhere(handle, "check_integrity", LOOK_TIMEOUT_S)):
                 found = [repr(reply)] if isinstance(reply, Exception) else reply
-                problems += [f"{name} {place}: {problem}" for problem in found]
+                problems += [f"{name} {index}: {problem}" for problem in found]
         return problems
 
     def __del__(self) -> None:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from deployments.serve_calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
 from search.errors import GeneratorError, ScorerError, SearchError
-from search.ports import ChildGroup, ExpandRequest, Expansion, ScoreRequest, TokenBeamReply, TokenBeamRequest
+from search.ports import ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
 from search.rewards import check_rewards
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ class Missing:
     def request(self, deadline_s: float) -> ExpandRequest:
         """The same request for what is missing only."""
         parts = (
-            Expansion(
+            ExpandItem(
                 part.parent, part.prefix, tuple(b for b in part.branches if (part.parent, b.index) in self._names)
             )
             for part in self._request.expansions

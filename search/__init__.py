@@ -1,7 +1,7 @@
 '''PRM-guided tree search: trees, strategies and the loop that runs them against two ports.
 
 Pure Python: knows nothing of Ray, vLLM or HTTP. A program brings a generator, which writes steps, and a scorer, which
-judges them; everything else is here::
+scores them; everything else is here::
 
     import asyncio
     from search import *
@@ -24,7 +24,7 @@ judges them; everything else is here::
         environment = SearchEnvironment(coin, coin, context_tokens=100, gate=Gate(64), matcher=AnswerMatcher())
         settings = parse_search({"strategy": "best_of_n", "n": 8, "seed": 1})
         outcome = await run_search("Heads or tails?", [1, 2, 3], settings, environment, search_id="coin")
-        print(outcome.verdict.answer, outcome.cost.generated_tokens)
+        print(outcome.selection.answer, outcome.cost.generated_tokens)
 
     asyncio.run(main())
 '''
@@ -37,21 +37,22 @@ from search.ports import (
     Branch,
     Child,
     ChildGroup,
+    ExpandItem,
     ExpandRequest,
-    Expansion,
     Generator,
     Lane,
     Sampling,
     ScoreItem,
     ScoreRequest,
     StepScorer,
+    StopCondition,
 )
 from search.run.environment import Fallback, SearchEnvironment
 from search.run.report import SearchCost, SearchEvent, SearchFinished, SearchOutcome, SearchStarted, StepScored
 from search.run.runner import run_search
 from search.settings import SearchSettings, parse_search
 from search.snapshot import restore_tree, save_tree, tree_as_json
-from search.strategies.base import Strategy
+from search.strategies.base import Expansion, Strategy
 from search.strategies.catalog import STRATEGIES, catalog_of
 from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
 
@@ -62,6 +63,7 @@ __all__ = [
     "Budget",
     "Child",
     "ChildGroup",
+    "ExpandItem",
     "ExpandRequest",
     "Expansion",
     "Fallback",
@@ -90,6 +92,7 @@ __all__ = [
     "StepEnd",
     "StepScored",
     "StepScorer",
+    "StopCondition",
     "Strategy",
     "catalog_of",
     "parse_search",

@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from search.caps import Cap
 from search.errors import LimitKind, LimitReached
 
-MOST_TOKENS = 10_000_000
-MOST_NODES = 100_000
-MOST_SECONDS = 86_400.0
+MAX_TOKENS = 10_000_000
+MAX_NODES = 100_000
+MAX_SECONDS = 86_400.0
 
 
 class Budget(BaseModel):
@@ -25,13 +25,13 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    tokens: Annotated[int, Field(ge=1, le=MOST_TOKENS), Cap("tokens")] | None = Field(
+    tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS), Cap("tokens")] | None = Field(
         default=None, description="Most tokens generated."
     )
-    nodes: Annotated[int, Field(ge=1, le=MOST_NODES), Cap("nodes")] | None = Field(
+    nodes: Annotated[int, Field(ge=1, le=MAX_NODES), Cap("nodes")] | None = Field(
         default=None, description="Most nodes in the tree."
     )
-    seconds: Annotated[float, Field(gt=0.0, le=MOST_SECONDS), Cap("seconds")] | None = Field(
+    seconds: Annotated[float, Field(gt=0.0, le=MAX_SECONDS), Cap("seconds")] | None = Field(
         default=None, description="Wall clock."
     )
 
@@ -80,22 +80,22 @@ class BudgetMeter:
     def reserve(self, asked: Sequence[Cost]) -> list[Cost]:
         """Reserves for as many of the branches ``asked`` for as can be paid, in order.
 
-        Returns one cost for each branch granted: the first ones of ``asked``, in full. A branch gets less
+        Returns one cost for each branch reserved: the first ones of ``asked``, in full. A branch gets less
         than it asks for only when nothing at all is reserved: while something is, its unused part may
         still come back, and a step cut short is a step wasted.
         """
-        granted: list[Cost] = []
+        reserved: list[Cost] = []
         for ask in asked:
-            grant = Cost(int(min(ask.tokens, self.tokens.remaining)), int(min(ask.nodes, self.nodes.remaining)))
-            if grant != ask and (min(grant) < 1 or self.tokens.reserved or self.nodes.reserved):
+            reservation = Cost(int(min(ask.tokens, self.tokens.remaining)), int(min(ask.nodes, self.nodes.remaining)))
+            if reservation != ask and (min(reservation) < 1 or self.tokens.reserved or self.nodes.reserved):
                 break
-            self._reserve(grant, 1)
-            granted.append(grant)
-        return granted
+            self._reserve(reservation, 1)
+            reserved.append(reservation)
+        return reserved
 
-    def settle(self, granted: Cost, used: Cost) -> None:
+    def settle(self, reserved: Cost, used: Cost) -> None:
         """Charges what a branch used and gives the rest of its reservation back."""
-        self._reserve(granted, -1)
+        self._reserve(reserved, -1)
         self.charge(used)
 
     def charge(self, used: Cost) -> None:
@@ -103,9 +103,9 @@ class BudgetMeter:
         self.tokens.usage += used.tokens
         self.nodes.usage += used.nodes
 
-    def reserve_again(self, granted: Cost) -> None:
-        """Reserves what another account had granted already."""
-        self._reserve(granted, 1)
+    def reserve_again(self, reserved: Cost) -> None:
+        """Reserves what another account had reserved."""
+        self._reserve(reserved, 1)
 
     def exhausted(self) -> LimitReached | None:
         """The limit that keeps even one token in one node from being reserved; None while none does."""

@@ -22,10 +22,10 @@ class Lane(IntEnum):
     EAGER = 1
     """First steps of a new search."""
     SPECULATIVE = 2
-    """Children of a node that is not judged yet."""
+    """Children of a node that is not scored yet."""
 
 
-class Extent(StrEnum):
+class StopCondition(StrEnum):
     """How far the generator writes before it hands back."""
 
     STEP = "step"
@@ -49,7 +49,7 @@ class Branch(NamedTuple):
     max_tokens: int
 
 
-class Expansion(NamedTuple):
+class ExpandItem(NamedTuple):
     """The children wanted below one node."""
 
     parent: NodeId
@@ -62,9 +62,9 @@ class ExpandRequest(NamedTuple):
     """All that one search needs now from one generator replica, in one call."""
 
     search_id: str
-    expansions: tuple[Expansion, ...]
+    expansions: tuple[ExpandItem, ...]
     sampling: Sampling
-    extent: Extent
+    stop_condition: StopCondition
     lane: Lane
     deadline_s: float
     """Seconds from now after which the caller no longer wants the answer."""
@@ -155,7 +155,7 @@ class Generator(Protocol):
 
 
 class StepScorer(Protocol):
-    """Judges steps."""
+    """Scores steps."""
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """For each item its ``unscored`` rewards in [0, 1], in order.

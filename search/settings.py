@@ -30,8 +30,8 @@ from search.caps import Cap, CappedSetting, capped_settings, check_marks
 from search.strategies.base import Strategy
 from search.strategies.catalog import STRATEGIES, Catalog
 
-MOST_STEP_TOKENS = 32_768
-MOST_PATH_TOKENS = 131_072
+MAX_STEP_TOKENS = 32_768
+MAX_PATH_TOKENS = 131_072
 _CATALOG = "strategies"
 """The key in a validation's context under which the strategies are that may be named."""
 _REFERENCE = "#/$defs/{model}"
@@ -80,10 +80,10 @@ class SearchSettings(BaseModel):
         None, strict=True, ge=0, lt=1 << 63, description="One seed, one tree; drawn at random if unset."
     )
     max_step_tokens: Annotated[int, Cap("step_tokens")] = Field(
-        256, strict=True, ge=1, le=MOST_STEP_TOKENS, description="Most tokens of a step."
+        256, strict=True, ge=1, le=MAX_STEP_TOKENS, description="Most tokens of a step."
     )
     max_path_tokens: Annotated[int, Cap("tokens")] = Field(
-        2048, strict=True, ge=1, le=MOST_PATH_TOKENS, description="Most tokens of a solution."
+        2048, strict=True, ge=1, le=MAX_PATH_TOKENS, description="Most tokens of a solution."
     )
     stop: StopTexts = Field((), description="A text or up to four: a solution's text ends before the first of them.")
     logprobs: bool = Field(

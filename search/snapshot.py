@@ -5,15 +5,15 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from search.tree import Node, NodeId, NodeStatus, Order, SearchTree, Step, StepEnd
+from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 SNAPSHOT_VERSION = 1
-MOST_SAVED_NODES = 100_000
+MAX_SAVED_NODES = 100_000
 MAX_LOGPROB = 1e12
 """Of a step in a ``TreeView``, nats, in either direction: far from what any text has, and sums of it stay finite."""
 SCORED = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED})
 """Where a node with a reward may be in its life."""
-Index = Annotated[int, Field(ge=-MOST_SAVED_NODES, lt=MOST_SAVED_NODES)]
+Index = Annotated[int, Field(ge=-MAX_SAVED_NODES, lt=MAX_SAVED_NODES)]
 
 
 def logprob_as_json(logprob: float | None) -> float | str | None:
@@ -61,8 +61,8 @@ class NodeView(BaseModel):
     logprob: Annotated[Logprob, AfterValidator(_summable)] | None
 
     @property
-    def is_probe(self) -> bool:
-        """Whether this node or one above it is a probe: part of no path that the search itself grew."""
+    def is_lookahead(self) -> bool:
+        """Whether this node or one above it is a lookahead: part of no path that the search itself grew."""
         return min(self.id) < 0
 
 
@@ -80,12 +80,12 @@ class TreeView(BaseModel):
         nodes = {node.id: node for node in self.nodes}
         if len(nodes) < len(self.nodes):
             raise ValueError("two nodes have the same id")
-        for place, node in enumerate(self.nodes):
+        for index, node in enumerate(self.nodes):
             parent = nodes.get(node.id[:-1])
             if len(node.id) > 1 and (parent is None or parent.text is None or parent.status is NodeStatus.TERMINAL):
-                raise ValueError(f"nodes.{place} cannot be where its id says")
+                raise ValueError(f"nodes.{index} cannot be where its id says")
             if node.text is None and node.status is NodeStatus.TERMINAL:
-                raise ValueError(f"nodes.{place} is terminal and was never written")
+                raise ValueError(f"nodes.{index} is terminal and was never written")
         return self
 
 
@@ -106,11 +106,11 @@ class SavedNode(BaseModel):
     step: SavedStep | None
     reward: float | None = Field(ge=0.0, le=1.0)
     neutral: bool = False
-    order: tuple[bool, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None
+    request: tuple[bool, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
-        if self.step is None and self.order is None:
+        if self.step is None and self.request is None:
             raise ValueError("it was never written, and what was asked for is not known")
         if (self.reward is not None or self.neutral) and self.status not in SCORED:
             raise ValueError(f"it is {self.status} and has a reward")
@@ -126,8 +126,8 @@ class SavedTree(BaseModel):
 
     version: Literal[1]
     seed: int = Field(ge=0, lt=1 << 63)
-    settled: int = Field(0, ge=0, le=MOST_SAVED_NODES)
-    nodes: list[SavedNode] = Field(max_length=MOST_SAVED_NODES)
+    settled: int = Field(0, ge=0, le=MAX_SAVED_NODES)
+    nodes: list[SavedNode] = Field(max_length=MAX_SAVED_NODES)
 
 
 def save_tree(tree: SearchTree) -> dict[str, Any]:
@@ -139,7 +139,7 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
             step=SavedStep(**node.step._asdict()) if node.step else None,
             reward=node.reward,
             neutral=node.neutral,
-            order=node.order,
+            request=node.request,
         )
         for node in tree.nodes
     ]
@@ -164,7 +164,7 @@ def restore_tree(saved: Any) -> SearchTree:
                 node.status,
                 _step(node.step) if node.step else None,
                 node.reward,
-                Order(*node.order) if node.order else None,
+                ExpansionRequest(*node.request) if node.request else None,
                 node.neutral,
             )
         except (KeyError, ValueError) as error:

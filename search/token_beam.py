@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-MOST_WIDTH = 64
-MOST_PROMPTS = 1024
+MAX_WIDTH = 64
+MAX_PROMPTS = 1024
 
 
 class TokenBeamSettings(BaseModel):
@@ -18,7 +18,7 @@ class TokenBeamSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    width: int = Field(ge=1, le=MOST_WIDTH, description="Beams, and sequences in the end.")
+    width: int = Field(ge=1, le=MAX_WIDTH, description="Beams, and sequences in the end.")
     max_tokens: int = Field(ge=1, le=131_072, description="Longest continuation.")
     length_penalty: float = Field(1.0, ge=-10.0, le=10.0, description="A score is log-probability / length ** this.")
     ignore_eos: bool = Field(False, description="Go on after the end of the sequence.")
@@ -93,16 +93,16 @@ async def _search(
         following = await engine.next_tokens([(*prompt, *beam.generated) for beam in beams], 2 * width)
         # Scores first: to write down all continuations, of which one in 2 * width is kept, would take a moment.
         grown: list[tuple[float, int, int, float]] = []
-        for place, (beam, tokens) in enumerate(zip(beams, following, strict=True)):
+        for index, (beam, tokens) in enumerate(zip(beams, following, strict=True)):
             for token, more in tokens.items():
                 logprob = beam.logprob + more
                 value = score(logprob, len(beam.generated) + 1, token)
                 if token == eos and not settings.ignore_eos:
                     ended.append(BeamSequence((*beam.generated, token), logprob, value, ended=True))
                 else:
-                    grown.append((value, place, token, logprob))
+                    grown.append((value, index, token, logprob))
         grown = sorted(grown, key=lambda each: each[0], reverse=True)[:width]
-        beams = [_Beam((*beams[place].generated, token), logprob) for _, place, token, logprob in grown]
+        beams = [_Beam((*beams[index].generated, token), logprob) for _, index, token, logprob in grown]
         ended = sorted(ended, key=lambda sequence: sequence.score, reverse=True)[:width]
         if not beams or _decided(ended, beams[0], len(prompt), settings):
             break

@@ -1,7 +1,7 @@
 """Training data out of a finished tree: what its steps are worth, and the paths to learn from.
 
 Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454). Other than in a search, it is known here what a path that has
-ended is worth: 1 if its answer is right, -1 if not. Probes (lookaheads, rollouts) are no paths of the tree and count
+ended is worth: 1 if its answer is right, -1 if not. Lookaheads and rollouts are no paths of the tree and count
 for nothing.
 """
 
@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict
 
 from search.answers.extraction import extract_answer
 from search.snapshot import NodeView, TreeView
-from search.strategies.backup import credited
+from search.strategies.backup import backed_up
 from search.tree import NodeId, NodeStatus
 
-MOST_ACCURACY = 0.25
+MAX_ACCURACY = 0.25
 """Of a hard problem: the largest share of its paths that may be right."""
 
 
@@ -78,17 +78,17 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
     ended = _ended(tree)
     correct = [path for path in ended if path[-1].id in right]
     accuracy = len(correct) / len(ended) if ended else None
-    values = credited(([node.id for node in path], 1.0 if path[-1].id in right else -1.0) for path in ended)
+    values = backed_up(([node.id for node in path], 1.0 if path[-1].id in right else -1.0) for path in ended)
     if not correct:
         examples = [_example(Kind.INCORRECT, path, values) for path in _surest(ended)]
-    elif len(correct) <= MOST_ACCURACY * len(ended):
+    elif len(correct) <= MAX_ACCURACY * len(ended):
         examples = [_example(Kind.CORRECT, path, values) for path in correct]
     else:
         examples = []
     nodes = [
         TrainingNode(**node.model_dump(), value=values.get(node.id))
         for node in sorted(tree.nodes, key=lambda node: node.id)
-        if not node.is_probe
+        if not node.is_lookahead
     ]
     return TrainingData(accuracy, nodes, examples)
 
@@ -107,7 +107,7 @@ def mean_entropy(path: Sequence[NodeView]) -> float | None:
 def _ended(tree: TreeView) -> list[list[NodeView]]:
     """The paths of the tree that have ended, by id."""
     nodes = {node.id: node for node in tree.nodes}
-    ends = sorted(node.id for node in tree.nodes if node.status is NodeStatus.TERMINAL and not node.is_probe)
+    ends = sorted(node.id for node in tree.nodes if node.status is NodeStatus.TERMINAL and not node.is_lookahead)
     return [[nodes[end[:depth]] for depth in range(1, len(end) + 1)] for end in ends]
 
 

@@ -38,7 +38,7 @@ class Step(NamedTuple):
     """Sum of the tokens' log-probabilities (nats), where the generator reports it."""
 
 
-class Order(NamedTuple):
+class ExpansionRequest(NamedTuple):
     """What was asked of the generator for one branch."""
 
     whole: bool
@@ -81,20 +81,20 @@ class Node:
     """One step of a path. Changed only through its tree."""
 
     id: NodeId
-    parent: "Node | None"
+    parent: "Node | None" = field(repr=False)
     status: NodeStatus = NodeStatus.PENDING
     step: Step | None = None
     reward: float | None = None
     """The process reward of this step in [0, 1]; fixed once given; None where nothing scores."""
     neutral: bool = False
     """Whether that reward only stands in for one that the scorer did not give."""
-    order: Order | None = None
+    request: ExpansionRequest | None = None
     """What was asked for; None for the later steps of a solution that was written in one piece."""
-    children: dict[int, "Node"] = field(default_factory=dict)
-    probes: dict[int, "Node"] = field(default_factory=dict)
+    children: dict[int, "Node"] = field(default_factory=dict, repr=False)
+    lookaheads: dict[int, "Node"] = field(default_factory=dict, repr=False)
     """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
-    is_probe: bool = False
-    """Whether this node or one above it is a probe: part of no path that the search itself grows."""
+    is_lookahead: bool = False
+    """Whether this node or one above it is a lookahead: part of no path that the search itself grows."""
     answer: str | Unread | None = Unread.UNREAD
     """What `SearchTree.answer_of` has found, once it was asked."""
 
@@ -114,10 +114,10 @@ class Node:
         return nodes[::-1]
 
     @property
-    def looked_ahead(self) -> "Node":
+    def lookahead_end(self) -> "Node":
         """The end of what was written to look ahead from here; the node itself where nothing was."""
         node = self
-        while ahead := node.probes or (node.children if node.is_probe else {}):
+        while ahead := node.lookaheads or (node.children if node.is_lookahead else {}):
             node = ahead[min(ahead)]
         return node
 
@@ -171,12 +171,12 @@ class SearchTree:
         return node_id in self._nodes
 
     def __len__(self) -> int:
-        """Nodes without the root, probes included."""
+        """Nodes without the root, lookaheads included."""
         return len(self._nodes) - 1
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, probes included, in the order in which they were asked for."""
+        """Every node but the root, lookaheads included, in the order in which they were asked for."""
         return (node for node in self._nodes.values() if node.parent is not None)
 
     @property
@@ -185,22 +185,22 @@ class SearchTree:
         return self._live
 
     def with_status(self, status: NodeStatus) -> list[Node]:
-        """The nodes of that status that are no probes, ordered by id: an order that does not depend on arrival."""
-        return sorted((n for n in self.nodes if n.status is status and not n.is_probe), key=lambda node: node.id)
+        """The nodes of that status that are no lookaheads, ordered by id: an order that does not depend on arrival."""
+        return sorted((n for n in self.nodes if n.status is status and not n.is_lookahead), key=lambda node: node.id)
 
     def level(self, depth: int) -> list[Node]:
-        """The nodes at that depth that are no probes, ordered by id; the root at depth 0."""
+        """The nodes at that depth that are no lookaheads, ordered by id; the root at depth 0."""
         return sorted(self._levels[depth], key=lambda node: node.id) if depth < len(self._levels) else []
 
     @property
     def deepest(self) -> int:
-        """The depth of the deepest node that is no probe; 0 for the root alone."""
+        """The depth of the deepest node that is no lookahead; 0 for the root alone."""
         return len(self._levels) - 1
 
     def text_of(self, node: Node) -> str:
         """What the path that ends in a node says: all that was written on it, up to the first text of ``stop``."""
         text = node.text
-        return text[: min((place for stop in self.stop if (place := text.find(stop)) >= 0), default=len(text))]
+        return text[: min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=len(text))]
 
     def answer_of(self, node: Node) -> str | None:
         """The answer of the path that ends in a written node; None where it gives none. Looked for once."""
@@ -208,13 +208,13 @@ class SearchTree:
             node.answer = self.extract_answer(self.text_of(node))
         return node.answer
 
-    def request(self, parent: Node, count: int, probe: bool = False) -> list[Node]:
-        """Adds ``count`` pending children or probes below an open node, with the next free indices."""
+    def request(self, parent: Node, count: int, lookahead: bool = False) -> list[Node]:
+        """Adds ``count`` pending children or lookaheads below an open node, with the next free indices."""
         if parent.status is not NodeStatus.OPEN:
             raise TreeError(f"node {parent.id} is {parent.status}: it cannot get children")
-        if probe:
-            first = len(parent.probes)
-            return [self._add(parent, -1 - place) for place in range(first, first + count)]
+        if lookahead:
+            first = len(parent.lookaheads)
+            return [self._add(parent, -1 - position) for position in range(first, first + count)]
         first = len(parent.children)
         return [self._add(parent, index) for index in range(first, first + count)]
 
@@ -287,7 +287,7 @@ class SearchTree:
         status: NodeStatus,
         step: Step | None,
         reward: float | None,
-        order: Order | None,
+        request: ExpansionRequest | None,
         neutral: bool = False,
     ) -> None:
         """Adds a node as it was in another tree. Parents come before children, siblings in their order.
@@ -297,10 +297,10 @@ class SearchTree:
             ValueError: it is there already, or a sibling before it is not.
         """
         parent, index = self._nodes[node_id[:-1]], node_id[-1]
-        if index != (len(parent.children) if index >= 0 else -1 - len(parent.probes)):
+        if index != (len(parent.children) if index >= 0 else -1 - len(parent.lookaheads)):
             raise ValueError("it is not its parent's next child")
         node = self._add(parent, index)
-        node.step, node.reward, node.order, node.neutral = step, reward, order, neutral
+        node.step, node.reward, node.request, node.neutral = step, reward, request, neutral
         self._end_flight(node, status)
         self._live += status in (NodeStatus.PENDING, NodeStatus.WRITTEN)
 
@@ -310,13 +310,17 @@ class SearchTree:
         for node in self.nodes:
             parent = node.parent
             own = node.id[-1]
-            if parent is None or {**parent.children, **parent.probes}.get(own) is not node or parent.id != node.id[:-1]:
+            if (
+                parent is None
+                or {**parent.children, **parent.lookaheads}.get(own) is not node
+                or parent.id != node.id[:-1]
+            ):
                 problems.append(f"{node.id} is not its parent's child")
             if (node.step is None) != (node.status in (NodeStatus.PENDING, NodeStatus.FAILED)) and (
                 node.status not in (NodeStatus.PRUNED, NodeStatus.FAILED)
             ):
                 problems.append(f"{node.id} is {node.status} and its step is {node.step!r}")
-            if (node.children or node.probes) and (node.status is NodeStatus.TERMINAL or node.step is None):
+            if (node.children or node.lookaheads) and (node.status is NodeStatus.TERMINAL or node.step is None):
                 problems.append(f"{node.id} is {node.status}, its step is {node.step!r} and it has children")
         live = sum(node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN) for node in self.nodes)
         if live != self._live:
@@ -324,12 +328,12 @@ class SearchTree:
         return problems
 
     def _add(self, parent: Node, index: int) -> Node:
-        node = Node((*parent.id, index), parent, is_probe=parent.is_probe or index < 0)
-        if not node.is_probe:
+        node = Node((*parent.id, index), parent, is_lookahead=parent.is_lookahead or index < 0)
+        if not node.is_lookahead:
             if node.depth == len(self._levels):
                 self._levels.append([])
             self._levels[node.depth].append(node)
-        (parent.children if index >= 0 else parent.probes)[index] = node
+        (parent.children if index >= 0 else parent.lookaheads)[index] = node
         self._nodes[node.id] = node
         self._live += 1
         return node
@@ -345,4 +349,4 @@ class SearchTree:
             member = stack.pop()
             yield member
             stack.extend(member.children.values())
-            stack.extend(member.probes.values())
+            stack.extend(member.lookaheads.values())

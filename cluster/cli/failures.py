@@ -16,7 +16,7 @@ from cluster.evaluation.problem_files import ProblemFileError
 from cluster.launch.errors import LaunchError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
-MOST_BAD_LINES = 20
+MAX_BAD_LINES = 20
 
 
 @contextmanager
@@ -50,5 +50,5 @@ def refuse(message: str) -> NoReturn:
 
 def bad_lines(lines: tuple[object, ...]) -> list[str]:
     """The first of them, one a line, and how many more there are."""
-    more = [f"  and {len(lines) - MOST_BAD_LINES:,} more"] if len(lines) > MOST_BAD_LINES else []
-    return [f"  {line}" for line in lines[:MOST_BAD_LINES]] + more
+    more = [f"  and {len(lines) - MAX_BAD_LINES:,} more"] if len(lines) > MAX_BAD_LINES else []
+    return [f"  {line}" for line in lines[:MAX_BAD_LINES]] + more

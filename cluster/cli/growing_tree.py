@@ -13,7 +13,7 @@ from rich.tree import Tree
 from cluster.client.replies import NodeId, StepScored
 
 GOOD, FAIR = 0.8, 0.5
-MOST_STEP_CHARACTERS = 160
+MAX_STEP_CHARACTERS = 160
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class GrowingTree:
     def __init__(self, question: str) -> None:
         self._question = question
         self._root = DrawnStep("")
-        self._places: dict[NodeId, DrawnStep] = {(): self._root}
+        self._drawn: dict[NodeId, DrawnStep] = {(): self._root}
         self._deepest = 0
         self._steps = 0
         self._tokens = 0
@@ -68,15 +68,13 @@ class GrowingTree:
 
     def add(self, event: StepScored) -> None:
         """Puts a step below its parent, or below the nearest ancestor that is known."""
-        known = next(
-            event.node[:size] for size in reversed(range(len(event.node))) if event.node[:size] in self._places
-        )
-        parent = self._places[known]
+        known = next(event.node[:size] for size in reversed(range(len(event.node))) if event.node[:size] in self._drawn)
+        parent = self._drawn[known]
         text = printable(event.text).strip()
-        place = parent.children.setdefault(text, DrawnStep(text, parent))
-        place.record(event.reward, event.terminal)
-        self._places[event.node] = place
-        self._deepest = max(self._deepest, place.depth)
+        drawn = parent.children.setdefault(text, DrawnStep(text, parent))
+        drawn.record(event.reward, event.terminal)
+        self._drawn[event.node] = drawn
+        self._deepest = max(self._deepest, drawn.depth)
         self._steps += 1
         self._tokens = max(self._tokens, event.tokens)
 
@@ -138,4 +136,4 @@ def printable(text: str) -> str:
 def shorten(text: str) -> str:
     """One line of bounded length."""
     line = " ".join(text.split())
-    return line if len(line) <= MOST_STEP_CHARACTERS else f"{line[: MOST_STEP_CHARACTERS - 1]}…"
+    return line if len(line) <= MAX_STEP_CHARACTERS else f"{line[: MAX_STEP_CHARACTERS - 1]}…"

@@ -13,14 +13,14 @@ from rich.console import Console
 
 from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
 from cluster.client.replies import Question
-from cluster.evaluation.problem_files import MOST_PROBLEMS, OnBadLine
+from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from deployments.embedded.problems import LEVELS, Split, draw_problems
 
 DEFAULT_CONFIG = Path("serve_config.yaml")
-MOST_DRAWN = 10_000
-MOST_N = 256
-MOST_SEED = 2**53 - 1
-MOST_SECONDS = 3_600
+MAX_DRAWN = 10_000
+MAX_N = 256
+MAX_SEED = 2**53 - 1
+MAX_SECONDS = 3_600
 
 app = typer.Typer(
     help="Tree search for LLM reasoning, guided by a process reward model.",
@@ -31,8 +31,8 @@ app = typer.Typer(
 )
 
 Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="The endpoint's API key.", show_default=False)]
-N = Annotated[int, typer.Option(min=1, max=MOST_N, help="Paths to grow, where the strategy takes a number.")]
-Timeout = Annotated[float, typer.Option(min=0.1, max=MOST_SECONDS, help="Deadline of one request, seconds.")]
+N = Annotated[int, typer.Option(min=1, max=MAX_N, help="Paths to grow, where the strategy takes a number.")]
+Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_SECONDS, help="Deadline of one request, seconds.")]
 Config = Annotated[
     Path | None,
     typer.Option(help=f"Serve config file. Unset: {DEFAULT_CONFIG} where there is one.", show_default=False),
@@ -69,8 +69,8 @@ def keys(config: Config = None) -> None:
 
 @app.command()
 def problems(
-    n: Annotated[int, typer.Option(min=1, max=MOST_DRAWN, help="How many.")] = 10,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Another seed, other problems.")] = 0,
+    n: Annotated[int, typer.Option(min=1, max=MAX_DRAWN, help="How many.")] = 10,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Another seed, other problems.")] = 0,
     level: Annotated[
         int | None,
         typer.Option(
@@ -115,7 +115,7 @@ def solve(
     ] = "beam_search",
     n: N = 16,
     seed: Annotated[
-        int | None, typer.Option(min=0, max=MOST_SEED, help="Same seed, same tree.", show_default=False)
+        int | None, typer.Option(min=0, max=MAX_SEED, help="Same seed, same tree.", show_default=False)
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tree.")] = False,
     timeout: Timeout = 600,
@@ -146,7 +146,7 @@ def evaluate(
         ),
     ],
     n: N = 16,
-    seed: Annotated[int, typer.Option(min=0, max=MOST_SEED, help="Every problem's seed follows from it.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
     url: Annotated[str | None, typer.Option(help="Unset: an application of its own.", show_default=False)] = None,
     config: Config = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
@@ -158,7 +158,7 @@ def evaluate(
         OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
     ] = OnBadLine.REFUSE,
     limit: Annotated[
-        int | None, typer.Option(min=1, max=MOST_PROBLEMS, help="Only the first problems.", show_default=False)
+        int | None, typer.Option(min=1, max=MAX_PROBLEMS, help="Only the first problems.", show_default=False)
     ] = None,
     timeout: Timeout = 600,
     api_key: Key = None,

@@ -31,8 +31,8 @@ def search_field(strategy: str, n: int) -> dict[str, object]:
         parse_search(given)
     except ValidationError as error:
         first = error.errors()[0]
-        place = ".".join(map(str, first["loc"]))
-        about = f"{strategy}: {place}" if settings else strategy
+        index = ".".join(map(str, first["loc"]))
+        about = f"{strategy}: {index}" if settings else strategy
         raise SearchFieldError(f"{about}: {first['msg']}") from error
     return given
 

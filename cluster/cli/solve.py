@@ -58,9 +58,9 @@ async def _list(events: AsyncIterator[Event], question: Question, console: Conso
         if isinstance(event, Completion):
             return event
         if isinstance(event, StepScored):
-            place = ".".join(map(str, event.node))
+            node = ".".join(map(str, event.node))
             end = "  (end)" if event.terminal else ""
-            line = f"{place:<12} {reward_text(event.reward)}  {shorten(printable(event.text))}{end}"
+            line = f"{node:<12} {reward_text(event.reward)}  {shorten(printable(event.text))}{end}"
             console.print(Text(line), soft_wrap=True)
     raise ProtocolError("the stream ended without an answer")
 
@@ -99,5 +99,5 @@ def answer_text(reply: Completion) -> Text:
     if search.stop_reason != "finished":
         text.append(f"\nThe search was cut short: {printable(search.stop_reason)}.", style="yellow")
     if search.degraded:
-        text.append("\nDegraded: some steps were never judged by the reward model.", style="yellow")
+        text.append("\nDegraded: some steps were never scored by the reward model.", style="yellow")
     return text

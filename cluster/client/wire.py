@@ -11,9 +11,9 @@ from cluster.client.errors import ProtocolError, Refused
 from cluster.client.replies import SearchBlock, StepScored, Usage
 from search.snapshot import TreeView
 
-MOST_REPLY_BYTES = 64 << 20
-MOST_EVENT_BYTES = 4 << 20
-MOST_ERROR_CHARACTERS = 2_000
+MAX_REPLY_BYTES = 64 << 20
+MAX_EVENT_BYTES = 4 << 20
+MAX_ERROR_CHARACTERS = 2_000
 
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -29,8 +29,8 @@ async def events(response: httpx.Response) -> AsyncIterator[str]:
         for line in lines:
             if line.startswith(b"data:"):
                 yield line.removeprefix(b"data:").strip().decode("utf-8", "replace")
-        if len(rest) > MOST_EVENT_BYTES:
-            raise ProtocolError(f"an event is longer than {MOST_EVENT_BYTES:,} bytes")
+        if len(rest) > MAX_EVENT_BYTES:
+            raise ProtocolError(f"an event is longer than {MAX_EVENT_BYTES:,} bytes")
         buffer = bytearray(rest)
 
 
@@ -38,8 +38,8 @@ async def capped(response: httpx.Response) -> bytes:
     content = bytearray()
     async for piece in response.aiter_bytes():
         content += piece
-        if len(content) > MOST_REPLY_BYTES:
-            raise ProtocolError(f"the reply is longer than {MOST_REPLY_BYTES:,} bytes")
+        if len(content) > MAX_REPLY_BYTES:
+            raise ProtocolError(f"the reply is longer than {MAX_REPLY_BYTES:,} bytes")
     return bytes(content)
 
 
@@ -103,7 +103,7 @@ def refusal(content: bytes | dict[str, Any], response: httpx.Response | None) ->
     error = body.get("error") if isinstance(body, dict) else None
     if not isinstance(error, dict):
         return Refused("the endpoint answered with an error that is not Banyan's", status)
-    message = str(error.get("message") or "the endpoint gave no reason")[:MOST_ERROR_CHARACTERS]
+    message = str(error.get("message") or "the endpoint gave no reason")[:MAX_ERROR_CHARACTERS]
     kind, param, code = (None if error.get(name) is None else str(error[name]) for name in ("type", "param", "code"))
     return Refused(message, status, kind, param, code, _retry_after_s(response))
 

@@ -18,9 +18,9 @@ from cluster.evaluation.statistics import Row
 from cluster.evaluation.training_file import TrainingLine, training_line
 from search.answers.equivalence import AnswerMatcher
 
-MOST_IN_FLIGHT = 1024
-MOST_ATTEMPTS = 8
-LONGEST_WAIT_S = 30.0
+MAX_IN_FLIGHT = 1024
+MAX_ATTEMPTS = 8
+MAX_WAIT_S = 30.0
 FULL = frozenset({429, 503})
 """Statuses that say: later."""
 
@@ -77,15 +77,15 @@ async def evaluate(
     matcher = AnswerMatcher()
 
     async def work() -> None:
-        for place, problem in waiting:  # shared: each worker takes the next problem that nobody has
+        for index, problem in waiting:  # shared: each worker takes the next problem that nobody has
             row, line = await _graded(ask, matcher, problem, strategy, plan)
             if on_line is not None:
-                on_line(place, line)
+                on_line(index, line)
             on_row(row)
 
     try:
         async with asyncio.TaskGroup() as workers:
-            for _ in range(min(plan.in_flight, MOST_IN_FLIGHT, len(problems))):
+            for _ in range(min(plan.in_flight, MAX_IN_FLIGHT, len(problems))):
                 workers.create_task(work())
     finally:
         matcher.close()
@@ -126,12 +126,12 @@ async def _graded(
 
 async def _patiently(ask: Ask, question: Question) -> Completion:
     """Asks again, with the same seed and after the time the endpoint names, while it is full."""
-    for attempt in range(1, MOST_ATTEMPTS + 1):
+    for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return await ask(question)
         except Refused as error:
-            if error.status not in FULL or attempt == MOST_ATTEMPTS:
+            if error.status not in FULL or attempt == MAX_ATTEMPTS:
                 raise
             wait_s = 2.0 ** (attempt - 1) if error.retry_after_s is None else error.retry_after_s
-            await asyncio.sleep(min(wait_s, LONGEST_WAIT_S))
+            await asyncio.sleep(min(wait_s, MAX_WAIT_S))
     raise AssertionError("the last attempt returns or raises")

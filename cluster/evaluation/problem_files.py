@@ -11,9 +11,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-MOST_LINE_BYTES = 1 << 20
-MOST_PROBLEMS = 100_000
-MOST_BAD_LINES = 1_000
+MAX_LINE_BYTES = 1 << 20
+MAX_PROBLEMS = 100_000
+MAX_BAD_LINES = 1_000
 
 
 class OnBadLine(StrEnum):
@@ -69,7 +69,7 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
     """The first ``limit`` problems of a file (all without a limit); empty lines are passed over.
 
     Raises:
-        ProblemFileError: the file cannot be read, has no usable line, has more than ``MOST_PROBLEMS``
+        ProblemFileError: the file cannot be read, has no usable line, has more than ``MAX_PROBLEMS``
             problems, or has bad lines that are to be refused.
     """
     problems: list[EvalProblem] = []
@@ -86,10 +86,10 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
                     problems.append(parsed)
                 else:
                     bad.append(parsed)
-                if len(problems) > MOST_PROBLEMS:
-                    raise ProblemFileError(f"{path} has more than {MOST_PROBLEMS:,} problems")
-                if len(bad) >= MOST_BAD_LINES:
-                    raise ProblemFileError(f"{path} has {MOST_BAD_LINES:,} bad lines or more", tuple(bad))
+                if len(problems) > MAX_PROBLEMS:
+                    raise ProblemFileError(f"{path} has more than {MAX_PROBLEMS:,} problems")
+                if len(bad) >= MAX_BAD_LINES:
+                    raise ProblemFileError(f"{path} has {MAX_BAD_LINES:,} bad lines or more", tuple(bad))
     except OSError as error:
         raise ProblemFileError(f"cannot read {path}: {error.strerror or error}") from error
     if bad and on_bad_line is OnBadLine.REFUSE:
@@ -101,18 +101,18 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
     """The file's lines; None for one that is too long, of which no more than the limit is held."""
-    while line := file.readline(MOST_LINE_BYTES + 1):
-        if len(line) <= MOST_LINE_BYTES:
+    while line := file.readline(MAX_LINE_BYTES + 1):
+        if len(line) <= MAX_LINE_BYTES:
             yield line
             continue
-        while not line.endswith(b"\n") and (rest := file.readline(MOST_LINE_BYTES)):
+        while not line.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
             line = rest
         yield None
 
 
 def _parse(number: int, line: bytes | None) -> EvalProblem | BadLine:
     if line is None:
-        return BadLine(number, f"longer than {MOST_LINE_BYTES:,} bytes")
+        return BadLine(number, f"longer than {MAX_LINE_BYTES:,} bytes")
     try:
         fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:

@@ -37,7 +37,7 @@ class TrainingLine(BaseModel):
     accuracy: float | None
     """The share of the paths that have ended which are right; None where none has ended."""
     nodes: list[TrainingNode]
-    """Ordered by id; probes are left out."""
+    """Ordered by id; lookaheads are left out."""
     examples: list[TrainingExample]
 
 
@@ -97,7 +97,7 @@ class TrainingFile:
         self._write_waiting()
         self._next = 0
 
-    def put(self, place: int, line: TrainingLine | None) -> None:
+    def put(self, index: int, line: TrainingLine | None) -> None:
         """Takes the line of the problem at that place of the problem file; None where its search failed."""
         if line is None:
             self.missing += 1
@@ -106,7 +106,7 @@ class TrainingFile:
             for example in line.examples:
                 self.examples[example.kind] += 1
         # ASCII: what a model writes may hold separators that some readers take for the end of a line.
-        self._waiting[place] = json.dumps(line.model_dump(mode="json"), allow_nan=False) + "\n" if line else ""
+        self._waiting[index] = json.dumps(line.model_dump(mode="json"), allow_nan=False) + "\n" if line else ""
         while self._next in self._waiting:
             self._write(self._waiting.pop(self._next))
             self._next += 1
@@ -137,8 +137,8 @@ class TrainingFile:
             self._draft.replace(self.path)
 
     def _write_waiting(self) -> None:
-        for place in sorted(self._waiting):
-            self._write(self._waiting.pop(place))
+        for index in sorted(self._waiting):
+            self._write(self._waiting.pop(index))
 
     def _write(self, text: str) -> None:
         """Keeps an error for the end: a full disk must not cost the evaluation."""

@@ -20,7 +20,7 @@ DEFAULT: dict[str, Any] = {
 }
 SERVES_HOST = "0.0.0.0"
 """Where Serve listens if a file does not say where."""
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 
 
 def read_config(path: Path | None, host: str | None = None, port: int | None = None) -> dict[str, Any]:
@@ -39,21 +39,21 @@ def read_config(path: Path | None, host: str | None = None, port: int | None = N
     if not isinstance(options, dict):
         raise LaunchError(f"{source}: http_options must be a mapping")
     options = options | {name: value for name, value in (("host", host), ("port", port)) if value is not None}
-    for place, application in enumerate(applications):
+    for index, application in enumerate(applications):
         if not isinstance(application, dict):
-            raise LaunchError(f"{source}: applications.{place} must be a mapping")
+            raise LaunchError(f"{source}: applications.{index} must be a mapping")
         if application.get("import_path") == BUILDER:
-            args = _checked_args(f"{source}: applications.{place}.args", application.get("args") or {})
-            _check_keys(f"{source}: applications.{place}", application, args, options.get("host", SERVES_HOST))
+            args = _checked_args(f"{source}: applications.{index}.args", application.get("args") or {})
+            _check_keys(f"{source}: applications.{index}", application, args, options.get("host", SERVES_HOST))
     return {**config, "http_options": options}
 
 
 def _load(path: Path) -> Any:
     try:
         with path.open("rb") as file:
-            content = file.read(MOST_BYTES + 1)
-        if len(content) > MOST_BYTES:
-            raise LaunchError(f"{path} is longer than {MOST_BYTES:,} bytes")
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise LaunchError(f"{path} is longer than {MAX_BYTES:,} bytes")
         return yaml.safe_load(content.decode("utf-8"))
     except OSError as error:
         raise LaunchError(f"cannot read {path}: {error.strerror or error}") from error
@@ -61,17 +61,17 @@ def _load(path: Path) -> Any:
         raise LaunchError(f"{path} is not YAML: {error}") from error
 
 
-def _checked_args(place: str, args: object) -> "AppConfig":
+def _checked_args(where: str, args: object) -> "AppConfig":
     from deployments.config import AppConfig
 
     try:
         return AppConfig.model_validate(args)
     except ValidationError as error:
-        wrong = [f"{place}.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        wrong = [f"{where}.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise LaunchError("\n".join(wrong)) from error
 
 
-def _check_keys(place: str, application: dict[str, Any], args: "AppConfig", host: str) -> None:
+def _check_keys(where: str, application: dict[str, Any], args: "AppConfig", host: str) -> None:
     """What a controller would refuse when everything else has been started. Keys that are read when the application is
     built are not looked for: it may be built on another machine."""
     from deployments.access import AccessError, read_user_config, require_keys
@@ -79,7 +79,7 @@ def _check_keys(place: str, application: dict[str, Any], args: "AppConfig", host
 
     deployments = application.get("deployments") or []
     if not isinstance(deployments, list) or not all(isinstance(each, dict) for each in deployments):
-        raise LaunchError(f"{place}.deployments must be a list of mappings")
+        raise LaunchError(f"{where}.deployments must be a list of mappings")
     told = next(
         (each["user_config"] for each in deployments if each.get("name") == CONTROLLER and "user_config" in each), None
     )
@@ -89,4 +89,4 @@ def _check_keys(place: str, application: dict[str, Any], args: "AppConfig", host
         elif not args.http.api_keys_file and not os.environ.get(ENVIRONMENT):
             require_keys((), args.http, host)
     except AccessError as error:
-        raise LaunchError(f"{place}: {error}") from error
+        raise LaunchError(f"{where}: {error}") from error

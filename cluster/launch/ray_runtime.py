@@ -20,8 +20,8 @@ from cluster.launch.errors import LaunchError
 
 POLL_S = 0.5
 FAILED = frozenset({ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY})
-MOST_REASON_LINES = 6
-MOST_REASON_CHARACTERS = 2_000
+MAX_REASON_LINES = 6
+MAX_REASON_CHARACTERS = 2_000
 STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -118,4 +118,4 @@ def _reason(application: Any) -> str:
     """The end of the longest that Serve says about a failed application: the error after its traceback."""
     messages = [application.message, *(each.message for each in application.deployments.values())]
     lines = STYLE.sub("", max(messages, key=len)).strip().splitlines()
-    return "\n".join(lines[-MOST_REASON_LINES:])[-MOST_REASON_CHARACTERS:]
+    return "\n".join(lines[-MAX_REASON_LINES:])[-MAX_REASON_CHARACTERS:]

@@ -25,7 +25,7 @@ BATCH = 64
 SEED = 1
 LOG_EVERY = 100
 VALIDATION_PROBLEMS = 400
-LONGEST_SOLUTION_TOKENS = 110
+MAX_SOLUTION_TOKENS = 110
 
 
 class Lessons(NamedTuple):
@@ -152,7 +152,7 @@ def write_solutions(
     prompts = tokenizer.pad({"input_ids": [encode_prompt(tokenizer, p) for p in problems]}, return_tensors="pt")
     written = model.generate(
         **prompts,
-        max_new_tokens=LONGEST_SOLUTION_TOKENS,
+        max_new_tokens=MAX_SOLUTION_TOKENS,
         do_sample=temperature > 0,
         temperature=temperature or None,
         top_k=0 if temperature else None,

@@ -6,7 +6,7 @@ that judges a step at the ``<extra_0>`` tag behind it, class 1 meaning right.
 
 The trunk knows the right digit, but only in its last layer and one position too early. So three layers are put
 on top of it, with heads that begin by looking a little way back, and only they and the head are trained: they
-learn to compare what was written with what the trunk expected. In training not only the tags are judged but
+learn to compare what was written with what the trunk expected. In training not only the tags are labelled but
 tokens too, right up to the first wrong one, which is the lesson and counts tenfold.
 """
 
@@ -41,7 +41,7 @@ IGNORED = -100
 WEIGHTS = "model.safetensors"
 
 
-class JudgedSolution(NamedTuple):
+class LabelledSolution(NamedTuple):
     problem: Problem
     steps: tuple[str, ...]
     right: tuple[bool, ...]
@@ -74,13 +74,13 @@ class ProcessRewardModel(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """(batch, length) token ids to (batch, length, 2) logits."""
-        return self.judge(self.read(tokens))
+        return self.classify(self.read(tokens))
 
     def read(self, tokens: Tensor) -> Tensor:
         """The trunk's part: (batch, length) token ids to (batch, length, width) hidden states."""
         return self._through(self.model.layers[:-ADDED_LAYERS], self.model.embed_tokens(tokens))
 
-    def judge(self, hidden: Tensor) -> Tensor:
+    def classify(self, hidden: Tensor) -> Tensor:
         """The part that is trained: the trunk's hidden states to (batch, length, 2) logits."""
         logits: Tensor = self.score(self.model.norm(self._through(self.added, hidden)))
         return logits
@@ -114,34 +114,34 @@ def load_prm(tokenizer: PreTrainedTokenizerFast, folder: Path) -> ProcessRewardM
     return model.eval()
 
 
-def judge_samples(
+def label_samples(
     generator: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, split: Split, seed: int, count: int
-) -> list[JudgedSolution]:
+) -> list[LabelledSolution]:
     """``count`` solutions sampled from the generator, evenly over the levels, each step checked."""
     torch.manual_seed(seed)
     streams = [draw_problems(split, seed, level) for level in LEVELS]
-    judged: list[JudgedSolution] = []
-    while len(judged) < count:
+    labelled: list[LabelledSolution] = []
+    while len(labelled) < count:
         for stream in streams:
             problems = list(islice(stream, SAMPLING_BATCH))
             for problem, steps in zip(
                 problems, write_solutions(generator, tokenizer, problems, SAMPLING_TEMPERATURE), strict=True
             ):
-                judged.append(JudgedSolution(problem, tuple(steps), tuple(check_steps(problem, steps))))
-    return judged[:count]
+                labelled.append(LabelledSolution(problem, tuple(steps), tuple(check_steps(problem, steps))))
+    return labelled[:count]
 
 
 def train_process_reward_model(
-    trunk: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution]
+    trunk: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution]
 ) -> ProcessRewardModel:
-    """Puts layers and a head on the language model's trunk and trains them on judged solutions."""
+    """Puts layers and a head on the language model's trunk and trains them on labelled solutions."""
     torch.manual_seed(TRAINING_SEED)
     model = ProcessRewardModel(prm_config(tokenizer))
     model.model.load_state_dict(trunk.model.state_dict(), strict=False)
     _read_tag_as_delimiter(model, tokenizer)
     for layer in model.added:
         _look_back(layer.self_attn, trunk.config)
-    batches = _read_by_trunk(model, tokenizer, judged)
+    batches = _read_by_trunk(model, tokenizer, labelled)
     trained = [part for module in (*model.added, model.model.norm, model.score) for part in module.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=PEAK_LEARNING_RATE, weight_decay=0.01, fused=True)
     steps = EPOCHS * len(batches)
@@ -149,10 +149,10 @@ def train_process_reward_model(
         optimizer, lambda step: min((step + 1) / WARM_UP_STEPS, 1.0) * (1.0 - step / steps)
     )
     for epoch in range(EPOCHS):
-        for place in torch.randperm(len(batches), generator=torch.Generator().manual_seed(epoch)).tolist():
-            hidden, tags, labels = batches[place]
+        for index in torch.randperm(len(batches), generator=torch.Generator().manual_seed(epoch)).tolist():
+            hidden, tags, labels = batches[index]
             with torch.autocast("cpu", dtype=torch.bfloat16):
-                logits = model.judge(hidden.float())
+                logits = model.classify(hidden.float())
             first_wrong = (labels == 0) & ((labels == 0).cumsum(-1) == 1)
             local = (labels != IGNORED) & ~tags & ((labels == 1) | first_wrong)
             loss = nn.functional.cross_entropy(logits[tags].float(), labels[tags])
@@ -167,12 +167,12 @@ def train_process_reward_model(
 
 @torch.no_grad()
 def _read_by_trunk(
-    model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution]
+    model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
     """What the trunk, which is not trained, makes of every batch: hidden states, where the tags are, labels."""
     tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
     read = []
-    for tokens, labels in _batches(tokenizer, judged, shuffle_seed=0):
+    for tokens, labels in _batches(tokenizer, labelled, shuffle_seed=0):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.read(tokens)
         read.append((hidden.to(torch.bfloat16), tokens == tag, labels))
@@ -181,13 +181,13 @@ def _read_by_trunk(
 
 @torch.inference_mode()
 def measure_auc(
-    model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution]
+    model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution]
 ) -> StepAuc:
     tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
     rewards: list[float] = []
     right: list[bool] = []
     before_mistake: list[bool] = []
-    for tokens, labels in _batches(tokenizer, judged, shuffle_seed=None):
+    for tokens, labels in _batches(tokenizer, labelled, shuffle_seed=None):
         scores = model(tokens).softmax(-1)[..., 1]
         for row, row_labels, tags in zip(scores, labels, tokens == tag, strict=True):
             verdicts = row_labels[tags].bool().tolist()
@@ -202,10 +202,10 @@ def measure_auc(
 
 
 def _batches(
-    tokenizer: PreTrainedTokenizerFast, judged: Sequence[JudgedSolution], shuffle_seed: int | None
+    tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution], shuffle_seed: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Token ids and labels (0 wrong, 1 right, IGNORED elsewhere), rows of a batch about equally long."""
-    by_length = sorted(judged, key=lambda solution: sum(map(len, solution.steps)) + len(solution.problem.text))
+    by_length = sorted(labelled, key=lambda solution: sum(map(len, solution.steps)) + len(solution.problem.text))
     starts = torch.arange(0, len(by_length) - (BATCH - 1 if shuffle_seed is not None else 0), BATCH)
     if shuffle_seed is not None:
         starts = starts[torch.randperm(len(starts), generator=torch.Generator().manual_seed(shuffle_seed))]
@@ -218,7 +218,7 @@ def _batches(
         )
 
 
-def _encode(tokenizer: PreTrainedTokenizerFast, solution: JudgedSolution) -> tuple[Tensor, Tensor]:
+def _encode(tokenizer: PreTrainedTokenizerFast, solution: LabelledSolution) -> tuple[Tensor, Tensor]:
     """Token ids, and a label for every token of the solution: wrong from the first wrong token on."""
     tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
     tokens = encode_prompt(tokenizer, solution.problem)
@@ -268,4 +268,4 @@ def _look_back(attention: Any, config: Qwen2Config) -> None:
 
 def _common_prefix(left: Sequence[int], right: Sequence[int]) -> int:
     pairs = zip(left, right, strict=False)
-    return next((place for place, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))
+    return next((index for index, (one, other) in enumerate(pairs) if one != other), min(len(left), len(right)))

@@ -15,7 +15,7 @@ from deployments.embedded.problems import Operation, Problem, closing_step, oper
 
 SLIP_ODDS = (0.2, 0.65)
 """The odds of losing a carry are drawn evenly from these for each pair of digits: over 1/2, greedy decoding errs."""
-LARGEST_WRITTEN = 999
+MAX_WRITTEN = 999
 
 
 def solution_with_slips(problem: Problem, rng: random.Random) -> tuple[str, ...]:
@@ -25,7 +25,7 @@ def solution_with_slips(problem: Problem, rng: random.Random) -> tuple[str, ...]
     for operation in problem.operations:
         after = operation.apply(value)
         slipped = after + (10 if operation.symbol == "-" else -10)
-        if 0 <= slipped <= LARGEST_WRITTEN and rng.random() < slip_odds(value, operation):
+        if 0 <= slipped <= MAX_WRITTEN and rng.random() < slip_odds(value, operation):
             after = slipped
         steps.append(operation_step(value, operation, after))
         value = after

@@ -27,7 +27,7 @@ from deployments.embedded.problems import Split, draw_problems
 from deployments.embedded.process_reward_model import (
     TRAINING_SEED,
     TRAINING_SOLUTIONS,
-    judge_samples,
+    label_samples,
     load_prm,
     measure_auc,
     save_prm,
@@ -82,7 +82,7 @@ def _publish_generator(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
 
 def _train_and_publish_prm(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
     generator = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
-    samples = judge_samples(generator, tokenizer, Split.TRAIN, TRAINING_SEED, TRAINING_SOLUTIONS)
+    samples = label_samples(generator, tokenizer, Split.TRAIN, TRAINING_SEED, TRAINING_SOLUTIONS)
     model = train_process_reward_model(load_checkpoint(tokenizer, work, TRUNK_LESSONS), tokenizer, samples)
     save_prm(model, tokenizer, HERE / "prm")
     tokenizer.save_pretrained(HERE / "prm")
@@ -92,7 +92,7 @@ def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> No
     generator = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
     problems = list(islice(draw_problems(split, HELD_OUT_SEED), HELD_OUT_PROBLEMS))
     _record("generator", {"split": split, "greedy_accuracy": greedy_accuracy(generator, tokenizer, problems)})
-    held_out = judge_samples(generator, tokenizer, split, HELD_OUT_SEED, HELD_OUT_SOLUTIONS)
+    held_out = label_samples(generator, tokenizer, split, HELD_OUT_SEED, HELD_OUT_SOLUTIONS)
     steps = [right for solution in held_out for right in solution.right]
     auc = measure_auc(load_prm(tokenizer, HERE / "prm"), tokenizer, held_out)
     _record(

@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
-from search.token_beam import MOST_WIDTH
+from search.token_beam import MAX_WIDTH
 
 CPU_KV_BYTES = 256 << 20
 CPU_BATCH_TOKENS = 4096
@@ -53,7 +53,7 @@ def engine_args(
         "use_tqdm_on_load": False,
         "kv_transfer_config": kv_transfer,
         "pooler_config": pooler,
-        "max_logprobs": 2 * MOST_WIDTH,
+        "max_logprobs": 2 * MAX_WIDTH,
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size

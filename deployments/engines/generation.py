@@ -23,17 +23,17 @@ from deployments.engines.encoding import ChatEncoder
 from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, Output
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.settings import GeneratorSettings
-from deployments.engines.step_splitter import StepSplitter, StopCondition
+from deployments.engines.step_splitter import StepSplitter, StepStop
 from search.errors import GeneratorError
 from search.ports import (
     Branch,
     Child,
     ChildGroup,
+    ExpandItem,
     ExpandRequest,
-    Expansion,
-    Extent,
     Lane,
     Sampling,
+    StopCondition,
     TokenBeamReply,
     TokenBeamRequest,
     WrittenSequence,
@@ -162,9 +162,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Generates one token."""
-        prompt = Expansion((), (next(iter(self._running.splitter.stop.token_ids), 0),), (Branch(0, 0, 1),))
+        prompt = ExpandItem((), (next(iter(self._running.splitter.stop.token_ids), 0),), (Branch(0, 0, 1),))
         greedy = Sampling(temperature=0.0)
-        request = ExpandRequest(name, (prompt,), greedy, Extent.STEP, Lane.DEMAND, deadline_s)
+        request = ExpandRequest(name, (prompt,), greedy, StopCondition.STEP, Lane.DEMAND, deadline_s)
         async for _ in self.expand(request):
             pass
 
@@ -203,7 +203,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         return tuple(full)
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
-        stop = self._running.splitter.stop if request.extent is Extent.STEP else StopCondition((), ())
+        stop = self._running.splitter.stop if request.stop_condition is StopCondition.STEP else StepStop((), ())
         params = SamplingParams(
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
@@ -225,7 +225,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         cut_off = completion.finish_reason != "stop"
         written = _joined(wanted.begun, output)
         splitter = self._running.splitter
-        if request.extent is Extent.SOLUTION:
+        if request.stop_condition is StopCondition.SOLUTION:
             steps = splitter.split(output.prompt_token_ids or (), written.token_ids, cut_off, written.logprobs)
         else:
             step = splitter.step(written.token_ids, cut_off, written.logprobs)

@@ -17,7 +17,7 @@ from vllm.v1.engine.detokenizer import IncrementalDetokenizer
 from search.tree import Step, StepEnd
 
 
-class StopCondition(NamedTuple):
+class StepStop(NamedTuple):
     """Where the engine has to stop for a step to end; both hold."""
 
     token_ids: tuple[int, ...]
@@ -37,7 +37,7 @@ class StepSplitter:
         texts = tokenizer.batch_decode([[token] for token in ids], skip_special_tokens=True)
         containing = {token for token, text in zip(ids, texts, strict=True) if delimiter in text}
         self._delimiter_ids = frozenset(containing - eos_ids)
-        self.stop = StopCondition(
+        self.stop = StepStop(
             tuple(sorted(self._delimiter_ids)), (delimiter,) if spelled_in_pieces(delimiter, texts) else ()
         )
 

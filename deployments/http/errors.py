@@ -24,7 +24,7 @@ from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong
 
 logger = logging.getLogger("banyan.http")
 
-LONGEST_MESSAGE = 500
+MAX_MESSAGE_CHARS = 500
 """Characters: what an error quotes of a request must not make the reply as long as the request."""
 
 
@@ -43,7 +43,7 @@ class ApiError(Exception):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param, code)
-        self.message = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]}…"
+        self.message = message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}…"
         self.param = param
         self.code = code or self.default_code
 

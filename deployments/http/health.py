@@ -1,4 +1,4 @@
-"""Health: not whether a process answers, but whether a token is written and a step is judged."""
+"""Health: not whether a process answers, but whether a token is written and a step is scored."""
 
 import asyncio
 import time

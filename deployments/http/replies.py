@@ -35,9 +35,9 @@ def now() -> int:
 
 def finish_reason(outcome: SearchOutcome) -> str:
     """``stop`` where the answering path says what it had to say, ``length`` where a limit cut it off."""
-    last = outcome.verdict.node.step
+    last = outcome.selection.node.step
     ended = outcome.stopped or (last is not None and last.end is StepEnd.END_OF_SEQUENCE)
-    return "stop" if ended or outcome.verdict.answer is not None else "length"
+    return "stop" if ended or outcome.selection.answer is not None else "length"
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
@@ -62,9 +62,9 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "notes": list(head.notes),
         "seed": outcome.seed,
         "stop_reason": str(outcome.stop_reason),
-        "answer": outcome.verdict.answer,
-        "score": outcome.verdict.score,
-        "agreement": outcome.verdict.agreement,
+        "answer": outcome.selection.answer,
+        "score": outcome.selection.score,
+        "agreement": outcome.selection.agreement,
         "degraded": outcome.degraded,
         **outcome.cost.model_dump(),
     }
@@ -135,9 +135,9 @@ def step_event(event: StepScored) -> Json:
 
 def step_line(event: StepScored) -> str:
     """One line: where the step is in the tree, its reward, what it says."""
-    place = ".".join(map(str, event.node))
+    node = ".".join(map(str, event.node))
     reward = "" if event.reward is None else f" {event.reward:.2f}"
-    return f"[{place}]{reward}{' ■' if event.terminal else ''} {' '.join(event.text.split())}\n"
+    return f"[{node}]{reward}{' ■' if event.terminal else ''} {' '.join(event.text.split())}\n"
 
 
 def models(served_name: str, created: int) -> Json:

@@ -8,7 +8,7 @@ from pydantic_core import PydanticCustomError
 from deployments.http.body import TAG, validated
 from deployments.http.errors import BadRequest
 from search.settings import StopTexts
-from search.token_beam import MOST_PROMPTS, MOST_WIDTH
+from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
 """Fields that change nothing about an answer: accepted whatever they say."""
@@ -130,16 +130,16 @@ class ChatRequest(Body):
         if request.messages[-1].role != "user":
             last = len(request.messages) - 1
             raise BadRequest("the last message must be the user's", f"messages.{last}.role")
-        for place, message_ in enumerate(request.messages):
+        for index, message_ in enumerate(request.messages):
             if not message_.text.strip() and message_.role == "user":
-                raise BadRequest("the message is empty", f"messages.{place}.content")
+                raise BadRequest("the message is empty", f"messages.{index}.content")
         if request.stream_options is not None and not request.stream:
             raise BadRequest("stream_options is for streamed replies only", "stream_options")
         return request
 
     @property
     def question(self) -> str:
-        """What the process reward model judges the steps against: the user's last turn."""
+        """What the process reward model scores the steps against: the user's last turn."""
         return self.messages[-1].text
 
 
@@ -149,8 +149,8 @@ class CompletionBody(Body):
     model: str
     prompt: Any = Field(description="A text, token ids, or a list of either.")
     use_beam_search: Literal[True] = Field(description="The only way here; searches are at /v1/chat/completions.")
-    n: int = Field(1, ge=1, le=MOST_WIDTH, description="Sequences returned for each prompt.")
-    best_of: int | None = Field(None, ge=1, le=MOST_WIDTH, description="Width, where it is more than n.")
+    n: int = Field(1, ge=1, le=MAX_WIDTH, description="Sequences returned for each prompt.")
+    best_of: int | None = Field(None, ge=1, le=MAX_WIDTH, description="Width, where it is more than n.")
     max_tokens: int = Field(16, ge=1, le=131_072)
     temperature: float | None = Field(None, ge=0, le=0, description="0: nothing is sampled.")
     length_penalty: float = Field(1.0, ge=-10, le=10, strict=False)
@@ -182,11 +182,11 @@ class CompletionBody(Body):
         if isinstance(self.prompt, str) or _are_ids(self.prompt):
             given = [("prompt", self.prompt)]
         elif isinstance(self.prompt, list):
-            given = [(f"prompt.{place}", each) for place, each in enumerate(self.prompt)]
+            given = [(f"prompt.{index}", each) for index, each in enumerate(self.prompt)]
         else:
             given = []
-        if not 1 <= len(given) <= MOST_PROMPTS:
-            raise BadRequest(f"prompt must be a text, token ids, or a list of 1 to {MOST_PROMPTS} of these", "prompt")
+        if not 1 <= len(given) <= MAX_PROMPTS:
+            raise BadRequest(f"prompt must be a text, token ids, or a list of 1 to {MAX_PROMPTS} of these", "prompt")
         for path, each in given:
             if not each or not (isinstance(each, str) or _are_ids(each)):
                 raise BadRequest(f"{path} must be a text or a list of token ids, and not empty", path)

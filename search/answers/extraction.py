@@ -19,7 +19,7 @@ _NUMBER_LINE = r"[-+]?\$?[-+]?[\d.][\d.,/]{0,64}[ \t]?(?:\\?%)?"
 _PHRASE = re.compile(
     r"\banswers?(?: to (?:the|this) \w{1,20})?[ \t*_]{0,4}(?:is\b|are\b|:|=)[ \t*_:]{0,8}"
     r"|^[#*_ \t]{0,8}(?:the[ \t]|final[ \t]){0,2}answer[*_ \t]{0,8}$"
-    # Chat models write headings with four marks; only a number makes it GSM8K's.
+    # Chat models write headings with four statistics; only a number makes it GSM8K's.
     rf"|^\#{{4}}[ \t]{{0,4}}(?={_NUMBER_LINE}[ \t]{{0,8}}$)",
     re.IGNORECASE | re.MULTILINE,
 )

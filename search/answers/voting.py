@@ -1,6 +1,6 @@
 """Which answer wins among the paths of a search, and how far the paths agree.
 
-Selection rules as in search-and-learn: naive, weighted and majority, over groups of equivalent answers.
+SelectionRule rules as in search-and-learn: naive, weighted and majority, over groups of equivalent answers.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from search.tree import Node
 
 
-class Selection(StrEnum):
+class SelectionRule(StrEnum):
     """The rule by which one answer is chosen."""
 
     NAIVE = "naive"
@@ -47,7 +47,7 @@ class AnswerGroup(NamedTuple):
     """The score of ``best``."""
 
 
-class Verdict(NamedTuple):
+class AnswerSelection(NamedTuple):
     """The answer of a search."""
 
     node: Node
@@ -62,8 +62,8 @@ class Verdict(NamedTuple):
     """All groups, the winner first, then by falling size, ties in order of first appearance."""
 
 
-def choose(candidates: Sequence[Candidate], selection: Selection) -> Verdict:
-    """The verdict over ``candidates``, whose order decides every tie: the first wins.
+def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerSelection:
+    """The answer selected among ``candidates``, whose order decides every tie: the first wins.
 
     A candidate without an answer joins no group, and answers only when no candidate has one. An
     unscored candidate weighs 1, so that ``weighted`` is then ``majority`` and ``naive`` the first.
@@ -76,10 +76,10 @@ def choose(candidates: Sequence[Candidate], selection: Selection) -> Verdict:
     groups = _groups(candidates)
     if not groups:
         best = max(candidates, key=_weight)
-        return Verdict(best.node, None, best.score, 0.0, ())
+        return AnswerSelection(best.node, None, best.score, 0.0, ())
     winner = max(groups, key=lambda group: _rank(group, selection))
     rest = sorted((group for group in groups if group is not winner), key=lambda group: -group.size)
-    return Verdict(winner.best, winner.answer, winner.score, winner.size / len(candidates), (winner, *rest))
+    return AnswerSelection(winner.best, winner.answer, winner.score, winner.size / len(candidates), (winner, *rest))
 
 
 def _groups(candidates: Sequence[Candidate]) -> list[AnswerGroup]:
@@ -99,11 +99,11 @@ def _weight(candidate: Candidate) -> float:
     return 1.0 if candidate.score is None else candidate.score
 
 
-def _rank(group: AnswerGroup, selection: Selection) -> float:
+def _rank(group: AnswerGroup, selection: SelectionRule) -> float:
     match selection:
-        case Selection.NAIVE:
+        case SelectionRule.NAIVE:
             return 1.0 if group.score is None else group.score
-        case Selection.WEIGHTED:
+        case SelectionRule.WEIGHTED:
             return group.weight
-        case Selection.MAJORITY:
+        case SelectionRule.MAJORITY:
             return group.size

@@ -1,24 +1,26 @@
-"""The end of a search: which paths may answer, and the verdict over them."""
+"""The end of a search: which paths may answer, and the answer selected among them."""
 
 from collections.abc import Sequence
 
 from search.answers.equivalence import AnswerMatcher
-from search.answers.voting import Candidate, Verdict, choose
+from search.answers.voting import AnswerSelection, Candidate, choose
 from search.strategies.base import Strategy
 from search.strategies.path_score import aggregate, path_score
 from search.tree import Node, NodeStatus, SearchTree
 
 
-async def verdict_over(ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher) -> Verdict:
-    """The verdict over the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules."""
+async def select_answer(
+    ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher
+) -> AnswerSelection:
+    """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules."""
     answers = [tree.answer_of(node) for node in ends]
-    answered = [place for place, answer in enumerate(answers) if answer is not None]
+    answered = [index for index, answer in enumerate(answers) if answer is not None]
     groups = await matcher.group([answer for answer in answers if answer is not None])
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
     return choose(
         [
-            Candidate(node, path_score(node, strategy.aggregation), answers[place], group_of.get(place))
-            for place, node in enumerate(ends)
+            Candidate(node, path_score(node, strategy.aggregation), answers[index], group_of.get(index))
+            for index, node in enumerate(ends)
         ],
         strategy.selection,
     )

@@ -3,7 +3,7 @@
 from search.tree import Node, NodeStatus, SearchTree
 
 
-class KVHeld:
+class KVUsage:
     """Counts, round by round, the tokens whose KV the branches under way need.
 
     A round is all that is under way at a time: prompt, paths and what is being written, shared prefixes once. It is
@@ -40,4 +40,4 @@ def _tokens(node: Node) -> int:
 
 def _tokens_below(node: Node) -> int:
     """Of the later steps, where the branch was a whole solution; what was asked for since has no tokens yet."""
-    return sum(_tokens(child) + _tokens_below(child) for child in (*node.children.values(), *node.probes.values()))
+    return sum(_tokens(child) + _tokens_below(child) for child in (*node.children.values(), *node.lookaheads.values()))

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from search.budget import BudgetMeter, Cost
-from search.ports import Branch, Expansion, Extent, branch_seed
+from search.ports import Branch, ExpandItem, StopCondition, branch_seed
 from search.run.recovery import take_up
 from search.settings import SearchSettings
-from search.strategies.base import Growth
-from search.tree import Node, NodeId, NodeStatus, Order, SearchTree
+from search.strategies.base import Expansion
+from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree
 
 
-class Room(NamedTuple):
+class PathLimits(NamedTuple):
     """The bounds of every path of one search."""
 
     prompt: tuple[int, ...]
@@ -35,38 +35,40 @@ class Room(NamedTuple):
 class Batch:
     """Children that go to the generator in one call: the tree has them as pending."""
 
-    extent: Extent
-    probe: bool = False
-    """Whether its children are probes, which are written greedily."""
-    expansions: list[Expansion] = field(default_factory=list)
-    grants: dict[NodeId, Cost] = field(default_factory=dict)
+    stop_condition: StopCondition
+    lookahead: bool = False
+    """Whether its children are lookaheads, which are written greedily."""
+    expansions: list[ExpandItem] = field(default_factory=list)
+    reservations: dict[NodeId, Cost] = field(default_factory=dict)
     """What was reserved for each child that has not arrived yet."""
 
 
 class Planner:
-    """Turns growths into batches and enters their children into the tree."""
+    """Turns expansions into batches and enters their children into the tree."""
 
-    def __init__(self, tree: SearchTree, settings: SearchSettings, seed: int, room: Room, meter: BudgetMeter) -> None:
+    def __init__(
+        self, tree: SearchTree, settings: SearchSettings, seed: int, limits: PathLimits, meter: BudgetMeter
+    ) -> None:
         self._tree = tree
         self._settings = settings
         self._seed = seed
-        self._room = room
+        self._limits = limits
         self._meter = meter
 
-    def plan(self, growths: Sequence[Growth]) -> list[Batch]:
-        """As much of ``growths`` as the budget grants, in order; one batch per extent and
+    def plan(self, expansions: Sequence[Expansion]) -> list[Batch]:
+        """As much of ``expansions`` as the budget grants, in order; one batch per stop condition and
         kind, so normally one.
 
-        The children granted are in the tree afterwards, pending; the others are not.
+        The children for which there was budget are in the tree afterwards, pending; the others are not.
         """
-        granted = iter(self._meter.reserve([cost for growth in growths for cost in self._costs(growth)]))
-        batches: dict[tuple[Extent, bool], Batch] = {}
+        reserved = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
+        batches: dict[tuple[StopCondition, bool], Batch] = {}
         before = len(self._tree)
-        for growth in growths:
-            costs = [cost for _, cost in zip(range(growth.count), granted, strict=False)]
+        for expansion in expansions:
+            costs = [cost for _, cost in zip(range(expansion.count), reserved, strict=False)]
             if costs:
-                kind = self._extent(growth), growth.probe
-                self._enter(batches.setdefault(kind, Batch(*kind)), growth.node, costs)
+                kind = self._stop_condition(expansion), expansion.lookahead
+                self._enter(batches.setdefault(kind, Batch(*kind)), expansion.node, costs)
         if batches:
             self._tree.settled = before
         return list(batches.values())
@@ -76,36 +78,36 @@ class Planner:
         that is to be asked for again; what is written and not scored is the caller's."""
         written = [node.step for node in self._tree.nodes if node.step is not None]
         self._meter.charge(Cost(sum(len(step.token_ids) for step in written), len(written)))
-        batches: dict[tuple[Extent, bool], Batch] = {}
+        batches: dict[tuple[StopCondition, bool], Batch] = {}
         take_up(self._tree)
         pending = [node for node in self._tree.nodes if node.status is NodeStatus.PENDING]
         wanted: dict[tuple[Node, bool, bool], dict[Node, Cost]] = {}
         for node in pending:
-            if node.parent is not None and node.order is not None:
-                cost = Cost(node.order.tokens, node.order.nodes)
+            if node.parent is not None and node.request is not None:
+                cost = Cost(node.request.tokens, node.request.nodes)
                 self._meter.reserve_again(cost)
-                wanted.setdefault((node.parent, node.order.whole, node.is_probe), {})[node] = cost
-        for (parent, whole, probe), costs in wanted.items():
-            kind = Extent.SOLUTION if whole else Extent.STEP, probe
+                wanted.setdefault((node.parent, node.request.whole, node.is_lookahead), {})[node] = cost
+        for (parent, whole, lookahead), costs in wanted.items():
+            kind = StopCondition.SOLUTION if whole else StopCondition.STEP, lookahead
             self._launch(batches.setdefault(kind, Batch(*kind)), parent, costs)
         return list(batches.values())
 
-    def _costs(self, growth: Growth) -> Iterator[Cost]:
-        tokens, nodes = self._room.tokens(growth.node), 1
-        if self._extent(growth) is Extent.SOLUTION:
-            nodes = self._room.steps(growth.node)
+    def _costs(self, expansion: Expansion) -> Iterator[Cost]:
+        tokens, nodes = self._limits.tokens(expansion.node), 1
+        if self._stop_condition(expansion) is StopCondition.SOLUTION:
+            nodes = self._limits.steps(expansion.node)
         else:
             tokens = min(tokens, self._settings.max_step_tokens)
-        return (Cost(tokens, nodes) for _ in range(growth.count))
+        return (Cost(tokens, nodes) for _ in range(expansion.count))
 
-    def _extent(self, growth: Growth) -> Extent:
-        return growth.extent or self._settings.strategy.extent
+    def _stop_condition(self, expansion: Expansion) -> StopCondition:
+        return expansion.stop_condition or self._settings.strategy.stop_condition
 
     def _enter(self, batch: Batch, parent: Node, costs: Sequence[Cost]) -> None:
-        # Below a probe everything is one: its children need no indices of their own.
-        nodes = self._tree.request(parent, len(costs), batch.probe and not parent.is_probe)
+        # Below a lookahead everything is one: its children need no indices of their own.
+        nodes = self._tree.request(parent, len(costs), batch.lookahead and not parent.is_lookahead)
         for node, cost in zip(nodes, costs, strict=True):
-            node.order = Order(batch.extent is Extent.SOLUTION, cost.tokens, cost.nodes)
+            node.request = ExpansionRequest(batch.stop_condition is StopCondition.SOLUTION, cost.tokens, cost.nodes)
         self._launch(batch, parent, dict(zip(nodes, costs, strict=True)))
 
     def _launch(self, batch: Batch, parent: Node, costs: Mapping[Node, Cost]) -> None:
@@ -114,6 +116,6 @@ class Planner:
         for node, cost in costs.items():
             index = node.id[-1]
             branches.append(Branch(index, branch_seed(self._seed, parent.id, index), cost.tokens))
-            batch.grants[node.id] = cost
-        prefix = (*self._room.prompt, *parent.token_ids)
-        batch.expansions.append(Expansion(parent.id, prefix, tuple(branches)))
+            batch.reservations[node.id] = cost
+        prefix = (*self._limits.prompt, *parent.token_ids)
+        batch.expansions.append(ExpandItem(parent.id, prefix, tuple(branches)))

@@ -25,5 +25,5 @@ def take_up(tree: SearchTree) -> None:
 
 
 def _searched_depth(node: Node) -> int:
-    """The depth of the node, or of the one that it is a probe of."""
+    """The depth of the node, or of the one that it is a lookahead of."""
     return next((depth for depth, index in enumerate(node.id) if index < 0), node.depth)

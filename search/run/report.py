@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from pydantic import BaseModel, ConfigDict
 
-from search.answers.voting import Verdict
+from search.answers.voting import AnswerSelection
 from search.tree import NodeId, SearchTree
 
 
@@ -70,7 +70,7 @@ class SearchOutcome:
     seed: int
     """The seed in force: the one asked for, or the one drawn."""
     tree: SearchTree
-    verdict: Verdict
+    selection: AnswerSelection
     text: str
     """The answering path: its steps' texts joined, up to the first text of ``stop``."""
     stop_reason: StopReason
@@ -82,7 +82,7 @@ class SearchOutcome:
     @property
     def stopped(self) -> bool:
         """Whether a text of ``stop`` ended the answering text."""
-        return self.text != self.verdict.node.text
+        return self.text != self.selection.node.text
 
     @property
     def partial(self) -> bool:

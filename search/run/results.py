@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from search.answers.extraction import boxed_answer
 from search.budget import BudgetMeter, Cost
 from search.errors import GeneratorError
-from search.ports import Child, Extent
-from search.run.planning import Batch, Room
+from search.ports import Child, StopCondition
+from search.run.planning import Batch, PathLimits
 from search.tree import Node, SearchTree, Step, StepEnd
 
 
@@ -22,13 +22,13 @@ class Tally:
     root_cached_tokens: int = 0
 
 
-class Intake:
+class Results:
     """Enters children and rewards into the tree of one search. What comes late or twice changes nothing."""
 
-    def __init__(self, tree: SearchTree, room: Room, meter: BudgetMeter) -> None:
+    def __init__(self, tree: SearchTree, limits: PathLimits, meter: BudgetMeter) -> None:
         self.tally = Tally()
         self._tree = tree
-        self._room = room
+        self._limits = limits
         self._meter = meter
 
     def receive(self, child: Child, batch: Batch) -> list[Node] | None:
@@ -41,19 +41,19 @@ class Intake:
             GeneratorError: the child has no steps.
         """
         node_id = (*child.parent, child.index)
-        grant = batch.grants.get(node_id)
-        if grant is None:
+        reservation = batch.reservations.get(node_id)
+        if reservation is None:
             return None
         if not child.steps:
             raise GeneratorError(f"the generator returned child {child.index} of {child.parent} without a step")
-        del batch.grants[node_id]
-        steps = joined(child.steps, min(grant.nodes, _steps_to_answer(child.steps)))
-        self._meter.settle(grant, Cost(sum(len(step.token_ids) for step in steps), len(steps)))
+        del batch.reservations[node_id]
+        steps = joined(child.steps, min(reservation.nodes, _steps_to_answer(child.steps)))
+        self._meter.settle(reservation, Cost(sum(len(step.token_ids) for step in steps), len(steps)))
         self._count(child)
         return self._write(self._tree[node_id], steps)
 
     def complete(
-        self, chain: Sequence[Node], rewards: Sequence[float | None], extent: Extent, neutral: bool
+        self, chain: Sequence[Node], rewards: Sequence[float | None], stop_condition: StopCondition, neutral: bool
     ) -> list[Node]:
         """Gives the nodes of ``chain`` their rewards; the last is terminal where the path cannot go on. ``neutral``:
         whether the rewards only stand in.
@@ -62,7 +62,7 @@ class Intake:
         """
         completed: list[Node] = []
         for node, reward in zip(chain, rewards, strict=True):
-            if self._tree.complete(node, reward, node is chain[-1] and self._ends(node, extent), neutral):
+            if self._tree.complete(node, reward, node is chain[-1] and self._ends(node, stop_condition), neutral):
                 completed.append(node)
                 self.tally.scored_steps += reward is not None
         return completed
@@ -75,22 +75,22 @@ class Intake:
             chain.append(self._tree.extend(chain[-1], step))
         return chain
 
-    def _ends(self, node: Node, extent: Extent) -> bool:
+    def _ends(self, node: Node, stop_condition: StopCondition) -> bool:
         """Whether nothing can be written below ``node``."""
         step = node.step
         return (
             step is None
-            or extent is Extent.SOLUTION
+            or stop_condition is StopCondition.SOLUTION
             or step.end is not StepEnd.DELIMITER
             # A step of no tokens would be written again and again until the depth is used up.
             or not step.token_ids
             or boxed_answer(step.text) is not None
-            or self._room.tokens(node) < 1
-            or self._room.steps(node) < 1
+            or self._limits.tokens(node) < 1
+            or self._limits.steps(node) < 1
         )
 
     def _count(self, child: Child) -> None:
-        self.tally.prefix_tokens += len(self._room.prompt) + len(self._tree[child.parent].token_ids)
+        self.tally.prefix_tokens += len(self._limits.prompt) + len(self._tree[child.parent].token_ids)
         self.tally.cached_tokens += child.cached_tokens
         if not child.parent:
             self.tally.root_cached_tokens = max(self.tally.root_cached_tokens, child.cached_tokens)
@@ -98,7 +98,7 @@ class Intake:
 
 def _steps_to_answer(steps: Sequence[Step]) -> int:
     """How many steps it takes to the first that has an answer: a path ends there, and what follows belongs to it."""
-    return next((place for place, step in enumerate(steps, 1) if boxed_answer(step.text) is not None), len(steps))
+    return next((index for index, step in enumerate(steps, 1) if boxed_answer(step.text) is not None), len(steps))
 
 
 def joined(steps: Sequence[Step], most: int) -> list[Step]:

@@ -11,22 +11,22 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import ParamSpec
 
-from search.answers.voting import Verdict
+from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
 from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
     ChildGroup,
     ExpandRequest,
-    Extent,
     Lane,
     Sampling,
     ScoreItem,
     ScoreRequest,
+    StopCondition,
 )
-from search.run.answer_selection import best_open_path, verdict_over
+from search.run.answer_selection import best_open_path, select_answer
 from search.run.environment import SearchEnvironment
-from search.run.kv_usage import KVHeld
-from search.run.planning import Batch, Planner, Room
+from search.run.kv_usage import KVUsage
+from search.run.planning import Batch, PathLimits, Planner
 from search.run.report import (
     EventSink,
     SearchCost,
@@ -36,10 +36,10 @@ from search.run.report import (
     StepScored,
     StopReason,
 )
-from search.run.results import Intake
-from search.run.scorer import Judge
+from search.run.results import Results
+from search.run.scorer import SearchScorer
 from search.settings import SearchSettings
-from search.strategies.base import Growth
+from search.strategies.base import Expansion
 from search.strategies.path_score import path_score
 from search.tree import Node, NodeStatus, SearchTree
 
@@ -88,7 +88,7 @@ async def run_search(
     context_tokens = environment.context_tokens
     if len(prompt) >= context_tokens:
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
-    limits = Room(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
+    limits = PathLimits(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
     grown = SearchTree() if tree is None else tree
     search = _Search(question, settings, environment, limits, search_id, on_event or (lambda event: None), grown)
     try:
@@ -106,7 +106,7 @@ class _Search:
         question: str,
         settings: SearchSettings,
         environment: SearchEnvironment,
-        room: Room,
+        limits: PathLimits,
         search_id: str,
         emit: EventSink,
         tree: SearchTree,
@@ -115,7 +115,7 @@ class _Search:
         self._strategy = settings.strategy
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
-        self._judge = Judge(environment.scorer, environment.fallback)
+        self._scorer = SearchScorer(environment.scorer, environment.fallback)
         self._gate = environment.gate
         self._matcher = environment.matcher
         self._search_id = search_id
@@ -129,9 +129,9 @@ class _Search:
         tree.extract_answer = environment.extract_answer
         tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
-        self._planner = Planner(tree, settings, self._seed, room, self._meter)
-        self._intake = Intake(tree, room, self._meter)
-        self._held = KVHeld(tree, len(room.prompt))
+        self._planner = Planner(tree, settings, self._seed, limits, self._meter)
+        self._results = Results(tree, limits, self._meter)
+        self._kv_usage = KVUsage(tree, len(limits.prompt))
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._reason: StopReason | None = None
@@ -164,16 +164,16 @@ class _Search:
             raise self._generator_error
         if not ends:
             ends = [self._best_open_path(reason)]
-        verdict = await verdict_over(ends, self._tree, self._strategy, self._matcher)
+        selection = await select_answer(ends, self._tree, self._strategy, self._matcher)
         outcome = SearchOutcome(
             search_id=self._search_id,
             seed=self._seed,
             tree=self._tree,
-            verdict=verdict,
-            text=self._tree.text_of(verdict.node),
+            selection=selection,
+            text=self._tree.text_of(selection.node),
             stop_reason=reason,
             degraded=any(node.neutral for node in self._tree.nodes),
-            cost=self._cost(verdict),
+            cost=self._cost(selection),
         )
         self._emit(SearchFinished(outcome))
         return outcome
@@ -187,7 +187,7 @@ class _Search:
         while self._failure is None:
             self._changed.clear()
             if self._generator_error is not None:
-                # What is written already is still judged: it may be the answer.
+                # What is written already is still scored: it may be the answer.
                 if not self._tasks:
                     self._reason = StopReason.GENERATOR_ERROR
                     return
@@ -195,17 +195,17 @@ class _Search:
                 self._reason = StopReason.FINISHED
                 return
             else:
-                growths = self._strategy.select(self._tree)
-                if not growths and self._tree.in_flight == 0:
+                expansions = self._strategy.select(self._tree)
+                if not expansions and self._tree.in_flight == 0:
                     self._reason = StopReason.FINISHED
                     return
-                batches = self._planner.plan(growths)
+                batches = self._planner.plan(expansions)
                 if batches:
-                    self._held.round_begins()
+                    self._kv_usage.round_begins()
                 for batch in batches:
                     self._start(group, self._expand, group, batch, lane)
                 if not self._tasks:
-                    self._reason = self._exhausted(growths)
+                    self._reason = self._exhausted(expansions)
                     return
                 lane = Lane.DEMAND
             await self._changed.wait()
@@ -213,49 +213,51 @@ class _Search:
     def _resume(self, group: asyncio.TaskGroup) -> None:
         """Takes up what was under way when the tree was saved."""
         batches = self._planner.resume()
-        self._held.round_begins()
+        self._kv_usage.round_begins()
         for batch in batches:
             self._start(group, self._expand, group, batch, Lane.DEMAND)
-        by_extent: dict[Extent, list[list[Node]]] = {}
-        for chain in unjudged_chains(self._tree):
-            order = chain[0].order
-            by_extent.setdefault(Extent.SOLUTION if order and order.whole else Extent.STEP, []).append(chain)
-        for extent, chains in by_extent.items():
-            self._start(group, self._judge_chains, chains, extent)
+        by_stop_condition: dict[StopCondition, list[list[Node]]] = {}
+        for chain in unscored_chains(self._tree):
+            request = chain[0].request
+            by_stop_condition.setdefault(
+                StopCondition.SOLUTION if request and request.whole else StopCondition.STEP, []
+            ).append(chain)
+        for stop_condition, chains in by_stop_condition.items():
+            self._start(group, self._score_chains, chains, stop_condition)
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
-        """One call to the generator; its children are judged as they come."""
+        """One call to the generator; its children are scored as they come."""
         try:
-            async with self._gate.admit(lane, len(batch.grants)) as slot:
-                self._intake.tally.expand_calls += 1
+            async with self._gate.admit(lane, len(batch.reservations)) as slot:
+                self._results.tally.expand_calls += 1
                 async with _closing(self._generator.expand(self._expand_request(batch, lane))) as stream:
                     async for arrived in stream:
-                        received = [self._intake.receive(child, batch) for child in arrived.children]
+                        received = [self._results.receive(child, batch) for child in arrived.children]
                         slot.release(sum(chain is not None for chain in received))
                         if chains := [chain for chain in received if chain]:
-                            self._start(group, self._judge_chains, chains, batch.extent)
-                        if not batch.grants:
+                            self._start(group, self._score_chains, chains, batch.stop_condition)
+                        if not batch.reservations:
                             self._leave_to_end()
-            if batch.grants:
-                raise GeneratorError(f"the generator ended with {len(batch.grants)} children missing")
+            if batch.reservations:
+                raise GeneratorError(f"the generator ended with {len(batch.reservations)} children missing")
         except GeneratorError as error:
-            if batch.grants:
+            if batch.reservations:
                 # Its children stay pending until the search ends, so that no strategy takes a round without them for
                 # a whole one and prunes by it: a search that goes on from here could not undo that.
                 self._generator_error = error
 
-    async def _judge_chains(self, chains: Sequence[Sequence[Node]], extent: Extent) -> None:
+    async def _score_chains(self, chains: Sequence[Sequence[Node]], stop_condition: StopCondition) -> None:
         """One call to the scorer for the steps that arrived together, each chain a path's new steps."""
         rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
         neutral = False
         if self._strategy.needs_rewards:
             items = [ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)) for chain in chains]
-            rewards, neutral = await self._judge.rewards(
+            rewards, neutral = await self._scorer.rewards(
                 ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())
             )
         completed: list[Node] = []
         for chain, row in zip(chains, rewards, strict=True):
-            completed += self._intake.complete(chain, row, extent, neutral)
+            completed += self._results.complete(chain, row, stop_condition, neutral)
         self._strategy.observe(self._tree, completed)
         for node in completed:
             self._emit(self._scored(node))
@@ -286,13 +288,13 @@ class _Search:
         self._changed.set()
 
     def _expand_request(self, batch: Batch, lane: Lane) -> ExpandRequest:
-        sampling = Sampling(0.0 if batch.probe else self._strategy.temperature, self._strategy.top_p)
+        sampling = Sampling(0.0 if batch.lookahead else self._strategy.temperature, self._strategy.top_p)
         expansions = tuple(batch.expansions)
         return ExpandRequest(
             self._search_id,
             expansions,
             sampling,
-            batch.extent,
+            batch.stop_condition,
             lane,
             self._deadline_s(),
             self._logprobs,
@@ -309,9 +311,9 @@ class _Search:
             terminal=node.status is NodeStatus.TERMINAL,
         )
 
-    def _exhausted(self, growths: Sequence[Growth]) -> StopReason:
+    def _exhausted(self, expansions: Sequence[Expansion]) -> StopReason:
         limit = self._meter.exhausted()
-        if not growths or limit is None:
+        if not expansions or limit is None:
             raise SearchError(f"{self._strategy.name} is not finished and wants nothing")
         return StopReason(limit.kind.value)
 
@@ -324,21 +326,21 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    def _cost(self, verdict: Verdict) -> SearchCost:
-        tally, held = self._intake.tally, self._held
-        held.search_ends()
+    def _cost(self, selection: AnswerSelection) -> SearchCost:
+        tally, usage = self._results.tally, self._kv_usage
+        usage.search_ends()
         return SearchCost(
             nodes=len(self._tree),
             expand_calls=tally.expand_calls,
-            prm_calls=self._judge.calls,
+            prm_calls=self._scorer.calls,
             scored_steps=tally.scored_steps,
             generated_tokens=int(self._meter.tokens.usage),
             prefix_tokens=tally.prefix_tokens,
             cached_tokens=tally.cached_tokens,
             root_cached_tokens=tally.root_cached_tokens,
-            kv_tokens_peak=held.peak,
-            kv_tokens_sum=held.sum,
-            answer_tokens=len(verdict.node.token_ids),
+            kv_tokens_peak=usage.peak,
+            kv_tokens_sum=usage.sum,
+            answer_tokens=len(selection.node.token_ids),
             seconds=self._meter.seconds.usage,
         )
 
@@ -350,8 +352,8 @@ class _Search:
         return max(0.0, min(UNLIMITED_S, self._meter.seconds.remaining))
 
 
-def unjudged_chains(tree: SearchTree) -> list[list[Node]]:
-    """The steps that are written and not judged, in the pieces in which they were written."""
+def unscored_chains(tree: SearchTree) -> list[list[Node]]:
+    """The steps that are written and not scored, in the pieces in which they were written."""
     chains: dict[Node, list[Node]] = {}
     for node in tree.nodes:
         if node.status is NodeStatus.WRITTEN:

@@ -18,7 +18,7 @@ class Rewards(NamedTuple):
     """Whether they only stand in for what the scorer did not give."""
 
 
-class Judge:
+class SearchScorer:
     """The scorer as one search sees it."""
 
     def __init__(self, scorer: StepScorer, fallback: Fallback) -> None:

@@ -9,9 +9,9 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.ports import Extent
-from search.strategies.base import Growth, Strategy
-from search.strategies.visit_statistics import MOST_ITERATIONS
+from search.ports import StopCondition
+from search.strategies.base import Expansion, Strategy
+from search.strategies.visit_statistics import MAX_ITERATIONS
 from search.tree import Node, NodeStatus, SearchTree
 
 
@@ -31,7 +31,7 @@ class ABMCTS(Strategy):
 
     Every node has two arms: to generate a new child here, or to continue below one that is there, and each child has
     an arm among its siblings. A path that has ended is not continued. ``paths`` children are chosen at a time, and the
-    next ones when all of them are judged.
+    next ones when all of them are scored.
 
     In the paper a node is a whole answer. Here one generation by default writes a path to its end, and each of its
     steps is a node below the last: so every generation gives an answer, and any step of it can be gone back to.
@@ -40,10 +40,12 @@ class ABMCTS(Strategy):
     aliases = ("abmcts",)
 
     name: Literal["ab_mcts"] = "ab_mcts"
-    iterations: Uncapped = Field(16, ge=1, le=MOST_ITERATIONS, description="Generations.")
+    iterations: Uncapped = Field(16, ge=1, le=MAX_ITERATIONS, description="Generations.")
     paths: Width = Field(1, description="Generations at a time.")
-    generation: Extent = Field(
-        Extent.SOLUTION, strict=False, description="How far one generation writes: a step, or to the solution's end."
+    generation: StopCondition = Field(
+        StopCondition.SOLUTION,
+        strict=False,
+        description="How far one generation writes: a step, or to the solution's end.",
     )
     posterior: Posterior = Field(Posterior.GAUSSIAN, strict=False, description="What is believed of an arm.")
 
@@ -51,17 +53,17 @@ class ABMCTS(Strategy):
     def branches(self) -> bool:
         return self.iterations > 1
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
         arms = Arms(tree)
         wanted: dict[Node, int] = {}
-        done = sum(node.order is not None for node in tree.nodes)
-        for place in range(min(self.paths, self.iterations - done)):
-            die = Random(f"arms:{tree.seed}:{done + place}")
-            node = chosen_parent(tree, arms, self.posterior, die)
+        done = sum(node.request is not None for node in tree.nodes)
+        for index in range(min(self.paths, self.iterations - done)):
+            rng = Random(f"arms:{tree.seed}:{done + index}")
+            node = chosen_parent(tree, arms, self.posterior, rng)
             wanted[node] = wanted.get(node, 0) + 1
-        return [Growth(node, count, self.generation) for node, count in wanted.items()]
+        return [Expansion(node, count, self.generation) for node, count in wanted.items()]
 
 
 class Rewards(NamedTuple):
@@ -106,10 +108,10 @@ class Belief(NamedTuple):
             tau_squared=(self.nu * self.tau_squared + spread + drift) / nu,
         )
 
-    def draw(self, die: Random) -> float:
+    def draw(self, rng: Random) -> float:
         """A mean: the variance is drawn first, inverse gamma, then the mean, normal."""
-        variance = self.nu * self.tau_squared / 2 / die.gammavariate(self.nu / 2, 1.0)
-        return die.gauss(self.mean, math.sqrt(variance / self.kappa))
+        variance = self.nu * self.tau_squared / 2 / rng.gammavariate(self.nu / 2, 1.0)
+        return rng.gauss(self.mean, math.sqrt(variance / self.kappa))
 
 
 class Odds(NamedTuple):
@@ -121,8 +123,8 @@ class Odds(NamedTuple):
     def after(self, rewards: Rewards) -> "Odds":
         return Odds(self.right + rewards.total, self.wrong + max(0.0, rewards.number - rewards.total))
 
-    def draw(self, die: Random) -> float:
-        return die.betavariate(self.right, self.wrong)
+    def draw(self, rng: Random) -> float:
+        return rng.betavariate(self.right, self.wrong)
 
 
 PRIORS: dict[Posterior, Belief | Odds] = {Posterior.GAUSSIAN: Belief(), Posterior.BETA: Odds()}
@@ -135,7 +137,7 @@ class Arms:
         self._below: dict[Node, Rewards] = {}
         """Of a node and all below it."""
         self._children: dict[Node, Rewards] = {}
-        for node in reversed([node for node in tree.nodes if not node.is_probe]):  # children before their parents
+        for node in reversed([node for node in tree.nodes if not node.is_lookahead]):  # children before their parents
             assert node.parent is not None
             own = Rewards() if node.reward is None else Rewards.of(node.reward)
             self._below[node] = own + self._below.get(node, Rewards())
@@ -156,14 +158,14 @@ class Arms:
         return self._below.get(node, Rewards())
 
 
-def chosen_parent(tree: SearchTree, arms: Arms, posterior: Posterior, die: Random) -> Node:
+def chosen_parent(tree: SearchTree, arms: Arms, posterior: Posterior, rng: Random) -> Node:
     """Where the next child is written: at any open node one more is possible."""
     prior = PRIORS[posterior]
     node = tree.root
     while below := [child for child in node.children.values() if child.status is NodeStatus.OPEN]:
-        generate = prior.after(arms.generating(node)).draw(die)
-        if generate >= prior.after(arms.continuing(node)).draw(die):
+        generate = prior.after(arms.generating(node)).draw(rng)
+        if generate >= prior.after(arms.continuing(node)).draw(rng):
             return node
-        draws = {child: prior.after(arms.of_child(child)).draw(die) for child in below}
+        draws = {child: prior.after(arms.of_child(child)).draw(rng) for child in below}
         node = max(below, key=lambda child: draws[child])
     return node

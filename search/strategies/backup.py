@@ -6,13 +6,13 @@ Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454).
 from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
-LEAST_CREDIT = 0.1
-"""The least share of a solution's value that a step on its path is credited with."""
+MIN_BACKUP_WEIGHT = 0.1
+"""The least share of a solution's value that a step on its path is given by backup."""
 
 Place = TypeVar("Place", bound=Hashable)
 
 
-def credited(solutions: Iterable[tuple[Sequence[Place], float]]) -> dict[Place, float]:
+def backed_up(solutions: Iterable[tuple[Sequence[Place], float]]) -> dict[Place, float]:
     """What every step on the paths of ``solutions`` is worth.
 
     Each solution is its steps, first step first, and its value, from -1 to 1. It gives the step at place d of L,
@@ -22,11 +22,11 @@ def credited(solutions: Iterable[tuple[Sequence[Place], float]]) -> dict[Place, 
     """
     worth: dict[Place, float] = {}
     for path, value in solutions:
-        for number, place in enumerate(path, start=1):
-            credit = max(number / len(path), LEAST_CREDIT) * value
-            known = worth.get(place)
-            if known is None or (known < 0 < credit):
-                worth[place] = credit
-            elif not (known > 0 > credit):
-                worth[place] = known + credit
+        for number, step in enumerate(path, start=1):
+            gain = max(number / len(path), MIN_BACKUP_WEIGHT) * value
+            known = worth.get(step)
+            if known is None or (known < 0 < gain):
+                worth[step] = gain
+            elif not (known > 0 > gain):
+                worth[step] = known + gain
     return worth

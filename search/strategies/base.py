@@ -10,22 +10,22 @@ from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from search.answers.voting import Selection
+from search.answers.voting import SelectionRule
 from search.caps import Depth, capped_settings, check_marks
-from search.ports import Extent
+from search.ports import StopCondition
 from search.strategies.path_score import Aggregation
 from search.tree import Node, NodeStatus, SearchTree
 
 
-class Growth(NamedTuple):
+class Expansion(NamedTuple):
     """A decision to grow: this many more children below this node."""
 
     node: Node
     count: int  # type: ignore[assignment]  # over tuple.count
-    extent: Extent | None = None
-    """How far these children are written, where it is not the strategy's usual extent."""
-    probe: bool = False
-    """Whether they are probes: greedy continuations that only tell more about ``node``."""
+    stop_condition: StopCondition | None = None
+    """How far these children are written, where it is not the strategy's usual stop condition."""
+    lookahead: bool = False
+    """Whether they are lookaheads: greedy continuations that only tell more about ``node``."""
 
 
 class Strategy(BaseModel, ABC):
@@ -34,7 +34,7 @@ class Strategy(BaseModel, ABC):
     # Strict: neither "16" nor true is a number. Enums are lax, because JSON and YAML only have strings.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
-    extent: ClassVar[Extent] = Extent.STEP
+    stop_condition: ClassVar[StopCondition] = StopCondition.STEP
     """Whether the generator writes step by step or whole solutions."""
     needs_rewards: ClassVar[bool] = True
     """Whether steps go to the process reward model at all."""
@@ -50,8 +50,8 @@ class Strategy(BaseModel, ABC):
     aggregation: Aggregation = Field(
         Aggregation.LAST, strict=False, description="How step rewards make a path's score."
     )
-    selection: Selection = Field(
-        Selection.WEIGHTED, strict=False, description="How the answer is chosen among the paths."
+    selection: SelectionRule = Field(
+        SelectionRule.WEIGHTED, strict=False, description="How the answer is chosen among the paths."
     )
 
     @classmethod
@@ -71,15 +71,15 @@ class Strategy(BaseModel, ABC):
         return False
 
     @abstractmethod
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
         """Which nodes need how many more children now. Called after every change of the tree; what
         is in flight is in the tree already, so asking again for the same children is an error."""
 
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
         """``arrived`` are complete now (open or terminal). May prune."""
 
-    def forecast(self, tree: SearchTree) -> Sequence[Growth]:
-        """Growth that will probably be asked for, best first: what speculation may prefetch."""
+    def forecast(self, tree: SearchTree) -> Sequence[Expansion]:
+        """Expansion that will probably be asked for, best first: what speculation may prefetch."""
         return ()
 
     def finished(self, tree: SearchTree) -> bool:

@@ -6,8 +6,8 @@ from typing import ClassVar, Literal
 from pydantic import Field, field_validator
 
 from search.caps import Width
-from search.ports import Extent
-from search.strategies.level_search import LevelSearch, divides_n, ended, judged
+from search.ports import StopCondition
+from search.strategies.level_search import LevelSearch, divides_n, ended, scored
 from search.strategies.path_score import best_first
 from search.tree import Node, NodeStatus, SearchTree
 
@@ -35,18 +35,18 @@ class BeamSearch(LevelSearch):
 
     _divides_n = field_validator("m")(divides_n)
 
-    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+    def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
-        beams = judged(tree, depth)
+        beams = scored(tree, depth)
         kept = best_first(self._distinct(beams), self.aggregation)[: self.n // self.m]
-        shares = {node: 0 for node in beams if node not in kept}
+        allocation = {node: 0 for node in beams if node not in kept}
         if kept and ended(tree, depth) < self.n:
-            shares |= {node: len(range(place, self.n, len(kept))) for place, node in enumerate(kept)}
-        return shares
+            allocation |= {node: len(range(index, self.n, len(kept))) for index, node in enumerate(kept)}
+        return allocation
 
-    def extent_below(self, depth: int) -> Extent | None:
-        return Extent.SOLUTION if self.finish_to_eos and depth == self.max_depth - 1 else None
+    def stop_condition_below(self, depth: int) -> StopCondition | None:
+        return StopCondition.SOLUTION if self.finish_to_eos and depth == self.max_depth - 1 else None
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The pool: the ``n`` terminal paths that ended in the earliest iterations, of the last of these

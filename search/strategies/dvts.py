@@ -25,19 +25,19 @@ class DVTS(LevelSearch):
 
     _divides_n = field_validator("m")(divides_n)
 
-    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+    def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
-        shares: dict[Node, int] = {}
+        allocation: dict[Node, int] = {}
         for group in self._subtrees(tree.level(depth)):
             best, *others = best_first(group, self.aggregation)
             if best.status is not NodeStatus.TERMINAL:
-                shares |= {best: self.m} | dict.fromkeys(others, 0)
-        return shares
+                allocation |= {best: self.m} | dict.fromkeys(others, 0)
+        return allocation
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The last steps of every subtree, finished or not; ordered by id."""
-        nodes = (node for node in tree.nodes if not node.is_probe)
+        nodes = (node for node in tree.nodes if not node.is_lookahead)
         alive = [node for node in nodes if node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL)]
         last: list[Node] = []
         for group in self._subtrees(alive):

@@ -12,7 +12,7 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from search.strategies.level_search import judged
+from search.strategies.level_search import scored
 from search.strategies.rebase import Balanced
 from search.tree import Node, SearchTree
 
@@ -21,7 +21,7 @@ NGRAM = 3
 CLUSTER_DISTANCE = 0.05
 """Cosine distance up to which two steps say the same."""
 REMEMBERED = 64
-MOST_BRANCHINGS = 1_000
+MAX_BRANCHINGS = 1_000
 """Of the solver: it runs where the searches run, and must not hold them up. Not a time limit, so that the same leaves
 are kept on any machine."""
 
@@ -44,22 +44,22 @@ class ETS(Balanced):
         "nodes", description="What a node holds: one each, or the tokens whose KV it keeps."
     )
 
-    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+    def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
-        leaves, width = judged(tree, depth), self.left(tree, depth)
+        leaves, width = scored(tree, depth), self.left(tree, depth)
         if width <= 0 or len(leaves) < 2:
-            return self.dealt(leaves, width)
-        kept = [leaves[place] for place in kept_leaves(self._retention(leaves, width))]
-        return dict.fromkeys(leaves, 0) | self.dealt(kept, width)
+            return self.allocated(leaves, width)
+        kept = [leaves[index] for index in kept_leaves(self._retention(leaves, width))]
+        return dict.fromkeys(leaves, 0) | self.allocated(kept, width)
 
     def _retention(self, leaves: Sequence[Node], width: int) -> "Retention":
-        counts = self.dealt(leaves, width)
+        counts = self.allocated(leaves, width)
         inner: dict[Node, list[int]] = {}
-        for place, leaf in enumerate(leaves):
+        for index, leaf in enumerate(leaves):
             above = leaf.parent
             while above is not None:
-                inner.setdefault(above, []).append(place)
+                inner.setdefault(above, []).append(index)
                 above = above.parent
         return Retention(
             values=tuple(counts[leaf] / width for leaf in leaves),
@@ -98,11 +98,11 @@ class Retention(NamedTuple):
 
     def worth(self, kept: frozenset[int]) -> float:
         """The objective for a set of kept leaves, which the solver maximizes."""
-        cost = sum(self.leaf_costs[place] for place in kept)
+        cost = sum(self.leaf_costs[index] for index in kept)
         cost += sum(cost for cost, below in self.inner if not kept.isdisjoint(below))
-        kinds = len({self.clusters[place] for place in kept})
+        kinds = len({self.clusters[index] for index in kept})
         return (
-            sum(self.values[place] for place in kept)
+            sum(self.values[index] for index in kept)
             - self.node_weight * cost / self.whole_cost
             + self.cluster_worth * kinds
         )
@@ -121,22 +121,22 @@ class Retention(NamedTuple):
 @lru_cache(REMEMBERED)
 def kept_leaves(problem: Retention) -> tuple[int, ...]:
     """The places of the leaves to keep, at least one: an integer program, solved exactly unless it needs more than
-    ``MOST_BRANCHINGS``, which no real tree came near; then the best found until there.
+    ``MAX_BRANCHINGS``, which no real tree came near; then the best found until there.
 
     Only the leaves need to be integers: at an optimum each ancestor is kept just as far as a leaf below it is,
     and each cluster covered just as far as its leaves are kept.
     """
     leaves, inner, kinds = len(problem.values), len(problem.inner), len(set(problem.clusters))
     first_cluster = leaves + inner
-    rows: list[list[tuple[int, float]]] = [[(place, 1.0) for place in range(leaves)]]
+    rows: list[list[tuple[int, float]]] = [[(index, 1.0) for index in range(leaves)]]
     lower = [1.0]
     for ancestor, (_, below) in enumerate(problem.inner, start=leaves):
-        rows += [[(ancestor, 1.0), (place, -1.0)] for place in below]
-        rows.append([(ancestor, -1.0), *((place, 1.0) for place in below)])
+        rows += [[(ancestor, 1.0), (index, -1.0)] for index in below]
+        rows.append([(ancestor, -1.0), *((index, 1.0) for index in below)])
         lower += [0.0] * (len(below) + 1)
     for kind in range(kinds):
-        members = [place for place, own in enumerate(problem.clusters) if own == kind]
-        rows.append([(first_cluster + kind, -1.0), *((place, 1.0) for place in members)])
+        members = [index for index, own in enumerate(problem.clusters) if own == kind]
+        rows.append([(first_cluster + kind, -1.0), *((index, 1.0) for index in members)])
         lower.append(0.0)
     entries = [(row, column, value) for row, terms in enumerate(rows) for column, value in terms]
     row_of, column_of, values = zip(*entries, strict=True)
@@ -152,11 +152,11 @@ def kept_leaves(problem: Retention) -> tuple[int, ...]:
         integrality=np.array([1] * leaves + [0] * (inner + kinds)),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(coo_array((values, (row_of, column_of)), (len(rows), variables)).tocsr(), lower),
-        options={"mip_rel_gap": 0.0, "node_limit": MOST_BRANCHINGS},
+        options={"mip_rel_gap": 0.0, "node_limit": MAX_BRANCHINGS},
     )
     if solution.x is None:
         return tuple(range(leaves))
-    return tuple(place for place in range(leaves) if solution.x[place] > 0.5)
+    return tuple(index for index in range(leaves) if solution.x[index] > 0.5)
 
 
 @lru_cache(REMEMBERED)

@@ -7,17 +7,17 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.strategies.backup import credited
-from search.strategies.base import Growth, Strategy
+from search.strategies.backup import backed_up
+from search.strategies.base import Expansion, Strategy
 from search.strategies.path_score import mean_logprob, path_score
 from search.strategies.visit_statistics import (
-    MOST_ITERATIONS,
-    Mark,
+    MAX_ITERATIONS,
+    VisitStatistics,
     closed_nodes,
     inner_nodes,
-    marks_of,
     missing_children,
     prune_duplicates,
+    visit_statistics,
 )
 from search.tree import Node, NodeStatus, SearchTree
 
@@ -33,7 +33,7 @@ class Frontier(Strategy):
     """
 
     name: Literal["frontier"] = "frontier"
-    iterations: Uncapped = Field(32, ge=1, le=MOST_ITERATIONS, description="Nodes to expand.")
+    iterations: Uncapped = Field(32, ge=1, le=MAX_ITERATIONS, description="Nodes to expand.")
     width: Width = Field(8, description="Children of an expanded node.")
     parent_weight: float = Field(0.4, ge=0.0, le=100.0, description="Of the parent's quality (lambda 1).")
     entropy_weight: float = Field(0.4, ge=0.0, le=100.0, description="Of the step's entropy (lambda 2).")
@@ -48,21 +48,21 @@ class Frontier(Strategy):
     def needs_logprobs(self) -> bool:
         return self.entropy_weight > 0
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
         expanded = [node for node in inner_nodes(tree) if node.children]
         if not expanded:
-            return [Growth(tree.root, self.width)]
+            return [Expansion(tree.root, self.width)]
         if unfinished := missing_children(tree, self.width):
             return unfinished
         if len(expanded) >= self.iterations:
             return []
-        quality = backed_up(tree, self)
+        quality = qualities(tree, self)
         newest = list(inner_nodes(tree))[-1].parent
         node = self._descended(newest, tree, quality) if newest is not None else None
         node = node or self._globally_best(tree, quality)
-        return [Growth(node, self.width)] if node is not None else []
+        return [Expansion(node, self.width)] if node is not None else []
 
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
         if self.drop_duplicates and not tree.in_flight:
@@ -70,14 +70,16 @@ class Frontier(Strategy):
 
     def _descended(self, newest: Node, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
         """The best child of the node that was expanded last; None if that one has ended."""
-        marks = marks_of(tree, lambda node: 0.0)
-        arrived = [child for child in newest.children.values() if child in marks]
-        best = min(arrived, key=lambda child: (-self._uct(child, marks, quality), child.id), default=None)
+        statistics = visit_statistics(tree, lambda node: 0.0)
+        arrived = [child for child in newest.children.values() if child in statistics]
+        best = min(arrived, key=lambda child: (-self._uct(child, statistics, quality), child.id), default=None)
         return best if best is not None and best.status is NodeStatus.OPEN and not best.children else None
 
-    def _uct(self, node: Node, marks: dict[Node, Mark], quality: dict[Node, float]) -> float:
+    def _uct(self, node: Node, statistics: dict[Node, VisitStatistics], quality: dict[Node, float]) -> float:
         assert node.parent is not None
-        return quality[node] + self.exploration * math.sqrt(math.log(marks[node.parent].visits) / marks[node].visits)
+        return quality[node] + self.exploration * math.sqrt(
+            math.log(statistics[node.parent].visits) / statistics[node].visits
+        )
 
     def _globally_best(self, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
         closed = closed_nodes(tree)
@@ -94,9 +96,9 @@ class Frontier(Strategy):
         )
 
 
-def backed_up(tree: SearchTree, strategy: Strategy) -> dict[Node, float]:
-    """The quality of every node that has arrived: what the solutions below it are credited with."""
-    backed = credited(
+def qualities(tree: SearchTree, strategy: Strategy) -> dict[Node, float]:
+    """The quality of every node that has arrived: what the solutions below it are given by backup."""
+    backed = backed_up(
         (end.path, _centred(path_score(end, strategy.aggregation)))
         for end in inner_nodes(tree)
         if end.status is NodeStatus.TERMINAL

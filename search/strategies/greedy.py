@@ -5,8 +5,8 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from search.ports import Extent
-from search.strategies.base import Growth, Strategy
+from search.ports import StopCondition
+from search.strategies.base import Expansion, Strategy
 from search.tree import SearchTree
 
 
@@ -14,11 +14,11 @@ class Greedy(Strategy):
     """The model's own most likely continuation, unscored. The seed has no say in it."""
 
     aliases: ClassVar[tuple[str, ...]] = ("greedy",)
-    extent: ClassVar[Extent] = Extent.SOLUTION
+    stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
     needs_rewards: ClassVar[bool] = False
 
     name: Literal["greedy"] = "greedy"
     temperature: float = Field(0.0, ge=0.0, le=0.0, description="Greedy means 0.")
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
-        return [] if tree.root.children else [Growth(tree.root, 1)]
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
+        return [] if tree.root.children else [Expansion(tree.root, 1)]

@@ -1,6 +1,6 @@
 """Searches that grow a tree level by level: what they have in common.
 
-A level is decided when all of it has been written and judged, so one seed gives one tree whatever the order
+A level is decided when all of it has been written and scored, so one seed gives one tree whatever the order
 of arrival.
 """
 
@@ -11,33 +11,33 @@ from pydantic import Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
 from search.caps import Uncapped
-from search.ports import Extent
-from search.strategies.base import Growth, Strategy
+from search.ports import StopCondition
+from search.strategies.base import Expansion, Strategy
 from search.tree import Node, NodeStatus, SearchTree
 
-MOST_LOOKAHEAD = 16
+MAX_LOOKAHEAD = 16
 
 
 class LevelSearch(Strategy):
     """A strategy that decides, level by level, how many children each path gets."""
 
     lookahead: Uncapped = Field(
-        0, ge=0, le=MOST_LOOKAHEAD, description="Greedy steps written and judged ahead of each step to rank it."
+        0, ge=0, le=MAX_LOOKAHEAD, description="Greedy steps written and scored ahead of each step to rank it."
     )
 
     @abstractmethod
-    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+    def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         """How many children the open paths of a level get: 0 gives one up, a path that is not named stays.
 
-        It depends on what was written and judged down to that level, and on nothing below it: it is asked again
+        It depends on what was written and scored down to that level, and on nothing below it: it is asked again
         when the level below is there, and when the paths given up are pruned.
         """
 
-    def extent_below(self, depth: int) -> Extent | None:
-        """How far the children of a level are written, where it is not the usual extent."""
+    def stop_condition_below(self, depth: int) -> StopCondition | None:
+        """How far the children of a level are written, where it is not the usual stop condition."""
         return None
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
         depth = tree.deepest
@@ -51,29 +51,29 @@ class LevelSearch(Strategy):
         depth = tree.deepest
         if (depth and self._missing(tree, depth - 1)) or self._ahead(tree, depth):
             return
-        for node, share in self.shares(tree, depth).items():
+        for node, share in self.allocation(tree, depth).items():
             if share == 0 and node.status is NodeStatus.OPEN:
                 tree.prune(node)
 
-    def _missing(self, tree: SearchTree, depth: int) -> list[Growth]:
+    def _missing(self, tree: SearchTree, depth: int) -> list[Expansion]:
         return [
-            Growth(node, share - len(node.children), self.extent_below(depth))
-            for node, share in self.shares(tree, depth).items()
+            Expansion(node, share - len(node.children), self.stop_condition_below(depth))
+            for node, share in self.allocation(tree, depth).items()
             if node.status is NodeStatus.OPEN and share > len(node.children)
         ]
 
-    def _ahead(self, tree: SearchTree, depth: int) -> list[Growth]:
+    def _ahead(self, tree: SearchTree, depth: int) -> list[Expansion]:
         """The next greedy steps of every lookahead that is not long enough yet."""
         if not self.lookahead or not depth:
             return []
         return [
-            Growth(end, 1, probe=True)
-            for end in (node.looked_ahead for node in tree.level(depth))
+            Expansion(end, 1, lookahead=True)
+            for end in (node.lookahead_end for node in tree.level(depth))
             if end.status is NodeStatus.OPEN and end.depth - depth < self.lookahead
         ]
 
 
-def judged(tree: SearchTree, depth: int) -> list[Node]:
+def scored(tree: SearchTree, depth: int) -> list[Node]:
     """The paths of a level that could go on, those given up since included; ordered by id."""
     return [
         node

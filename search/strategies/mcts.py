@@ -8,18 +8,18 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.ports import Extent
-from search.strategies.base import Growth, Strategy
+from search.ports import StopCondition
+from search.strategies.base import Expansion, Strategy
 from search.strategies.path_score import mean_logprob, path_score, rank_score
 from search.strategies.visit_statistics import (
-    MOST_ITERATIONS,
-    Mark,
+    MAX_ITERATIONS,
+    VisitStatistics,
     close,
     closed_nodes,
     inner_nodes,
-    marks_of,
     missing_children,
     prune_duplicates,
+    visit_statistics,
 )
 from search.tree import Node, NodeStatus, SearchTree
 
@@ -73,7 +73,7 @@ class MCTS(Strategy):
     """
 
     name: Literal["mcts"] = "mcts"
-    iterations: Uncapped = Field(64, ge=1, le=MOST_ITERATIONS, description="Leaves to expand.")
+    iterations: Uncapped = Field(64, ge=1, le=MAX_ITERATIONS, description="Leaves to expand.")
     width: Width = Field(4, description="Children written of a leaf.")
     paths: Width = Field(1, description="Leaves expanded at a time.")
     exploration: float = Field(1.414, ge=0.0, le=100.0, description="The constant c of UCT and PUCT.")
@@ -97,14 +97,14 @@ class MCTS(Strategy):
     def needs_logprobs(self) -> bool:
         return self.prior is Prior.LOGPROB
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight or self._may_stop(tree):
             return []
         if unfinished := missing_children(tree, self.width) or self._rollouts(tree):
             return unfinished
         left = self.iterations - sum(bool(node.children) for node in inner_nodes(tree))
         leaves = select_leaves(self, tree, min(self.paths, left))
-        return [Growth(leaf, self.width) for leaf in leaves]
+        return [Expansion(leaf, self.width) for leaf in leaves]
 
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
         if self.drop_duplicates and not tree.in_flight:
@@ -117,10 +117,10 @@ class MCTS(Strategy):
                 return solutions
             case Decision.TERMINAL:
                 return self._best(solutions)
-        marks = marks_of(tree, self.value_of)
+        statistics = visit_statistics(tree, self.value_of)
 
         def standing(node: Node) -> float:
-            return marks[node].mean if self.decision is Decision.VALUE else marks[node].visits
+            return statistics[node].mean if self.decision is Decision.VALUE else statistics[node].visits
 
         above = {ancestor for solution in solutions for ancestor in (tree.root, *solution.path)}
         node = tree.root
@@ -133,7 +133,7 @@ class MCTS(Strategy):
     def value_of(self, node: Node) -> float:
         """The value of a node that is valued: its own, not that of what is below it."""
         own = path_score(node, self.aggregation) or 0.0
-        if self.value is Value.REWARD or not node.probes:
+        if self.value is Value.REWARD or not node.lookaheads:
             return own
         rolled = rank_score(node, self.aggregation)
         return rolled if self.value is Value.ROLLOUT else (own + rolled) / 2
@@ -145,13 +145,13 @@ class MCTS(Strategy):
     def _best(self, solutions: Sequence[Node]) -> list[Node]:
         return sorted(solutions, key=lambda node: (-(path_score(node, self.aggregation) or 0.0), node.id))[:1]
 
-    def _rollouts(self, tree: SearchTree) -> list[Growth]:
+    def _rollouts(self, tree: SearchTree) -> list[Expansion]:
         if self.value is Value.REWARD:
             return []
         return [
-            Growth(node, 1, Extent.SOLUTION, probe=True)
+            Expansion(node, 1, StopCondition.SOLUTION, lookahead=True)
             for node in tree.with_status(NodeStatus.OPEN)
-            if not node.probes and not node.children
+            if not node.lookaheads and not node.children
         ]
 
     def _may_stop(self, tree: SearchTree) -> bool:
@@ -168,32 +168,32 @@ class MCTS(Strategy):
 
 def select_leaves(settings: MCTS, tree: SearchTree, count: int) -> list[Node]:
     """The next ``count`` leaves to expand, fewer where there are not as many."""
-    marks = marks_of(tree, settings.value_of)
+    statistics = visit_statistics(tree, settings.value_of)
     closed = closed_nodes(tree)
     chosen: list[Node] = []
     while len(chosen) < count and tree.root not in closed:
         node = tree.root
         while node.children:
-            node = _selected(settings, node, marks, closed)
+            node = _selected(settings, node, statistics, closed)
         chosen.append(node)
         close(node, closed)
-        for place in (tree.root, *node.path):
-            marks[place] = marks[place]._replace(flying=marks[place].flying + settings.width)
+        for above in (tree.root, *node.path):
+            statistics[above] = statistics[above]._replace(in_flight=statistics[above].in_flight + settings.width)
     return chosen
 
 
-def _selected(settings: MCTS, parent: Node, marks: Mapping[Node, Mark], closed: Set[Node]) -> Node:
-    siblings = [child for child in parent.children.values() if child in marks]
+def _selected(settings: MCTS, parent: Node, statistics: Mapping[Node, VisitStatistics], closed: Set[Node]) -> Node:
+    siblings = [child for child in parent.children.values() if child in statistics]
     priors = dict(zip(siblings, _priors(siblings, settings.prior), strict=True))
-    visits = marks[parent].seen
+    visits = statistics[parent].expected_visits
 
-    def urgency(child: Node) -> float:
-        mark = marks[child]
+    def uct_score(child: Node) -> float:
+        visited = statistics[child]
         if settings.prior is Prior.NONE:
-            return mark.mean + settings.exploration * math.sqrt(math.log(visits) / mark.seen)
-        return mark.mean + settings.exploration * priors[child] * math.sqrt(visits) / (1 + mark.seen)
+            return visited.mean + settings.exploration * math.sqrt(math.log(visits) / visited.expected_visits)
+        return visited.mean + settings.exploration * priors[child] * math.sqrt(visits) / (1 + visited.expected_visits)
 
-    return min((child for child in siblings if child not in closed), key=lambda child: (-urgency(child), child.id))
+    return min((child for child in siblings if child not in closed), key=lambda child: (-uct_score(child), child.id))
 
 
 def _priors(siblings: Sequence[Node], prior: Prior) -> list[float]:

@@ -8,11 +8,11 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Width
-from search.strategies.level_search import LevelSearch, judged
+from search.strategies.level_search import LevelSearch, scored
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, NodeStatus, SearchTree
 
-LEAST_ODDS = 1e-6
+MIN_ODDS = 1e-6
 """Rewards nearer to 0 or 1 than this count as being this near."""
 
 
@@ -32,12 +32,12 @@ class ParticleFilter(LevelSearch):
         0.5, ge=0.0, le=1.0, description="Resample when the effective sample size is under this share of n."
     )
 
-    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+    def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
         particles = self._resampled(tree, depth)
-        shares = dict.fromkeys(judged(tree, depth), 0)
-        return shares | {node: count for node, count in particles.items() if node in shares}
+        allocation = dict.fromkeys(scored(tree, depth), 0)
+        return allocation | {node: count for node, count in particles.items() if node in allocation}
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """Every ended particle, as often as it was drawn; ordered by id. Where none was drawn, because a limit ended
@@ -67,8 +67,8 @@ class ParticleFilter(LevelSearch):
             return particles
         start = Random(f"particles:{tree.seed}:{depth}").random()
         drawn: dict[Node, int] = {}
-        for place in systematic(weights, start):
-            drawn[each[place]] = drawn.get(each[place], 0) + 1
+        for index in systematic(weights, start):
+            drawn[each[index]] = drawn.get(each[index], 0) + 1
         return drawn
 
 
@@ -88,16 +88,16 @@ def systematic(weights: Sequence[float], start: float) -> list[int]:
     """As many places as there are weights (which sum to 1), evenly spaced over them from ``start`` in [0, 1):
     each is drawn its expected number of times, rounded up or down."""
     drawn: list[int] = []
-    place, passed = 0, weights[0]
+    index, passed = 0, weights[0]
     for tooth in range(len(weights)):
         at = (tooth + start) / len(weights)
-        while at >= passed and place < len(weights) - 1:
-            place += 1
-            passed += weights[place]
-        drawn.append(place)
+        while at >= passed and index < len(weights) - 1:
+            index += 1
+            passed += weights[index]
+        drawn.append(index)
     return drawn
 
 
 def _log_odds(node: Node) -> float:
-    reward = min(max(rank_score(node, Aggregation.LAST), LEAST_ODDS), 1.0 - LEAST_ODDS)
+    reward = min(max(rank_score(node, Aggregation.LAST), MIN_ODDS), 1.0 - MIN_ODDS)
     return math.log(reward / (1.0 - reward))

@@ -48,7 +48,7 @@ def path_score(node: Node, how: Aggregation) -> float | None:
 def rank_score(node: Node, how: Aggregation) -> float:
     """What ranks a path among others: the score of the longest path that was written from it to look ahead, its
     own where there is none."""
-    return aggregate(node.looked_ahead.rewards, how)
+    return aggregate(node.lookahead_end.rewards, how)
 
 
 def best_first(nodes: Sequence[Node], how: Aggregation) -> list[Node]:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Depth, Width
-from search.strategies.level_search import LevelSearch, ended, judged
+from search.strategies.level_search import LevelSearch, ended, scored
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, SearchTree
 
@@ -17,7 +17,7 @@ ROUNDING = 1e-9
 
 
 class Balanced(LevelSearch):
-    """A search whose width is dealt over each level by ``balanced``: what REBASE and ETS share."""
+    """A search whose width is dealt over each level by ``allocate_width``: what REBASE and ETS share."""
 
     n: Width = Field(16, description="Width: children per level, and solutions in the end.")
     balance_temperature: float = Field(
@@ -29,9 +29,9 @@ class Balanced(LevelSearch):
         """The width that is left for the children of a level."""
         return self.n - ended(tree, depth)
 
-    def dealt(self, paths: Sequence[Node], width: int) -> dict[Node, int]:
+    def allocated(self, paths: Sequence[Node], width: int) -> dict[Node, int]:
         rewards = [rank_score(node, Aggregation.LAST) for node in paths]
-        return dict(zip(paths, balanced(rewards, width, self.balance_temperature), strict=True))
+        return dict(zip(paths, allocate_width(rewards, width, self.balance_temperature), strict=True))
 
 
 class Rebase(Balanced):
@@ -45,13 +45,13 @@ class Rebase(Balanced):
 
     name: Literal["rebase"] = "rebase"
 
-    def shares(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+    def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
-        return self.dealt(judged(tree, depth), self.left(tree, depth))
+        return self.allocated(scored(tree, depth), self.left(tree, depth))
 
 
-def balanced(rewards: Sequence[float], width: int, temperature: float) -> list[int]:
+def allocate_width(rewards: Sequence[float], width: int, temperature: float) -> list[int]:
     """``width`` children dealt over paths with these rewards, in their order; the sum is ``width`` exactly.
 
     In falling order of reward, each gets its share of what is left, rounded up, so that the best are served and
@@ -59,14 +59,14 @@ def balanced(rewards: Sequence[float], width: int, temperature: float) -> list[i
     """
     if width <= 0 or not rewards:
         return [0] * len(rewards)
-    order = sorted(range(len(rewards)), key=lambda place: -rewards[place])
+    order = sorted(range(len(rewards)), key=lambda index: -rewards[index])
     # Relative to the best, so that nothing overflows. Sums from the worst up: subtracting would lose digits.
-    weights = [math.exp((rewards[place] - rewards[order[0]]) / temperature) for place in order]
+    weights = [math.exp((rewards[index] - rewards[order[0]]) / temperature) for index in order]
     sums = list(accumulate(reversed(weights)))[::-1]
     counts = [0] * len(rewards)
-    for place, weight, rest in zip(order, weights, sums, strict=True):
+    for index, weight, rest in zip(order, weights, sums, strict=True):
         if not width:
             break
-        counts[place] = min(width, math.ceil(width * weight / rest - ROUNDING)) if rest else width
-        width -= counts[place]
+        counts[index] = min(width, math.ceil(width * weight / rest - ROUNDING)) if rest else width
+        width -= counts[index]
     return counts

@@ -6,7 +6,7 @@ from typing import ClassVar, Literal
 from pydantic import Field
 
 from search.answers.canonical import canonical
-from search.answers.voting import Selection
+from search.answers.voting import SelectionRule
 from search.strategies.whole_solutions import WholeSolutions
 from search.tree import SearchTree
 
@@ -24,8 +24,8 @@ class SelfConsistency(WholeSolutions):
     needs_rewards: ClassVar[bool] = False
 
     name: Literal["self_consistency"] = "self_consistency"
-    selection: Literal[Selection.MAJORITY] = Field(
-        Selection.MAJORITY, description="Nothing is scored, so it is the vote."
+    selection: Literal[SelectionRule.MAJORITY] = Field(
+        SelectionRule.MAJORITY, description="Nothing is scored, so it is the vote."
     )
     early_stop: bool = Field(False, description="Stop once no answer can overtake the leading one.")
 

@@ -7,8 +7,8 @@ from pydantic import Field
 
 from search.answers.canonical import canonical
 from search.caps import MAX_SAMPLES, Uncapped, Width
-from search.ports import Extent
-from search.strategies.base import Growth, Strategy
+from search.ports import StopCondition
+from search.strategies.base import Expansion, Strategy
 from search.strategies.path_score import path_score
 from search.tree import SearchTree
 
@@ -20,7 +20,7 @@ class WholeSolutions(Strategy):
     decides which were waited for, and the answer may be another than that of all ``n``.
     """
 
-    extent: ClassVar[Extent] = Extent.SOLUTION
+    stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
 
     n: Width = Field(16, description="Whole solutions to write.")
     margin: float | None = Field(
@@ -33,10 +33,10 @@ class WholeSolutions(Strategy):
         4, ge=1, le=MAX_SAMPLES, description="Solutions wanted before the margin may stop it."
     )
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
         # Only when nothing is in flight: what a tight budget grants then does not depend on arrival order.
         missing = self.n - len(tree.root.children)
-        return [Growth(tree.root, missing)] if missing > 0 and tree.in_flight == 0 else []
+        return [Expansion(tree.root, missing)] if missing > 0 and tree.in_flight == 0 else []
 
     def finished(self, tree: SearchTree) -> bool:
         return self.margin is not None and self._far_ahead(tree, self.margin)

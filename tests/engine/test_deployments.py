@@ -14,7 +14,7 @@ from ray.serve.handle import DeploymentHandle
 from deployments.engines.settings import GeneratorSettings
 from deployments.generator import Generator
 from deployments.handles import release
-from search.ports import Branch, ExpandRequest, Expansion, Extent, Lane, Sampling, branch_seed
+from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from tests.engine.conftest import SETTLE_S, quiet
 
 pytestmark = [
@@ -30,8 +30,8 @@ APPLICATION = "engine_tests"
 def long_request() -> ExpandRequest:
     """Branches that take many seconds unless they are aborted."""
     branches = tuple(Branch(index, branch_seed(3, (), index), 900) for index in range(WIDTH))
-    expansion = Expansion((), tuple(range(20, 60)), branches)
-    return ExpandRequest("search", (expansion,), Sampling(2.0), Extent.SOLUTION, Lane.DEMAND, 600.0)
+    expansion = ExpandItem((), tuple(range(20, 60)), branches)
+    return ExpandRequest("search", (expansion,), Sampling(2.0), StopCondition.SOLUTION, Lane.DEMAND, 600.0)
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -9,7 +9,7 @@ import pytest
 
 from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
-from search.ports import Branch, ChildGroup, ExpandRequest, Expansion, Extent, Lane, Sampling
+from search.ports import Branch, ChildGroup, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
 from tests.engine.conftest import GenerationEngine, quiet, stop
 
 
@@ -25,8 +25,8 @@ async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str
     with quiet():
         await engine.start()
     branches = tuple(Branch(index, index, 900) for index in range(32))
-    expansion = Expansion((), tuple(range(20, 60)), branches)
-    request = ExpandRequest("search", (expansion,), Sampling(2.0), Extent.SOLUTION, Lane.DEMAND, 600.0)
+    expansion = ExpandItem((), tuple(range(20, 60)), branches)
+    request = ExpandRequest("search", (expansion,), Sampling(2.0), StopCondition.SOLUTION, Lane.DEMAND, 600.0)
     async with aclosing(engine.expand(request)) as groups:
         await anext(groups)
         for process in set(psutil.Process().children(recursive=True)) - before:

@@ -10,7 +10,7 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
-from search.ports import Branch, Child, ExpandRequest, Expansion, Extent, Lane, Sampling, branch_seed
+from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from search.tree import NodeId, Step, StepEnd
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -32,12 +32,12 @@ def wanted(
     parent: NodeId = (),
     max_tokens: int = 40,
     temperature: float = 0.8,
-    extent: Extent = Extent.STEP,
+    stop_condition: StopCondition = StopCondition.STEP,
     deadline_s: float = MINUTES,
 ) -> ExpandRequest:
     branches = tuple(Branch(index, branch_seed(7, parent, index), max_tokens) for index in indices)
-    expansion = Expansion(parent, tuple(prefix), branches)
-    return ExpandRequest(search_id, (expansion,), Sampling(temperature), extent, Lane.DEMAND, deadline_s)
+    expansion = ExpandItem(parent, tuple(prefix), branches)
+    return ExpandRequest(search_id, (expansion,), Sampling(temperature), stop_condition, Lane.DEMAND, deadline_s)
 
 
 def rambling(prefix: Sequence[int], search_id: str = "search", deadline_s: float = MINUTES) -> ExpandRequest:
@@ -48,7 +48,7 @@ def rambling(prefix: Sequence[int], search_id: str = "search", deadline_s: float
         search_id=search_id,
         max_tokens=900,
         temperature=2.0,
-        extent=Extent.SOLUTION,
+        stop_condition=StopCondition.SOLUTION,
         deadline_s=deadline_s,
     )
     (expansion,) = request.expansions
@@ -124,7 +124,7 @@ async def test_each_branch_comes_once_and_says_how_its_step_ended(generation: Ge
 async def test_a_whole_solution_is_its_steps_one_by_one(generation: GenerationEngine) -> None:
     prefix = prompt(generation)
     limit = 300
-    request = wanted(prefix, [0], temperature=0.0, max_tokens=limit, extent=Extent.SOLUTION)
+    request = wanted(prefix, [0], temperature=0.0, max_tokens=limit, stop_condition=StopCondition.SOLUTION)
     (whole,) = await children(generation, request)
     steps: list[Step] = []
     path = list(prefix)

@@ -85,8 +85,8 @@ def turns_formula(directory: Path) -> Formula:
     def rewards(question: str, steps: Sequence[str]) -> list[float]:
         turns: list[dict[str, str]] = []
         found: list[float] = []
-        for place, step in enumerate(steps):
-            turns.append({"role": "user", "content": step.strip() if place else f"{question} {step.strip()}"})
+        for index, step in enumerate(steps):
+            turns.append({"role": "user", "content": step.strip() if index else f"{question} {step.strip()}"})
             text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
             found.append(label_share(model, tokenizer.encode(text, add_special_tokens=False), labels))
             turns.append({"role": "assistant", "content": "+"})
@@ -127,7 +127,7 @@ def value_head_formula(directory: Path) -> Formula:
 
     def rewards(question: str, steps: Sequence[str]) -> list[float]:
         ids, flags = skywork_input(tokenizer, question, "\n".join(step.strip() for step in steps))
-        ends = [place for place, flag in enumerate(flags, 1) if flag]
+        ends = [index for index, flag in enumerate(flags, 1) if flag]
         return [value(body, head, ids[:end]) for end in ends]
 
     return rewards
@@ -295,7 +295,7 @@ async def test_value_head_input_is_the_published_one_where_a_period_and_a_newlin
     ids, flags = skywork_input(tokenizer, question, "\n".join(step.strip() for step in steps))
     [query] = ValueHead(ValueHeadSettings(model="any"), tokenizer).queries(question, steps, len(steps))
     assert query.token_ids == ids
-    newlines = [place for place, flag in enumerate(flags) if flag]
+    newlines = [index for index, flag in enumerate(flags) if flag]
     ends = [0, 3, 4, 5]  # the second step has three lines, one of them empty
     assert list(query.tags) == [newlines[line] for line in ends]
 

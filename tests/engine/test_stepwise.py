@@ -9,7 +9,7 @@ import pytest_asyncio
 from deployments.config import GeneratorSettings
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.step_splitter import StepSplitter
-from search.ports import Branch, Child, ExpandRequest, Expansion, Extent, Lane, Sampling, branch_seed
+from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from search.tree import NodeId, Step, StepEnd
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.markov_model import save_markov_model
@@ -57,9 +57,9 @@ def wanted(
     parent: NodeId, prefix: Sequence[int], indices: Sequence[int], *, max_tokens: int = 60, temperature: float = 1.0
 ) -> ExpandRequest:
     branches = tuple(Branch(index, branch_seed(3, parent, index), max_tokens) for index in indices)
-    expansion = Expansion(parent, tuple(prefix), branches)
+    expansion = ExpandItem(parent, tuple(prefix), branches)
     return ExpandRequest(
-        "search", (expansion,), Sampling(temperature), Extent.STEP, Lane.DEMAND, MINUTES, logprobs=True
+        "search", (expansion,), Sampling(temperature), StopCondition.STEP, Lane.DEMAND, MINUTES, logprobs=True
     )
 
 

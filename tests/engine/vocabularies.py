@@ -14,7 +14,7 @@ def byte_level(merged: Sequence[str]) -> PreTrainedTokenizerFast:
     Like GPT-2's it never merges over two newlines when it encodes: models write what they have read.
     """
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {letter: place for place, letter in enumerate(alphabet)}
+    vocabulary = {letter: index for index, letter in enumerate(alphabet)}
     merges: list[tuple[str, str]] = []
     for text in merged:
         letters = _letters(text)

@@ -53,7 +53,7 @@ class Application:
         when the first search has ended and the others are under way."""
         with ThreadPoolExecutor(len(problems)) as pool:
             searches = [
-                pool.submit(self.chat, problem, seed + place, "/v1/search") for place, problem in enumerate(problems)
+                pool.submit(self.chat, problem, seed + index, "/v1/search") for index, problem in enumerate(problems)
             ]
             if during is not None:
                 until(lambda: any(search.done() for search in searches), "the first search ends", every_s=0.01)

@@ -93,11 +93,11 @@ def test_what_reaches_a_replicas_port_is_unpickled_with_the_token_only(
     idle: Application, replica_ports: list[Listener], tmp_path: Path
 ) -> None:
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text()
-    for place, listener in enumerate(replica_ports):
+    for index, listener in enumerate(replica_ports):
         with grpc.insecure_channel(f"127.0.0.1:{listener.port}") as channel:
             stub = ASGIServiceStub(channel)
             for sent in ([], [("authorization", "Bearer guessed")], [("authorization", f"Bearer {token}")]):
-                deed = tmp_path / str(place)
+                deed = tmp_path / str(index)
                 request = ASGIRequest(pickled_request_metadata=pickle.dumps(Deed(deed)))
                 with pytest.raises(grpc.RpcError) as ended:
                     stub.HandleRequest(request, metadata=sent, timeout=CALL_S)

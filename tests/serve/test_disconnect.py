@@ -48,8 +48,8 @@ def test_twenty_leave_while_others_finish_unharmed(idle: Application) -> None:
     undisturbed = idle.trees(others, seed=5)
     with ThreadPoolExecutor(1) as pool:
         disturbed = pool.submit(idle.trees, others, 5)
-        for place in range(20):
-            leave_a_stream(idle, 100 + place)
+        for index in range(20):
+            leave_a_stream(idle, 100 + index)
         trees = disturbed.result()
     assert [reply["tree"] for reply in trees] == [reply["tree"] for reply in undisturbed]
     until(lambda: nothing_runs(idle), "nothing runs after twenty clients have left", 10.0)

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from ray import serve
 
-from search.ports import Branch, ExpandRequest, Expansion, Extent, Lane, Sampling, branch_seed
+from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from tests.serve.application import REPAIR_S, Application, kill, problems, until
 
 
@@ -35,8 +35,8 @@ async def _cached_by_call(application: Application, prefix: tuple[int, ...], cal
     handle = serve.get_deployment_handle("Generator", application.NAME).options(stream=True)
     cached = []
     for index in range(calls):
-        expansion = Expansion((), prefix, (Branch(0, branch_seed(index, (), 0), 1),))
-        request = ExpandRequest(uuid4().hex, (expansion,), Sampling(), Extent.STEP, Lane.DEMAND, 60.0)
+        expansion = ExpandItem((), prefix, (Branch(0, branch_seed(index, (), 0), 1),))
+        request = ExpandRequest(uuid4().hex, (expansion,), Sampling(), StopCondition.STEP, Lane.DEMAND, 60.0)
         async for group in handle.expand.remote(request):
             cached += [child.cached_tokens for child in group.children]
     return cached

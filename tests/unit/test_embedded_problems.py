@@ -31,10 +31,10 @@ def test_a_right_solution_is_right_and_nothing_after_a_wrong_step_is(problems: l
     for problem in problems[:50]:
         steps = list(problem.solution)
         assert all(check_steps(problem, steps))
-        for place in range(len(steps)):
-            spoilt = [*steps[:place], steps[place].replace("=", "= 1"), *steps[place + 1 :]]
+        for index in range(len(steps)):
+            spoilt = [*steps[:index], steps[index].replace("=", "= 1"), *steps[index + 1 :]]
             if spoilt != steps:
-                assert check_steps(problem, spoilt) == [True] * place + [False] * (len(steps) - place)
+                assert check_steps(problem, spoilt) == [True] * index + [False] * (len(steps) - index)
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from search.ports import (
     Branch,
     Child,
     ChildGroup,
+    ExpandItem,
     ExpandRequest,
-    Expansion,
-    Extent,
     Lane,
     Sampling,
     ScoreItem,
     ScoreRequest,
+    StopCondition,
 )
 from search.tree import Step, StepEnd
 
@@ -69,10 +69,10 @@ class Handle:
 
 def request(deadline_s: float = 10.0) -> ExpandRequest:
     parts = (
-        Expansion((), (1, 2), (Branch(0, 100, 8), Branch(1, 101, 8))),
-        Expansion((0,), (1, 2, 3), (Branch(0, 102, 8),)),
+        ExpandItem((), (1, 2), (Branch(0, 100, 8), Branch(1, 101, 8))),
+        ExpandItem((0,), (1, 2, 3), (Branch(0, 102, 8),)),
     )
-    return ExpandRequest("s", parts, Sampling(), Extent.STEP, Lane.DEMAND, deadline_s)
+    return ExpandRequest("s", parts, Sampling(), StopCondition.STEP, Lane.DEMAND, deadline_s)
 
 
 def child(parent: tuple[int, ...], index: int) -> Child:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.evaluation.problem_files import MOST_LINE_BYTES, OnBadLine, ProblemFileError, read_problems
+from cluster.evaluation.problem_files import MAX_LINE_BYTES, OnBadLine, ProblemFileError, read_problems
 
 GOOD = b'{"problem": "1 + 1?", "answer": "2", "level": 1, "unique_id": "a/1"}'
 
@@ -24,7 +24,7 @@ BAD = {
     "a lone surrogate": (b'{"problem": "1 \\ud800?", "answer": "2"}', "lone surrogate"),
     "a lone surrogate as id": (b'{"problem": "1?", "answer": "2", "unique_id": "\\udfff"}', "'unique_id' contains"),
     "not UTF-8": (b'{"problem": "\xff", "answer": "2"}', "not UTF-8"),
-    "too long": (b'{"problem": "' + b"x" * MOST_LINE_BYTES + b'", "answer": "2"}', "longer than"),
+    "too long": (b'{"problem": "' + b"x" * MAX_LINE_BYTES + b'", "answer": "2"}', "longer than"),
     "nested too deeply": (b"[" * 100_000, "not JSON"),
 }
 

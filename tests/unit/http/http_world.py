@@ -25,8 +25,8 @@ from search.ports import (
     Child,
     ChildGroup,
     ExpandRequest,
-    Extent,
     ScoreRequest,
+    StopCondition,
     TokenBeamReply,
     TokenBeamRequest,
     WrittenSequence,
@@ -98,7 +98,7 @@ class FakeGenerator:
             self.running -= 1
 
     def _steps(self, parent: tuple[int, ...], seed: int, request: ExpandRequest) -> tuple[Step, ...]:
-        if request.extent is Extent.STEP:
+        if request.stop_condition is StopCondition.STEP:
             return (self._step(len(parent) + 1, seed, request.logprobs),)
         return tuple(self._step(depth, seed, request.logprobs) for depth in range(1, DEPTH + 1))
 

@@ -7,7 +7,7 @@ import openai
 import pytest
 from http_world import World, generator_is_dead
 
-from search.token_beam import MOST_WIDTH
+from search.token_beam import MAX_WIDTH
 
 pytestmark = pytest.mark.asyncio
 
@@ -75,7 +75,7 @@ async def test_the_engines_settings_are_passed_on(world: World) -> None:
         ({"use_beam_search": False}, "use_beam_search"),
         ({"use_beam_search": None}, "use_beam_search"),
         ({"n": 0}, "n"),
-        ({"n": MOST_WIDTH + 1}, "n"),
+        ({"n": MAX_WIDTH + 1}, "n"),
         ({"n": "2"}, "n"),
         ({"n": 3, "best_of": 2}, "best_of"),
         ({"max_tokens": 0}, "max_tokens"),

@@ -12,7 +12,7 @@ from deployments.http.plan import Planner, excesses, notes
 from deployments.http.schema import ChatRequest
 from search.caps import CapName, Width
 from search.settings import STRATEGIES, SearchSettings, caps_on, parse_search
-from search.strategies.base import Growth
+from search.strategies.base import Expansion
 from search.strategies.best_of_n import BestOfN
 from search.tree import SearchTree
 
@@ -29,8 +29,8 @@ class Fan(BestOfN):
     name: Literal["fan"] = "fan"  # type: ignore[assignment]
     fan_out: Width = Field(64, description="Children at a time.")
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
-        return [Growth(tree.root, self.fan_out)] if not len(tree) else []
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
+        return [Expansion(tree.root, self.fan_out)] if not len(tree) else []
 
 
 def asked(**fields: Any) -> ChatRequest:

@@ -1,4 +1,4 @@
-"""A generator and a scorer without a model: what they say depends on seed and text alone, when they say it on a die."""
+"""A generator and a scorer without a model: what they say depends on seed and text, when they say it on chance."""
 
 import asyncio
 import hashlib
@@ -9,7 +9,7 @@ from typing import Any
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, ScorerError
 from search.gate import Gate
-from search.ports import Child, ChildGroup, ExpandRequest, Extent, Lane, ScoreRequest
+from search.ports import Child, ChildGroup, ExpandRequest, Lane, ScoreRequest, StopCondition
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchEvent, SearchOutcome
 from search.run.runner import run_search
@@ -26,13 +26,13 @@ def digest(*parts: object) -> random.Random:
 
 def write_step(seed: int, prefix: Sequence[int], max_tokens: int) -> Step:
     """A step of 1 to 9 tokens; one in six ends the solution with an answer between 0 and 4."""
-    die = digest("step", seed, tuple(prefix))
-    wanted = die.randint(1, 9)
-    tokens = tuple(die.randint(10, 99) for _ in range(min(wanted, max_tokens)))
+    rng = digest("step", seed, tuple(prefix))
+    wanted = rng.randint(1, 9)
+    tokens = tuple(rng.randint(10, 99) for _ in range(min(wanted, max_tokens)))
     if wanted > max_tokens:
         return Step(tokens, "cut " + "-".join(map(str, tokens)), StepEnd.LENGTH)
-    if die.random() < 1 / 6:
-        return Step(tokens, f"so it is \\boxed{{{die.randint(0, 4)}}}", StepEnd.END_OF_SEQUENCE)
+    if rng.random() < 1 / 6:
+        return Step(tokens, f"so it is \\boxed{{{rng.randint(0, 4)}}}", StepEnd.END_OF_SEQUENCE)
     return Step(tokens, "-".join(map(str, tokens)) + "\n\n", StepEnd.DELIMITER)
 
 
@@ -55,13 +55,13 @@ def reward_of(texts: Sequence[str]) -> float:
 class Turns:
     """Points at which fakes yield to the event loop; ``at`` is told the number of each."""
 
-    def __init__(self, die: random.Random, at: Callable[[int], None] | None = None) -> None:
+    def __init__(self, rng: random.Random, at: Callable[[int], None] | None = None) -> None:
         self.count = 0
-        self._die = die
+        self._rng = rng
         self._at = at
 
     async def take(self) -> None:
-        for _ in range(self._die.randint(1, 4)):
+        for _ in range(self._rng.randint(1, 4)):
             self.count += 1
             if self._at is not None:
                 self._at(self.count)
@@ -89,8 +89,8 @@ class FakeGenerator:
         """Streams that ended by themselves."""
         self.repeat = False
         """Sends every group twice, and children nobody asked for."""
-        self._die = random.Random(order)
-        self._turns = turns or Turns(self._die)
+        self._rng = random.Random(order)
+        self._turns = turns or Turns(self._rng)
         self._sent = 0
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
@@ -100,12 +100,12 @@ class FakeGenerator:
         assert not names & self.live
         self.live |= names
         self.most_live = max(self.most_live, len(self.live))
-        self._die.shuffle(branches)
+        self._rng.shuffle(branches)
         try:
             branches = branches[: len(branches) - self.forget]
             while branches:
                 await self._turns.take()
-                size = self._die.randint(1, 3)
+                size = self._rng.randint(1, 3)
                 group = tuple(self._write(request, *branch) for branch in branches[:size])
                 branches = branches[size:]
                 await self._break(len(group))
@@ -129,7 +129,7 @@ class FakeGenerator:
             await asyncio.Event().wait()
 
     def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
-        if request.extent is Extent.SOLUTION:
+        if request.stop_condition is StopCondition.SOLUTION:
             steps = write_solution(branch.seed, expansion.prefix, branch.max_tokens)
         else:
             steps = (write_step(branch.seed, expansion.prefix, branch.max_tokens),)

@@ -24,11 +24,11 @@ class Turn:
 
 def draw_from(parameters: tuple[float, ...]) -> float:
     parameters = tuple(float(f"{parameter:.6f}") for parameter in parameters)
-    die = random.Random(repr((Turn.number, parameters)))
+    rng = random.Random(repr((Turn.number, parameters)))
     if len(parameters) == 2:
-        return die.betavariate(*parameters)
+        return rng.betavariate(*parameters)
     mean, kappa, _, tau_squared = parameters
-    return die.gauss(mean, math.sqrt(tau_squared / kappa))
+    return rng.gauss(mean, math.sqrt(tau_squared / kappa))
 
 
 def reward_at(node: NodeId) -> float:
@@ -68,7 +68,7 @@ def test_the_same_draws_make_the_same_choices(posterior: str, case: int, monkeyp
         ProbabilisticDist, "draw_sample", lambda self: draw_from(tuple(self.params[name] for name in ORDER[posterior]))
     )
     for kind in (Belief, Odds):
-        monkeypatch.setattr(kind, "draw", lambda self, die: draw_from(self))
+        monkeypatch.setattr(kind, "draw", lambda self, rng: draw_from(self))
     root = (case,)
     chosen = ours(posterior, 64, root)
     assert chosen == theirs(posterior, 64, root)
@@ -77,9 +77,9 @@ def test_the_same_draws_make_the_same_choices(posterior: str, case: int, monkeyp
 
 @pytest.mark.parametrize("posterior", ["gaussian", "beta"])
 def test_posteriors_equal_theirs(posterior: str) -> None:
-    die = random.Random(3)
+    rng = random.Random(3)
     for _ in range(200):
-        rewards = [die.random() for _ in range(die.randint(0, 30))]
+        rewards = [rng.random() for _ in range(rng.randint(0, 30))]
         peer = ProbabilisticDist(PriorConfig(dist_type=posterior))  # type: ignore[arg-type]
         for reward in rewards:
             peer.tell_observation(reward)
@@ -88,9 +88,9 @@ def test_posteriors_equal_theirs(posterior: str) -> None:
 
 
 def test_draws_follow_the_posterior() -> None:
-    die = random.Random(4)
+    rng = random.Random(4)
     belief = Belief(mean=0.4, kappa=11.0, nu=11.0, tau_squared=0.05)
-    draws = [belief.draw(die) for _ in range(20_000)]
+    draws = [belief.draw(rng) for _ in range(20_000)]
     mean = sum(draws) / len(draws)
     # A Student t with nu degrees of freedom, scaled: its variance is tau^2 / kappa * nu / (nu - 2).
     variance = sum((draw - mean) ** 2 for draw in draws) / len(draws)
@@ -112,7 +112,7 @@ def test_a_generation_is_a_whole_answer_whose_steps_can_be_gone_back_to() -> Non
     gone_back = 0
     for seed in range(8):
         _, outcome = search({"strategy": "ab_mcts", "iterations": 12, "seed": seed})
-        generations = [node for node in outcome.tree.nodes if node.order is not None]
+        generations = [node for node in outcome.tree.nodes if node.request is not None]
         assert len(generations) == 12
         assert len(outcome.tree.with_status(NodeStatus.TERMINAL)) == 12
         gone_back += sum(node.depth > 1 for node in generations)

@@ -7,9 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from search_fakes import PROMPT, reward_of, search, write_solution, write_step
 
-from search.ports import Extent, Lane, branch_seed
+from search.ports import Lane, StopCondition, branch_seed
 from search.settings import parse_search
-from search.strategies.base import Growth
+from search.strategies.base import Expansion
 from search.strategies.beam_search import BeamSearch
 from search.strategies.path_score import Aggregation, aggregate
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
@@ -34,7 +34,7 @@ def plain_beam_search(
     pool: list[Beam] = []
     active = [Beam()]
     for iteration in range(depth):
-        copies = [active[place % len(active)] for place in range(n)]
+        copies = [active[position % len(active)] for position in range(n)]
         indices: Counter[NodeId] = Counter()
         grown: list[Beam] = []
         for beam in copies:
@@ -94,7 +94,7 @@ def test_deals_n_children_in_turn_over_the_kept_the_best_first() -> None:
     assert [len(expansion.branches) for expansion in second.expansions] == [3, 3]
     scores = [bench.tree[expansion.parent].reward or 0.0 for expansion in second.expansions]
     assert scores == sorted(scores, reverse=True)
-    assert first.extent is Extent.STEP
+    assert first.stop_condition is StopCondition.STEP
 
 
 def test_one_call_to_the_generator_per_iteration() -> None:
@@ -128,7 +128,7 @@ def test_drops_duplicates_but_the_first() -> None:
         tree.complete(node, 0.5, terminal=False)
     strategy.observe(tree, nodes)
     assert [node.id for node in tree.with_status(NodeStatus.OPEN)] == [(0,), (1,), (3,)]
-    assert strategy.select(tree) == [Growth(nodes[0], 2), Growth(nodes[1], 1), Growth(nodes[3], 1)]
+    assert strategy.select(tree) == [Expansion(nodes[0], 2), Expansion(nodes[1], 1), Expansion(nodes[3], 1)]
 
 
 def test_a_tight_budget_goes_on_with_the_same_iteration() -> None:

@@ -29,8 +29,8 @@ def test_a_branch_is_cut_short_only_when_nothing_can_come_back() -> None:
 def test_names_what_is_exhausted() -> None:
     meter = BudgetMeter(Budget(tokens=5, nodes=1))
     assert meter.exhausted() is None
-    (grant,) = meter.reserve([Cost(5, 1)])
-    meter.settle(grant, Cost(2, 1))
+    (reservation,) = meter.reserve([Cost(5, 1)])
+    meter.settle(reservation, Cost(2, 1))
     limit = meter.exhausted()
     assert limit is not None
     assert (limit.kind, limit.value, limit.limit) == (LimitKind.NODES, 1, 1)
@@ -73,13 +73,13 @@ def test_refuses(given: dict[str, object]) -> None:
 )
 def test_is_never_exceeded(tokens: int, nodes: int, rounds: list[list[tuple[int, int, float]]], keep: int) -> None:
     meter = BudgetMeter(Budget(tokens=tokens, nodes=nodes))
-    flying: list[tuple[Cost, Cost]] = []
+    in_flight: list[tuple[Cost, Cost]] = []
     for asks in rounds:
-        granted = meter.reserve([Cost(t, n) for t, n, _ in asks])
-        used = [Cost(int(g.tokens * share), 1) for g, (_, _, share) in zip(granted, asks, strict=False)]
-        flying += zip(granted, used, strict=True)
+        reserved = meter.reserve([Cost(t, n) for t, n, _ in asks])
+        used = [Cost(int(g.tokens * share), 1) for g, (_, _, share) in zip(reserved, asks, strict=False)]
+        in_flight += zip(reserved, used, strict=True)
         assert meter.tokens.usage + meter.tokens.reserved <= tokens
         assert meter.nodes.usage + meter.nodes.reserved <= nodes
-        while len(flying) > keep:
-            meter.settle(*flying.pop(0))
+        while len(in_flight) > keep:
+            meter.settle(*in_flight.pop(0))
         assert min(meter.tokens.reserved, meter.nodes.reserved, meter.tokens.remaining, meter.nodes.remaining) >= 0

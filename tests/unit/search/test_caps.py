@@ -8,7 +8,7 @@ from pydantic import BaseModel, Field
 
 from search.caps import Cap, CapName, Uncapped, Width, capped_settings, check_marks
 from search.settings import SearchSettings, caps_on, parse_search
-from search.strategies.base import Growth
+from search.strategies.base import Expansion
 from search.strategies.best_of_n import BestOfN
 from search.strategies.catalog import STRATEGIES
 from search.tree import SearchTree
@@ -33,8 +33,8 @@ class Fan(BestOfN):
 
     fan_out: Width = Field(4, description="Children at a time.")
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
-        return [Growth(tree.root, self.fan_out)] if not len(tree) else []
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
+        return [Expansion(tree.root, self.fan_out)] if not len(tree) else []
 
 
 @pytest.mark.parametrize("name", STRATEGIES)

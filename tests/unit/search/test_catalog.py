@@ -9,7 +9,7 @@ from search_fakes import Bench
 from search.caps import Width
 from search.import_path import imported
 from search.settings import parse_alias, parse_search, search_schema
-from search.strategies.base import Growth, Strategy
+from search.strategies.base import Expansion, Strategy
 from search.strategies.catalog import STRATEGIES, catalog_of
 from search.tree import SearchTree
 
@@ -24,9 +24,9 @@ class TwoSteps(Strategy):
     name: Literal["two_steps"] = "two_steps"
     n: Width = 1
 
-    def select(self, tree: SearchTree) -> Sequence[Growth]:
+    def select(self, tree: SearchTree) -> Sequence[Expansion]:
         open_ends = [node for node in (tree.root, *tree.level(1)) if not node.children and node.status == "open"]
-        return [Growth(open_ends[-1], 1)] if open_ends and not tree.in_flight else []
+        return [Expansion(open_ends[-1], 1)] if open_ends and not tree.in_flight else []
 
 
 class Namesake(TwoSteps):
@@ -101,7 +101,7 @@ async def test_an_extractor_of_ones_own_finds_the_answers() -> None:
         outcome = await bench.search({"strategy": "best_of_n", "n": 4}, extract_answer=extractor)
     finally:
         bench.matcher.close()
-    assert outcome.verdict.answer == outcome.text.split()[-1]
-    assert {group.answer for group in outcome.verdict.groups} == {
+    assert outcome.selection.answer == outcome.text.split()[-1]
+    assert {group.answer for group in outcome.selection.groups} == {
         node.text.split()[-1] for node in outcome.tree.nodes if node.status == "terminal"
     }

@@ -49,18 +49,18 @@ def test_lookahead_ranks_by_what_comes_after_and_leaves_no_trace_in_the_paths(st
     bench, outcome = search(plain | {"lookahead": 2})
     tree = outcome.tree
     for node in tree.nodes:
-        if node.is_probe:
-            place = next(place for place, index in enumerate(node.id) if index < 0)
-            assert len(node.id) - place <= 2
+        if node.is_lookahead:
+            position = next(position for position, index in enumerate(node.id) if index < 0)
+            assert len(node.id) - position <= 2
     greedy = [request for request in bench.generator.requests if request.sampling.temperature == 0.0]
     assert greedy
     assert all(len(expansion.branches) == 1 for request in greedy for expansion in request.expansions)
     for level in range(1, tree.deepest):
         for node in tree.level(level):
             if node.children:
-                assert node.probes, "a step was followed before it was looked beyond"
-    assert not outcome.verdict.node.is_probe
-    assert "".join(step.text for step in outcome.verdict.node.steps) == outcome.text
+                assert node.lookaheads, "a step was followed before it was looked beyond"
+    assert not outcome.selection.node.is_lookahead
+    assert "".join(step.text for step in outcome.selection.node.steps) == outcome.text
     assert {n.id for n in tree.level(1)} == {n.id for n in without.tree.level(1)}
 
 

@@ -10,24 +10,24 @@ from search.strategies.ets import Retention, clusters, kept_leaves
 from search.tree import NodeStatus
 
 
-def random_problem(die: random.Random) -> Retention:
+def random_problem(rng: random.Random) -> Retention:
     """Up to 12 leaves below random ancestors."""
-    count = die.randint(1, 12)
-    shares = [die.choice([0, 1, 2, die.randint(0, 9)]) for _ in range(count)]
-    shares[0] += not sum(shares)
+    count = rng.randint(1, 12)
+    allocation = [rng.choice([0, 1, 2, rng.randint(0, 9)]) for _ in range(count)]
+    allocation[0] += not sum(allocation)
     ancestors = [tuple(range(count))]
-    for _ in range(die.randint(0, 8)):
-        inside = die.choice(list(ancestors))
-        ancestors.append(tuple(sorted(die.sample(inside, die.randint(1, len(inside))))))
-    kinds = [die.randint(0, 3) for _ in range(count)]
+    for _ in range(rng.randint(0, 8)):
+        inside = rng.choice(list(ancestors))
+        ancestors.append(tuple(sorted(rng.sample(inside, rng.randint(1, len(inside))))))
+    kinds = [rng.randint(0, 3) for _ in range(count)]
     names = sorted(set(kinds))
     return Retention(
-        values=tuple(share / sum(shares) for share in shares),
-        leaf_costs=tuple(die.choice([1, die.randint(1, 40)]) for _ in range(count)),
-        inner=tuple((die.choice([0, 1, die.randint(1, 40)]), below) for below in ancestors),
+        values=tuple(share / sum(allocation) for share in allocation),
+        leaf_costs=tuple(rng.choice([1, rng.randint(1, 40)]) for _ in range(count)),
+        inner=tuple((rng.choice([0, 1, rng.randint(1, 40)]), below) for below in ancestors),
         clusters=tuple(names.index(kind) for kind in kinds),
-        node_weight=die.choice([0.0, 0.5, 1.0, 3.0]),
-        diversity_weight=die.choice([0.0, 1.0, 1.5]),
+        node_weight=rng.choice([0.0, 0.5, 1.0, 3.0]),
+        diversity_weight=rng.choice([0.0, 1.0, 1.5]),
     )
 
 

@@ -6,7 +6,7 @@ import pytest
 from search_fakes import search
 
 from search.settings import parse_search
-from search.strategies.frontier import Frontier, backed_up
+from search.strategies.frontier import Frontier, qualities
 from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 
@@ -28,7 +28,7 @@ def frontier(**settings: float) -> Frontier:
 
 
 def values(tree: SearchTree) -> dict[NodeId, float]:
-    return {node.id: value for node, value in backed_up(tree, frontier()).items()}
+    return {node.id: value for node, value in qualities(tree, frontier()).items()}
 
 
 def test_a_solution_credits_its_path_the_more_the_nearer() -> None:
@@ -59,18 +59,18 @@ def test_a_right_solution_overrides_wrong_ones_and_never_the_reverse() -> None:
 def test_goes_down_by_uct_until_a_solution_and_then_chooses_globally() -> None:
     strategy = frontier(width=2, entropy_weight=0.0)
     down = grown({(0,): (0.9, False), (1,): (0.2, False)})
-    assert [growth.node.id for growth in strategy.select(down)] == [(0,)]
+    assert [expansion.node.id for expansion in strategy.select(down)] == [(0,)]
     # The newest children: the better one has ended, so the best open node of the whole tree is next.
     ended = grown({(0,): (0.6, False), (1,): (0.5, False), (0, 0): (0.9, True), (0, 1): (0.1, False)})
-    [growth] = strategy.select(ended)
-    found = backed_up(ended, strategy)
+    [expansion] = strategy.select(ended)
+    found = qualities(ended, strategy)
     promise = {
         node.id: 0.4 * math.tanh(found.get(node.parent or ended.root, 0.0)) + 0.01 * math.sqrt(node.depth / 40)
         for node in ended.with_status(NodeStatus.OPEN)
         if len(node.children) < 2
     }
-    assert growth.node.id == max(promise, key=lambda name: promise[name])
-    assert growth.count == 2
+    assert expansion.node.id == max(promise, key=lambda name: promise[name])
+    assert expansion.count == 2
 
 
 def test_an_uncertain_step_is_taken_up_first() -> None:
@@ -80,7 +80,7 @@ def test_an_uncertain_step_is_taken_up_first() -> None:
         tree.write(node, Step((1, 2), "x\n\n", StepEnd.DELIMITER, logprob))
         tree.complete(node, 0.5, node.id == (2,))
     tree.complete(nodes[2], 0.5, terminal=True)
-    assert frontier(width=8)._globally_best(tree, backed_up(tree, frontier())) is nodes[1]
+    assert frontier(width=8)._globally_best(tree, qualities(tree, frontier())) is nodes[1]
 
 
 def test_expands_as_often_as_it_may() -> None:

@@ -131,7 +131,7 @@ def test_refuses_senseless_settings(make: Callable[[], Gate]) -> None:
 @settings(max_examples=80, deadline=None)
 @given(seed=st.integers(0, 1 << 32), capacity=st.integers(1, 8))
 def test_never_over_capacity_and_nothing_is_left(seed: int, capacity: int) -> None:
-    die = random.Random(seed)
+    rng = random.Random(seed)
 
     def check(gate: Gate, admitted: list[Caller]) -> None:
         assert gate.usage == sum(caller.weight for caller in admitted)
@@ -144,18 +144,18 @@ def test_never_over_capacity_and_nothing_is_left(seed: int, capacity: int) -> No
         admitted: list[Caller] = []
         callers: list[Caller] = []
         for _ in range(40):
-            action = die.random()
+            action = rng.random()
             if action < 0.5 or not callers:
-                callers.append(Caller(gate, die.choice(list(Lane)), die.randint(1, capacity + 2), admitted))
+                callers.append(Caller(gate, rng.choice(list(Lane)), rng.randint(1, capacity + 2), admitted))
             elif action < 0.75:
-                die.choice(callers).leave.set()
+                rng.choice(callers).leave.set()
             else:
-                victim = die.choice(callers)
+                victim = rng.choice(callers)
                 # At the very moment of admission, too: the room is taken then, and must come back.
-                if admitted and die.random() < 0.5:
+                if admitted and rng.random() < 0.5:
                     admitted[0].leave.set()
                 victim.task.cancel()
-            if die.random() < 0.6:
+            if rng.random() < 0.6:
                 await settle()
                 check(gate, admitted)
         for caller in callers:

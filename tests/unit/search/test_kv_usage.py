@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from search_fakes import PROMPT, search
 
-from search.run.kv_usage import KVHeld
+from search.run.kv_usage import KVUsage
 from search.tree import Node, SearchTree, Step, StepEnd
 
 
@@ -16,35 +16,35 @@ def write(tree: SearchTree, node: Node, tokens: int) -> None:
 
 def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_all() -> None:
     tree = SearchTree(7)
-    held = KVHeld(tree, prompt_tokens=10)
+    usage = KVUsage(tree, prompt_tokens=10)
     left, right = tree.request(tree.root, 2)
-    held.round_begins()
+    usage.round_begins()
     write(tree, left, 3)
     write(tree, right, 4)
     below = tree.request(left, 2)
-    held.round_begins()
-    assert (held.peak, held.sum) == (10 + 3 + 4, 17)
+    usage.round_begins()
+    assert (usage.peak, usage.sum) == (10 + 3 + 4, 17)
     for node in below:
         write(tree, node, 1)
-    held.search_ends()
-    assert (held.peak, held.sum) == (17, 17 + (10 + 3 + 1 + 1))
-    held.search_ends()
-    assert held.sum == 32
+    usage.search_ends()
+    assert (usage.peak, usage.sum) == (17, 17 + (10 + 3 + 1 + 1))
+    usage.search_ends()
+    assert usage.sum == 32
 
 
 def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
     tree = SearchTree(7)
-    held = KVHeld(tree, prompt_tokens=10)
+    usage = KVUsage(tree, prompt_tokens=10)
     slow, quick = tree.request(tree.root, 2)
-    held.round_begins()
+    usage.round_begins()
     write(tree, quick, 2)
     (below,) = tree.request(quick, 1)
-    held.round_begins()
+    usage.round_begins()
     write(tree, slow, 5)
     write(tree, below, 1)
-    held.search_ends()
+    usage.search_ends()
     # The first round is counted while `slow` has no tokens yet.
-    assert held.sum == (10 + 2) + (10 + 5 + 2 + 1)
+    assert usage.sum == (10 + 2) + (10 + 5 + 2 + 1)
 
 
 @pytest.mark.parametrize("strategy", ["beam_search", "rebase", "ets", "dvts"])

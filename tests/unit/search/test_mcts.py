@@ -41,14 +41,14 @@ def plain_mcts(iterations: int, width: int, depth: int, exploration: float, puct
         while path[-1].below:
             parent = path[-1]
 
-            def urgency(child: Plain, parent: Plain = parent) -> float:
+            def uct_score(child: Plain, parent: Plain = parent) -> float:
                 if puct:
                     bonus = child.prior * math.sqrt(parent.visits) / (1 + child.visits)
                 else:
                     bonus = math.sqrt(math.log(parent.visits) / child.visits)
                 return child.total / child.visits + exploration * bonus
 
-            path.append(min((c for c in parent.below if not c.closed), key=lambda c: (-urgency(c), c.id)))
+            path.append(min((c for c in parent.below if not c.closed), key=lambda c: (-uct_score(c), c.id)))
         leaf = path[-1]
         for index in range(width):
             step = write_step(branch_seed(7, leaf.id, index), PROMPT + leaf.tokens, 8)
@@ -98,13 +98,13 @@ def test_a_step_that_was_written_twice_is_gone_on_with_once(strategy: str, dropp
     chosen = parse_search({"strategy": strategy, "width": 4, "drop_duplicates": dropped}).strategy
     tree = SearchTree(7)
     siblings = tree.request(tree.root, 4)
-    for place, text in enumerate(["same", "other", "same", "same"]):
-        tree.write(siblings[place], Step((1, 2), text, StepEnd.DELIMITER, -1.0))
-        tree.complete(siblings[place], 0.5, terminal=place == 3)
-        chosen.observe(tree, [siblings[place]])
+    for index, text in enumerate(["same", "other", "same", "same"]):
+        tree.write(siblings[index], Step((1, 2), text, StepEnd.DELIMITER, -1.0))
+        tree.complete(siblings[index], 0.5, terminal=index == 3)
+        chosen.observe(tree, [siblings[index]])
     open_, pruned, terminal = NodeStatus.OPEN, NodeStatus.PRUNED, NodeStatus.TERMINAL
     assert [node.status for node in siblings] == [open_, open_, pruned if dropped else open_, terminal]
-    assert next(growth.node.text for growth in chosen.select(tree)) in ("same", "other")
+    assert next(expansion.node.text for expansion in chosen.select(tree)) in ("same", "other")
 
 
 def test_parallel_paths_are_different_leaves() -> None:
@@ -119,8 +119,8 @@ def test_parallel_paths_are_different_leaves() -> None:
 
 def test_rollouts_are_greedy_and_answer_but_are_no_children() -> None:
     bench, outcome = search({"strategy": "mcts", "iterations": 3, "width": 2, "value": "rollout", "decision": "vote"})
-    probes = [node for node in outcome.tree.nodes if node.is_probe]
-    assert probes
+    lookaheads = [node for node in outcome.tree.nodes if node.is_lookahead]
+    assert lookaheads
     for request in bench.generator.requests:
         rolled = {branch.index < 0 for expansion in request.expansions for branch in expansion.branches}
         assert len(rolled) == 1
@@ -133,7 +133,7 @@ def test_every_decision_is_a_solution(decision: str) -> None:
     for seed in range(15):
         _, outcome = search({"strategy": "mcts", "iterations": 20, "seed": seed, "decision": decision})
         solutions = outcome.tree.with_status(NodeStatus.TERMINAL)
-        assert not solutions or outcome.verdict.node in solutions
+        assert not solutions or outcome.selection.node in solutions
 
 
 def test_accepting_a_solution_ends_the_search_early() -> None:
@@ -152,4 +152,4 @@ def test_rejecting_open_paths_waits_for_a_solution() -> None:
     for seed in range(10):
         _, outcome = search({"strategy": "mcts", "iterations": 30, "seed": seed, "reject": 1.0})
         assert outcome.tree.with_status(NodeStatus.TERMINAL)
-        assert outcome.verdict.node.status is NodeStatus.TERMINAL
+        assert outcome.selection.node.status is NodeStatus.TERMINAL

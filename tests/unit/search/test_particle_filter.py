@@ -20,15 +20,15 @@ def test_systematic_resampling_draws_the_expected_number_rounded(raw: list[float
     weights = [weight / sum(raw) for weight in raw]
     drawn = Counter(systematic(weights, start))
     assert sum(drawn.values()) == len(weights)
-    for place, weight in enumerate(weights):
-        assert abs(drawn[place] - len(weights) * weight) < 1 + 1e-6
+    for index, weight in enumerate(weights):
+        assert abs(drawn[index] - len(weights) * weight) < 1 + 1e-6
 
 
 def test_systematic_resampling_is_unbiased() -> None:
     weights = [0.5, 0.3, 0.2]
-    die = random.Random(1)
-    drawn = Counter(place for _ in range(20_000) for place in systematic(weights, die.random()))
-    assert [drawn[place] / 60_000 for place in range(3)] == pytest.approx(weights, abs=0.01)
+    rng = random.Random(1)
+    drawn = Counter(index for _ in range(20_000) for index in systematic(weights, rng.random()))
+    assert [drawn[index] / 60_000 for index in range(3)] == pytest.approx(weights, abs=0.01)
 
 
 @pytest.mark.parametrize(("weights", "size"), [([0.25] * 4, 4.0), ([1.0, 0.0, 0.0], 1.0), ([0.5, 0.5, 0.0, 0.0], 2.0)])

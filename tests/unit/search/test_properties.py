@@ -109,8 +109,8 @@ def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
     bench, first = search(whole, 0)
     _, second = search(whole, order)
     assert tree_as_json(first.tree) == tree_as_json(second.tree)
-    assert first.verdict[1:4] == second.verdict[1:4]
-    assert first.verdict.node.id == second.verdict.node.id
+    assert first.selection[1:4] == second.selection[1:4]
+    assert first.selection.node.id == second.selection.node.id
     assert first.stop_reason == second.stop_reason
     varying = {"seconds", "prm_calls"}
     assert first.cost.model_dump(exclude=varying) == second.cost.model_dump(exclude=varying)
@@ -155,7 +155,7 @@ def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
         return tree
 
     turns, undisturbed = asyncio.run(main(None))
-    # The last turns may fall between the end of the stream and the verdict, where nothing waits any more.
+    # The last turns may fall between the end of the stream and the selection, where nothing waits any more.
     _, cut = asyncio.run(main(1 + int(share * (turns - 1))))
     resumed = asyncio.run(resume(json.dumps(save_tree(cut.tree))))
     assert tree_as_json(resumed) == tree_as_json(undisturbed.tree)

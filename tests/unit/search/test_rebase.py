@@ -1,4 +1,4 @@
-"""REBASE's shares: golden figures, and that they always add up."""
+"""REBASE's allocation: golden figures, and that they always add up."""
 
 import random
 from itertools import pairwise
@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from search_fakes import search
 
-from search.strategies.rebase import balanced
+from search.strategies.rebase import allocate_width
 from search.tree import NodeStatus
 
 GOLDEN = [
@@ -21,17 +21,17 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("rewards", "width", "children"), GOLDEN)
 def test_golden_figures(rewards: tuple[float, ...], width: int, children: list[int]) -> None:
-    assert balanced(rewards, width, 0.2) == children
+    assert allocate_width(rewards, width, 0.2) == children
 
 
 def test_the_width_is_met_exactly_in_100000_cases() -> None:
-    die = random.Random(1)
+    rng = random.Random(1)
     for _ in range(100_000):
-        count = die.randint(1, 12)
-        values = die.choice([[die.random() for _ in range(3)], [0.0, 1.0], [0.5]])  # ties in most cases
-        rewards = [die.choice(values) for _ in range(count)]
-        width = die.choice([1, 2, 7, 16, 64, 256])
-        children = balanced(rewards, width, die.choice([0.001, 0.05, 0.2, 1.0, 100.0]))
+        count = rng.randint(1, 12)
+        values = rng.choice([[rng.random() for _ in range(3)], [0.0, 1.0], [0.5]])  # ties in most cases
+        rewards = [rng.choice(values) for _ in range(count)]
+        width = rng.choice([1, 2, 7, 16, 64, 256])
+        children = allocate_width(rewards, width, rng.choice([0.001, 0.05, 0.2, 1.0, 100.0]))
         assert sum(children) == width
         assert min(children) >= 0
         ranked = sorted(zip(rewards, children, strict=True), key=lambda pair: -pair[0])

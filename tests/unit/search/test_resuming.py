@@ -15,7 +15,7 @@ from search.errors import GeneratorError
 from search.ports import Child
 from search.run.report import SearchEvent, SearchOutcome
 from search.snapshot import TreeView, restore_tree, save_tree, tree_as_json
-from search.tree import NodeStatus, Order, SearchTree, Step, StepEnd
+from search.tree import ExpansionRequest, NodeStatus, SearchTree, Step, StepEnd
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {},
@@ -69,8 +69,8 @@ def test_resumed_at_every_fifth_event_it_is_the_same_tree(strategy: str, own: di
     for number, snapshot in enumerate(snapshots):
         outcome, _ = run(settings, order=2 + number, tree=restore_tree(snapshot))
         assert tree_as_json(outcome.tree) == tree_as_json(whole.tree)
-        assert outcome.verdict.node.id == whole.verdict.node.id
-        assert outcome.verdict[1:4] == whole.verdict[1:4]
+        assert outcome.selection.node.id == whole.selection.node.id
+        assert outcome.selection[1:4] == whole.selection[1:4]
         assert outcome.stop_reason == whole.stop_reason
         assert outcome.cost.generated_tokens == whole.cost.generated_tokens
 
@@ -96,7 +96,7 @@ def test_saving_what_was_restored_changes_nothing(snapshot: dict[str, Any]) -> N
 def test_every_log_probability_survives_a_file(logprob: float | None) -> None:
     tree = SearchTree(7)
     (node,) = tree.request(tree.root, 1)
-    node.order = Order(whole=False, tokens=9, nodes=1)
+    node.request = ExpansionRequest(whole=False, tokens=9, nodes=1)
     tree.write(node, Step((1, 2), "so\n\n", StepEnd.DELIMITER, logprob))
     assert restore_tree(json.loads(json.dumps(save_tree(tree), allow_nan=False)))[node.id].step == node.step
 
@@ -144,7 +144,7 @@ def test_a_search_whose_model_gave_tokens_no_chance_is_saved_shown_and_gone_on_w
         (lambda tree: tree["nodes"][0]["step"].update(logprob="Infinity"), ("nodes", 0, "step", "logprob")),
         (lambda tree: tree["nodes"][0]["step"].update(logprob=float("nan")), ("nodes", 0, "step", "logprob")),
         (lambda tree: tree["nodes"][0].update(id=[]), ("nodes", 0, "id")),
-        (lambda tree: tree["nodes"][0].update(status="failed", step=None, order=None), ("nodes", 0)),
+        (lambda tree: tree["nodes"][0].update(status="failed", step=None, request=None), ("nodes", 0)),
         (lambda tree: tree["nodes"][0].update(status="written"), ("nodes", 0)),
         (lambda tree: tree["nodes"][0].update(neutral=True, reward=None), ("nodes", 0)),
         (lambda tree: tree.update(settled=-1), ("settled",)),
@@ -243,8 +243,8 @@ def test_after_a_stalled_scorer_it_goes_on_to_the_tree_of_an_undisturbed_search(
         interrupted += any(node.step for node in tree.with_status(NodeStatus.FAILED))
         resumed, _ = run(settings, order=2 + events, tree=tree)
         assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)
-        assert resumed.verdict.node.id == whole.verdict.node.id
-        assert resumed.verdict[1:4] == whole.verdict[1:4]
+        assert resumed.selection.node.id == whole.selection.node.id
+        assert resumed.selection[1:4] == whole.selection[1:4]
         assert resumed.stop_reason == whole.stop_reason
         assert resumed.cost.generated_tokens == whole.cost.generated_tokens
     assert interrupted >= 2
@@ -312,7 +312,7 @@ def test_a_finished_search_without_a_scorer_is_scored_when_there_is_one() -> Non
     resumed, _ = run(settings, order=2, tree=restore_tree(json.loads(json.dumps(save_tree(neutral.tree)))))
     whole, _ = run(settings, order=1)
     assert tree_as_json(resumed.tree) == tree_as_json(whole.tree)
-    assert (resumed.verdict[1:4], resumed.degraded) == (whole.verdict[1:4], False)
+    assert (resumed.selection[1:4], resumed.degraded) == (whole.selection[1:4], False)
 
 
 def test_what_is_scored_again_is_not_written_again() -> None:

@@ -10,7 +10,7 @@ from search_fakes import PROMPT, Bench, broken, reward_of, search
 
 from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError
 from search.gate import Gate
-from search.ports import Child, Extent, Lane
+from search.ports import Child, Lane, StopCondition
 from search.run.environment import Fallback
 from search.run.report import SearchFinished, SearchOutcome, SearchStarted, StepScored
 from search.snapshot import tree_as_json
@@ -80,8 +80,8 @@ def test_counts_what_the_ports_did(settings: dict[str, Any]) -> None:
     assert stats.prefix_tokens == sum(len(e.prefix) * len(e.branches) for e in expansions)
     assert stats.cached_tokens == sum((len(e.prefix) - 1) * len(e.branches) for e in expansions)
     assert stats.root_cached_tokens == len(PROMPT) - 1
-    assert stats.answer_tokens == len(outcome.verdict.node.token_ids)
-    assert outcome.text == outcome.verdict.node.text
+    assert stats.answer_tokens == len(outcome.selection.node.token_ids)
+    assert outcome.text == outcome.selection.node.text
 
 
 def test_a_prefix_is_the_prompt_and_the_path() -> None:
@@ -94,20 +94,20 @@ def test_a_prefix_is_the_prompt_and_the_path() -> None:
 def test_whole_solutions_become_chains_scored_in_one_item_each() -> None:
     bench, outcome = search(BEST)
     (call,) = bench.generator.requests
-    assert (call.extent, call.lane) == (Extent.SOLUTION, Lane.EAGER)
+    assert (call.stop_condition, call.lane) == (StopCondition.SOLUTION, Lane.EAGER)
     items = [item for request in bench.scorer.requests for item in request.items]
     assert len(items) == 6
     assert all(item.unscored == len(item.steps) for item in items)
     for end in outcome.tree.with_status(NodeStatus.TERMINAL):
         texts = [step.text for step in end.steps]
-        assert end.rewards == [reward_of(texts[: place + 1]) for place in range(len(texts))]
+        assert end.rewards == [reward_of(texts[: index + 1]) for index in range(len(texts))]
 
 
 def test_greedy_and_self_consistency_ask_no_rewards() -> None:
     for settings in ALL[:2]:
         bench, outcome = search(settings)
         assert bench.scorer.requests == []
-        assert outcome.verdict.score is None
+        assert outcome.selection.score is None
     assert bench.generator.requests[0].sampling.temperature == 0.8
     assert search({"strategy": "greedy"})[0].generator.requests[0].sampling.temperature == 0.0
 
@@ -116,7 +116,7 @@ def test_self_consistency_stops_early_when_no_answer_can_overtake() -> None:
     settings = {"strategy": "self_consistency", "n": 24}
     early = [search(settings | {"early_stop": True, "seed": seed})[1] for seed in range(6)]
     full = [search(settings | {"seed": seed})[1] for seed in range(6)]
-    assert [e.verdict.answer for e in early] == [f.verdict.answer for f in full]
+    assert [e.selection.answer for e in early] == [f.selection.answer for f in full]
     assert all(e.stop_reason == "finished" for e in early)
 
 
@@ -130,7 +130,7 @@ def test_a_margin_stops_whole_solutions_once_there_are_enough(strategy: str) -> 
     assert min(ended) >= 5
     assert sum(ended) < 6 * 24
     for outcome in early:
-        first, second = [*(group.weight for group in outcome.verdict.groups), 0.0][:2]
+        first, second = [*(group.weight for group in outcome.selection.groups), 0.0][:2]
         assert first > second
     assert [outcome.tree.with_status(NodeStatus.TERMINAL)[-1].id for outcome in never] == [
         outcome.tree.with_status(NodeStatus.TERMINAL)[-1].id for outcome in full
@@ -150,11 +150,11 @@ def test_children_are_judged_without_waiting_for_their_siblings() -> None:
     async def main() -> None:
         bench = Bench()
         bench.generator.stall_after = 4
-        judged = asyncio.Event()
+        scored = asyncio.Event()
         running = asyncio.create_task(
-            bench.search(BEAM, on_event=lambda event: judged.set() if isinstance(event, StepScored) else None)
+            bench.search(BEAM, on_event=lambda event: scored.set() if isinstance(event, StepScored) else None)
         )
-        await judged.wait()
+        await scored.wait()
         await bench.generator.stalled.wait()
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -214,7 +214,7 @@ def test_out_of_tokens_the_candidates_answer() -> None:
     _, outcome = search(BEAM | {"budget": {"tokens": 100}})
     assert (outcome.stop_reason, outcome.partial) == ("tokens", True)
     assert outcome.cost.generated_tokens <= 100
-    assert outcome.verdict.node.status is NodeStatus.TERMINAL
+    assert outcome.selection.node.status is NodeStatus.TERMINAL
 
 
 def test_out_of_nodes_with_no_candidate_the_best_open_path_answers() -> None:
@@ -223,8 +223,8 @@ def test_out_of_nodes_with_no_candidate_the_best_open_path_answers() -> None:
         assert outcome.cost.nodes == 2
         if not outcome.tree.with_status(NodeStatus.TERMINAL):
             best = max(outcome.tree.nodes, key=lambda node: node.reward or 0.0)
-            assert outcome.verdict.node.reward == best.reward
-            assert outcome.verdict.answer is None
+            assert outcome.selection.node.reward == best.reward
+            assert outcome.selection.answer is None
             assert outcome.stop_reason == "nodes"
             return
     pytest.fail("every seed had a candidate")
@@ -370,4 +370,4 @@ def test_a_whole_solution_ends_at_its_first_answer() -> None:
     assert first.status is NodeStatus.OPEN
     assert second.status is NodeStatus.TERMINAL
     assert second.step == Step((2, 3, 4), written[1].text + written[2].text, StepEnd.END_OF_SEQUENCE)
-    assert outcome.verdict.answer == "3"
+    assert outcome.selection.answer == "3"

@@ -52,15 +52,15 @@ def test_the_text_ends_before_the_first_stop_wherever_steps_end() -> None:
 @pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency", "beam_search"])
 async def test_the_vote_is_over_what_the_reply_can_show(strategy: str) -> None:
     settings = {"strategy": strategy, "n": 8}
-    plain = (await Bench().search(settings)).verdict
+    plain = (await Bench().search(settings)).selection
     whole = await rambled(settings)
     cut = await rambled(settings | {"stop": "Question:"})
-    assert whole.verdict.answer == "9"
+    assert whole.selection.answer == "9"
     assert cut.stopped
     assert "9" not in cut.text.partition("boxed")[2]
     assert "Question" not in cut.text
     # Rewards are of the steps as they were written, so scores may differ from those of other texts; answers may not.
-    answers = {group.answer for group in cut.verdict.groups}
+    answers = {group.answer for group in cut.selection.groups}
     assert answers == {group.answer for group in plain.groups} != {"9"}
     assert tree_as_json(cut.tree) == tree_as_json(whole.tree)
 
@@ -71,13 +71,13 @@ async def test_stopping_early_counts_the_same_answers_as_the_vote() -> None:
     settings: dict[str, Any] = {"strategy": "self_consistency", "n": 24, "stop": "Question:"}
     for seed in range(6):
         early = await rambled(settings | {"early_stop": True, "seed": seed})
-        assert early.verdict.answer == (await rambled(settings | {"seed": seed})).verdict.answer
+        assert early.selection.answer == (await rambled(settings | {"seed": seed})).selection.answer
 
 
 def test_without_stop_nothing_is_cut() -> None:
     _, outcome = search(BEST)
     assert not outcome.stopped
-    assert outcome.text == outcome.verdict.node.text
+    assert outcome.text == outcome.selection.node.text
 
 
 @pytest.mark.parametrize(

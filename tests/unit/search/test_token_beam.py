@@ -24,8 +24,8 @@ class Language:
         self.in_flight = self.most_in_flight = self.asked = 0
 
     def following(self, prefix: Sequence[int]) -> dict[int, float]:
-        die = random.Random(f"{self._seed}:{tuple(prefix)}")
-        weights = [die.random() + 0.01 for _ in VOCABULARY]
+        rng = random.Random(f"{self._seed}:{tuple(prefix)}")
+        weights = [rng.random() + 0.01 for _ in VOCABULARY]
         return {token: math.log(weight / sum(weights)) for token, weight in zip(VOCABULARY, weights, strict=True)}
 
     async def next_tokens(self, prefixes: Sequence[Sequence[int]], count: int) -> list[Mapping[int, float]]:
@@ -46,7 +46,7 @@ def every_continuation(language: Language, prompt: tuple[int, ...], most: int, p
             ends = tokens[-1] == EOS
             if EOS in tokens[:-1] or (length < most and not ends):
                 continue
-            logprob = sum(language.following((*prompt, *tokens[:place]))[token] for place, token in enumerate(tokens))
+            logprob = sum(language.following((*prompt, *tokens[:index]))[token] for index, token in enumerate(tokens))
             score = logprob / (len(prompt) + length - ends) ** penalty
             found.append(BeamSequence(tokens, logprob, score, ends))
     return sorted(found, key=lambda sequence: -sequence.score)

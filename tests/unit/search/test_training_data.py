@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from search_fakes import search
 
 from search.snapshot import TreeView, tree_as_json
-from search.strategies.backup import credited
+from search.strategies.backup import backed_up
 from search.training_data import Kind, TrainingNode, answers_of, mean_entropy, training_data
 from search.tree import NodeId
 
@@ -24,11 +24,11 @@ def view(ends: dict[NodeId, str], **fields: dict[NodeId, Any]) -> TreeView:
     """The tree with these ends and their texts, and all that is above them. ``fields`` set what is not usual."""
     places = sorted({end[:depth] for end in ends for depth in range(1, len(end) + 1)})
     nodes: list[dict[str, Any]] = []
-    for place in places:
-        text, status = (ends[place], "terminal") if place in ends else (f"{place}\n\n", "open")
+    for index in places:
+        text, status = (ends[index], "terminal") if index in ends else (f"{index}\n\n", "open")
         usual = {"text": text, "reward": 0.5, "status": status, "tokens": 2, "end": "delimiter", "logprob": -1.0}
-        own = {name: values[place] for name, values in fields.items() if place in values}
-        nodes.append({"id": place} | usual | own)
+        own = {name: values[index] for name, values in fields.items() if index in values}
+        nodes.append({"id": index} | usual | own)
     return TreeView.model_validate({"version": 1, "nodes": nodes})
 
 
@@ -62,7 +62,7 @@ class TestValues:
     def test_a_right_path_overrides_wrong_ones_and_never_the_reverse_whatever_came_first(self) -> None:
         solutions = [(("a", "b"), 1.0), (("a", "c"), -1.0), (("a", "d"), -1.0)]
         for order in permutations(solutions):
-            assert credited(order) == {"a": 0.5, "b": 1.0, "c": -1.0, "d": -1.0}
+            assert backed_up(order) == {"a": 0.5, "b": 1.0, "c": -1.0, "d": -1.0}
         assert values({(0, 0): True, (0, 1): False})[(0,)] == 0.5
         assert values({(0, 0): False, (0, 1): True})[(0,)] == 0.5
 
@@ -203,18 +203,18 @@ def test_every_value_is_what_the_paths_through_the_node_allow(strategy: str, see
     right = {end for end, given in answers.items() if given == answer}
     data = training_data(tree, right)
     assert data.accuracy == (len(right) / len(answers) if answers else None)
-    assert [node.id for node in data.nodes] == sorted(node.id for node in outcome.tree.nodes if not node.is_probe)
+    assert [node.id for node in data.nodes] == sorted(node.id for node in outcome.tree.nodes if not node.is_lookahead)
     for node in data.nodes:
         below = [end for end in answers if end[: len(node.id)] == node.id]
-        credit = {end: max(len(node.id) / len(end), 0.1) for end in below}
+        gain = {end: max(len(node.id) / len(end), 0.1) for end in below}
         if not below:
             assert node.value is None
             continue
         assert node.value is not None
         if good := [end for end in below if end in right]:
-            assert node.value == pytest.approx(sum(credit[end] for end in good))
+            assert node.value == pytest.approx(sum(gain[end] for end in good))
         else:
-            assert node.value == pytest.approx(-sum(credit.values()))
+            assert node.value == pytest.approx(-sum(gain.values()))
         assert 0.1 <= abs(node.value) <= len(below)
     kinds = [example.kind for example in data.examples]
     if right:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from search.answers.voting import Candidate, Selection, choose
+from search.answers.voting import Candidate, SelectionRule, choose
 from search.strategies.path_score import Aggregation, aggregate
 from search.tree import Node
 
@@ -15,8 +15,8 @@ def test_aggregates(how: str, score: float) -> None:
 
 def candidates(*given: tuple[float | None, int | None]) -> list[Candidate]:
     return [
-        Candidate(Node((place,), None), score, None if group is None else f"answer {group}", group)
-        for place, (score, group) in enumerate(given)
+        Candidate(Node((index,), None), score, None if group is None else f"answer {group}", group)
+        for index, (score, group) in enumerate(given)
     ]
 
 
@@ -25,34 +25,34 @@ def candidates(*given: tuple[float | None, int | None]) -> list[Candidate]:
 )
 def test_three_rules_three_answers(selection: str, answering: int, agreement: float) -> None:
     paths = candidates((0.9, 0), (0.6, 1), (0.1, 2), (0.7, 1), (0.2, 2), (0.3, 2))
-    verdict = choose(paths, Selection(selection))
-    assert verdict.node.id == (answering,)
-    assert verdict.agreement == pytest.approx(agreement)
-    assert verdict.score == paths[answering].score
-    assert sum(group.size for group in verdict.groups) == 6
-    assert verdict.groups[0].best is verdict.node
+    selection = choose(paths, SelectionRule(selection))
+    assert selection.node.id == (answering,)
+    assert selection.agreement == pytest.approx(agreement)
+    assert selection.score == paths[answering].score
+    assert sum(group.size for group in selection.groups) == 6
+    assert selection.groups[0].best is selection.node
 
 
-@pytest.mark.parametrize("selection", Selection)
-def test_the_first_wins_a_tie(selection: Selection) -> None:
+@pytest.mark.parametrize("selection", SelectionRule)
+def test_the_first_wins_a_tie(selection: SelectionRule) -> None:
     assert choose(candidates((0.5, 3), (0.5, 1), (0.5, 1), (0.5, 3)), selection).node.id == (0,)
 
 
-@pytest.mark.parametrize("selection", Selection)
-def test_a_path_without_an_answer_answers_only_when_no_path_has_one(selection: Selection) -> None:
-    verdict = choose(candidates((0.9, None), (0.1, 0)), selection)
-    assert (verdict.answer, verdict.agreement) == ("answer 0", 0.5)
-    verdict = choose(candidates((0.2, None), (0.9, None), (0.9, None)), selection)
-    assert (verdict.node.id, verdict.answer, verdict.agreement, verdict.groups) == ((1,), None, 0.0, ())
+@pytest.mark.parametrize("selection", SelectionRule)
+def test_a_path_without_an_answer_answers_only_when_no_path_has_one(selection: SelectionRule) -> None:
+    selection = choose(candidates((0.9, None), (0.1, 0)), selection)
+    assert (selection.answer, selection.agreement) == ("answer 0", 0.5)
+    selection = choose(candidates((0.2, None), (0.9, None), (0.9, None)), selection)
+    assert (selection.node.id, selection.answer, selection.agreement, selection.groups) == ((1,), None, 0.0, ())
 
 
-@pytest.mark.parametrize("selection", [Selection.WEIGHTED, Selection.MAJORITY])
-def test_unscored_paths_vote_by_number(selection: Selection) -> None:
-    verdict = choose(candidates((None, 0), (None, 1), (None, 1)), selection)
-    assert (verdict.node.id, verdict.score) == ((1,), None)
-    assert choose(candidates((None, 0), (None, 1), (None, 1)), Selection.NAIVE).node.id == (0,)
+@pytest.mark.parametrize("selection", [SelectionRule.WEIGHTED, SelectionRule.MAJORITY])
+def test_unscored_paths_vote_by_number(selection: SelectionRule) -> None:
+    selection = choose(candidates((None, 0), (None, 1), (None, 1)), selection)
+    assert (selection.node.id, selection.score) == ((1,), None)
+    assert choose(candidates((None, 0), (None, 1), (None, 1)), SelectionRule.NAIVE).node.id == (0,)
 
 
 def test_nothing_to_choose_among() -> None:
     with pytest.raises(ValueError, match="no candidates"):
-        choose([], Selection.NAIVE)
+        choose([], SelectionRule.NAIVE)
