@@ -23,11 +23,16 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The URL of ``banyan serve`` with the configuration that ships with the project."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    output = tmp_path_factory.mktemp("serve") / "output"
+    directory = tmp_path_factory.mktemp("serve")
+    output = directory / "output"
+    # A token of its own, and no keys that happen to be set here.
+    environment = {name: value for name, value in os.environ.items() if name != "BANYAN_API_KEYS"}
+    environment["RAY_AUTH_TOKEN_PATH"] = str(directory / "token")
     # In a session of its own: what it starts must not take this test's signals, nor be left behind.
     with output.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "cluster.cli.main", "serve", "--config", str(CONFIG), "--port", str(port)],
+            env=environment,
             stdout=file,
             stderr=subprocess.STDOUT,
             start_new_session=True,
