@@ -30,12 +30,16 @@ class Engines(NamedTuple):
     scorer: "ScoringEngine"
     environment: SearchEnvironment
 
-    def prompt(self, question: str) -> list[int]:
+    def prompt(self, question: str, system: str | None = None) -> list[int]:
         """Token ids, the chat template applied."""
-        return list(self.generator.encode_chat([{"role": "user", "content": question}]))
+        turns = [] if system is None else [{"role": "system", "content": system}]
+        return list(self.generator.encode_chat([*turns, {"role": "user", "content": question}]))
 
-    async def search(self, question: str, settings: SearchSettings, search_id: str) -> SearchOutcome:
-        return await run_search(question, self.prompt(question), settings, self.environment, search_id=search_id)
+    async def search(
+        self, question: str, settings: SearchSettings, search_id: str, system: str | None = None
+    ) -> SearchOutcome:
+        prompt = self.prompt(question, system)
+        return await run_search(question, prompt, settings, self.environment, search_id=search_id)
 
 
 @asynccontextmanager

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from deployments.embedded.conversations import CHARS, Conversation, conversations, system_text
 from deployments.embedded.problems import LEVELS, Problem, Split, draw_problems
 from deployments.embedded.slips import solution_with_slips
 from deployments.embedded.tokenizer import CONTEXT_TOKENS, STEP_DELIMITER, TURN_END
@@ -67,10 +68,8 @@ def qwen2_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
     )
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerFast, problem: Problem) -> list[int]:
-    text = tokenizer.apply_chat_template(
-        [{"role": "user", "content": problem.text}], tokenize=False, add_generation_prompt=True
-    )
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, asked: Conversation) -> list[int]:
+    text = tokenizer.apply_chat_template(asked.turns, tokenize=False, add_generation_prompt=True)
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
@@ -112,7 +111,8 @@ def _train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, work: Pa
             _log(log, step=step, loss=round(running_loss / LOG_EVERY, 5), seconds=round(time.monotonic() - started))
             running_loss = 0.0
     validation = list(islice(draw_problems(Split.VALIDATION, SEED), VALIDATION_PROBLEMS))
-    _log(log, greedy_accuracy_validation=greedy_accuracy(model.eval(), tokenizer, validation))
+    _log(log, greedy_accuracy_validation=greedy_accuracy(model.eval(), tokenizer, list(map(Conversation, validation))))
+    _log(log, under_system_turns=greedy_accuracy(model, tokenizer, under_system_turns(validation)))
     torch.save(model.state_dict(), work / f"{lessons.name}.pt")
 
 
@@ -128,13 +128,20 @@ def load_checkpoint(tokenizer: PreTrainedTokenizerFast, work: Path, lessons: Les
     return model.eval()
 
 
+def under_system_turns(problems: Sequence[Problem]) -> list[Conversation]:
+    """``problems`` under short system turns that no lesson has."""
+    rng = random.Random("validation")
+    turns = [{"role": "system", "content": system_text(rng, rng.randint(*CHARS["short"]))} for _ in problems]
+    return [Conversation(problem, (turn,)) for problem, turn in zip(problems, turns, strict=True)]
+
+
 def greedy_accuracy(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, problems: Sequence[Problem]
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Conversation]
 ) -> dict[str, float]:
-    """The share of problems whose greedy solution is right in every step, over all and by level."""
-    solutions = write_solutions(model, tokenizer, problems, temperature=0.0)
+    """The share of problems whose greedy answer is right, over all and by level."""
+    solutions = write_solutions(model, tokenizer, asked, temperature=0.0)
     right: dict[str, list[bool]] = {}
-    for problem, steps in zip(problems, solutions, strict=True):
+    for (problem, _), steps in zip(asked, solutions, strict=True):
         for key in ("all", str(problem.level)):
             right.setdefault(key, []).append(steps[-1:] == [problem.solution[-1]])
     return {key: round(sum(hits) / len(hits), 3) for key, hits in sorted(right.items())}
@@ -144,12 +151,12 @@ def greedy_accuracy(
 def write_solutions(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    problems: Sequence[Problem],
+    asked: Sequence[Conversation],
     temperature: float,
 ) -> list[list[str]]:
     """One sampled solution (greedy at temperature 0) for each problem, as its list of steps."""
     tokenizer.padding_side = "left"
-    prompts = tokenizer.pad({"input_ids": [encode_prompt(tokenizer, p) for p in problems]}, return_tensors="pt")
+    prompts = tokenizer.pad({"input_ids": [encode_prompt(tokenizer, one) for one in asked]}, return_tensors="pt")
     written = model.generate(
         **prompts,
         max_new_tokens=MAX_SOLUTION_TOKENS,
@@ -168,15 +175,14 @@ def _batches(tokenizer: PreTrainedTokenizerFast, lessons: Lessons) -> Iterator[B
     rng = random.Random(lessons.seed)
     while True:
         for stream in streams:
-            yield _encode_batch(
-                tokenizer, [(problem, lessons.solve(problem, rng)) for problem in islice(stream, BATCH)]
-            )
+            asked = conversations(list(islice(stream, BATCH)), rng, STEP_DELIMITER)
+            yield _encode_batch(tokenizer, [(one, lessons.solve(one.problem, rng)) for one in asked])
 
 
-def _encode_batch(tokenizer: PreTrainedTokenizerFast, solved: Sequence[tuple[Problem, tuple[str, ...]]]) -> Batch:
+def _encode_batch(tokenizer: PreTrainedTokenizerFast, solved: Sequence[tuple[Conversation, tuple[str, ...]]]) -> Batch:
     rows, masks = [], []
-    for problem, steps in solved:
-        prompt = encode_prompt(tokenizer, problem)
+    for asked, steps in solved:
+        prompt = encode_prompt(tokenizer, asked)
         solution = tokenizer.encode(STEP_DELIMITER.join(steps) + TURN_END, add_special_tokens=False)
         rows.append(torch.tensor(prompt + solution))
         masks.append(torch.tensor([False] * len(prompt) + [True] * len(solution)))

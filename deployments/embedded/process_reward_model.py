@@ -11,6 +11,7 @@ tokens too, right up to the first wrong one, which is the lesson and counts tenf
 """
 
 import math
+import random
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -22,8 +23,9 @@ from sklearn.metrics import roc_auc_score
 from torch import Tensor, nn
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Model
 
+from deployments.embedded.conversations import Conversation, conversations
 from deployments.embedded.language_model import encode_prompt, qwen2_config, write_solutions
-from deployments.embedded.problems import LEVELS, Problem, Split, check_steps, draw_problems
+from deployments.embedded.problems import LEVELS, Split, check_steps, draw_problems
 from deployments.embedded.tokenizer import STEP_DELIMITER, STEP_TAG
 
 TRAINING_SOLUTIONS = 20_000
@@ -42,7 +44,7 @@ WEIGHTS = "model.safetensors"
 
 
 class LabelledSolution(NamedTuple):
-    problem: Problem
+    asked: Conversation
     steps: tuple[str, ...]
     right: tuple[bool, ...]
 
@@ -119,15 +121,16 @@ def label_samples(
 ) -> list[LabelledSolution]:
     """``count`` solutions sampled from the generator, evenly over the levels, each step checked."""
     torch.manual_seed(seed)
+    rng = random.Random(seed)
     streams = [draw_problems(split, seed, level) for level in LEVELS]
     labelled: list[LabelledSolution] = []
     while len(labelled) < count:
         for stream in streams:
-            problems = list(islice(stream, SAMPLING_BATCH))
-            for problem, steps in zip(
-                problems, write_solutions(generator, tokenizer, problems, SAMPLING_TEMPERATURE), strict=True
+            asked = conversations(list(islice(stream, SAMPLING_BATCH)), rng, STEP_DELIMITER)
+            for one, steps in zip(
+                asked, write_solutions(generator, tokenizer, asked, SAMPLING_TEMPERATURE), strict=True
             ):
-                labelled.append(LabelledSolution(problem, tuple(steps), tuple(check_steps(problem, steps))))
+                labelled.append(LabelledSolution(one, tuple(steps), tuple(check_steps(one.problem, steps))))
     return labelled[:count]
 
 
@@ -205,7 +208,7 @@ def _batches(
     tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution], shuffle_seed: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Token ids and labels (0 wrong, 1 right, IGNORED elsewhere), rows of a batch about equally long."""
-    by_length = sorted(labelled, key=lambda solution: sum(map(len, solution.steps)) + len(solution.problem.text))
+    by_length = sorted(labelled, key=_letters)
     starts = torch.arange(0, len(by_length) - (BATCH - 1 if shuffle_seed is not None else 0), BATCH)
     if shuffle_seed is not None:
         starts = starts[torch.randperm(len(starts), generator=torch.Generator().manual_seed(shuffle_seed))]
@@ -218,12 +221,16 @@ def _batches(
         )
 
 
+def _letters(solution: LabelledSolution) -> int:
+    return sum(map(len, solution.steps)) + sum(len(turn["content"]) for turn in solution.asked.turns)
+
+
 def _encode(tokenizer: PreTrainedTokenizerFast, solution: LabelledSolution) -> tuple[Tensor, Tensor]:
     """Token ids, and a label for every token of the solution: wrong from the first wrong token on."""
     tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
-    tokens = encode_prompt(tokenizer, solution.problem)
+    tokens = encode_prompt(tokenizer, solution.asked)
     labels = [IGNORED] * len(tokens)
-    expected = solution.problem.solution
+    expected = solution.asked.problem.solution
     intact = True
     for index, (step, right) in enumerate(zip(solution.steps, solution.right, strict=True)):
         ids = tokenizer.encode(step.strip(), add_special_tokens=False)

@@ -15,6 +15,7 @@ import torch
 import typer
 from transformers import PreTrainedTokenizerFast
 
+from deployments.embedded.conversations import Conversation
 from deployments.embedded.language_model import (
     GENERATOR_LESSONS,
     TRUNK_LESSONS,
@@ -22,6 +23,7 @@ from deployments.embedded.language_model import (
     load_checkpoint,
     train_generator,
     train_trunk,
+    under_system_turns,
 )
 from deployments.embedded.problems import Split, draw_problems
 from deployments.embedded.process_reward_model import (
@@ -91,7 +93,14 @@ def _train_and_publish_prm(tokenizer: PreTrainedTokenizerFast, work: Path) -> No
 def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> None:
     generator = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
     problems = list(islice(draw_problems(split, HELD_OUT_SEED), HELD_OUT_PROBLEMS))
-    _record("generator", {"split": split, "greedy_accuracy": greedy_accuracy(generator, tokenizer, problems)})
+    _record(
+        "generator",
+        {
+            "split": split,
+            "greedy_accuracy": greedy_accuracy(generator, tokenizer, list(map(Conversation, problems))),
+            "greedy_accuracy_under_system_turns": greedy_accuracy(generator, tokenizer, under_system_turns(problems)),
+        },
+    )
     held_out = label_samples(generator, tokenizer, split, HELD_OUT_SEED, HELD_OUT_SOLUTIONS)
     steps = [right for solution in held_out for right in solution.right]
     auc = measure_auc(load_prm(tokenizer, HERE / "prm"), tokenizer, held_out)

@@ -1,0 +1,43 @@
+"""What stands before the questions that the embedded models learn from."""
+
+import random
+from itertools import islice
+
+from benchmarks.system_prompts import SYSTEM_PROMPTS
+from deployments.embedded.conversations import CHARS, MAX_SYSTEM_CHARS, SHARES, conversations, system_text
+from deployments.embedded.problems import Split, draw_problems
+from deployments.embedded.tokenizer import STEP_DELIMITER
+
+BATCHES = 2_000
+
+
+def test_every_kind_comes_as_often_as_said_and_the_question_is_always_last() -> None:
+    rng = random.Random(1)
+    problems = list(islice(draw_problems(Split.TRAIN, 5), 2))
+    seen = {"none": 0, "system": 0, "history": 0}
+    for _ in range(BATCHES):
+        batch = conversations(problems, rng, STEP_DELIMITER)
+        assert [one.problem for one in batch] == problems
+        assert all(one.turns[-1] == {"role": "user", "content": one.problem.text} for one in batch)
+        roles = {tuple(turn["role"] for turn in one.before) for one in batch}
+        assert len(roles) == 1, "rows of a batch have the same kind of thing before them"
+        [role] = roles
+        seen["history" if "assistant" in role else "system" if role else "none"] += 1
+    assert abs(seen["none"] / BATCHES - SHARES["none"]) < 0.05
+    assert abs(seen["history"] / BATCHES - SHARES["history"]) < 0.03
+
+
+def test_system_texts_have_the_length_that_is_wanted_and_no_lesson_has_the_prompts_that_are_measured() -> None:
+    rng = random.Random(2)
+    held_out = set(SYSTEM_PROMPTS.values())
+    for _ in range(BATCHES):
+        chars = rng.randint(CHARS["short"][0], MAX_SYSTEM_CHARS)
+        text = system_text(rng, chars)
+        assert 0 < len(text) <= chars
+        assert text not in held_out
+
+
+def test_the_same_seed_draws_the_same_lessons() -> None:
+    problems = list(islice(draw_problems(Split.TRAIN, 5), 4))
+    drawn = [[conversations(problems, random.Random(seed), STEP_DELIMITER) for seed in range(50)] for _ in range(2)]
+    assert drawn[0] == drawn[1]
