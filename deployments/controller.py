@@ -49,7 +49,8 @@ class SearchControllerReplica:
         require_authenticated_cluster(config.http)
         self._config = config
         self._keys = ApiKeys()
-        self._host = await endpoint_host()
+        async with asyncio.timeout(LOOK_TIMEOUT_S):
+            self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
         self._matcher = AnswerMatcher()
         encoder, _ = await asyncio.gather(

@@ -23,13 +23,13 @@ import yaml
 ROOT = Path(__file__).parents[2]
 URL = "http://127.0.0.1:8000"
 DASHBOARD = "http://127.0.0.1:8265"
-START_S = 300.0
-COMMAND_S = 180.0
+START_S = 600.0
+COMMAND_S = 300.0
 ROTATE_S = 15.0
 """How soon a key that was removed must be refused."""
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("ann", "bob", "cleo")}
 
-pytestmark = pytest.mark.timeout(1200)
+pytestmark = pytest.mark.timeout(3000)
 
 
 class Shell:
@@ -231,11 +231,14 @@ def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Sh
 
 
 def answers(name: str | None) -> int:
-    """The status that a search gets with that key, or none."""
+    """The status that a search gets with that key, or none; 0 where none comes in time."""
     headers = {"Authorization": f"Bearer {KEYS[name]}"} if name else {}
     question = [{"role": "user", "content": "Take 12. Increase by 74. Take away 51. What do you get?"}]
     body = {"model": "banyan-arithmetic", "messages": question, "search": {"strategy": "beam_search", "n": 4, "m": 2}}
-    return httpx.post(f"{URL}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+    try:
+        return httpx.post(f"{URL}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
+    except httpx.TimeoutException:  # Serve's proxy waits for a replica
+        return 0
 
 
 @contextmanager
