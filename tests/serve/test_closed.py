@@ -20,10 +20,12 @@ from tests.serve.application import Application
 
 CALL_S = 20.0
 JOINING = """
-import sys, ray
+import asyncio, sys, ray
 from ray import serve
 ray.init(address=sys.argv[1], namespace="serve", logging_level="ERROR")
-print(serve.get_deployment_handle("Generator", sys.argv[2]).stats.remote().result(timeout_s=30)["branches_alive"])
+async def ask():
+    return await asyncio.wait_for(serve.get_deployment_handle("Generator", sys.argv[2]).stats.remote(), 30)
+print(asyncio.run(ask())["branches_alive"])
 """
 
 
