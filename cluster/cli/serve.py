@@ -14,7 +14,7 @@ from rich.text import Text
 from cluster.launch.application import Running, serving
 from cluster.launch.config_file import read_config
 
-EXAMPLE = "Start with 54. Multiply by 7. Subtract 145. Subtract 166. Add 101. What is the result?"
+EXAMPLE = "Start with 149. Multiply by 3. Add 229. Add 2. Add 19. Subtract 339. What is the result?"
 JSON = "Content-Type: application/json"
 ASKING_S = 10.0
 

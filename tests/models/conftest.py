@@ -8,7 +8,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # what vLLM's imports say about torch is no error of ours
-    import deployments.engines.engine  # noqa: F401
+    import deployments.engines.lifecycle  # noqa: F401
 
 MODELS = Path(__file__).resolve().parents[2] / ".models"
 

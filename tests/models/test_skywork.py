@@ -1,7 +1,6 @@
 """The input of Skywork's PRM in the vocabulary that it was trained with."""
 
-from deployments.config import PrmSettings
-from deployments.engines.rewards.value_head import ValueHead
+from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from tests.engine.published import skywork_input
 from tests.models.conftest import load_tokenizer
 
@@ -20,7 +19,7 @@ def test_it_is_the_published_one() -> None:
     newline = tokenizer.encode("\n")
     assert len(tokenizer.encode(".\n")) == 1  # so the input differs from that of the whole text
     ids, flags = skywork_input(tokenizer, QUESTION, "\n".join(step.strip() for step in STEPS))
-    [query] = ValueHead(PrmSettings(family="value_head"), tokenizer).queries(QUESTION, STEPS, len(STEPS))
+    [query] = ValueHead(ValueHeadSettings(model="any"), tokenizer).queries(QUESTION, STEPS, len(STEPS))
     assert query.token_ids == ids
     assert [[query.token_ids[tag]] for tag in query.tags] == [newline] * len(STEPS)
     assert all(flags[tag] for tag in query.tags)
