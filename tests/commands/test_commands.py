@@ -262,8 +262,8 @@ def load(name: str, clients: int = 4) -> Iterator[list[int]]:
 
 
 def _replicas(shell: Shell) -> dict[int, str]:
-    """Process ids of the replicas, with their names."""
-    names = {process.pid: " ".join(process.cmdline()) for process in shell.processes()}
+    """Process ids of the replicas, with their names; Ray adds to these what a replica is doing."""
+    names = {process.pid: " ".join(process.cmdline()).partition(".")[0].strip() for process in shell.processes()}
     return {pid: name for pid, name in names.items() if name.startswith("ray::ServeReplica:")}
 
 
