@@ -9,7 +9,6 @@ take turns.
 import asyncio
 import statistics
 import time
-from dataclasses import replace
 from itertools import islice
 from typing import Annotated, NamedTuple
 
@@ -38,10 +37,8 @@ class Round(NamedTuple):
 
 def stop_at(engines: Engines, side: str, strings: tuple[str, ...]) -> None:
     """Has the engine stop as that side does; ``strings`` are what it stops at by itself."""
-    engine = engines.generator
-    splitter = engine._running.splitter
+    splitter = engines.generator._running.splitter
     splitter.stop = splitter.stop._replace(strings=strings if side == SIDES[0] else ())
-    engine._started = replace(engine._running, splitter=splitter)
 
 
 async def run_round(engines: Engines, problems: list[Problem], in_flight: int) -> Round:

@@ -14,7 +14,7 @@ from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings, Settings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
-from search.import_path import imported
+from search.import_path import imported_function
 from search.run.environment import AnswerExtractor, Fallback
 from search.settings import parse_search
 from search.strategies.catalog import Catalog, catalog_of
@@ -66,8 +66,8 @@ class ControllerSettings(Settings):
     @field_validator("answer_extractor")
     @classmethod
     def _is_a_function(cls, path: str | None) -> str | None:
-        if path is not None and not callable(imported(path)):
-            raise ValueError(f"{path!r} is no function")
+        if path is not None:
+            imported_function(path)
         return path
 
     @field_validator("default_search")
@@ -85,10 +85,7 @@ class ControllerSettings(Settings):
     @property
     def extractor(self) -> AnswerExtractor:
         """What finds the answer in a path's text."""
-        if self.answer_extractor is None:
-            return extract_answer
-        extractor: AnswerExtractor = imported(self.answer_extractor)
-        return extractor
+        return extract_answer if self.answer_extractor is None else imported_function(self.answer_extractor)
 
 
 class HttpSettings(Settings):

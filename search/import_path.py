@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from collections.abc import Callable
 from typing import Any
 
 _PATH = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attribute>[A-Za-z_]\w*)")
@@ -20,3 +21,16 @@ def imported(path: str) -> Any:
         return getattr(importlib.import_module(match["module"]), match["attribute"])
     except Exception as error:  # an operator's module may raise anything
         raise ValueError(f"{path!r} cannot be imported: {type(error).__name__}: {error}") from error
+
+
+def imported_function(path: str) -> Callable[..., Any]:
+    """The function that ``path`` names.
+
+    Raises:
+        ValueError: as `imported`, or it cannot be called.
+    """
+    found = imported(path)
+    if not callable(found):
+        raise ValueError(f"{path!r} is no function")
+    function: Callable[..., Any] = found
+    return function

@@ -1,7 +1,6 @@
 """Rewards from a Python function: for tasks that have a checker of their own. No engine."""
 
 import asyncio
-import importlib
 import inspect
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,6 +12,7 @@ from pydantic import Field
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
+from search.import_path import imported_function
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
 
@@ -47,7 +47,10 @@ class FunctionScorer:
 
     async def start(self) -> None:
         """Raises EngineStartError when there is no such function."""
-        self._reward = import_function(self._name)
+        try:
+            self._reward = imported_function(self._name)
+        except ValueError as error:
+            raise EngineStartError(f"prm.function {error}") from error
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
@@ -142,25 +145,6 @@ class FunctionScorer:
 
 def _is_async(reward: RewardFunction) -> bool:
     return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
-
-
-def import_function(name: str) -> RewardFunction:
-    """The function at ``package.module:function``.
-
-    Raises:
-        EngineStartError: the name has another form, or there is no such module or function.
-    """
-    module, colon, attribute = name.partition(":")
-    if not (module and colon and attribute):
-        raise EngineStartError(f"prm.function must be package.module:function, got {name!r}")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError) as error:
-        raise EngineStartError(f"prm.function {name!r} cannot be imported: {error}") from error
-    if not callable(found):
-        raise EngineStartError(f"prm.function {name!r} is no function")
-    function: RewardFunction = found
-    return function
 
 
 def _prefixes(item: ScoreItem) -> list[tuple[str, ...]]:
