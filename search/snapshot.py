@@ -7,11 +7,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializ
 
 from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
-SNAPSHOT_VERSION = 1
+SNAPSHOT_VERSION = 2
 MAX_SAVED_NODES = 100_000
 MAX_LOGPROB = 1e12
 """Of a step in a ``TreeView``, nats, in either direction: far from what any text has, and sums of it stay finite."""
-SCORED = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED})
+SCORED = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.REPEATED})
 """Where a node with a reward may be in its life."""
 Index = Annotated[int, Field(ge=-MAX_SAVED_NODES, lt=MAX_SAVED_NODES)]
 
@@ -42,7 +42,8 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     ends, ``logprob`` the sum of its tokens' log-probabilities (nats), the string ``"-Infinity"`` where it is that, null
     where they were not asked for.
     ``text``, ``end`` and ``logprob`` are null and ``tokens`` 0 for a node that was never written, ``reward``
-    is null for one that was never scored. ``TreeView`` reads it.
+    is null for one that was never scored. ``count`` is how often the step's text was written among its siblings, 0 for
+    a node that is ``repeated``: the one that counts it has the same text and end. ``TreeView`` reads it.
     """
     nodes = sorted(tree.nodes, key=lambda node: node.id)
     return {"version": SNAPSHOT_VERSION, "nodes": [_node_as_json(node) for node in nodes]}
@@ -59,6 +60,7 @@ class NodeView(BaseModel):
     status: NodeStatus
     tokens: int = Field(ge=0, le=1 << 31)
     logprob: Annotated[Logprob, AfterValidator(_summable)] | None
+    count: int = Field(1, ge=0, le=MAX_SAVED_NODES)
 
     @property
     def is_lookahead(self) -> bool:
@@ -72,7 +74,7 @@ class TreeView(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    version: Literal[1]
+    version: Literal[2]
     nodes: list[NodeView]
 
     @model_validator(mode="after")
@@ -106,6 +108,7 @@ class SavedNode(BaseModel):
     step: SavedStep | None
     reward: float | None = Field(ge=0.0, le=1.0)
     neutral: bool = False
+    ends: bool = False
     request: tuple[bool, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None
 
     @model_validator(mode="after")
@@ -124,8 +127,9 @@ class SavedTree(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    version: Literal[1]
+    version: Literal[2]
     seed: int = Field(ge=0, lt=1 << 63)
+    merges_siblings: bool = False
     settled: int = Field(0, ge=0, le=MAX_SAVED_NODES)
     nodes: list[SavedNode] = Field(max_length=MAX_SAVED_NODES)
 
@@ -139,11 +143,18 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
             step=SavedStep(**node.step._asdict()) if node.step else None,
             reward=node.reward,
             neutral=node.neutral,
+            ends=node.ends,
             request=node.request,
         )
         for node in tree.nodes
     ]
-    saved = SavedTree(version=SNAPSHOT_VERSION, seed=tree.seed, settled=tree.settled, nodes=nodes)
+    saved = SavedTree(
+        version=SNAPSHOT_VERSION,
+        seed=tree.seed,
+        merges_siblings=tree.merges_siblings,
+        settled=tree.settled,
+        nodes=nodes,
+    )
     return saved.model_dump(mode="json")
 
 
@@ -156,7 +167,7 @@ def restore_tree(saved: Any) -> SearchTree:
     """
     described = SavedTree.model_validate(saved)
     tree = SearchTree(described.seed)
-    tree.settled = described.settled
+    tree.settled, tree.merges_siblings = described.settled, described.merges_siblings
     for node in described.nodes:
         try:
             tree.restore(
@@ -166,9 +177,11 @@ def restore_tree(saved: Any) -> SearchTree:
                 node.reward,
                 ExpansionRequest(*node.request) if node.request else None,
                 node.neutral,
+                node.ends,
             )
         except (KeyError, ValueError) as error:
             raise ValueError(f"node {node.id} of the saved tree has no place there: {error}") from error
+    tree.restore_repeats()
     if problems := tree.check_integrity():
         raise ValueError(f"the saved tree is none: {problems[0]}")
     return tree
@@ -188,4 +201,5 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "tokens": len(step.token_ids) if step else 0,
         "end": step.end.value if step else None,
         "logprob": logprob_as_json(step.logprob) if step else None,
+        "count": node.count,
     }

@@ -1,8 +1,8 @@
 """Training data out of a finished tree: what its steps are worth, and the paths to learn from.
 
 Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454). Other than in a search, it is known here what a path that has
-ended is worth: 1 if its answer is right, -1 if not. Lookaheads and rollouts are no paths of the tree and count
-for nothing.
+ended is worth: 1 if its answer is right, -1 if not; each counts as often as it was written. Lookaheads and rollouts
+are no paths of the tree and count for nothing.
 """
 
 import math
@@ -77,11 +77,17 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
     """
     ended = _ended(tree)
     correct = [path for path in ended if path[-1].id in right]
-    accuracy = len(correct) / len(ended) if ended else None
-    values = backed_up(([node.id for node in path], 1.0 if path[-1].id in right else -1.0) for path in ended)
+    written = sum(path[-1].count for path in ended)
+    share = sum(path[-1].count for path in correct)
+    accuracy = share / written if ended else None
+    values = backed_up(
+        ([node.id for node in path], 1.0 if path[-1].id in right else -1.0)
+        for path in ended
+        for _ in range(path[-1].count)
+    )
     if not correct:
         examples = [_example(Kind.INCORRECT, path, values) for path in _surest(ended)]
-    elif len(correct) <= MAX_ACCURACY * len(ended):
+    elif share <= MAX_ACCURACY * written:
         examples = [_example(Kind.CORRECT, path, values) for path in correct]
     else:
         examples = []

@@ -3,12 +3,19 @@
 A node is named by its path of child indices from the root, so the same name means the same place in
 every run of the same search. Steps are written by a generator and rewarded by a process reward model;
 the tree only records what happened and refuses what cannot happen.
+
+**Siblings of the same text.** A generator that is sure writes the same step again and again. Each writing stays a
+node, with the id and the seed that it was asked for under; but only the one of the lowest id stands for the text: it
+counts the others (``count``), is scored, grows and answers. The others are ``REPEATED``. So what is decided depends
+on no order of arrival, and a path says how often it was written (``SearchTree.multiplicity``).
 """
 
-from collections.abc import Callable, Iterator
+from bisect import insort
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from search.answers.extraction import extract_answer
 from search.rewards import is_reward
@@ -62,6 +69,8 @@ class NodeStatus(StrEnum):
     """The path ends here and may answer."""
     PRUNED = "pruned"
     """Given up by the strategy: never grows, never answers."""
+    REPEATED = "repeated"
+    """A sibling with the same text stands for it: never scored itself, never grows, never answers."""
     FAILED = "failed"
     """Under way when the search ended: never written, or written and never scored. It has its step in the second case.
     A search that goes on takes it up again."""
@@ -73,15 +82,37 @@ class Unread(Enum):
     UNREAD = "unread"
 
 
-ENDED = frozenset({NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.FAILED})
+ENDED = frozenset({NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.REPEATED, NodeStatus.FAILED})
+COMPLETE = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED})
+IN_FLIGHT = frozenset({NodeStatus.PENDING, NodeStatus.WRITTEN})
 
 
-@dataclass(eq=False)
+class Sameness(NamedTuple):
+    """What makes siblings the same: their text, why it ended, and whether the path goes on."""
+
+    text: str
+    end: StepEnd
+    ends: bool
+
+
+@dataclass(eq=False, slots=True)
+class Continuations:
+    """What was written below a text, in all of its writings together."""
+
+    samples: int = 0
+    """How many steps: repeated and pruned ones too."""
+    by_text: dict[Sameness, "Node"] | None = None
+    """The one that stands for each text; None where siblings are not merged."""
+
+
+@dataclass(eq=False, slots=True)
 class Node:
     """One step of a path. Changed only through its tree."""
 
     id: NodeId
     parent: "Node | None" = field(repr=False)
+    serial: int = 0
+    """Its place in the order in which nodes were asked for; the root's is 0."""
     status: NodeStatus = NodeStatus.PENDING
     step: Step | None = None
     reward: float | None = None
@@ -95,8 +126,45 @@ class Node:
     """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
     is_lookahead: bool = False
     """Whether this node or one above it is a lookahead: part of no path that the search itself grows."""
+    count: int = 1
+    """How often its text was written among its siblings; 0 for a node that repeats another."""
+    repeats: "Node | None" = field(default=None, repr=False)
+    """The node that stands for this one, where it is repeated."""
+    repeated_by: tuple["Node", ...] = field(default=(), repr=False)
+    """The nodes that this one stands for."""
+    continuations: Continuations | None = field(default=None, repr=False)
+    """Shared with all that it stands for; None until something was written below or it was repeated."""
+    ends: bool = False
+    """Whether nothing can be written below it."""
+    asked_below: bool = False
+    """Whether anything was asked for below it."""
+    path_tokens: int = 0
+    """Tokens written on the path, prompt excluded."""
+    score: tuple[Any, float | None] | None = field(default=None, repr=False)
+    """What `search.strategies.path_score.path_score` found, with what it was asked for."""
+    statistics: Any = field(default=None, repr=False)
+    """What a strategy's fold keeps of this node (`SearchTree.fold`)."""
     answer: str | Unread | None = Unread.UNREAD
     """What `SearchTree.answer_of` has found, once it was asked."""
+
+    @property
+    def first(self) -> "Node":
+        """The node that stands for this text: itself, unless it is repeated."""
+        return self if self.repeats is None else self.repeats
+
+    @property
+    def distinct_children(self) -> list["Node"]:
+        """The nodes that stand for what was written below this text, by id. Where siblings are merged, they may hang
+        below another writing of it: a whole solution stays where it was written."""
+        below = self.continuations
+        if below is None or below.by_text is None:
+            return list(self.children.values())
+        return sorted(below.by_text.values(), key=lambda node: node.id)
+
+    @property
+    def samples(self) -> int:
+        """How many steps were written below this text: repeated and pruned ones too, lookaheads not."""
+        return 0 if self.continuations is None else self.continuations.samples
 
     @property
     def depth(self) -> int:
@@ -145,6 +213,21 @@ class TreeError(RuntimeError):
     """Something was asked of a tree that its invariants forbid: a programming error."""
 
 
+class Fold(Protocol):
+    """What a strategy knows of a tree, kept up as the tree grows instead of being found anew. It is made of the tree
+    alone: any number of them, begun at any time, say the same."""
+
+    @classmethod
+    def of(cls, tree: "SearchTree", strategy: Any) -> Self: ...
+
+    def take(self, arrived: Sequence[Node]) -> None:
+        """``arrived`` are complete since the last time, repeated and looking ahead ones too, in the order in which
+        they were asked for."""
+
+
+AnyFold = TypeVar("AnyFold", bound=Fold)
+
+
 class SearchTree:
     """The nodes of one search, by id.
 
@@ -156,13 +239,27 @@ class SearchTree:
         self.seed = seed
         self.stop: tuple[str, ...] = ()
         self.extract_answer = extract_answer
+        self.merges_siblings = False
+        """Whether siblings of the same text are one; to be set before anything is written."""
         self.settled = 0
         """How many nodes there were when the search last asked for more. Nothing is decided yet by the rewards of those
         that came after."""
-        self.root = Node((), None, NodeStatus.OPEN)
+        self.neutral = 0
+        """Nodes whose rewards only stand in for what the scorer did not give."""
+        self.repeated = 0
+        """Nodes that repeat another."""
+        self.root = Node((), None, 0, NodeStatus.OPEN)
+        self.found: dict[Any, Any] = {}
+        """What a strategy found out and need not find again, by what it is: levels decided, problems solved. It follows
+        from what has arrived, and is forgotten when any of that is taken back."""
         self._nodes: dict[NodeId, Node] = {(): self.root}
         self._levels: list[list[Node]] = [[self.root]]
-        self._live = 0
+        self._terminals: list[Node] = []
+        self._ended: list[int] = [0]
+        self._live: dict[Node, None] = {}
+        self._arrived: list[Node] | None = None
+        """All that is complete, in the order of arrival; None: to be found anew."""
+        self._folds: dict[type[Fold], tuple[Fold, int]] = {}
 
     def __getitem__(self, node_id: NodeId) -> Node:
         return self._nodes[node_id]
@@ -182,10 +279,21 @@ class SearchTree:
     @property
     def in_flight(self) -> int:
         """Nodes that are neither complete nor given up: pending or written."""
-        return self._live
+        return len(self._live)
+
+    @property
+    def live(self) -> list[Node]:
+        """The nodes in flight, in the order in which they were asked for."""
+        return list(self._live)
+
+    @property
+    def terminals(self) -> Sequence[Node]:
+        """The ends of paths that may answer, lookaheads left out, by id."""
+        return self._terminals
 
     def with_status(self, status: NodeStatus) -> list[Node]:
-        """The nodes of that status that are no lookaheads, ordered by id: an order that does not depend on arrival."""
+        """The nodes of that status that are no lookaheads, ordered by id: an order that does not depend on arrival.
+        Looks at every node: not for decisions."""
         return sorted((n for n in self.nodes if n.status is status and not n.is_lookahead), key=lambda node: node.id)
 
     def level(self, depth: int) -> list[Node]:
@@ -196,6 +304,32 @@ class SearchTree:
     def deepest(self) -> int:
         """The depth of the deepest node that is no lookahead; 0 for the root alone."""
         return len(self._levels) - 1
+
+    def ended(self, depth: int) -> int:
+        """How many paths have ended down to that depth, lookaheads left out: each as often as it was written."""
+        return sum(self._ended[: depth + 1])
+
+    def multiplicity(self, node: Node) -> Fraction:
+        """How often the path to a node was written, as a share of all that was written beside it: the product over
+        its steps of count / siblings, pruned ones included. An estimate of the chance that the generator writes this
+        path, whatever the search preferred. 1 where siblings are not merged, and of lookaheads."""
+        share = Fraction(1)
+        step = node if self.merges_siblings else self.root
+        while step.parent is not None:
+            if not step.is_lookahead:
+                share *= Fraction(step.first.count, step.parent.samples)
+            step = step.parent
+        return share
+
+    def fold(self, kind: type[AnyFold], strategy: Any) -> AnyFold:
+        """What is known of the tree as it is now, in the form of ``kind``. To be asked for when nothing is in flight:
+        then it depends on no order of arrival."""
+        if self._arrived is None:
+            self._arrived = [node for node in self.nodes if _has_arrived(node.first)]
+        fold, taken = self._folds.get(kind) or (kind.of(self, strategy), 0)
+        fold.take(sorted(self._arrived[taken:], key=lambda node: node.serial))
+        self._folds[kind] = fold, len(self._arrived)
+        return fold  # type: ignore[return-value]  # it was put there under its kind
 
     def text_of(self, node: Node) -> str:
         """What the path that ends in a node says: all that was written on it, up to the first text of ``stop``."""
@@ -212,74 +346,93 @@ class SearchTree:
         """Adds ``count`` pending children or lookaheads below an open node, with the next free indices."""
         if parent.status is not NodeStatus.OPEN:
             raise TreeError(f"node {parent.id} is {parent.status}: it cannot get children")
+        parent.asked_below = True
         if lookahead:
             first = len(parent.lookaheads)
             return [self._add(parent, -1 - position) for position in range(first, first + count)]
         first = len(parent.children)
         return [self._add(parent, index) for index in range(first, first + count)]
 
-    def extend(self, parent: Node, step: Step) -> Node:
+    def extend(self, parent: Node, step: Step, ends: bool = False) -> Node:
         """Adds the written continuation of a step that came in one piece with it (whole solutions)."""
-        if parent.status not in (NodeStatus.OPEN, NodeStatus.WRITTEN):
+        if parent.status not in (NodeStatus.OPEN, NodeStatus.WRITTEN, NodeStatus.REPEATED):
             raise TreeError(f"node {parent.id} is {parent.status}: nothing can continue it")
         child = self._add(parent, len(parent.children))
-        self.write(child, step)
+        self.write(child, step, ends)
         return child
 
-    def write(self, node: Node, step: Step) -> bool:
-        """Records the step of a pending node. False, and nothing changes, when the node already has
-        its step or has ended: a late or repeated result."""
+    def write(self, node: Node, step: Step, ends: bool = False) -> bool:
+        """Records the step of a pending node, and whether the path ends there. False, and nothing changes, when the
+        node already has its step or has ended: a late or repeated result.
+
+        Afterwards the node is written, or repeated, or stands for a sibling that came before it."""
         if node.status is not NodeStatus.PENDING:
             return False
-        node.step = step
         node.status = NodeStatus.WRITTEN
+        self._say(node, step, ends)
+        if not node.is_lookahead:
+            self._meet(node)
         return True
 
-    def complete(self, node: Node, reward: float | None, terminal: bool, neutral: bool = False) -> bool:
-        """Records the reward of a written node, whether it only stands in for one, and whether the path ends there.
-        False, and nothing changes, when that was already known or the node has ended.
+    def complete(self, node: Node, reward: float | None, neutral: bool = False) -> Sequence[Node]:
+        """Records the reward of a written node, or of the one that stands for it since, and whether it only stands in
+        for one. Gives the nodes that are complete by this: with it those that repeat it. None of them, and nothing
+        changes, when its reward was already known or it has ended.
 
         Raises:
             ValueError: the reward is not in [0, 1] (NaN included).
         """
         if reward is not None and not is_reward(reward):
             raise ValueError(f"reward of node {node.id} must be in [0, 1], got {reward!r}")
+        node = node.first
         if node.status is not NodeStatus.WRITTEN:
-            return False
+            return ()
         node.reward, node.neutral = reward, neutral
-        self._end_flight(node, NodeStatus.TERMINAL if terminal else NodeStatus.OPEN)
-        return True
+        self.neutral += neutral
+        self._turn(node, NodeStatus.TERMINAL if node.ends else NodeStatus.OPEN)
+        arrived = (node, *node.repeated_by)
+        for member in arrived:
+            member.reward, member.score = reward, None
+            self._note(member)
+        return arrived
 
     def prune(self, node: Node) -> None:
         """Gives up a node and all below it, in flight or not. Ended nodes stay as they ended."""
         for member in self._subtree(node):
             if member.status not in ENDED:
-                self._end_flight(member, NodeStatus.PRUNED)
+                self._turn(member, NodeStatus.PRUNED)
 
     def fail(self, node: Node) -> None:
         """Marks a node in flight as never to arrive; a node that has arrived stays as it is."""
-        if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
-            self._end_flight(node, NodeStatus.FAILED)
+        if node.status in IN_FLIGHT:
+            self._turn(node, NodeStatus.FAILED)
 
     def take_up(self, node: Node) -> None:
         """Puts a failed node back to where it was when it failed: pending, or written where it has its step."""
         if node.status is not NodeStatus.FAILED:
             raise TreeError(f"node {node.id} is {node.status}: there is nothing to take up")
-        node.status = NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN
-        self._live += 1
+        self._turn(node, NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN)
 
     def score_again(self, node: Node) -> None:
         """Takes back a neutral reward: the node is written and waits for its own."""
-        if not node.neutral or node.status not in (NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED):
+        if not node.neutral or node.status not in COMPLETE:
             raise TreeError(f"node {node.id} is {node.status}: its reward cannot be taken back")
-        node.reward, node.neutral, node.status = None, False, NodeStatus.WRITTEN
-        self._live += 1
+        self.neutral -= 1
+        node.neutral = False
+        self._turn(node, NodeStatus.WRITTEN)
+        for member in (node, *node.repeated_by):
+            member.reward = None
+            for below in self._subtree(member):
+                below.score = None
+        self._arrived = None
+        self._folds.clear()
+        self.found.clear()
 
     def reopen(self, node: Node) -> None:
         """Takes back that a complete node was given up."""
         if node.status is not NodeStatus.PRUNED or node.reward is None:
             raise TreeError(f"node {node.id} is {node.status}: it cannot be opened again")
-        node.status = NodeStatus.OPEN
+        self._turn(node, NodeStatus.OPEN)
 
     def restore(
         self,
@@ -289,8 +442,10 @@ class SearchTree:
         reward: float | None,
         request: ExpansionRequest | None,
         neutral: bool = False,
+        ends: bool = False,
     ) -> None:
-        """Adds a node as it was in another tree. Parents come before children, siblings in their order.
+        """Adds a node as it was in another tree. Parents come before children, siblings in their order; when all are
+        there, ``restore_repeats`` follows.
 
         Raises:
             KeyError: its parent is not there.
@@ -299,10 +454,28 @@ class SearchTree:
         parent, index = self._nodes[node_id[:-1]], node_id[-1]
         if index != (len(parent.children) if index >= 0 else -1 - len(parent.lookaheads)):
             raise ValueError("it is not its parent's next child")
+        parent.asked_below |= request is not None
         node = self._add(parent, index)
-        node.step, node.reward, node.request, node.neutral = step, reward, request, neutral
-        self._end_flight(node, status)
-        self._live += status in (NodeStatus.PENDING, NodeStatus.WRITTEN)
+        node.reward, node.request, node.neutral = reward, request, neutral
+        self.neutral += neutral
+        if step is not None:
+            self._say(node, step, ends)
+        self._turn(node, status)
+
+    def restore_repeats(self) -> None:
+        """Finds again which node stands for which, once all nodes of another tree are there.
+
+        Raises:
+            ValueError: a repeated node has none that it repeats.
+        """
+        written = [node for node in self.nodes if node.step and not node.is_lookahead]
+        # Level by level, because what is below a repeated node is shared; and first those that stand for a text.
+        for node in sorted(written, key=lambda node: (node.depth, node.status is NodeStatus.REPEATED)):
+            first = self._counted(node)
+            if node.status is NodeStatus.REPEATED:
+                if first is node:
+                    raise ValueError(f"node {list(node.id)} repeats no other")
+                self._join(node, first)
 
     def check_integrity(self) -> list[str]:
         """Every invariant that does not hold, in words; empty when all is well."""
@@ -322,25 +495,105 @@ class SearchTree:
                 problems.append(f"{node.id} is {node.status} and its step is {node.step!r}")
             if (node.children or node.lookaheads) and (node.status is NodeStatus.TERMINAL or node.step is None):
                 problems.append(f"{node.id} is {node.status}, its step is {node.step!r} and it has children")
-        live = sum(node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN) for node in self.nodes)
-        if live != self._live:
-            problems.append(f"{live} nodes are in flight, {self._live} are counted")
+            if node.count != (0 if node.repeats else 1 + len(node.repeated_by)) or (
+                (node.status is NodeStatus.REPEATED) != (node.repeats is not None)
+            ):
+                problems.append(f"{node.id} is {node.status} and counts {node.count}")
+        live = sum(node.status in IN_FLIGHT for node in self.nodes)
+        if live != self.in_flight:
+            problems.append(f"{live} nodes are in flight, {self.in_flight} are counted")
         return problems
 
     def _add(self, parent: Node, index: int) -> Node:
-        node = Node((*parent.id, index), parent, is_lookahead=parent.is_lookahead or index < 0)
+        node = Node((*parent.id, index), parent, len(self._nodes), is_lookahead=parent.is_lookahead or index < 0)
         if not node.is_lookahead:
             if node.depth == len(self._levels):
                 self._levels.append([])
+                self._ended.append(0)
             self._levels[node.depth].append(node)
         (parent.children if index >= 0 else parent.lookaheads)[index] = node
         self._nodes[node.id] = node
-        self._live += 1
+        self._live[node] = None
         return node
 
-    def _end_flight(self, node: Node, status: NodeStatus) -> None:
-        if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
-            self._live -= 1
+    def _say(self, node: Node, step: Step, ends: bool) -> None:
+        assert node.parent is not None
+        node.step, node.ends = step, ends
+        node.path_tokens = node.parent.path_tokens + len(step.token_ids)
+
+    def _counted(self, node: Node) -> Node:
+        """Counts what is written among its siblings. Gives the one that stands for its text: itself, if it is new."""
+        parent, step = node.parent, node.step
+        assert parent is not None
+        assert step is not None
+        below = parent.continuations = parent.continuations or Continuations()
+        below.samples += 1
+        if not self.merges_siblings:
+            return node
+        below.by_text = {} if below.by_text is None else below.by_text
+        return below.by_text.setdefault(Sameness(step.text, step.end, node.ends), node)
+
+    def _meet(self, node: Node) -> None:
+        """Counts what was just written, with the sibling of the same text where there is one."""
+        first = self._counted(node)
+        if first is node:
+            return
+        if (
+            node.id < first.id
+            and not first.asked_below
+            and first.status in (NodeStatus.WRITTEN, NodeStatus.OPEN, NodeStatus.TERMINAL)
+        ):
+            self._stand_for(node, first)
+        else:
+            self._turn(node, NodeStatus.REPEATED)
+            self._join(node, first)
+            node.reward = first.reward
+        if _has_arrived(node.first):
+            self._note(node)
+
+    def _note(self, node: Node) -> None:
+        if self._arrived is not None:
+            self._arrived.append(node)
+
+    def _join(self, node: Node, first: Node) -> None:
+        """``node`` repeats ``first``."""
+        node.continuations = first.continuations = first.continuations or Continuations(by_text={})
+        node.repeats, node.count = first, 0
+        first.repeated_by += (node,)
+        first.count += 1
+        self.repeated += 1
+        if first.status is NodeStatus.TERMINAL:
+            self._ended[first.depth] += 1
+
+    def _stand_for(self, node: Node, first: Node) -> None:
+        """``node`` takes the place of ``first``, which came before it and has a later id."""
+        status, members = first.status, (first, *first.repeated_by)
+        self._turn(first, NodeStatus.REPEATED)
+        first.repeated_by = ()
+        node.continuations = first.continuations
+        node.reward, node.neutral, first.neutral = first.reward, first.neutral, False
+        assert node.parent is not None
+        below = node.parent.continuations
+        if below is not None and below.by_text is not None and node.step is not None:
+            below.by_text[Sameness(node.step.text, node.step.end, node.ends)] = node
+        if status is not node.status:
+            self._turn(node, status)
+        self.repeated -= len(members) - 1
+        for member in members:
+            self._join(member, node)
+
+    def _turn(self, node: Node, status: NodeStatus) -> None:
+        """The one place where a status changes, and with it all that is counted by it."""
+        if node.status is NodeStatus.TERMINAL and not node.is_lookahead:
+            self._terminals.remove(node)
+            self._ended[node.depth] -= node.count
+        if status is NodeStatus.TERMINAL and not node.is_lookahead:
+            insort(self._terminals, node, key=lambda member: member.id)
+            self._ended[node.depth] += node.count
+        if status in IN_FLIGHT:
+            self._live[node] = None
+        else:
+            self._live.pop(node, None)
         node.status = status
 
     def _subtree(self, node: Node) -> Iterator[Node]:
@@ -350,3 +603,10 @@ class SearchTree:
             yield member
             stack.extend(member.children.values())
             stack.extend(member.lookaheads.values())
+
+
+def _has_arrived(node: Node) -> bool:
+    """Whether a node that stands for a text is complete, or was before it was given up."""
+    return node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL) or (
+        node.status is NodeStatus.PRUNED and node.reward is not None
+    )

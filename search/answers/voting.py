@@ -3,8 +3,10 @@
 SelectionRule rules as in search-and-learn: naive, weighted and majority, over groups of equivalent answers.
 """
 
+import math
 from collections.abc import Sequence
 from enum import StrEnum
+from fractions import Fraction
 from typing import NamedTuple
 
 from search.tree import Node
@@ -16,9 +18,9 @@ class SelectionRule(StrEnum):
     NAIVE = "naive"
     """The path of the highest score."""
     WEIGHTED = "weighted"
-    """The group with the largest sum of path scores."""
+    """The group with the largest sum of path scores, each as often as its path was written."""
     MAJORITY = "majority"
-    """The largest group."""
+    """The group with the most votes."""
 
 
 class Candidate(NamedTuple):
@@ -31,6 +33,8 @@ class Candidate(NamedTuple):
     """The answer as written; None where the path has none."""
     group: int | None
     """Equal for equivalent answers; None exactly where there is no answer."""
+    votes: Fraction = Fraction(1)
+    """What the path weighs beside its score: the more often it was written, the more."""
 
 
 class AnswerGroup(NamedTuple):
@@ -39,8 +43,11 @@ class AnswerGroup(NamedTuple):
     answer: str
     """As written on the group's best path."""
     size: int
+    """Paths."""
+    votes: Fraction
+    """The sum of theirs; the size where each has one."""
     weight: float
-    """Sum of the path scores; where nothing was scored, the size."""
+    """Sum of score times votes over the paths; where nothing was scored, the votes."""
     best: Node
     """The path of the highest score, the first on a tie."""
     score: float | None
@@ -57,9 +64,9 @@ class AnswerSelection(NamedTuple):
     score: float | None
     """The answering path's score; None where nothing was scored."""
     agreement: float
-    """The winning group's share of all candidates, in [0, 1]; 0.0 without an answer."""
+    """The winning group's share of all votes, in [0, 1]; 0.0 without an answer."""
     groups: tuple[AnswerGroup, ...]
-    """All groups, the winner first, then by falling size, ties in order of first appearance."""
+    """All groups, the winner first, then by falling votes, ties in order of first appearance."""
 
 
 def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerSelection:
@@ -75,11 +82,12 @@ def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerS
         raise ValueError("an answer cannot be chosen among no candidates")
     groups = _groups(candidates)
     if not groups:
-        best = max(candidates, key=_weight)
+        best = max(candidates, key=_score)
         return AnswerSelection(best.node, None, best.score, 0.0, ())
     winner = max(groups, key=lambda group: _rank(group, selection))
-    rest = sorted((group for group in groups if group is not winner), key=lambda group: -group.size)
-    return AnswerSelection(winner.best, winner.answer, winner.score, winner.size / len(candidates), (winner, *rest))
+    rest = sorted((group for group in groups if group is not winner), key=lambda group: -group.votes)
+    agreement = float(winner.votes / sum(candidate.votes for candidate in candidates))
+    return AnswerSelection(winner.best, winner.answer, winner.score, agreement, (winner, *rest))
 
 
 def _groups(candidates: Sequence[Candidate]) -> list[AnswerGroup]:
@@ -91,19 +99,21 @@ def _groups(candidates: Sequence[Candidate]) -> list[AnswerGroup]:
 
 
 def _summary(members: Sequence[Candidate]) -> AnswerGroup:
-    best = max(members, key=_weight)
-    return AnswerGroup(best.answer or "", len(members), sum(map(_weight, members)), best.node, best.score)
+    best = max(members, key=_score)
+    votes = sum((member.votes for member in members), start=Fraction(0))
+    weight = math.fsum(_score(member) * member.votes for member in members)
+    return AnswerGroup(best.answer or "", len(members), votes, weight, best.node, best.score)
 
 
-def _weight(candidate: Candidate) -> float:
+def _score(candidate: Candidate) -> float:
     return 1.0 if candidate.score is None else candidate.score
 
 
-def _rank(group: AnswerGroup, selection: SelectionRule) -> float:
+def _rank(group: AnswerGroup, selection: SelectionRule) -> float | Fraction:
     match selection:
         case SelectionRule.NAIVE:
             return 1.0 if group.score is None else group.score
         case SelectionRule.WEIGHTED:
             return group.weight
         case SelectionRule.MAJORITY:
-            return group.size
+            return group.votes

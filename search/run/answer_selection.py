@@ -1,42 +1,60 @@
 """The end of a search: which paths may answer, and the answer selected among them."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from typing import TypeVar
 
 from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import AnswerSelection, Candidate, choose
 from search.strategies.base import Strategy
-from search.strategies.path_score import aggregate, path_score
-from search.tree import Node, NodeStatus, SearchTree
+from search.strategies.path_score import path_score
+from search.tree import Node, NodeId, NodeStatus, SearchTree
+
+ITEMS_PER_TURN = 64
+Item = TypeVar("Item")
 
 
 async def select_answer(
     ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher
 ) -> AnswerSelection:
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules."""
-    answers = [tree.answer_of(node) for node in ends]
+    answers: list[str | None] = []
+    candidates: list[Candidate] = []
+    async for node in unhurried(ends):
+        answers.append(tree.answer_of(node))
+        score = path_score(node, strategy.aggregation)
+        candidates.append(Candidate(node, score, answers[-1], None, strategy.votes(tree, node)))
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     groups = await matcher.group([answer for answer in answers if answer is not None])
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
     return choose(
-        [
-            Candidate(node, path_score(node, strategy.aggregation), answers[index], group_of.get(index))
-            for index, node in enumerate(ends)
-        ],
+        [candidate._replace(group=group_of.get(index)) for index, candidate in enumerate(candidates)],
         strategy.selection,
     )
 
 
-def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
+async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
     """The end of the best path that is not finished; None if nothing was written yet.
 
     Best is the highest score, then the longest path, then the lowest id.
     """
-    leaves = [node for node in tree.with_status(NodeStatus.OPEN) if not _has_open_child(node)]
-    return min(
-        leaves,
-        key=lambda node: (-aggregate(node.rewards, strategy.aggregation), -node.depth, node.id),
-        default=None,
-    )
+
+    def rank(node: Node) -> tuple[float, int, NodeId]:
+        return -(path_score(node, strategy.aggregation) or 0.0), -node.depth, node.id
+
+    best: Node | None = None
+    async for node in unhurried(tree.nodes):
+        if node.status is NodeStatus.OPEN and not node.is_lookahead and not _has_open_child(node):
+            best = node if best is None else min(best, node, key=rank)
+    return best
+
+
+async def unhurried(items: Iterable[Item]) -> AsyncIterator[Item]:
+    """``items``, with turns for others on the event loop between them."""
+    for number, item in enumerate(items):
+        if number % ITEMS_PER_TURN == ITEMS_PER_TURN - 1:
+            await asyncio.sleep(0)
+        yield item
 
 
 def _has_open_child(node: Node) -> bool:

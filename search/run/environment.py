@@ -1,13 +1,14 @@
 """What a search needs from its surroundings, in one object: whoever runs searches makes one and passes it to each."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from search.answers.equivalence import AnswerMatcher
 from search.answers.extraction import extract_answer
 from search.gate import Gate
 from search.ports import Generator, StepScorer
+from search.run.solver import Solver
 
 
 class Fallback(StrEnum):
@@ -35,3 +36,4 @@ class SearchEnvironment:
     matcher: AnswerMatcher
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
+    solver: Solver = field(default_factory=Solver)

@@ -23,8 +23,7 @@ class PathLimits(NamedTuple):
 
     def tokens(self, node: Node) -> int:
         """Tokens that may still be written below ``node``."""
-        written = len(node.token_ids)
-        return min(self.max_path_tokens, self.context_tokens - len(self.prompt)) - written
+        return min(self.max_path_tokens, self.context_tokens - len(self.prompt)) - node.path_tokens
 
     def steps(self, node: Node) -> int:
         """Steps that may still be written below ``node``."""
@@ -80,7 +79,7 @@ class Planner:
         self._meter.charge(Cost(sum(len(step.token_ids) for step in written), len(written)))
         batches: dict[tuple[StopCondition, bool], Batch] = {}
         take_up(self._tree)
-        pending = [node for node in self._tree.nodes if node.status is NodeStatus.PENDING]
+        pending = [node for node in self._tree.live if node.status is NodeStatus.PENDING]
         wanted: dict[tuple[Node, bool, bool], dict[Node, Cost]] = {}
         for node in pending:
             if node.parent is not None and node.request is not None:

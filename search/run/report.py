@@ -37,6 +37,8 @@ class SearchCost(BaseModel):
 
     nodes: int = 0
     """Nodes in the tree, the root not counted."""
+    repeated_steps: int = 0
+    """Of ``nodes``, those that repeat a sibling: the same text, written again."""
     expand_calls: int = 0
     """Calls to the generator."""
     prm_calls: int = 0
@@ -55,9 +57,14 @@ class SearchCost(BaseModel):
     root_cached_tokens: int = 0
     """Most cached prompt tokens of any child of the root: what was known before the search began."""
     kv_tokens_peak: int = 0
-    """Most tokens whose KV the branches under way needed at a time (`search.run.kv_usage`)."""
+    """Most tokens whose KV the branches under way needed at a time, each distinct path of tokens once, as a cache of
+    prefixes holds it (`search.run.kv_usage`)."""
     kv_tokens_sum: int = 0
     """The same summed over all rounds: how much was held for how long."""
+    kv_node_tokens_peak: int = 0
+    """As ``kv_tokens_peak``, each node for itself, as ETS counts: siblings that were written alike count twice."""
+    kv_node_tokens_sum: int = 0
+    """The same summed over all rounds."""
     seconds: float = 0.0
     """From the start to the choice of the answer."""
 
@@ -99,7 +106,8 @@ class SearchStarted(NamedTuple):
 
 
 class StepScored(NamedTuple):
-    """A step is complete. Each step of the tree that becomes open or terminal is exactly one of these."""
+    """A step is complete. Each step that was written and has its reward is exactly one of these, also one that repeats
+    a sibling; which of these stands for their text is decided by their ids, not by which came first."""
 
     node: NodeId
     reward: float | None

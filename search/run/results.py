@@ -2,13 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from search.answers.extraction import boxed_answer
 from search.budget import BudgetMeter, Cost
 from search.errors import GeneratorError
 from search.ports import Child, StopCondition
 from search.run.planning import Batch, PathLimits
-from search.tree import Node, SearchTree, Step, StepEnd
+from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
 
 
 @dataclass
@@ -22,6 +23,15 @@ class Tally:
     root_cached_tokens: int = 0
 
 
+class Received(NamedTuple):
+    """The nodes that a child has become, first step first; none if it was given up meanwhile."""
+
+    unscored: list[Node]
+    """Those whose texts are new: the last of them, since what follows a new text is new."""
+    complete: list[Node]
+    """Those whose rewards are known, because siblings of the same text have theirs. The others get theirs with them."""
+
+
 class Results:
     """Enters children and rewards into the tree of one search. What comes late or twice changes nothing."""
 
@@ -31,11 +41,10 @@ class Results:
         self._limits = limits
         self._meter = meter
 
-    def receive(self, child: Child, batch: Batch) -> list[Node] | None:
+    def receive(self, child: Child, batch: Batch) -> Received | None:
         """Settles the branch of ``child`` and writes its steps into the tree.
 
-        Returns the nodes written, first step first: none if the node was given up meanwhile. None if
-        ``batch`` does not wait for this child: it came before, or was never asked for.
+        None if ``batch`` does not wait for this child: it came before, or was never asked for.
 
         Raises:
             GeneratorError: the child has no steps.
@@ -50,47 +59,49 @@ class Results:
         steps = joined(child.steps, min(reservation.nodes, _steps_to_answer(child.steps)))
         self._meter.settle(reservation, Cost(sum(len(step.token_ids) for step in steps), len(steps)))
         self._count(child)
-        return self._write(self._tree[node_id], steps)
+        return self._write(self._tree[node_id], steps, batch.stop_condition is StopCondition.SOLUTION)
 
-    def complete(
-        self, chain: Sequence[Node], rewards: Sequence[float | None], stop_condition: StopCondition, neutral: bool
-    ) -> list[Node]:
-        """Gives the nodes of ``chain`` their rewards; the last is terminal where the path cannot go on. ``neutral``:
-        whether the rewards only stand in.
+    def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], neutral: bool) -> list[Node]:
+        """Gives the nodes of ``chain`` their rewards. ``neutral``: whether these only stand in.
 
-        Returns those that are complete now: not those given up meanwhile.
+        Returns those that are complete now, with those that repeat them: not those given up meanwhile.
         """
         completed: list[Node] = []
         for node, reward in zip(chain, rewards, strict=True):
-            if self._tree.complete(node, reward, node is chain[-1] and self._ends(node, stop_condition), neutral):
-                completed.append(node)
-                self.tally.scored_steps += reward is not None
+            arrived = self._tree.complete(node, reward, neutral)
+            completed += arrived
+            self.tally.scored_steps += bool(arrived) and reward is not None
         return completed
 
-    def _write(self, node: Node, steps: Sequence[Step]) -> list[Node]:
-        if not self._tree.write(node, steps[0]):
-            return []
-        chain = [node]
-        for step in steps[1:]:
-            chain.append(self._tree.extend(chain[-1], step))
-        return chain
+    def _write(self, node: Node, steps: Sequence[Step], whole: bool) -> Received:
+        received = Received([], [])
+        for number, step in enumerate(steps, start=1):
+            above = node if number > 1 else node.parent
+            assert above is not None
+            ends = number == len(steps) and (whole or self._ends(above, step))
+            if number > 1:
+                node = self._tree.extend(node, step, ends)
+            elif not self._tree.write(node, step, ends):
+                return received
+            if node.first.status is not NodeStatus.WRITTEN:
+                received.complete.append(node)
+            elif not (node.repeats or node.repeated_by):
+                received.unscored.append(node)
+        return received
 
-    def _ends(self, node: Node, stop_condition: StopCondition) -> bool:
-        """Whether nothing can be written below ``node``."""
-        step = node.step
+    def _ends(self, above: Node, step: Step) -> bool:
+        """Whether nothing can be written below ``step``, which was written below ``above``."""
         return (
-            step is None
-            or stop_condition is StopCondition.SOLUTION
-            or step.end is not StepEnd.DELIMITER
+            step.end is not StepEnd.DELIMITER
             # A step of no tokens would be written again and again until the depth is used up.
             or not step.token_ids
             or boxed_answer(step.text) is not None
-            or self._limits.tokens(node) < 1
-            or self._limits.steps(node) < 1
+            or self._limits.tokens(above) - len(step.token_ids) < 1
+            or self._limits.steps(above) - 1 < 1
         )
 
     def _count(self, child: Child) -> None:
-        self.tally.prefix_tokens += len(self._limits.prompt) + len(self._tree[child.parent].token_ids)
+        self.tally.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
         self.tally.cached_tokens += child.cached_tokens
         if not child.parent:
             self.tally.root_cached_tokens = max(self.tally.root_cached_tokens, child.cached_tokens)

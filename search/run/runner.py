@@ -21,7 +21,6 @@ from search.ports import (
     Sampling,
     ScoreItem,
     ScoreRequest,
-    StopCondition,
 )
 from search.run.answer_selection import best_open_path, select_answer
 from search.run.environment import SearchEnvironment
@@ -117,11 +116,13 @@ class _Search:
         self._generator = environment.generator
         self._scorer = SearchScorer(environment.scorer, environment.fallback)
         self._gate = environment.gate
+        self._solver = environment.solver
         self._matcher = environment.matcher
         self._search_id = search_id
         self._emit = emit
         self._tree = tree
         if not len(tree):
+            tree.merges_siblings = settings.strategy.merge_siblings
             tree.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         elif settings.seed not in (None, tree.seed):
             raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
@@ -132,6 +133,11 @@ class _Search:
         self._planner = Planner(tree, settings, self._seed, limits, self._meter)
         self._results = Results(tree, limits, self._meter)
         self._kv_usage = KVUsage(tree, len(limits.prompt))
+        self._arrived: list[Node] = []
+        """Complete since the strategy was last told."""
+        self._unscored: list[Sequence[Node]] = []
+        """What waits for the scorer."""
+        self._scoring = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._reason: StopReason | None = None
@@ -154,7 +160,7 @@ class _Search:
 
     def give_up(self) -> None:
         """Ends every node that is still in flight."""
-        for node in self._tree.nodes:
+        for node in self._tree.live:
             self._tree.fail(node)
 
     async def conclude(self, reason: StopReason) -> SearchOutcome:
@@ -163,7 +169,7 @@ class _Search:
         if not ends and self._generator_error is not None:
             raise self._generator_error
         if not ends:
-            ends = [self._best_open_path(reason)]
+            ends = [await self._best_open_path(reason)]
         selection = await select_answer(ends, self._tree, self._strategy, self._matcher)
         outcome = SearchOutcome(
             search_id=self._search_id,
@@ -172,7 +178,7 @@ class _Search:
             selection=selection,
             text=self._tree.text_of(selection.node),
             stop_reason=reason,
-            degraded=any(node.neutral for node in self._tree.nodes),
+            degraded=self._tree.neutral > 0,
             cost=self._cost(selection),
         )
         self._emit(SearchFinished(outcome))
@@ -186,6 +192,7 @@ class _Search:
             lane = Lane.DEMAND
         while self._failure is None:
             self._changed.clear()
+            await self._observe()
             if self._generator_error is not None:
                 # What is written already is still scored: it may be the answer.
                 if not self._tasks:
@@ -210,20 +217,20 @@ class _Search:
                 lane = Lane.DEMAND
             await self._changed.wait()
 
+    async def _observe(self) -> None:
+        """Tells the strategy what has arrived, and solves before what it has to know."""
+        while not self._tree.in_flight and (problem := self._strategy.problem(self._tree)) is not None:
+            self._tree.found[problem] = await self._solver.solve(problem)
+        arrived, self._arrived = self._arrived, []
+        self._strategy.observe(self._tree, arrived)
+
     def _resume(self, group: asyncio.TaskGroup) -> None:
         """Takes up what was under way when the tree was saved."""
         batches = self._planner.resume()
         self._kv_usage.round_begins()
         for batch in batches:
             self._start(group, self._expand, group, batch, Lane.DEMAND)
-        by_stop_condition: dict[StopCondition, list[list[Node]]] = {}
-        for chain in unscored_chains(self._tree):
-            request = chain[0].request
-            by_stop_condition.setdefault(
-                StopCondition.SOLUTION if request and request.whole else StopCondition.STEP, []
-            ).append(chain)
-        for stop_condition, chains in by_stop_condition.items():
-            self._start(group, self._score_chains, chains, stop_condition)
+        self._score(group, unscored_chains(self._tree))
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
         """One call to the generator; its children are scored as they come."""
@@ -233,9 +240,10 @@ class _Search:
                 async with _closing(self._generator.expand(self._expand_request(batch, lane))) as stream:
                     async for arrived in stream:
                         received = [self._results.receive(child, batch) for child in arrived.children]
-                        slot.release(sum(chain is not None for chain in received))
-                        if chains := [chain for chain in received if chain]:
-                            self._start(group, self._score_chains, chains, batch.stop_condition)
+                        written = [each for each in received if each is not None]
+                        slot.release(len(written))
+                        self._arrive([node for each in written for node in each.complete])
+                        self._score(group, [each.unscored for each in written if each.unscored])
                         if not batch.reservations:
                             self._leave_to_end()
             if batch.reservations:
@@ -246,21 +254,35 @@ class _Search:
                 # a whole one and prunes by it: a search that goes on from here could not undo that.
                 self._generator_error = error
 
-    async def _score_chains(self, chains: Sequence[Sequence[Node]], stop_condition: StopCondition) -> None:
-        """One call to the scorer for the steps that arrived together, each chain a path's new steps."""
-        rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
-        neutral = False
-        if self._strategy.needs_rewards:
-            items = [ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)) for chain in chains]
-            rewards, neutral = await self._scorer.rewards(
-                ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())
-            )
-        completed: list[Node] = []
-        for chain, row in zip(chains, rewards, strict=True):
-            completed += self._results.complete(chain, row, stop_condition, neutral)
-        self._strategy.observe(self._tree, completed)
-        for node in completed:
+    def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
+        """Has steps scored, each chain a path's new steps. What comes while a call to the scorer is under way waits and
+        then goes in one call, so a path's steps are never scored before those above them."""
+        self._unscored += chains
+        if self._unscored and not self._scoring:
+            self._scoring = True
+            self._start(group, self._score_unscored)
+
+    async def _score_unscored(self) -> None:
+        while self._unscored:
+            chains, self._unscored = self._unscored, []
+            rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
+            neutral = False
+            if self._strategy.needs_rewards:
+                items = [ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)) for chain in chains]
+                rewards, neutral = await self._scorer.rewards(
+                    ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())
+                )
+            for chain, row in zip(chains, rewards, strict=True):
+                self._arrive(self._results.complete(chain, row, neutral))
+        self._scoring = False
+
+    def _arrive(self, complete: Sequence[Node]) -> None:
+        """Tells of nodes that are complete now; the strategy is told before it decides again."""
+        self._arrived += complete
+        for node in complete:
             self._emit(self._scored(node))
+        if complete:
+            self._changed.set()
 
     def _start(
         self, group: asyncio.TaskGroup, work: Callable[_P, Awaitable[None]], *args: _P.args, **kwargs: _P.kwargs
@@ -308,7 +330,7 @@ class _Search:
             text=node.step.text if node.step else "",
             tokens=int(self._meter.tokens.usage),
             nodes=len(self._tree),
-            terminal=node.status is NodeStatus.TERMINAL,
+            terminal=node.ends,
         )
 
     def _exhausted(self, expansions: Sequence[Expansion]) -> StopReason:
@@ -317,8 +339,8 @@ class _Search:
             raise SearchError(f"{self._strategy.name} is not finished and wants nothing")
         return StopReason(limit.kind.value)
 
-    def _best_open_path(self, reason: StopReason) -> Node:
-        node = best_open_path(self._tree, self._strategy)
+    async def _best_open_path(self, reason: StopReason) -> Node:
+        node = await best_open_path(self._tree, self._strategy)
         if node is not None:
             return node
         if reason is StopReason.FINISHED:
@@ -331,6 +353,7 @@ class _Search:
         usage.search_ends()
         return SearchCost(
             nodes=len(self._tree),
+            repeated_steps=self._tree.repeated,
             expand_calls=tally.expand_calls,
             prm_calls=self._scorer.calls,
             scored_steps=tally.scored_steps,
@@ -338,9 +361,11 @@ class _Search:
             prefix_tokens=tally.prefix_tokens,
             cached_tokens=tally.cached_tokens,
             root_cached_tokens=tally.root_cached_tokens,
-            kv_tokens_peak=usage.peak,
-            kv_tokens_sum=usage.sum,
-            answer_tokens=len(selection.node.token_ids),
+            kv_tokens_peak=usage.by_path.peak,
+            kv_tokens_sum=usage.by_path.sum,
+            kv_node_tokens_peak=usage.by_node.peak,
+            kv_node_tokens_sum=usage.by_node.sum,
+            answer_tokens=selection.node.path_tokens,
             seconds=self._meter.seconds.usage,
         )
 
@@ -354,12 +379,16 @@ class _Search:
 
 def unscored_chains(tree: SearchTree) -> list[list[Node]]:
     """The steps that are written and not scored, in the pieces in which they were written."""
-    chains: dict[Node, list[Node]] = {}
-    for node in tree.nodes:
+    chains: list[list[Node]] = []
+    ending_in: dict[Node | None, list[Node]] = {}
+    for node in sorted(tree.live, key=lambda node: node.serial):
         if node.status is NodeStatus.WRITTEN:
-            start = next((first for first, chain in chains.items() if chain[-1] is node.parent), node)
-            chains.setdefault(start, []).append(node)
-    return list(chains.values())
+            chain = ending_in.pop(node.parent, [])
+            if not chain:
+                chains.append(chain)
+            chain.append(node)
+            ending_in[node] = chain
+    return chains
 
 
 @asynccontextmanager

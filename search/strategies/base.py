@@ -5,7 +5,8 @@ decides depends on the tree alone, so a search can be tested without a model, re
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -14,7 +15,7 @@ from search.answers.voting import SelectionRule
 from search.caps import Depth, capped_settings, check_marks
 from search.ports import StopCondition
 from search.strategies.path_score import Aggregation
-from search.tree import Node, NodeStatus, SearchTree
+from search.tree import Node, SearchTree
 
 
 class Expansion(NamedTuple):
@@ -26,6 +27,21 @@ class Expansion(NamedTuple):
     """How far these children are written, where it is not the strategy's usual stop condition."""
     lookahead: bool = False
     """Whether they are lookaheads: greedy continuations that only tell more about ``node``."""
+
+
+class Problem(NamedTuple):
+    """Something that takes too long to be solved where the searches run."""
+
+    solve: Callable[[Any], Any]
+    """A function of a module: it is called in another process."""
+    stated: Any
+    """What it is called with: hashable, and can be pickled."""
+
+    def solution(self, tree: SearchTree) -> Any:
+        """As ``tree`` has it, or found here and now where nobody has solved it before."""
+        if self not in tree.found:
+            tree.found[self] = self.solve(self.stated)
+        return tree.found[self]
 
 
 class Strategy(BaseModel, ABC):
@@ -49,6 +65,10 @@ class Strategy(BaseModel, ABC):
     max_depth: Depth = Field(40, description="Most steps on a path.")
     aggregation: Aggregation = Field(
         Aggregation.LAST, strict=False, description="How step rewards make a path's score."
+    )
+    merge_siblings: bool = Field(
+        True,
+        description="Siblings of the same text are one that counts for all; off, each is its own, as in the sources.",
     )
     selection: SelectionRule = Field(
         SelectionRule.WEIGHTED, strict=False, description="How the answer is chosen among the paths."
@@ -75,8 +95,14 @@ class Strategy(BaseModel, ABC):
         """Which nodes need how many more children now. Called after every change of the tree; what
         is in flight is in the tree already, so asking again for the same children is an error."""
 
+    def problem(self, tree: SearchTree) -> Problem | None:
+        """What has to be solved before this strategy can decide; None where all is. Only asked when nothing is in
+        flight; the solution is in ``tree.found`` afterwards."""
+        return None
+
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
-        """``arrived`` are complete now (open or terminal). May prune."""
+        """``arrived`` are complete since the last time (open, terminal, or repeated). May prune. Called before
+        ``select``."""
 
     def forecast(self, tree: SearchTree) -> Sequence[Expansion]:
         """Expansion that will probably be asked for, best first: what speculation may prefetch."""
@@ -89,4 +115,8 @@ class Strategy(BaseModel, ABC):
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The nodes whose paths may answer, ordered by id."""
-        return tree.with_status(NodeStatus.TERMINAL)
+        return list(tree.terminals)
+
+    def votes(self, tree: SearchTree, node: Node) -> Fraction:
+        """What the path of a candidate weighs in the vote beside its score: how often it was written."""
+        return tree.multiplicity(node)

@@ -1,15 +1,16 @@
 """Beam search over steps, guided by the process reward of each."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from itertools import accumulate
 from typing import ClassVar, Literal
 
 from pydantic import Field, field_validator
 
 from search.caps import Width
 from search.ports import StopCondition
-from search.strategies.level_search import LevelSearch, divides_n, ended, scored
+from search.strategies.level_search import LevelSearch, divides_n, scored
 from search.strategies.path_score import best_first
-from search.tree import Node, NodeStatus, SearchTree
+from search.tree import Node, SearchTree
 
 
 class BeamSearch(LevelSearch):
@@ -30,7 +31,6 @@ class BeamSearch(LevelSearch):
     name: Literal["beam_search"] = "beam_search"
     n: Width = Field(16, description="Beams; a multiple of m.")
     m: Width = Field(4, validate_default=True, description="Width: steps written per kept beam.")
-    drop_duplicates: bool = Field(False, description="Of beams with the same text keep only the first.")
     finish_to_eos: bool = Field(False, description="Write the last iteration's step to the end of the solution.")
 
     _divides_n = field_validator("m")(divides_n)
@@ -39,9 +39,10 @@ class BeamSearch(LevelSearch):
         if not depth:
             return {tree.root: self.n}
         beams = scored(tree, depth)
-        kept = best_first(self._distinct(beams), self.aggregation)[: self.n // self.m]
-        allocation = {node: 0 for node in beams if node not in kept}
-        if kept and ended(tree, depth) < self.n:
+        kept = best_first(beams, self.aggregation)[: self.n // self.m]
+        going_on = set(kept)
+        allocation = {node: 0 for node in beams if node not in going_on}
+        if kept and tree.ended(depth) < self.n:
             allocation |= {node: len(range(index, self.n, len(kept))) for index, node in enumerate(kept)}
         return allocation
 
@@ -50,14 +51,7 @@ class BeamSearch(LevelSearch):
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The pool: the ``n`` terminal paths that ended in the earliest iterations, of the last of these
-        the ones with the highest score; ordered by id."""
-        pool = best_first(tree.with_status(NodeStatus.TERMINAL), self.aggregation)
-        return sorted(sorted(pool, key=lambda node: node.depth)[: self.n], key=lambda node: node.id)
-
-    def _distinct(self, beams: Sequence[Node]) -> list[Node]:
-        if not self.drop_duplicates:
-            return list(beams)
-        first: dict[str, Node] = {}
-        for node in beams:
-            first.setdefault(node.text, node)
-        return list(first.values())
+        the ones with the highest score; ordered by id. A path counts as often as it was written."""
+        pool = sorted(best_first(tree.terminals, self.aggregation), key=lambda node: node.depth)
+        before = accumulate((node.count for node in pool), initial=0)
+        return sorted((node for node, ended in zip(pool, before, strict=False) if ended < self.n), key=lambda n: n.id)

@@ -1,6 +1,7 @@
 """Diverse verifier tree search: independent subtrees, the best step of each kept."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -10,6 +11,8 @@ from search.strategies.level_search import LevelSearch, divides_n
 from search.strategies.path_score import best_first
 from search.tree import Node, NodeStatus, SearchTree
 
+NOT_ARRIVED = frozenset({NodeStatus.PENDING, NodeStatus.WRITTEN, NodeStatus.FAILED})
+
 
 class DVTS(LevelSearch):
     """Independent subtrees, the best step of each kept.
@@ -17,6 +20,9 @@ class DVTS(LevelSearch):
     ``n // m`` subtrees of width ``m``, as in search-and-learn (Beeching et al. 2024).
     Each step writes ``m`` continuations in every subtree and keeps the best one; a subtree ends when that one is
     terminal. The last ``m`` of each subtree are the answers, ``n`` in all.
+
+    Where siblings of the same text are one, subtrees that chose the same steps are at the same node, and each still
+    writes ``m`` continuations of its own there.
     """
 
     name: Literal["dvts"] = "dvts"
@@ -28,27 +34,47 @@ class DVTS(LevelSearch):
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
-        allocation: dict[Node, int] = {}
-        for group in self._subtrees(tree.level(depth)):
-            best, *others = best_first(group, self.aggregation)
-            if best.status is not NodeStatus.TERMINAL:
-                allocation |= {best: self.m} | dict.fromkeys(others, 0)
-        return allocation
+        best = self._best(tree, depth)
+        shares: Counter[Node] = Counter()
+        answers: set[Node] = set()
+        for subtree, steps in self._steps(tree, depth).items():
+            if best[subtree].status is NodeStatus.TERMINAL:
+                answers.update(steps)
+            else:
+                shares.update(dict.fromkeys(steps, 0) | {best[subtree]: self.m})
+        return {node: share for node, share in shares.items() if share or node not in answers}
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The last steps of every subtree, finished or not; ordered by id."""
-        nodes = (node for node in tree.nodes if not node.is_lookahead)
-        alive = [node for node in nodes if node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL)]
-        last: list[Node] = []
-        for group in self._subtrees(alive):
-            deepest = max(node.depth for node in group)
-            last += [node for node in group if node.depth == deepest]
-        return sorted(last, key=lambda node: node.id)
+        last: dict[int, list[Node]] = {}
+        for depth in range(1, tree.deepest + 1):
+            for subtree, steps in self._steps(tree, depth).items():
+                alive = [node for node in steps if node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL)]
+                last[subtree] = alive or last.get(subtree, [])
+        return sorted({node for nodes in last.values() for node in nodes}, key=lambda node: node.id)
 
-    def _subtrees(self, nodes: Sequence[Node]) -> Iterator[list[Node]]:
-        """``nodes`` by subtree: each begins with ``m`` children of the root."""
-        groups: dict[int, list[Node]] = {}
-        for node in nodes:
-            if node.status not in (NodeStatus.PENDING, NodeStatus.WRITTEN, NodeStatus.FAILED):
-                groups.setdefault(node.id[0] // self.m, []).append(node)
-        return iter(groups.values())
+    def _best(self, tree: SearchTree, depth: int) -> Mapping[int, Node]:
+        """Where each subtree is after that many steps: the best that was written for it. Those that had ended before,
+        or for which nothing came, are left out."""
+        if not depth:
+            return dict.fromkeys(range(self.n // self.m), tree.root)
+        if (DVTS, depth) in tree.found:
+            return tree.found[DVTS, depth]  # type: ignore[no-any-return]
+        steps = self._steps(tree, depth)
+        best = {subtree: best_first(nodes, self.aggregation)[0] for subtree, nodes in steps.items()}
+        if depth < tree.deepest:  # no more will come
+            tree.found[DVTS, depth] = best
+        return best
+
+    def _steps(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
+        """What was written for each subtree at that depth, the same text once: ``m`` samples each. Subtrees that are at
+        the same node share its children, in turn."""
+        written: dict[int, list[Node]] = {}
+        taken: Counter[Node] = Counter()
+        for subtree, node in self._best(tree, depth - 1).items():
+            own = range(taken[node], taken[node] + self.m)
+            taken[node] += self.m
+            samples = [node.children[index].first for index in own if index in node.children]
+            if steps := [sample for sample in dict.fromkeys(samples) if sample.status not in NOT_ARRIVED]:
+                written[subtree] = steps
+        return written

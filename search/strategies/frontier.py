@@ -16,7 +16,6 @@ from search.strategies.visit_statistics import (
     closed_nodes,
     inner_nodes,
     missing_children,
-    prune_duplicates,
     visit_statistics,
 )
 from search.tree import Node, NodeStatus, SearchTree
@@ -40,9 +39,6 @@ class Frontier(Strategy):
     depth_weight: float = Field(0.01, ge=0.0, le=100.0, description="Of the depth (lambda 3).")
     quality_weight: float = Field(0.0, ge=0.0, le=100.0, description="Of the node's own quality (lambda 4).")
     exploration: float = Field(2.0, ge=0.0, le=100.0, description="The constant of UCT among siblings.")
-    drop_duplicates: bool = Field(
-        True, description="Keep the first of siblings of the same text; the others would only be explored again."
-    )
 
     @property
     def needs_logprobs(self) -> bool:
@@ -63,10 +59,6 @@ class Frontier(Strategy):
         node = self._descended(newest, tree, quality) if newest is not None else None
         node = node or self._globally_best(tree, quality)
         return [Expansion(node, self.width)] if node is not None else []
-
-    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
-        if self.drop_duplicates and not tree.in_flight:
-            prune_duplicates(tree)
 
     def _descended(self, newest: Node, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
         """The best child of the node that was expanded last; None if that one has ended."""

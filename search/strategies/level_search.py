@@ -29,8 +29,7 @@ class LevelSearch(Strategy):
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         """How many children the open paths of a level get: 0 gives one up, a path that is not named stays.
 
-        It depends on what was written and scored down to that level, and on nothing below it: it is asked again
-        when the level below is there, and when the paths given up are pruned.
+        It depends on what was written and scored down to that level, and on nothing below it.
         """
 
     def stop_condition_below(self, depth: int) -> StopCondition | None:
@@ -51,14 +50,20 @@ class LevelSearch(Strategy):
         depth = tree.deepest
         if (depth and self._missing(tree, depth - 1)) or self._ahead(tree, depth):
             return
-        for node, share in self.allocation(tree, depth).items():
+        for node, share in self._decided(tree, depth).items():
             if share == 0 and node.status is NodeStatus.OPEN:
                 tree.prune(node)
+
+    def _decided(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
+        """The allocation of a level that is complete."""
+        if (LevelSearch, depth) not in tree.found:
+            tree.found[LevelSearch, depth] = self.allocation(tree, depth)
+        return tree.found[LevelSearch, depth]  # type: ignore[no-any-return]
 
     def _missing(self, tree: SearchTree, depth: int) -> list[Expansion]:
         return [
             Expansion(node, share - len(node.children), self.stop_condition_below(depth))
-            for node, share in self.allocation(tree, depth).items()
+            for node, share in self._decided(tree, depth).items()
             if node.status is NodeStatus.OPEN and share > len(node.children)
         ]
 
@@ -80,11 +85,6 @@ def scored(tree: SearchTree, depth: int) -> list[Node]:
         for node in tree.level(depth)
         if node.status is NodeStatus.OPEN or (node.status is NodeStatus.PRUNED and node.reward is not None)
     ]
-
-
-def ended(tree: SearchTree, depth: int) -> int:
-    """How many paths have ended down to that level."""
-    return sum(node.depth <= depth for node in tree.with_status(NodeStatus.TERMINAL))
 
 
 def divides_n(m: int, info: ValidationInfo) -> int:

@@ -18,7 +18,6 @@ from search.strategies.visit_statistics import (
     closed_nodes,
     inner_nodes,
     missing_children,
-    prune_duplicates,
     visit_statistics,
 )
 from search.tree import Node, NodeStatus, SearchTree
@@ -80,9 +79,6 @@ class MCTS(Strategy):
     value: Value = Field(Value.REWARD, strict=False, description="What a new node is worth.")
     prior: Prior = Field(Prior.NONE, strict=False, description="None: UCT. Otherwise PUCT with this prior.")
     decision: Decision = Field(Decision.VALUE, strict=False, description="How the answer is chosen.")
-    drop_duplicates: bool = Field(
-        True, description="Keep the first of siblings of the same text; the others would only be explored again."
-    )
     accept: float | None = Field(
         None, ge=0.0, le=1.0, description="Stop at a solution of this score; a better one may be missed."
     )
@@ -105,10 +101,6 @@ class MCTS(Strategy):
         left = self.iterations - sum(bool(node.children) for node in inner_nodes(tree))
         leaves = select_leaves(self, tree, min(self.paths, left))
         return [Expansion(leaf, self.width) for leaf in leaves]
-
-    def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
-        if self.drop_duplicates and not tree.in_flight:
-            prune_duplicates(tree)
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         solutions = self._solutions(tree)

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from random import Random
 from typing import Literal
 
@@ -48,16 +49,29 @@ class ParticleFilter(LevelSearch):
                 break
         return [node for node in sorted(ended, key=lambda node: node.id) for _ in range(ended[node])]
 
+    def votes(self, tree: SearchTree, node: Node) -> Fraction:
+        """One for each particle: they are as many as they were written and drawn."""
+        return Fraction(1)
+
     def _arrived(self, tree: SearchTree, depth: int) -> dict[Node, int]:
         """The particles of a level and how often each is there, before they are resampled."""
         if not depth:
             return {tree.root: self.n}
         above = self._resampled(tree, depth - 1)
         stayed = {node: count for node, count in above.items() if node.status is NodeStatus.TERMINAL}
-        new = [node for node in tree.level(depth) if node.reward is not None]
-        return stayed | dict.fromkeys(new, 1)
+        new = {node: node.count for node in tree.level(depth) if node.count and node.reward is not None}
+        return stayed | new
 
     def _resampled(self, tree: SearchTree, depth: int) -> dict[Node, int]:
+        """The particles that go on from a level, and those that have ended, with how many they are."""
+        if (ParticleFilter, depth) not in tree.found:
+            particles = self._drawn(tree, depth)
+            if depth >= tree.deepest:  # more may come
+                return particles
+            tree.found[ParticleFilter, depth] = particles
+        return tree.found[ParticleFilter, depth]  # type: ignore[no-any-return]
+
+    def _drawn(self, tree: SearchTree, depth: int) -> dict[Node, int]:
         particles = self._arrived(tree, depth)
         if not depth or all(node.status is NodeStatus.TERMINAL for node in particles):
             return particles

@@ -40,15 +40,20 @@ def aggregate(rewards: Sequence[float], how: Aggregation) -> float:
 
 
 def path_score(node: Node, how: Aggregation) -> float | None:
-    """The score of the path that ends in ``node``, in [0, 1]; None where none of its steps has a reward."""
-    rewards = node.rewards
-    return aggregate(rewards, how) if rewards else None
+    """The score of the path that ends in ``node``, in [0, 1]; None where none of its steps has a reward.
+
+    Of a complete node; then it is looked for once."""
+    if node.score is None or node.score[0] is not how:
+        rewards = node.rewards
+        node.score = how, aggregate(rewards, how) if rewards else None
+    return node.score[1]
 
 
 def rank_score(node: Node, how: Aggregation) -> float:
     """What ranks a path among others: the score of the longest path that was written from it to look ahead, its
     own where there is none."""
-    return aggregate(node.lookahead_end.rewards, how)
+    end = node.lookahead_end
+    return (path_score(node, how) if end is node else aggregate(end.rewards, how)) or 0.0
 
 
 def best_first(nodes: Sequence[Node], how: Aggregation) -> list[Node]:

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Depth, Width
-from search.strategies.level_search import LevelSearch, ended, scored
+from search.strategies.level_search import LevelSearch, scored
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, SearchTree
 
@@ -27,11 +27,12 @@ class Balanced(LevelSearch):
 
     def left(self, tree: SearchTree, depth: int) -> int:
         """The width that is left for the children of a level."""
-        return self.n - ended(tree, depth)
+        return self.n - tree.ended(depth)
 
     def allocated(self, paths: Sequence[Node], width: int) -> dict[Node, int]:
         rewards = [rank_score(node, Aggregation.LAST) for node in paths]
-        return dict(zip(paths, allocate_width(rewards, width, self.balance_temperature), strict=True))
+        counts = [node.count for node in paths]
+        return dict(zip(paths, allocate_width(rewards, width, self.balance_temperature, counts), strict=True))
 
 
 class Rebase(Balanced):
@@ -51,22 +52,25 @@ class Rebase(Balanced):
         return self.allocated(scored(tree, depth), self.left(tree, depth))
 
 
-def allocate_width(rewards: Sequence[float], width: int, temperature: float) -> list[int]:
+def allocate_width(
+    rewards: Sequence[float], width: int, temperature: float, counts: Sequence[int] | None = None
+) -> list[int]:
     """``width`` children dealt over paths with these rewards, in their order; the sum is ``width`` exactly.
 
     In falling order of reward, each gets its share of what is left, rounded up, so that the best are served and
-    the worst go without.
+    the worst go without. ``counts``: how many paths each of them stands for; 1 if not given.
     """
     if width <= 0 or not rewards:
         return [0] * len(rewards)
+    counts = counts or [1] * len(rewards)
     order = sorted(range(len(rewards)), key=lambda index: -rewards[index])
     # Relative to the best, so that nothing overflows. Sums from the worst up: subtracting would lose digits.
-    weights = [math.exp((rewards[index] - rewards[order[0]]) / temperature) for index in order]
+    weights = [counts[index] * math.exp((rewards[index] - rewards[order[0]]) / temperature) for index in order]
     sums = list(accumulate(reversed(weights)))[::-1]
-    counts = [0] * len(rewards)
+    shares = [0] * len(rewards)
     for index, weight, rest in zip(order, weights, sums, strict=True):
         if not width:
             break
-        counts[index] = min(width, math.ceil(width * weight / rest - ROUNDING)) if rest else width
-        width -= counts[index]
-    return counts
+        shares[index] = min(width, math.ceil(width * weight / rest - ROUNDING)) if rest else width
+        width -= shares[index]
+    return shares

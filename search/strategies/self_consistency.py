@@ -38,8 +38,9 @@ class SelfConsistency(WholeSolutions):
         Votes are counted by plain comparison, finer than the equivalence that decides in the end; two
         rivals may turn out to be one. So the leader is held against their sum, which stays exact.
         """
-        ended = self.candidates(tree)
-        answers = [answer for node in ended if (answer := tree.answer_of(node)) is not None]
-        votes = Counter(map(canonical, answers))
+        votes: Counter[str] = Counter()
+        for node in tree.terminals:
+            if (answer := tree.answer_of(node)) is not None:
+                votes[canonical(answer)] += node.count
         lead = max(votes.values(), default=0)
-        return lead > len(answers) - lead + self.n - len(ended)
+        return lead > votes.total() - lead + self.n - tree.ended(tree.deepest)

@@ -54,15 +54,6 @@ def missing_children(tree: SearchTree, width: int) -> list[Expansion]:
     ]
 
 
-def prune_duplicates(tree: SearchTree) -> None:
-    """Gives up, of the open siblings of the same text, all but the first."""
-    for parent in (tree.root, *tree.with_status(NodeStatus.OPEN)):
-        first: dict[str, Node] = {}
-        for child in parent.children.values():
-            if child.status is NodeStatus.OPEN and child.step and first.setdefault(child.step.text, child) is not child:
-                tree.prune(child)
-
-
 def closed_nodes(tree: SearchTree) -> set[Node]:
     """Nodes below which nothing is left to expand."""
     closed: set[Node] = set()

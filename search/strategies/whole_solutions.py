@@ -43,15 +43,15 @@ class WholeSolutions(Strategy):
 
     def _far_ahead(self, tree: SearchTree, margin: float) -> bool:
         ended = self.candidates(tree)
-        if len(ended) < self.margin_after:
+        if tree.ended(tree.deepest) < self.margin_after:
             return False
         weights: dict[str, float] = {}
         whole = 0.0
         for node in ended:
             score = path_score(node, self.aggregation)
             weight = 1.0 if score is None else score
-            whole += weight
+            whole += weight * node.count
             if (answer := tree.answer_of(node)) is not None:
-                weights[canonical(answer)] = weights.get(canonical(answer), 0.0) + weight
+                weights[canonical(answer)] = weights.get(canonical(answer), 0.0) + weight * node.count
         first, second = [*sorted(weights.values(), reverse=True), 0.0, 0.0][:2]
-        return first - second > margin * whole / len(ended)
+        return first - second > margin * whole / tree.ended(tree.deepest)

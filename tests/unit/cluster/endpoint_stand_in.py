@@ -24,7 +24,7 @@ def tree_of(*solutions: str | None, logprobs: tuple[float, ...] = ()) -> dict[st
     for index, answer in enumerate(solutions):
         text = "I do not know" if answer is None else f"\\boxed{{{answer}}}"
         nodes.append(_node([0, index], text, "terminal", 6, logprobs[index] if logprobs else -2.0))
-    return {"version": 1, "nodes": nodes}
+    return {"version": 2, "nodes": nodes}
 
 
 def _node(place: list[int], text: str, status: str, tokens: int, logprob: float) -> dict[str, Any]:

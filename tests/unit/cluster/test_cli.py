@@ -250,10 +250,9 @@ class TestStrategies:
         assert result.exit_code == 0
         for setting, field in STRATEGIES[name].model_fields.items():
             if setting != "name":
-                line = [line for line in result.stdout.splitlines() if line.split()[:1] == [setting]][-1]
                 default = "unset" if field.default is None else str(field.default)
-                assert line.split()[1] == default
-                assert len(line.split()) > 3
+                rows = [line.split() for line in result.stdout.splitlines()]
+                assert any(row[:2] == [setting, default] and len(row) > 3 for row in rows)
 
     def test_an_unknown_one_is_refused_with_the_list(self) -> None:
         result = banyan("strategies", "clairvoyance")

@@ -65,11 +65,11 @@ def test_a_tree_comes_only_where_it_is_asked_for(endpoint: Endpoint) -> None:
     [
         (None, "TreeView"),
         ([], "TreeView"),
-        ({"version": 2, "nodes": []}, "version"),
-        ({"version": 1}, "nodes"),
-        ({"version": 1, "nodes": [{"id": [0]}]}, "nodes.0.text"),
-        ({"version": 1, "nodes": tree_of("2")["nodes"][1:]}, "nodes.0 cannot be where its id says"),
-        ({"version": 1, "nodes": tree_of("2")["nodes"] * 2}, "two nodes have the same id"),
+        ({"version": 1, "nodes": []}, "version"),
+        ({"version": 2}, "nodes"),
+        ({"version": 2, "nodes": [{"id": [0]}]}, "nodes.0.text"),
+        ({"version": 2, "nodes": tree_of("2")["nodes"][1:]}, "nodes.0 cannot be where its id says"),
+        ({"version": 2, "nodes": tree_of("2")["nodes"] * 2}, "two nodes have the same id"),
     ],
 )
 def test_a_tree_that_is_none_is_a_protocol_error(endpoint: Endpoint, tree: Any, complaint: str) -> None:

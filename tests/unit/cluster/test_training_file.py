@@ -69,7 +69,7 @@ def test_a_line_says_all_there_is() -> None:
 
 def _node(place: list[int], text: str, status: str, tokens: int, logprob: float, value: float) -> dict[str, object]:
     own = {"id": place, "text": text, "reward": 0.5, "status": status, "tokens": tokens, "logprob": logprob}
-    return own | {"value": value}
+    return own | {"count": 1, "value": value}
 
 
 def test_without_a_right_path_the_surest_wrong_one_is_the_example_answered_or_not() -> None:
@@ -136,7 +136,7 @@ def test_a_full_disk_is_told_at_the_end(tmp_path: Path) -> None:
 
 def test_the_lines_of_an_evaluation_do_not_depend_on_who_comes_first(endpoint: Endpoint, tmp_path: Path) -> None:
     problems = [EvalProblem(f"p/{number}", f"q{number}", "2") for number in range(12)]
-    endpoint.trees = {"q3": tree_of("3", "4"), "q5": {"version": 1, "nodes": [{}]}}
+    endpoint.trees = {"q3": tree_of("3", "4"), "q5": {"version": 2, "nodes": [{}]}}
     endpoint.broken_questions = {"q7"}
     texts: list[str] = []
     for in_flight in (1, 8):

@@ -127,7 +127,7 @@ async def test_a_stream_is_the_role_every_scored_step_the_answer_and_the_end(wor
     assert usage["choices"] == []
     assert usage["usage"] == plain["usage"]
     steps = [chunk for chunk in middle if "search_event" in chunk]
-    assert len(steps) == plain["search"]["scored_steps"]
+    assert len(steps) == plain["search"]["scored_steps"] + plain["search"]["repeated_steps"]
     assert all(chunk["choices"][0]["delta"]["reasoning_content"].endswith("\n") for chunk in steps)
     event = steps[-1]["search_event"]
     assert event["type"] == "step_scored"

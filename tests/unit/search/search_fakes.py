@@ -71,7 +71,9 @@ class Turns:
 class FakeGenerator:
     """Streams children in groups of random size and order."""
 
-    def __init__(self, order: int = 0, turns: Turns | None = None) -> None:
+    def __init__(self, order: int = 0, turns: Turns | None = None, variety: int | None = None) -> None:
+        self.variety = variety
+        """How many different steps it writes below the same text; unset: each seed writes another."""
         self.requests: list[ExpandRequest] = []
         self.live: set[tuple[NodeId, int]] = set()
         """Branches being written. Empty when nothing was left behind."""
@@ -129,10 +131,11 @@ class FakeGenerator:
             await asyncio.Event().wait()
 
     def _write(self, request: ExpandRequest, expansion: Any, branch: Any) -> Child:
+        seed = branch.seed if self.variety is None else branch.seed % self.variety
         if request.stop_condition is StopCondition.SOLUTION:
-            steps = write_solution(branch.seed, expansion.prefix, branch.max_tokens)
+            steps = write_solution(seed, expansion.prefix, branch.max_tokens)
         else:
-            steps = (write_step(branch.seed, expansion.prefix, branch.max_tokens),)
+            steps = (write_step(seed, expansion.prefix, branch.max_tokens),)
         if request.logprobs:
             steps = tuple(step._replace(logprob=-sum(step.token_ids) / 99) for step in steps)
         self.tokens += sum(len(step.token_ids) for step in steps)
@@ -177,11 +180,11 @@ class WatchedTree(SearchTree):
         super().__init__()
         self.landings: dict[NodeId, int] = {}
 
-    def _end_flight(self, node: Node, status: NodeStatus) -> None:
+    def _turn(self, node: Node, status: NodeStatus) -> None:
         assert self.LIFE.index(status) > self.LIFE.index(node.status)
         if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
             self.landings[node.id] = self.landings.get(node.id, 0) + 1
-        super()._end_flight(node, status)
+        super()._turn(node, status)
 
     def check(self) -> None:
         """Everything has ended, once, and the invariants hold."""
@@ -193,8 +196,10 @@ class WatchedTree(SearchTree):
 class Bench:
     """One search's surroundings."""
 
-    def __init__(self, order: int = 0, capacity: int = 1000, turns: Turns | None = None) -> None:
-        self.generator = FakeGenerator(order, turns)
+    def __init__(
+        self, order: int = 0, capacity: int = 1000, turns: Turns | None = None, variety: int | None = None
+    ) -> None:
+        self.generator = FakeGenerator(order, turns, variety)
         self.scorer = FakeScorer(order, turns)
         self.gate = Gate(capacity)
         self.matcher = AnswerMatcher()
@@ -226,11 +231,13 @@ class Bench:
         assert self.gate.waiting == dict.fromkeys(Lane, 0)
 
 
-def search(settings: dict[str, Any], order: int = 0, **options: Any) -> tuple[Bench, SearchOutcome]:
+def search(
+    settings: dict[str, Any], order: int = 0, variety: int | None = None, **options: Any
+) -> tuple[Bench, SearchOutcome]:
     """A whole search on a bench of its own."""
 
     async def main() -> tuple[Bench, SearchOutcome]:
-        bench = Bench(order)
+        bench = Bench(order, variety=variety)
         outcome = await bench.search(settings, **options)
         bench.check_idle()
         return bench, outcome

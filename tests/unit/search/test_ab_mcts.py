@@ -57,7 +57,7 @@ def ours(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
     for Turn.number in range(steps):
         [node] = tree.request(chosen_parent(tree, Arms(tree), Posterior(posterior), random.Random(0)), 1)
         tree.write(node, Step((1,), "x\n\n", StepEnd.DELIMITER))
-        tree.complete(node, reward_at((*root, *node.id)), terminal=False)
+        tree.complete(node, reward_at((*root, *node.id)))
     return [node.id for node in tree.nodes]
 
 

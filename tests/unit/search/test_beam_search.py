@@ -27,7 +27,7 @@ class Beam(NamedTuple):
 
 
 def plain_beam_search(
-    n: int, m: int, depth: int, how: Aggregation, distinct: bool, to_eos: bool
+    n: int, m: int, depth: int, how: Aggregation, to_eos: bool
 ) -> tuple[dict[NodeId, str], set[NodeId]]:
     """All steps written, by path, and the paths in the pool."""
     written: dict[NodeId, str] = {}
@@ -57,8 +57,6 @@ def plain_beam_search(
         active = sorted((beam for beam in grown if not beam.done), key=lambda beam: beam.path)
         if len(pool) == n or not active:
             break
-        if distinct:
-            active = list({beam.texts: beam for beam in reversed(active)}.values())
         active = sorted(active, key=lambda beam: beam.key(how))[: n // m]
     return written, {beam.path for beam in pool}
 
@@ -69,18 +67,17 @@ def plain_beam_search(
     m=st.integers(1, 4),
     depth=st.integers(1, 7),
     how=st.sampled_from(Aggregation),
-    distinct=st.booleans(),
     to_eos=st.booleans(),
     order=st.integers(0, 1000),
 )
 def test_grows_the_tree_of_search_and_learn(
-    kept: int, m: int, depth: int, how: Aggregation, distinct: bool, to_eos: bool, order: int
+    kept: int, m: int, depth: int, how: Aggregation, to_eos: bool, order: int
 ) -> None:
     wanted = {"strategy": "beam_search", "n": kept * m, "m": m, "max_depth": depth, "aggregation": how.value}
-    options = {"drop_duplicates": distinct, "finish_to_eos": to_eos, "max_step_tokens": 8}
+    options = {"merge_siblings": False, "finish_to_eos": to_eos, "max_step_tokens": 8}
     _, outcome = search(wanted | options, order)
     tree = outcome.tree
-    written, pool = plain_beam_search(kept * m, m, depth, how, distinct, to_eos)
+    written, pool = plain_beam_search(kept * m, m, depth, how, to_eos)
     assert {node.id: node.step.text for node in tree.nodes if node.step} == written
     strategy = parse_search(wanted | options).strategy
     assert {node.id for node in strategy.candidates(tree)} == pool
@@ -119,13 +116,14 @@ def test_at_the_depth_limit_the_path_so_far_is_a_candidate() -> None:
     assert len(outcome.tree) == 4
 
 
-def test_drops_duplicates_but_the_first() -> None:
-    strategy = BeamSearch(n=4, m=1, drop_duplicates=True)
+def test_siblings_of_the_same_text_are_one_beam() -> None:
+    strategy = BeamSearch(n=4, m=1)
     tree = SearchTree()
+    tree.merges_siblings = True
     nodes = tree.request(tree.root, 4)
     for node, text in zip(nodes, ["a", "b", "a", "c"], strict=True):
         tree.write(node, Step((1,), text, StepEnd.DELIMITER))
-        tree.complete(node, 0.5, terminal=False)
+        tree.complete(node, 0.5)
     strategy.observe(tree, nodes)
     assert [node.id for node in tree.with_status(NodeStatus.OPEN)] == [(0,), (1,), (3,)]
     assert strategy.select(tree) == [Expansion(nodes[0], 2), Expansion(nodes[1], 1), Expansion(nodes[3], 1)]

@@ -16,8 +16,8 @@ def grown(parts: dict[NodeId, tuple[float, bool]], logprob: float = -1.0) -> Sea
     for name, (reward, terminal) in parts.items():
         [node] = tree.request(tree[name[:-1]], 1)
         assert node.id == name
-        tree.write(node, Step((1,), f"{name}\n\n", StepEnd.DELIMITER, logprob))
-        tree.complete(node, reward, terminal)
+        tree.write(node, Step((1,), f"{name}\n\n", StepEnd.DELIMITER, logprob), terminal)
+        tree.complete(node, reward)
     return tree
 
 
@@ -77,9 +77,8 @@ def test_an_uncertain_step_is_taken_up_first() -> None:
     tree = SearchTree()
     nodes: list[Node] = tree.request(tree.root, 3)
     for node, logprob in zip(nodes, (-0.1, -3.0, 0.0), strict=True):
-        tree.write(node, Step((1, 2), "x\n\n", StepEnd.DELIMITER, logprob))
-        tree.complete(node, 0.5, node.id == (2,))
-    tree.complete(nodes[2], 0.5, terminal=True)
+        tree.write(node, Step((1, 2), "x\n\n", StepEnd.DELIMITER, logprob), ends=node.id == (2,))
+        tree.complete(node, 0.5)
     assert frontier(width=8)._globally_best(tree, qualities(tree, frontier())) is nodes[1]
 
 

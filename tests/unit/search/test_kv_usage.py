@@ -11,7 +11,7 @@ from search.tree import Node, SearchTree, Step, StepEnd
 
 def write(tree: SearchTree, node: Node, tokens: int) -> None:
     tree.write(node, Step(tuple(range(tokens)), "text", StepEnd.DELIMITER))
-    tree.complete(node, 0.5, terminal=False)
+    tree.complete(node, 0.5)
 
 
 def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_all() -> None:
@@ -23,13 +23,13 @@ def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_all() -
     write(tree, right, 4)
     below = tree.request(left, 2)
     usage.round_begins()
-    assert (usage.peak, usage.sum) == (10 + 3 + 4, 17)
+    assert (usage.by_node.peak, usage.by_node.sum) == (10 + 3 + 4, 17)
     for node in below:
         write(tree, node, 1)
     usage.search_ends()
-    assert (usage.peak, usage.sum) == (17, 17 + (10 + 3 + 1 + 1))
+    assert (usage.by_node.peak, usage.by_node.sum) == (17, 17 + (10 + 3 + 1 + 1))
     usage.search_ends()
-    assert usage.sum == 32
+    assert usage.by_node.sum == 32
 
 
 def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
@@ -44,7 +44,7 @@ def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
     write(tree, below, 1)
     usage.search_ends()
     # The first round is counted while `slow` has no tokens yet.
-    assert usage.sum == (10 + 2) + (10 + 5 + 2 + 1)
+    assert usage.by_node.sum == (10 + 2) + (10 + 5 + 2 + 1)
 
 
 @pytest.mark.parametrize("strategy", ["beam_search", "rebase", "ets", "dvts"])
@@ -56,9 +56,9 @@ def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
     held = [
         len(PROMPT) + sum(len(node.step.token_ids) for node in on_paths if node.step) for on_paths in levels.values()
     ]
-    assert (outcome.cost.kv_tokens_peak, outcome.cost.kv_tokens_sum) == (max(held), sum(held))
+    assert (outcome.cost.kv_node_tokens_peak, outcome.cost.kv_node_tokens_sum) == (max(held), sum(held))
 
 
 def test_whole_solutions_are_held_whole_and_at_once() -> None:
     cost = search({"strategy": "best_of_n", "n": 5})[1].cost
-    assert cost.kv_tokens_peak == cost.kv_tokens_sum == len(PROMPT) + cost.generated_tokens
+    assert cost.kv_node_tokens_peak == cost.kv_node_tokens_sum == len(PROMPT) + cost.generated_tokens

@@ -85,7 +85,7 @@ def test_one_path_at_a_time_is_the_sequential_algorithm(
         "exploration": exploration,
         "prior": "reward" if puct else "none",
         "max_step_tokens": 8,
-        "drop_duplicates": False,
+        "merge_siblings": False,
     }
     _, outcome = search(wanted)
     written = {node.id: node.step.text for node in outcome.tree.nodes if node.step}
@@ -93,17 +93,17 @@ def test_one_path_at_a_time_is_the_sequential_algorithm(
 
 
 @pytest.mark.parametrize("strategy", ["mcts", "frontier"])
-@pytest.mark.parametrize("dropped", [True, False])
-def test_a_step_that_was_written_twice_is_gone_on_with_once(strategy: str, dropped: bool) -> None:
-    chosen = parse_search({"strategy": strategy, "width": 4, "drop_duplicates": dropped}).strategy
+@pytest.mark.parametrize("merged", [True, False])
+def test_a_step_that_was_written_twice_is_gone_on_with_once(strategy: str, merged: bool) -> None:
+    chosen = parse_search({"strategy": strategy, "width": 4}).strategy
     tree = SearchTree(7)
+    tree.merges_siblings = merged
     siblings = tree.request(tree.root, 4)
     for index, text in enumerate(["same", "other", "same", "same"]):
-        tree.write(siblings[index], Step((1, 2), text, StepEnd.DELIMITER, -1.0))
-        tree.complete(siblings[index], 0.5, terminal=index == 3)
-        chosen.observe(tree, [siblings[index]])
-    open_, pruned, terminal = NodeStatus.OPEN, NodeStatus.PRUNED, NodeStatus.TERMINAL
-    assert [node.status for node in siblings] == [open_, open_, pruned if dropped else open_, terminal]
+        tree.write(siblings[index], Step((1, 2), text, StepEnd.DELIMITER, -1.0), ends=index == 3)
+        tree.complete(siblings[index], 0.5)
+    open_, repeated, terminal = NodeStatus.OPEN, NodeStatus.REPEATED, NodeStatus.TERMINAL
+    assert [node.status for node in siblings] == [open_, open_, repeated if merged else open_, terminal]
     assert next(expansion.node.text for expansion in chosen.select(tree)) in ("same", "other")
 
 

@@ -67,7 +67,7 @@ def test_a_solution_answers_though_a_limit_ended_the_search_before_the_last_resa
     tree = SearchTree(seed=3)
     nodes = tree.request(tree.root, 4)
     for node, reward in zip(nodes, (0.6, 0.9999, 0.3, 0.3), strict=True):
-        tree.write(node, Step((1,), "x\n\n", StepEnd.DELIMITER))
-        tree.complete(node, reward, terminal=node is nodes[0])
+        tree.write(node, Step((1,), "x\n\n", StepEnd.DELIMITER), ends=node is nodes[0])
+        tree.complete(node, reward)
     strategy = parse_search({"strategy": "particle_filter", "n": 4}).strategy
     assert nodes[0] in strategy.candidates(tree)

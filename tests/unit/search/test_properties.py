@@ -19,17 +19,15 @@ SEARCHES = st.one_of(
     st.builds(lambda n: {"strategy": "self_consistency", "n": n}, st.integers(1, 8)),
     st.builds(lambda n: {"strategy": "best_of_n", "n": n}, st.integers(1, 8)),
     st.builds(
-        lambda kept, m, depth, distinct: {
+        lambda kept, m, depth: {
             "strategy": "beam_search",
             "n": kept * m,
             "m": m,
             "max_depth": depth,
-            "drop_duplicates": distinct,
         },
         st.integers(1, 4),
         st.integers(1, 3),
         st.integers(1, 8),
-        st.booleans(),
     ),
     st.builds(
         lambda name, kept, m, depth, lookahead: {
@@ -97,17 +95,21 @@ SEARCHES = st.one_of(
 LIMITS = st.fixed_dictionaries(
     {"max_step_tokens": st.integers(3, 10), "max_path_tokens": st.integers(5, 60), "seed": st.integers(0, 99)}
 )
+VARIETY = st.sampled_from([None, 1, 2, 4])
+"""Of what is written below a text: the less, the more steps are written again."""
 BUDGETS = st.fixed_dictionaries({}, optional={"tokens": st.integers(1, 150), "nodes": st.integers(1, 30)})
 
 
-@settings(max_examples=60, deadline=None)
-@given(wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20))
+@settings(max_examples=100, deadline=None)
+@given(
+    wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20), variety=VARIETY, merge=st.booleans()
+)
 def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
-    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], order: int
+    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], order: int, variety: int | None, merge: bool
 ) -> None:
-    whole = wanted | limits | {"budget": budget}
-    bench, first = search(whole, 0)
-    _, second = search(whole, order)
+    whole = wanted | limits | {"budget": budget, "merge_siblings": merge}
+    bench, first = search(whole, 0, variety)
+    _, second = search(whole, order, variety)
     assert tree_as_json(first.tree) == tree_as_json(second.tree)
     assert first.selection[1:4] == second.selection[1:4]
     assert first.selection.node.id == second.selection.node.id
@@ -126,9 +128,16 @@ def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
     share=st.floats(0, 1),
     order=st.integers(1, 1 << 20),
     capacity=st.integers(1, 9),
+    variety=VARIETY,
 )
 def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
-    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], share: float, order: int, capacity: int
+    wanted: dict[str, Any],
+    limits: dict[str, Any],
+    budget: dict[str, int],
+    share: float,
+    order: int,
+    capacity: int,
+    variety: int | None,
 ) -> None:
     whole = wanted | limits | {"budget": budget}
 
@@ -138,7 +147,7 @@ def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
                 running.cancel()
 
         turns = Turns(random.Random(order), at)
-        bench = Bench(order, capacity, turns)
+        bench = Bench(order, capacity, turns, variety)
         running = asyncio.create_task(bench.search(whole))
         if cancel_at is None:
             await running
@@ -151,7 +160,7 @@ def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
 
     async def resume(saved: str) -> SearchTree:
         tree = restore_tree(json.loads(saved))
-        await Bench(order + 1).search(whole, tree=tree)
+        await Bench(order + 1, variety=variety).search(whole, tree=tree)
         return tree
 
     turns, undisturbed = asyncio.run(main(None))

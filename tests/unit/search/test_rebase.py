@@ -43,7 +43,8 @@ def test_ended_paths_take_their_place_for_good(strategy: str) -> None:
     for seed in range(20):
         _, outcome = search({"strategy": strategy, "n": 9, "seed": seed})
         tree = outcome.tree
-        assert len(tree.with_status(NodeStatus.TERMINAL)) <= 9
+        assert tree.ended(tree.deepest) <= 9
         for depth in range(1, tree.deepest):
-            ended = sum(node.depth <= depth for node in tree.with_status(NodeStatus.TERMINAL))
+            ended = sum(node.count for node in tree.with_status(NodeStatus.TERMINAL) if node.depth <= depth)
+            assert tree.ended(depth) == ended
             assert len(tree.level(depth + 1)) == 9 - ended

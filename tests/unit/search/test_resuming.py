@@ -134,7 +134,7 @@ def test_a_search_whose_model_gave_tokens_no_chance_is_saved_shown_and_gone_on_w
 @pytest.mark.parametrize(
     ("spoil", "place"),
     [
-        (lambda tree: tree.update(version=2), ("version",)),
+        (lambda tree: tree.update(version=1), ("version",)),
         (lambda tree: tree.update(seed=-1), ("seed",)),
         (lambda tree: tree.update(extra=1), ("extra",)),
         (lambda tree: tree["nodes"][0].update(reward=1.5), ("nodes", 0, "reward")),

@@ -29,7 +29,7 @@ def view(ends: dict[NodeId, str], **fields: dict[NodeId, Any]) -> TreeView:
         usual = {"text": text, "reward": 0.5, "status": status, "tokens": 2, "end": "delimiter", "logprob": -1.0}
         own = {name: values[index] for name, values in fields.items() if index in values}
         nodes.append({"id": index} | usual | own)
-    return TreeView.model_validate({"version": 1, "nodes": nodes})
+    return TreeView.model_validate({"version": 2, "nodes": nodes})
 
 
 def values(ends: dict[NodeId, bool]) -> dict[NodeId, float | None]:
@@ -90,6 +90,7 @@ class TestValues:
             "status": "terminal",
             "tokens": 2,
             "logprob": -1.0,
+            "count": 1,
             "value": 1.0,
         }
         assert TrainingNode.model_validate_json(node.model_dump_json()) == node
@@ -185,7 +186,7 @@ def test_nodes_that_make_no_tree_are_no_view_of_one(spoil: Any) -> None:
     nodes = view({(0, 0): "x"}).model_dump()["nodes"]
     spoil(nodes)
     with pytest.raises(ValidationError):
-        TreeView.model_validate({"version": 1, "nodes": nodes})
+        TreeView.model_validate({"version": 2, "nodes": nodes})
 
 
 @settings(max_examples=80, deadline=None)
@@ -200,9 +201,11 @@ def test_every_value_is_what_the_paths_through_the_node_allow(strategy: str, see
     _, outcome = search({"strategy": strategy, "seed": seed, "logprobs": True, **own})
     tree = TreeView.model_validate(json.loads(json.dumps(tree_as_json(outcome.tree))))
     answers = answers_of(tree)
+    counts = {end: outcome.tree[end].count for end in answers}
     right = {end for end, given in answers.items() if given == answer}
+    share = sum(counts[end] for end in right) / sum(counts.values()) if answers else None
     data = training_data(tree, right)
-    assert data.accuracy == (len(right) / len(answers) if answers else None)
+    assert data.accuracy == share
     assert [node.id for node in data.nodes] == sorted(node.id for node in outcome.tree.nodes if not node.is_lookahead)
     for node in data.nodes:
         below = [end for end in answers if end[: len(node.id)] == node.id]
@@ -212,13 +215,13 @@ def test_every_value_is_what_the_paths_through_the_node_allow(strategy: str, see
             continue
         assert node.value is not None
         if good := [end for end in below if end in right]:
-            assert node.value == pytest.approx(sum(gain[end] for end in good))
+            assert node.value == pytest.approx(sum(gain[end] * counts[end] for end in good))
         else:
-            assert node.value == pytest.approx(-sum(gain.values()))
-        assert 0.1 <= abs(node.value) <= len(below)
+            assert node.value == pytest.approx(-sum(gain[end] * counts[end] for end in below))
+        assert 0.1 <= abs(node.value) <= sum(counts[end] for end in below) + 1e-9
     kinds = [example.kind for example in data.examples]
     if right:
-        assert kinds == ([Kind.CORRECT] * len(right) if len(right) / len(answers) <= 0.25 else [])
+        assert kinds == ([Kind.CORRECT] * len(right) if share is not None and share <= 0.25 else [])
     else:
         assert kinds == [Kind.INCORRECT] * bool(answers)
     for example in data.examples:

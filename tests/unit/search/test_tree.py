@@ -16,15 +16,15 @@ def tree() -> SearchTree:
 
 
 def complete(tree: SearchTree, node: Node, terminal: bool = False) -> None:
-    assert tree.write(node, STEP)
-    assert tree.complete(node, 0.5, terminal)
+    assert tree.write(node, STEP, terminal)
+    assert tree.complete(node, 0.5) == (node,)
 
 
 def test_a_late_or_repeated_result_changes_nothing(tree: SearchTree) -> None:
     (node,) = tree.request(tree.root, 1)
     complete(tree, node)
     assert not tree.write(node, STEP._replace(text="another"))
-    assert not tree.complete(node, 0.9, terminal=True)
+    assert not tree.complete(node, 0.9)
     assert (node.text, node.reward, node.status) == ("so\n\n", 0.5, NodeStatus.OPEN)
 
 
@@ -33,7 +33,7 @@ def test_refuses_rewards_outside_0_and_1(tree: SearchTree, reward: float) -> Non
     (node,) = tree.request(tree.root, 1)
     tree.write(node, STEP)
     with pytest.raises(ValueError, match="must be in"):
-        tree.complete(node, reward, terminal=False)
+        tree.complete(node, reward)
 
 
 def test_pruning_takes_all_below_and_leaves_what_has_ended(tree: SearchTree) -> None:
@@ -65,7 +65,7 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
     tree.request(second, 1)
     complete(tree, first, terminal=True)
     snapshot = tree_as_json(tree)
-    assert snapshot["version"] == 1
+    assert snapshot["version"] == 2
     assert [node["id"] for node in snapshot["nodes"]] == [[0], [1], [1, 0]]
     assert snapshot["nodes"][0] == {
         "id": [0],
@@ -75,6 +75,7 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
         "tokens": 2,
         "end": "delimiter",
         "logprob": None,
+        "count": 1,
     }
     assert snapshot["nodes"][2] == {
         "id": [1, 0],
@@ -84,6 +85,7 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
         "tokens": 0,
         "end": None,
         "logprob": None,
+        "count": 1,
     }
 
 
@@ -91,8 +93,8 @@ def test_only_what_was_lost_is_taken_up_and_only_stand_ins_are_taken_back(tree: 
     unwritten, unscored, scored, neutral = tree.request(tree.root, 4)
     assert tree.write(unscored, STEP)
     complete(tree, scored)
-    assert tree.write(neutral, STEP)
-    assert tree.complete(neutral, 0.5, terminal=True, neutral=True)
+    assert tree.write(neutral, STEP, ends=True)
+    assert tree.complete(neutral, 0.5, neutral=True)
     for node in (unwritten, unscored):
         tree.fail(node)
         tree.take_up(node)
