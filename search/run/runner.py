@@ -138,6 +138,8 @@ class _Search:
         self._unscored: list[Sequence[Node]] = []
         """What waits for the scorer."""
         self._scoring = False
+        self._awaited = 0
+        """Branches that are being written."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._reason: StopReason | None = None
@@ -234,6 +236,7 @@ class _Search:
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
         """One call to the generator; its children are scored as they come."""
+        self._awaited += (expected := len(batch.reservations))
         try:
             async with self._gate.admit(lane, len(batch.reservations)) as slot:
                 self._results.tally.expand_calls += 1
@@ -242,6 +245,8 @@ class _Search:
                         received = [self._results.receive(child, batch) for child in arrived.children]
                         written = [each for each in received if each is not None]
                         slot.release(len(written))
+                        self._awaited -= len(written)
+                        expected -= len(written)
                         self._arrive([node for each in written for node in each.complete])
                         self._score(group, [each.unscored for each in written if each.unscored])
                         if not batch.reservations:
@@ -253,17 +258,23 @@ class _Search:
                 # Its children stay pending until the search ends, so that no strategy takes a round without them for
                 # a whole one and prunes by it: a search that goes on from here could not undo that.
                 self._generator_error = error
+            # The others will not come: what waited for them is scored now.
+            self._awaited -= expected
+            self._score(group, [])
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
-        """Has steps scored, each chain a path's new steps. What comes while a call to the scorer is under way waits and
-        then goes in one call, so a path's steps are never scored before those above them."""
+        """Has steps scored, each chain a path's new steps.
+
+        A call has its price whatever is in it, so the first goes when half of what can still come has come, and what
+        comes while it is under way waits and goes in the next. So a path's steps are never scored before those above
+        them, either."""
         self._unscored += chains
-        if self._unscored and not self._scoring:
+        if self._unscored and not self._scoring and len(self._unscored) >= self._awaited:
             self._scoring = True
             self._start(group, self._score_unscored)
 
     async def _score_unscored(self) -> None:
-        while self._unscored:
+        while self._unscored and len(self._unscored) >= self._awaited:
             chains, self._unscored = self._unscored, []
             rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
             neutral = False
