@@ -13,8 +13,9 @@ import psutil
 RESULTS = Path(__file__).parent / "results"
 
 
-def write_result(name: str, figures: dict[str, Any]) -> Path:
-    """Keeps a run as ``results/NAME-COMMIT.json`` and returns where."""
+def write_result(name: str, figures: dict[str, Any], path: Path | None = None) -> Path:
+    """Keeps a run as ``results/NAME-COMMIT.json``, or at ``path``, and returns where. A list of plain values takes one
+    line."""
     commit = _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else "")
     result = {
         "benchmark": name,
@@ -24,9 +25,20 @@ def write_result(name: str, figures: dict[str, Any]) -> Path:
         **figures,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{name}-{commit.rstrip('+')}.json"
-    path.write_text(json.dumps(result, indent=2) + "\n")
+    path = path or RESULTS / f"{name}-{commit.rstrip('+')}.json"
+    path.write_text(_json(result) + "\n")
     return path
+
+
+def _json(value: Any, indent: str = "") -> str:
+    """As ``json.dumps`` with an indent of 2, but for lists of plain values."""
+    inner = indent + "  "
+    if isinstance(value, dict) and value:
+        members = (f"{json.dumps(str(key))}: {_json(each, inner)}" for key, each in value.items())
+        return "{\n" + ",\n".join(inner + member for member in members) + f"\n{indent}}}"
+    if isinstance(value, list | tuple) and any(isinstance(each, dict | list | tuple) for each in value):
+        return "[\n" + ",\n".join(inner + _json(each, inner) for each in value) + f"\n{indent}]"
+    return json.dumps(value)
 
 
 def machine() -> dict[str, Any]:

@@ -1,0 +1,88 @@
+"""Measures searches, or compares two runs.
+
+python -m benchmarks.accuracy --problems 200 --budget 960 --strategy beam_search --strategy dvts:m=8 --json new.json
+python -m benchmarks.accuracy compare old.json new.json
+"""
+
+import asyncio
+import time
+from enum import StrEnum
+from itertools import islice
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from benchmarks.accuracy.measuring import measure_memoized, measure_on_vllm
+from benchmarks.accuracy.report import compared, rows_as_json, summary, table
+from benchmarks.accuracy.searches import searches
+from benchmarks.record import write_result
+from cluster.cli.search_field import SearchFieldError
+from deployments.embedded.problems import Split, draw_problems
+
+console = Console(width=180)
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
+
+
+class EngineKind(StrEnum):
+    MEMOIZED = "memoized"
+    """The embedded models without vLLM: the same accuracy in a fraction of the time. All children of a call come
+    together, so PRM calls are fewer than on engines, and seconds say nothing."""
+    VLLM = "vllm"
+
+
+@app.callback(invoke_without_command=True)
+def main(
+    context: typer.Context,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="As `banyan eval` takes it, more than once; all if there is none.")
+    ] = None,
+    budget: Annotated[list[int] | None, typer.Option(min=60, help="Tokens, more than once; 960 if unset.")] = None,
+    split: Annotated[Split, typer.Option(help="Choose by validation, report test.")] = Split.VALIDATION,
+    problems: Annotated[int, typer.Option(min=1, max=10_000)] = 200,
+    seed: Annotated[int, typer.Option(min=0, help="Of the problems and of the searches.")] = 1,
+    engines: Annotated[EngineKind, typer.Option(help="memoized: without vLLM, for accuracy.")] = EngineKind.MEMOIZED,
+    in_flight: Annotated[int, typer.Option(min=1, max=256, help="Problems at a time.")] = 64,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Of memoized models.")] = 1,
+    lmcache: Annotated[bool, typer.Option(help="With vLLM.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Instead of benchmarks/results.")] = None,
+) -> None:
+    """Measures accuracy, pool and costs."""
+    if context.invoked_subcommand:
+        return
+    try:
+        asked = searches(strategy or (), budget or (960,))
+    except SearchFieldError as error:
+        raise typer.BadParameter(str(error)) from error
+    drawn = list(islice(draw_problems(split, seed), problems))
+    began = time.monotonic()
+    if engines is EngineKind.VLLM:
+        rows = asyncio.run(measure_on_vllm(drawn, asked, seed, in_flight, lmcache))
+    else:
+        rows = measure_memoized(drawn, asked, seed, in_flight, processes)
+    seconds = round(time.monotonic() - began, 1)
+    summaries = [summary(each, [row for row in rows if row.search == each.name]) for each in asked]
+    drawn_from = {"split": split, "problems": problems, "seed": seed}
+    ran_on = {"engines": engines, "lmcache": lmcache, "in_flight": in_flight, "processes": processes}
+    figures = {**drawn_from, **ran_on, "seconds": seconds, "searches": summaries, **rows_as_json(rows)}
+    path = write_result("accuracy", figures, json_file)
+    console.print(table(summaries))
+    console.print(f"{problems} {split} problems of seed {seed} in {seconds:.0f} s; kept in {path}")
+
+
+@app.command()
+def compare(
+    before: Path,
+    after: Path,
+    against: Annotated[str | None, typer.Option(help="Compare all of AFTER with this one search of BEFORE.")] = None,
+) -> None:
+    """Paired differences of two runs on the same problems."""
+    try:
+        console.print(compared(before, after, against))
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,139 @@
+"""Searches over problems, on the memoized models or on vLLM's engines: one row for each."""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from typing import NamedTuple
+
+from rich.console import Console
+
+from benchmarks.accuracy.searches import Measured
+from benchmarks.engines import engines_of, solve_all
+from cluster.evaluation.loop import problem_seed
+from deployments.config import AppConfig
+from deployments.embedded.problems import Problem
+from search.answers.equivalence import AnswerMatcher
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchCost, SearchOutcome
+from search.run.runner import run_search
+from search.settings import parse_search
+from search.strategies.base import Strategy
+from search.tree import NodeStatus
+
+TOLD_EVERY = 50
+"""Problems."""
+console = Console(stderr=True)
+
+
+class Row(NamedTuple):
+    """One problem under one search."""
+
+    search: str
+    problem: str
+    answer: str | None
+    right: bool
+    in_pool: bool
+    stop_reason: str
+    cost: SearchCost
+
+
+def measure_memoized(
+    problems: Sequence[Problem], asked: Sequence[Measured], seed: int, in_flight: int, processes: int
+) -> list[Row]:
+    """On `benchmarks.memoized`, in so many processes of one thread each."""
+    work = partial(_memoized_process, asked=asked, seed=seed, in_flight=in_flight)
+    if processes == 1:
+        return work(problems)
+    parts = [problems[start::processes] for start in range(processes)]
+    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+        return [row for rows in pool.map(work, parts) for row in rows]
+
+
+def _memoized_process(problems: Sequence[Problem], asked: Sequence[Measured], seed: int, in_flight: int) -> list[Row]:
+    import torch
+
+    torch.set_num_threads(1)
+    return asyncio.run(_measure_memoized(problems, asked, seed, in_flight))
+
+
+async def _measure_memoized(
+    problems: Sequence[Problem], asked: Sequence[Measured], seed: int, in_flight: int
+) -> list[Row]:
+    """Problem by problem, so that all searches of one share what is remembered of it."""
+    from benchmarks.memoized import MemoizedModels
+
+    matcher = AnswerMatcher()
+    await matcher.start()
+    try:
+        models = MemoizedModels(matcher)
+        tell = _progress("problems", len(problems))
+
+        async def all_of(problem: Problem, _: int) -> list[Row]:
+            with models.problem(problem.text) as memo:
+                rows = await asyncio.gather(*(_measure(problem, each, seed, *memo) for each in asked))
+            tell()
+            return rows
+
+        by_problem, _ = await solve_all(all_of, problems, in_flight, seed)
+    finally:
+        matcher.close()
+    return [row for rows in by_problem for row in rows]
+
+
+async def measure_on_vllm(
+    problems: Sequence[Problem], asked: Sequence[Measured], seed: int, in_flight: int, lmcache: bool
+) -> list[Row]:
+    """On the engines of the application: search by search, so that the seconds of one are not those of another."""
+    rows: list[Row] = []
+    async with engines_of(AppConfig.model_validate({"cache": {"enabled": lmcache}})) as engines:
+        for each in asked:
+            tell = _progress(each.name, len(problems))
+
+            async def one(problem: Problem, _: int, each: Measured = each, tell: Callable[[], None] = tell) -> Row:
+                row = await _measure(problem, each, seed, engines.prompt(problem.text), engines.environment)
+                tell()
+                return row
+
+            done, _ = await solve_all(one, problems, in_flight, seed)
+            rows += done
+    return rows
+
+
+async def _measure(
+    problem: Problem, asked: Measured, seed: int, prompt: Sequence[int], environment: SearchEnvironment
+) -> Row:
+    settings = parse_search(asked.field | {"seed": problem_seed(seed, problem.unique_id)})
+    search_id = f"{asked.name}:{problem.unique_id}"
+    outcome = await run_search(problem.text, prompt, settings, environment, search_id=search_id)
+    answer = outcome.selection.answer
+    right = {
+        each
+        for each in {answer, *_pool(outcome, settings.strategy)}
+        if each is not None and await environment.matcher.same(problem.answer, each)
+    }
+    stop_reason = str(outcome.stop_reason)
+    return Row(asked.name, problem.unique_id, answer, answer in right, bool(right), stop_reason, outcome.cost)
+
+
+def _pool(outcome: SearchOutcome, strategy: Strategy) -> set[str | None]:
+    """The answers of the paths that may answer: of all that have ended where the strategy leaves one at most."""
+    tree = outcome.tree
+    ends = strategy.candidates(tree)
+    if len(ends) < 2:
+        ends = [node for node in tree.nodes if node.status is NodeStatus.TERMINAL]
+    return {tree.answer_of(node) for node in ends}
+
+
+def _progress(name: str, total: int) -> Callable[[], None]:
+    done, began = 0, time.monotonic()
+
+    def tell() -> None:
+        nonlocal done
+        done += 1
+        if done == total or done % TOLD_EVERY == 0:
+            console.print(f"{name}: {done}/{total} after {time.monotonic() - began:.0f} s")
+
+    return tell

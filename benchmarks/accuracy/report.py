@@ -1,0 +1,113 @@
+"""What is kept of a run and how it is shown."""
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from benchmarks.accuracy.measuring import Row
+from benchmarks.accuracy.pairs import paired_difference
+from benchmarks.accuracy.searches import Measured
+from cluster.evaluation.statistics import wilson
+from search.run.report import SearchCost, StopReason
+
+SHOWN = {
+    "tokens": ("generated_tokens", ",.0f"),
+    "KV peak": ("kv_tokens_peak", ",.0f"),
+    "KV sum": ("kv_tokens_sum", ",.0f"),
+    "PRM calls": ("prm_calls", ".1f"),
+    "expand calls": ("expand_calls", ".1f"),
+    "seconds": ("seconds", ".1f"),
+}
+"""The columns of costs: heading, figure of `SearchCost`, format."""
+COLUMNS = ("search", "problem", "answer", "right", "in_pool", "stop_reason", *SearchCost.model_fields)
+
+
+def summary(asked: Measured, rows: Sequence[Row]) -> dict[str, Any]:
+    """Of the rows of one search. Costs are means."""
+    right, in_pool = sum(row.right for row in rows), sum(row.in_pool for row in rows)
+    finished = sum(row.stop_reason == StopReason.FINISHED for row in rows)
+    return {
+        "search": asked.name,
+        "field": asked.field,
+        "problems": len(rows),
+        "right": right,
+        "accuracy": right / len(rows),
+        "interval": [round(bound, 4) for bound in wilson(right, len(rows))],
+        "pool": in_pool / len(rows),
+        "finished_early": None if asked.budget_tokens is None else finished / len(rows),
+        "cost": {
+            name: round(statistics.fmean(getattr(row.cost, name) for row in rows), 3)
+            for name in SearchCost.model_fields
+        },
+    }
+
+
+def table(summaries: Sequence[dict[str, Any]]) -> Table:
+    headings = ("search", "accuracy", "95% interval", "pool", *SHOWN, "finished early")
+    shown = Table(*headings, caption="costs are means per problem; finished early: with some of its token budget left")
+    for each in summaries:
+        low, high = each["interval"]
+        early = each["finished_early"]
+        shown.add_row(
+            each["search"],
+            f"{each['accuracy']:.1%}",
+            f"{100 * low:.1f} to {100 * high:.1f}",
+            f"{each['pool']:.1%}",
+            *(f"{each['cost'][figure]:{form}}" for figure, form in SHOWN.values()),
+            "" if early is None else f"{early:.0%}",
+        )
+    return shown
+
+
+def rows_as_json(rows: Sequence[Row]) -> dict[str, Any]:
+    """All rows, each as a list: `COLUMNS` says of what."""
+    return {
+        "columns": COLUMNS,
+        "rows": [[*row[:-1], *(getattr(row.cost, name) for name in SearchCost.model_fields)] for row in rows],
+    }
+
+
+def compared(before: Path, after: Path, against: str | None) -> Table:
+    """The paired difference of each search in both files, or of each in ``after`` against one of ``before``.
+
+    Raises:
+        ValueError: a search of ``after`` has other problems than the one that it is compared with.
+    """
+    first, second = _right(before), _right(after)
+    shown = Table(
+        *("search", "problems", "before", "after", "difference", "95% interval", "only before", "only after", "p"),
+        caption="right answers on the same problems; Agresti and Min's interval, McNemar's exact p",
+    )
+    for name, right in second.items():
+        other = first.get(against or name)
+        if other is None:
+            continue
+        if other.keys() != right.keys():
+            raise ValueError(f"{name}: the two files have different problems")
+        pairs = paired_difference([other[problem] for problem in right], list(right.values()))
+        shown.add_row(
+            name,
+            str(pairs.problems),
+            f"{sum(other.values()) / pairs.problems:.1%}",
+            f"{sum(right.values()) / pairs.problems:.1%}",
+            f"{100 * pairs.difference:+.1f}",
+            f"{100 * pairs.low:+.1f} to {100 * pairs.high:+.1f}",
+            str(pairs.lost),
+            str(pairs.won),
+            f"{pairs.p:.3f}",
+        )
+    return shown
+
+
+def _right(path: Path) -> dict[str, dict[str, bool]]:
+    """By search and problem."""
+    kept = json.loads(path.read_text())
+    search, problem, right = (kept["columns"].index(name) for name in ("search", "problem", "right"))
+    found: dict[str, dict[str, bool]] = {}
+    for row in kept["rows"]:
+        found.setdefault(row[search], {})[row[problem]] = row[right]
+    return found
