@@ -16,6 +16,7 @@ from deployments.access import (
 )
 from deployments.completions import CompletionService
 from deployments.config import AppConfig
+from deployments.garbage import GarbagePolicy
 from deployments.handles import HandleGenerator, HandleScorer
 from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
@@ -68,7 +69,10 @@ class SearchControllerReplica:
             fallback=controller.fallback,
             extract_answer=controller.extractor,
         )
-        self._service = SearchService(environment, controller.searches, controller.limits.seconds)
+        self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
+        self._service = SearchService(
+            environment, controller.searches, controller.limits.seconds, self._garbage.place_freed
+        )
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
@@ -81,6 +85,7 @@ class SearchControllerReplica:
             operations=self,
             strategies=controller.catalog,
         )
+        self._garbage.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made."""

@@ -5,16 +5,18 @@ The controller deployment gives it an environment over handles, the unit tests o
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from search.ports import Lane, ScoreRequest
+from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchOutcome
 from search.run.runner import run_search
 from search.settings import SearchSettings
+from search.tree import SearchTree
 
 GRACE_S = 15.0
 """A search ends by its own clock; this much later it is ended from outside, with a TimeoutError."""
@@ -54,12 +56,21 @@ class Running:
 class SearchService:
     """All searches of one controller replica. Single-threaded: one event loop."""
 
-    def __init__(self, environment: SearchEnvironment, places: int, seconds: float) -> None:
-        """``places``: searches at once. ``seconds``: the wall clock of those that name none."""
+    def __init__(
+        self,
+        environment: SearchEnvironment,
+        places: int,
+        seconds: float,
+        on_place_free: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``places``: searches at once. ``seconds``: the wall clock of those that name none. ``on_place_free`` is called
+        whenever a place was given back."""
         self._environment = environment
         self._places = places
         self._seconds = seconds
         self._running: dict[str, Running] = {}
+        self._on_place_free = on_place_free
+        self._disposal = Disposal()
 
     @property
     def running(self) -> int:
@@ -80,6 +91,7 @@ class SearchService:
             yield running
         finally:
             del self._running[search_id]
+            self._on_place_free()
 
     def branches(self, count: int) -> AbstractAsyncContextManager[object]:
         """So many branches at the generators, waited for among the searches and held until the end of the block."""
@@ -92,9 +104,17 @@ class SearchService:
             SearchError: there is no answer; see `search.errors`.
             TimeoutError: the search did not end by its own clock.
         """
+        tree = SearchTree()
+        self._disposal.watch(tree)
         async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
             return await run_search(
-                job.question, job.prompt, job.settings, self._environment, search_id=job.search_id, on_event=on_event
+                job.question,
+                job.prompt,
+                job.settings,
+                self._environment,
+                search_id=job.search_id,
+                on_event=on_event,
+                tree=tree,
             )
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:

@@ -313,13 +313,14 @@ class SearchTree:
         """How often the path to a node was written, as a share of all that was written beside it: the product over
         its steps of count / siblings, pruned ones included. An estimate of the chance that the generator writes this
         path, whatever the search preferred. 1 where siblings are not merged, and of lookaheads."""
-        share = Fraction(1)
+        counts = samples = 1
         step = node if self.merges_siblings else self.root
         while step.parent is not None:
             if not step.is_lookahead:
-                share *= Fraction(step.first.count, step.parent.samples)
+                counts *= step.first.count
+                samples *= step.parent.samples
             step = step.parent
-        return share
+        return Fraction(counts, samples)
 
     def fold(self, kind: type[AnyFold], strategy: Any) -> AnyFold:
         """What is known of the tree as it is now, in the form of ``kind``. To be asked for when nothing is in flight:

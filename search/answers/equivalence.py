@@ -28,6 +28,7 @@ from search.answers.canonical import (
     would_be_misread,
 )
 from search.answers.readings import Readings, grouped, of_number, of_text, of_values
+from search.turns import Turns
 
 WORKER_SCRIPT = Path(__file__).with_name("equivalence_worker.py")
 
@@ -146,14 +147,24 @@ class AnswerMatcher:
         Which are together does not depend on their order. What an answer may mean can depend on the others: ``50%``
         goes with ``50`` if that is there, else with ``0.5`` (``search.answers.readings.grouped``).
         """
-        known = {answer: _known_readings(answer) for answer in answers}
+        turns = Turns()
+        known: dict[str, Readings | None] = {}
+        for answer in dict.fromkeys(answers):
+            known[answer] = _known_readings(answer)
+            await turns.pass_on()
         unread: dict[str, str] = {}
         for answer in sorted(answer for answer, readings in known.items() if readings is None):
             unread.setdefault(canonical(answer), answer)
         read: Mapping[str, Readings] = {}
         if unread:
             read = await asyncio.get_running_loop().run_in_executor(self._thread, self._read_all, unread.values())
-        return grouped([known[answer] or read[canonical(answer)] for answer in answers])
+        distinct = grouped([readings or read[canonical(answer)] for answer, readings in known.items()])
+        numbers = {answer: number for number, answer in enumerate(known)}
+        group_of = {member: group for group, members in enumerate(distinct) for member in members}
+        groups: list[list[int]] = [[] for _ in distinct]
+        for index, answer in enumerate(answers):
+            groups[group_of[numbers[answer]]].append(index)
+        return groups
 
     async def same(self, a: str, b: str) -> bool:
         """Whether two answers are the same."""

@@ -1,17 +1,13 @@
 """The end of a search: which paths may answer, and the answer selected among them."""
 
-import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import AnswerSelection, Candidate, choose
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
 from search.tree import Node, NodeId, NodeStatus, SearchTree
-
-ITEMS_PER_TURN = 64
-Item = TypeVar("Item")
+from search.turns import Turns
 
 
 async def select_answer(
@@ -20,10 +16,12 @@ async def select_answer(
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules."""
     answers: list[str | None] = []
     candidates: list[Candidate] = []
-    async for node in unhurried(ends):
+    turns = Turns()
+    for node in ends:
         answers.append(tree.answer_of(node))
         score = path_score(node, strategy.aggregation)
         candidates.append(Candidate(node, score, answers[-1], None, strategy.votes(tree, node)))
+        await turns.pass_on()
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     groups = await matcher.group([answer for answer in answers if answer is not None])
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
@@ -43,18 +41,12 @@ async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
         return -(path_score(node, strategy.aggregation) or 0.0), -node.depth, node.id
 
     best: Node | None = None
-    async for node in unhurried(tree.nodes):
+    turns = Turns()
+    for node in tree.nodes:
         if node.status is NodeStatus.OPEN and not node.is_lookahead and not _has_open_child(node):
             best = node if best is None else min(best, node, key=rank)
+        await turns.pass_on()
     return best
-
-
-async def unhurried(items: Iterable[Item]) -> AsyncIterator[Item]:
-    """``items``, with turns for others on the event loop between them."""
-    for number, item in enumerate(items):
-        if number % ITEMS_PER_TURN == ITEMS_PER_TURN - 1:
-            await asyncio.sleep(0)
-        yield item
 
 
 def _has_open_child(node: Node) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap, takewhile
 
 from search.tree import Node, NodeStatus, SearchTree
+from search.turns import Turns
 
 
 class KVHeld:
@@ -36,22 +37,29 @@ class KVUsage:
         self._prompt_tokens = prompt_tokens
         self._round: list[Node] = []
 
-    def round_begins(self) -> None:
+    async def round_begins(self) -> None:
         """What is pending now has just been asked for, or is still under way."""
-        self.search_ends()
+        await self.search_ends()
         self._round = [node for node in self._tree.live if node.status is NodeStatus.PENDING]
 
-    def search_ends(self) -> None:
+    async def search_ends(self) -> None:
         if not self._round:
             return
         # By the text that they continue: what is below two writings of the same text is siblings too.
+        turns = Turns()
         siblings: dict[Node, dict[Node, None]] = {}
         for node in _on_paths(self._round):
             assert node.parent is not None
             siblings.setdefault(node.parent.first, {})[node] = None
-        tokens = [[_tokens(node) for node in nodes] for nodes in siblings.values()]
-        self.by_node.add(self._prompt_tokens + sum(len(ids) for group in tokens for ids in group))
-        self.by_path.add(self._prompt_tokens + sum(map(distinct_tokens, tokens)))
+            await turns.pass_on()
+        by_node = by_path = self._prompt_tokens
+        for nodes in siblings.values():
+            tokens = [_tokens(node) for node in nodes]
+            by_node += (whole := sum(map(len, tokens)))
+            by_path += whole if len(tokens) == 1 else distinct_tokens(tokens)
+            await turns.pass_on()
+        self.by_node.add(by_node)
+        self.by_path.add(by_path)
         self._round = []
 
 

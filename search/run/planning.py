@@ -10,6 +10,7 @@ from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree
+from search.turns import Turns
 
 
 class PathLimits(NamedTuple):
@@ -54,7 +55,7 @@ class Planner:
         self._limits = limits
         self._meter = meter
 
-    def plan(self, expansions: Sequence[Expansion]) -> list[Batch]:
+    async def plan(self, expansions: Sequence[Expansion]) -> list[Batch]:
         """As much of ``expansions`` as the budget grants, in order; one batch per stop condition and
         kind, so normally one.
 
@@ -63,13 +64,14 @@ class Planner:
         reserved = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
         batches: dict[tuple[StopCondition, bool], Batch] = {}
         before = len(self._tree)
+        # While something is in flight, what arrived between two turns could change what the others are about.
+        turns = None if self._tree.in_flight else Turns()
         for expansion in expansions:
             costs = [cost for _, cost in zip(range(expansion.count), reserved, strict=False)]
             if costs:
+                self._tree.settled = before
                 kind = self._stop_condition(expansion), expansion.lookahead
-                self._enter(batches.setdefault(kind, Batch(*kind)), expansion.node, costs)
-        if batches:
-            self._tree.settled = before
+                await self._enter(batches.setdefault(kind, Batch(*kind)), expansion.node, costs, turns)
         return list(batches.values())
 
     def resume(self) -> list[Batch]:
@@ -102,12 +104,16 @@ class Planner:
     def _stop_condition(self, expansion: Expansion) -> StopCondition:
         return expansion.stop_condition or self._settings.strategy.stop_condition
 
-    def _enter(self, batch: Batch, parent: Node, costs: Sequence[Cost]) -> None:
-        # Below a lookahead everything is one: its children need no indices of their own.
-        nodes = self._tree.request(parent, len(costs), batch.lookahead and not parent.is_lookahead)
-        for node, cost in zip(nodes, costs, strict=True):
+    async def _enter(self, batch: Batch, parent: Node, costs: Sequence[Cost], turns: Turns | None) -> None:
+        nodes: dict[Node, Cost] = {}
+        for cost in costs:
+            # Below a lookahead everything is one: its children need no indices of their own.
+            [node] = self._tree.request(parent, 1, batch.lookahead and not parent.is_lookahead)
             node.request = ExpansionRequest(batch.stop_condition is StopCondition.SOLUTION, cost.tokens, cost.nodes)
-        self._launch(batch, parent, dict(zip(nodes, costs, strict=True)))
+            nodes[node] = cost
+            if turns is not None:
+                await turns.pass_on()
+        self._launch(batch, parent, nodes)
 
     def _launch(self, batch: Batch, parent: Node, costs: Mapping[Node, Cost]) -> None:
         """Adds the branches of pending children of ``parent`` to a batch."""

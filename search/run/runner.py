@@ -41,6 +41,7 @@ from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.strategies.path_score import path_score
 from search.tree import Node, NodeStatus, SearchTree
+from search.turns import Turns
 
 _P = ParamSpec("_P")
 
@@ -91,10 +92,13 @@ async def run_search(
     grown = SearchTree() if tree is None else tree
     search = _Search(question, settings, environment, limits, search_id, on_event or (lambda event: None), grown)
     try:
-        reason = await search.grow()
+        try:
+            reason = await search.grow()
+        finally:
+            search.give_up()
+        return await search.conclude(reason)
     finally:
-        search.give_up()
-    return await search.conclude(reason)
+        search.forget_errors()
 
 
 class _Search:
@@ -165,6 +169,10 @@ class _Search:
         for node in self._tree.live:
             self._tree.fail(node)
 
+    def forget_errors(self) -> None:
+        """Their tracebacks name the search: a ring that only the garbage collector would break, and a tree in it."""
+        self._failure = self._generator_error = None
+
     async def conclude(self, reason: StopReason) -> SearchOutcome:
         """The outcome, from the candidates or else from the best path there is."""
         ends = self._strategy.candidates(self._tree)
@@ -181,7 +189,7 @@ class _Search:
             text=self._tree.text_of(selection.node),
             stop_reason=reason,
             degraded=self._tree.neutral > 0,
-            cost=self._cost(selection),
+            cost=await self._cost(selection),
         )
         self._emit(SearchFinished(outcome))
         return outcome
@@ -190,11 +198,14 @@ class _Search:
         """Asks the strategy after every change, until there is a reason to stop."""
         lane = Lane.EAGER
         if len(self._tree):
-            self._resume(group)
+            await self._resume(group)
             lane = Lane.DEMAND
         while self._failure is None:
             self._changed.clear()
+            turns = Turns()
             await self._observe()
+            if not self._tree.in_flight:
+                await turns.pass_on()
             if self._generator_error is not None:
                 # What is written already is still scored: it may be the answer.
                 if not self._tasks:
@@ -208,9 +219,9 @@ class _Search:
                 if not expansions and self._tree.in_flight == 0:
                     self._reason = StopReason.FINISHED
                     return
-                batches = self._planner.plan(expansions)
+                batches = await self._planner.plan(expansions)
                 if batches:
-                    self._kv_usage.round_begins()
+                    await self._kv_usage.round_begins()
                 for batch in batches:
                     self._start(group, self._expand, group, batch, lane)
                 if not self._tasks:
@@ -226,10 +237,10 @@ class _Search:
         arrived, self._arrived = self._arrived, []
         self._strategy.observe(self._tree, arrived)
 
-    def _resume(self, group: asyncio.TaskGroup) -> None:
+    async def _resume(self, group: asyncio.TaskGroup) -> None:
         """Takes up what was under way when the tree was saved."""
         batches = self._planner.resume()
-        self._kv_usage.round_begins()
+        await self._kv_usage.round_begins()
         for batch in batches:
             self._start(group, self._expand, group, batch, Lane.DEMAND)
         self._score(group, unscored_chains(self._tree))
@@ -237,18 +248,22 @@ class _Search:
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
         """One call to the generator; its children are scored as they come."""
         self._awaited += (expected := len(batch.reservations))
+        turns = Turns()
         try:
             async with self._gate.admit(lane, len(batch.reservations)) as slot:
                 self._results.tally.expand_calls += 1
                 async with _closing(self._generator.expand(self._expand_request(batch, lane))) as stream:
                     async for arrived in stream:
-                        received = [self._results.receive(child, batch) for child in arrived.children]
-                        written = [each for each in received if each is not None]
-                        slot.release(len(written))
-                        self._awaited -= len(written)
-                        expected -= len(written)
-                        self._arrive([node for each in written for node in each.complete])
-                        self._score(group, [each.unscored for each in written if each.unscored])
+                        unscored: list[Sequence[Node]] = []
+                        for child in arrived.children:
+                            if received := self._results.receive(child, batch):
+                                slot.release()
+                                self._awaited -= 1
+                                expected -= 1
+                                self._arrive(received.complete)
+                                unscored += [received.unscored] if received.unscored else []
+                            await turns.pass_on()
+                        self._score(group, unscored)
                         if not batch.reservations:
                             self._leave_to_end()
             if batch.reservations:
@@ -274,17 +289,22 @@ class _Search:
             self._start(group, self._score_unscored)
 
     async def _score_unscored(self) -> None:
+        turns = Turns()
         while self._unscored and len(self._unscored) >= self._awaited:
             chains, self._unscored = self._unscored, []
             rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
             neutral = False
             if self._strategy.needs_rewards:
-                items = [ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)) for chain in chains]
+                items = []
+                for chain in chains:
+                    items.append(ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)))
+                    await turns.pass_on()
                 rewards, neutral = await self._scorer.rewards(
                     ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())
                 )
             for chain, row in zip(chains, rewards, strict=True):
                 self._arrive(self._results.complete(chain, row, neutral))
+                await turns.pass_on()
         self._scoring = False
 
     def _arrive(self, complete: Sequence[Node]) -> None:
@@ -359,9 +379,9 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    def _cost(self, selection: AnswerSelection) -> SearchCost:
+    async def _cost(self, selection: AnswerSelection) -> SearchCost:
         tally, usage = self._results.tally, self._kv_usage
-        usage.search_ends()
+        await usage.search_ends()
         return SearchCost(
             nodes=len(self._tree),
             repeated_steps=self._tree.repeated,

@@ -1,7 +1,7 @@
 """Diverse verifier tree search: independent subtrees, the best step of each kept."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -35,6 +35,7 @@ class DVTS(LevelSearch):
         if not depth:
             return {tree.root: self.n}
         best = self._best(tree, depth)
+        self._ended(tree, depth - 1)  # now, while it is one level
         shares: Counter[Node] = Counter()
         answers: set[Node] = set()
         for subtree, steps in self._steps(tree, depth).items():
@@ -46,12 +47,25 @@ class DVTS(LevelSearch):
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The last steps of every subtree, finished or not; ordered by id."""
-        last: dict[int, list[Node]] = {}
-        for depth in range(1, tree.deepest + 1):
+        last = {subtree: _alive(steps) for subtree, steps in self._ended(tree, tree.deepest - 1).items()}
+        for depth in range(tree.deepest, 0, -1):
+            if len(last) == self.n // self.m:
+                break
             for subtree, steps in self._steps(tree, depth).items():
-                alive = [node for node in steps if node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL)]
-                last[subtree] = alive or last.get(subtree, [])
+                if subtree not in last and (alive := _alive(steps)):
+                    last[subtree] = alive
         return sorted({node for nodes in last.values() for node in nodes}, key=lambda node: node.id)
+
+    def _ended(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
+        """The last steps of the subtrees that ended down to that depth, of levels to which no more will come."""
+        if depth < 1:
+            return {}
+        if (DVTS._ended, depth) not in tree.found:
+            steps = self._steps(tree, depth)
+            best = self._best(tree, depth)
+            now = {subtree: steps[subtree] for subtree in steps if best[subtree].status is NodeStatus.TERMINAL}
+            tree.found[DVTS._ended, depth] = {**self._ended(tree, depth - 1), **now}
+        return tree.found[DVTS._ended, depth]  # type: ignore[no-any-return]
 
     def _best(self, tree: SearchTree, depth: int) -> Mapping[int, Node]:
         """Where each subtree is after that many steps: the best that was written for it. Those that had ended before,
@@ -78,3 +92,7 @@ class DVTS(LevelSearch):
             if steps := [sample for sample in dict.fromkeys(samples) if sample.status not in NOT_ARRIVED]:
                 written[subtree] = steps
         return written
+
+
+def _alive(steps: Sequence[Node]) -> list[Node]:
+    return [node for node in steps if node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL)]

@@ -14,35 +14,35 @@ def write(tree: SearchTree, node: Node, tokens: int) -> None:
     tree.complete(node, 0.5)
 
 
-def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_all() -> None:
+async def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_all() -> None:
     tree = SearchTree(7)
     usage = KVUsage(tree, prompt_tokens=10)
     left, right = tree.request(tree.root, 2)
-    usage.round_begins()
+    await usage.round_begins()
     write(tree, left, 3)
     write(tree, right, 4)
     below = tree.request(left, 2)
-    usage.round_begins()
+    await usage.round_begins()
     assert (usage.by_node.peak, usage.by_node.sum) == (10 + 3 + 4, 17)
     for node in below:
         write(tree, node, 1)
-    usage.search_ends()
+    await usage.search_ends()
     assert (usage.by_node.peak, usage.by_node.sum) == (17, 17 + (10 + 3 + 1 + 1))
-    usage.search_ends()
+    await usage.search_ends()
     assert usage.by_node.sum == 32
 
 
-def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
+async def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
     tree = SearchTree(7)
     usage = KVUsage(tree, prompt_tokens=10)
     slow, quick = tree.request(tree.root, 2)
-    usage.round_begins()
+    await usage.round_begins()
     write(tree, quick, 2)
     (below,) = tree.request(quick, 1)
-    usage.round_begins()
+    await usage.round_begins()
     write(tree, slow, 5)
     write(tree, below, 1)
-    usage.search_ends()
+    await usage.search_ends()
     # The first round is counted while `slow` has no tokens yet.
     assert usage.by_node.sum == (10 + 2) + (10 + 5 + 2 + 1)
 

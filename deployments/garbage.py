@@ -1,0 +1,51 @@
+"""When a controller collects cyclic garbage: when no search runs.
+
+A collection of all generations looks at every object of the process: a few hundred milliseconds where large trees grow,
+in which nothing else runs. Searches need none: what they leave is freed by reference counting, their trees included
+(`search.run.disposal`). So the two young generations are collected as ever, in a millisecond or two, and the oldest one
+only while nothing runs; or, so that what others leave cannot grow for ever, after an hour without such a moment.
+"""
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable
+
+YOUNG = (700, 4)
+"""Thresholds of the young generations. The second is less than Python's 10, for shorter collections."""
+NEVER = 1 << 30
+QUIET_S = 1.0
+"""Nothing runs this long after a search has ended, before everything is collected: the tree is freed meanwhile."""
+IDLE_INTERVAL_S = 60.0
+"""At most so often while nothing runs."""
+BUSY_INTERVAL_S = 3600.0
+"""At the latest after so long, though something runs."""
+
+
+class GarbagePolicy:
+    """When the oldest generation is collected. One for a process, told by one event loop."""
+
+    def __init__(self, is_busy: Callable[[], bool]) -> None:
+        """``is_busy``: whether a search runs now."""
+        self._is_busy = is_busy
+        self._collected = time.monotonic()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """To be called once, when what stays for good has been made: it is never looked at again."""
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(*YOUNG, NEVER)
+        self._collected = time.monotonic()
+
+    def place_freed(self) -> None:
+        """A search has ended: this may be the moment, if nothing else begins."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        interval = BUSY_INTERVAL_S if self._is_busy() else IDLE_INTERVAL_S
+        if time.monotonic() - self._collected >= interval:
+            gc.collect()
+            self._collected = time.monotonic()

@@ -1,0 +1,71 @@
+"""The end of a tree, without a pause for it.
+
+Freeing tens of thousands of nodes in one go holds the event loop for as many microseconds; and nodes that know their
+parents are left to the garbage collector, which looks at all trees that are growing too.
+"""
+
+import asyncio
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+from search.tree import Node, SearchTree
+
+NODES_PER_TURN = 128
+
+
+class Disposal:
+    """Frees the trees of finished searches, a few nodes at a time, with turns for others on the event loop between.
+
+    Of one event loop. A tree is freed when nobody has it any more; who still has a node of it then, has that one alone.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Iterator[None]] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def watch(self, tree: SearchTree) -> None:
+        """Frees ``tree`` when its last user has dropped it. To be called on the event loop."""
+        loop = asyncio.get_running_loop()
+
+        def dropped(parts: dict[str, Any]) -> None:
+            # By whoever dropped it, in whatever thread: only the loop's own may touch what waits.
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(self._take, dismantled(parts))
+
+        weakref.finalize(tree, dropped, vars(tree)).atexit = False
+
+    def _take(self, tree: Iterator[None]) -> None:
+        self._waiting.append(tree)
+        if self._task is None:
+            self._task = asyncio.get_running_loop().create_task(self._work())
+
+    async def _work(self) -> None:
+        while self._waiting:
+            for _ in self._waiting.popleft():
+                await asyncio.sleep(0)
+        self._task = None
+
+
+def dismantled(parts: dict[str, Any]) -> Iterator[None]:
+    """Frees what a tree was made of, a little at every step, so that nothing is left to the garbage collector."""
+    nodes: list[Node] = list(parts.pop("_nodes").values())
+    # The other parts first: they only name nodes, which are still held here.
+    while parts:
+        parts.popitem()
+        yield
+    nodes.reverse()
+    while nodes:
+        for node in nodes[: -NODES_PER_TURN - 1 : -1]:
+            _cut_off(node)
+        # Parents go before their children, so each of these is the last to name what it is made of.
+        del nodes[-NODES_PER_TURN:]
+        yield
+
+
+def _cut_off(node: Node) -> None:
+    """Has a node name no other."""
+    node.children, node.lookaheads = {}, {}
+    node.parent = node.repeats = node.continuations = node.statistics = None
+    node.repeated_by = ()
