@@ -260,6 +260,8 @@ class SearchTree:
         self._arrived: list[Node] | None = None
         """All that is complete, in the order of arrival; None: to be found anew."""
         self._folds: dict[type[Fold], tuple[Fold, int]] = {}
+        self._folded_for: Any = None
+        """The strategy whose folds these are: what they keep on the nodes is of no use to another."""
 
     def __getitem__(self, node_id: NodeId) -> Node:
         return self._nodes[node_id]
@@ -327,6 +329,9 @@ class SearchTree:
         then it depends on no order of arrival."""
         if self._arrived is None:
             self._arrived = [node for node in self.nodes if _has_arrived(node.first)]
+        if self._folded_for is not strategy:
+            self._folds.clear()
+            self._folded_for = strategy
         fold, taken = self._folds.get(kind) or (kind.of(self, strategy), 0)
         fold.take(sorted(self._arrived[taken:], key=lambda node: node.serial))
         self._folds[kind] = fold, len(self._arrived)
@@ -413,6 +418,8 @@ class SearchTree:
         if node.status is not NodeStatus.FAILED:
             raise TreeError(f"node {node.id} is {node.status}: there is nothing to take up")
         self._turn(node, NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN)
+        # It will come after others that were asked for later: what was made of these would hang on that.
+        self._folds.clear()
 
     def score_again(self, node: Node) -> None:
         """Takes back a neutral reward: the node is written and waits for its own."""
