@@ -38,7 +38,7 @@ from search.ports import (
 from search.run.answer_selection import select_answer
 from search.settings import parse_search
 from search.strategies.base import Strategy
-from search.tree import Node, NodeStatus, SearchTree, StepEnd
+from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
 
 SEED = 1
 WARM_UP = 8
@@ -138,23 +138,22 @@ class _Growing:
         async for group in self._engines.generator.expand(request):
             for child in group.children:
                 (step,) = child.steps
-                self.tree.write(self.tree[(*child.parent, child.index)], step)
+                node = self.tree[(*child.parent, child.index)]
+                self.tree.write(node, step, self._ends(step, node.depth))
                 self.tokens += len(step.token_ids)
 
     async def _score(self, nodes: Sequence[Node]) -> None:
         items = tuple(ScoreItem(tuple(step.text for step in node.steps)) for node in nodes)
         rewards = await self._engines.scorer.score(ScoreRequest(self._search_id, self._question, items, DEADLINE_S))
         for node, (reward,) in zip(nodes, rewards, strict=True):
-            self.tree.complete(node, reward, self._ends(node))
+            self.tree.complete(node, reward)
 
-    def _ends(self, node: Node) -> bool:
-        step = node.step
+    def _ends(self, step: Step, depth: int) -> bool:
         return (
-            step is None
-            or step.end is not StepEnd.DELIMITER
+            step.end is not StepEnd.DELIMITER
             or not step.token_ids
             or boxed_answer(step.text) is not None
-            or node.depth >= self._strategy.max_depth
+            or depth >= self._strategy.max_depth
         )
 
 

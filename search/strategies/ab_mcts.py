@@ -2,16 +2,18 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field
 
 from search.caps import Uncapped, Width
 from search.ports import StopCondition
 from search.strategies.base import Expansion, Strategy
-from search.strategies.visit_statistics import MAX_ITERATIONS
+from search.strategies.path_score import path_score
+from search.strategies.visit_statistics import MAX_ITERATIONS, clear_statistics, upwards
 from search.tree import Node, NodeStatus, SearchTree
 
 
@@ -56,12 +58,11 @@ class ABMCTS(Strategy):
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
-        arms = Arms(tree)
+        done = tree.fold(Arms, self).generations
         wanted: dict[Node, int] = {}
-        done = sum(node.request is not None for node in tree.nodes)
         for index in range(min(self.paths, self.iterations - done)):
             rng = Random(f"arms:{tree.seed}:{done + index}")
-            node = chosen_parent(tree, arms, self.posterior, rng)
+            node = chosen_parent(tree.root, self.posterior, rng)
             wanted[node] = wanted.get(node, 0) + 1
         return [Expansion(node, count, self.generation) for node, count in wanted.items()]
 
@@ -73,15 +74,23 @@ class Rewards(NamedTuple):
     total: float = 0.0
     squares: float = 0.0
 
-    def __add__(self, other: "Rewards") -> "Rewards":  # type: ignore[override]  # over tuple concatenation
-        return Rewards(self.number + other.number, self.total + other.total, self.squares + other.squares)
+    def with_one(self, reward: float) -> "Rewards":
+        return Rewards(self.number + 1, self.total + reward, self.squares + reward * reward)
 
-    def __sub__(self, other: "Rewards") -> "Rewards":
-        return Rewards(self.number - other.number, self.total - other.total, self.squares - other.squares)
 
-    @classmethod
-    def of(cls, *rewards: float) -> "Rewards":
-        return cls(len(rewards), math.fsum(rewards), math.fsum(reward * reward for reward in rewards))
+NO_REWARDS = Rewards()
+
+
+@dataclass(eq=False, slots=True)
+class ArmRewards:
+    """What the arms of one node gave so far."""
+
+    generated: Rewards = NO_REWARDS
+    """Generating here, the arm GEN."""
+    continued: Rewards = NO_REWARDS
+    """Continuing below the children, the arm CONT."""
+    own: Rewards = NO_REWARDS
+    """The node's own arm among its siblings."""
 
 
 class Belief(NamedTuple):
@@ -131,41 +140,70 @@ PRIORS: dict[Posterior, Belief | Odds] = {Posterior.GAUSSIAN: Belief(), Posterio
 
 
 class Arms:
-    """What every arm of a tree gave so far."""
+    """What every arm of a tree gave so far.
 
-    def __init__(self, tree: SearchTree) -> None:
-        self._below: dict[Node, Rewards] = {}
-        """Of a node and all below it."""
-        self._children: dict[Node, Rewards] = {}
-        for node in reversed([node for node in tree.nodes if not node.is_lookahead]):  # children before their parents
-            assert node.parent is not None
-            own = Rewards() if node.reward is None else Rewards.of(node.reward)
-            self._below[node] = own + self._below.get(node, Rewards())
-            for sums, more in ((self._children, own), (self._below, self._below[node])):
-                sums[node.parent] = sums.get(node.parent, Rewards()) + more
+    One generation gives one reward, the score of the path that it ends. It tells of the steps that it wrote, of
+    generating where it began, and of continuing at all above; of a step that was written before, it tells once more.
+    """
 
-    def generating(self, node: Node) -> Rewards:
-        """Generating here, the arm GEN: the rewards of its children."""
-        return self._children.get(node, Rewards())
+    def __init__(self, tree: SearchTree, strategy: ABMCTS) -> None:
+        clear_statistics(tree)
+        self.generations = 0
+        self._strategy = strategy
+        rewards_of(tree.root)
 
-    def continuing(self, node: Node) -> Rewards:
-        """Continuing below the children, the arm CONT: the rewards of all that is deeper."""
-        deeper = self._below.get(node, Rewards()) - self.generating(node)
-        return deeper if node.reward is None else deeper - Rewards.of(node.reward)
+    @classmethod
+    def of(cls, tree: SearchTree, strategy: ABMCTS) -> Self:
+        return cls(tree, strategy)
 
-    def of_child(self, node: Node) -> Rewards:
-        """A child's own arm: its reward and those of all below it."""
-        return self._below.get(node, Rewards())
+    def take(self, arrived: Sequence[Node]) -> None:
+        whole = self._strategy.generation is StopCondition.SOLUTION
+        for node in arrived:
+            if not (node.is_lookahead or (whole and node.request is None)):
+                self.generations += 1
+                self._observe(written_with(node) if whole else [node])
+
+    def _observe(self, steps: Sequence[Node]) -> None:
+        """``steps`` were written by one generation."""
+        reward = path_score(steps[-1], self._strategy.aggregation)
+        if reward is None:
+            return
+        for step in steps:
+            arms = rewards_of(step.first)
+            arms.own = arms.own.with_one(reward)
+            if step is not steps[-1]:
+                arms.continued = arms.continued.with_one(reward)
+        parent, *above = upwards(steps[0])[1:]
+        arms = rewards_of(parent)
+        arms.own, arms.generated = arms.own.with_one(reward), arms.generated.with_one(reward)
+        for node in above:
+            arms = rewards_of(node)
+            arms.own, arms.continued = arms.own.with_one(reward), arms.continued.with_one(reward)
 
 
-def chosen_parent(tree: SearchTree, arms: Arms, posterior: Posterior, rng: Random) -> Node:
+def rewards_of(node: Node) -> ArmRewards:
+    if node.statistics is None:
+        node.statistics = ArmRewards()
+    return node.statistics  # type: ignore[no-any-return]  # a slot for anything
+
+
+def written_with(node: Node) -> list[Node]:
+    """A step and those that were written in one piece with it."""
+    steps = [node]
+    while (step := steps[-1].children.get(0)) is not None and step.request is None:
+        steps.append(step)
+    return steps
+
+
+def chosen_parent(root: Node, posterior: Posterior, rng: Random) -> Node:
     """Where the next child is written: at any open node one more is possible."""
     prior = PRIORS[posterior]
-    node = tree.root
-    while below := [child for child in node.children.values() if child.status is NodeStatus.OPEN]:
-        generate = prior.after(arms.generating(node)).draw(rng)
-        if generate >= prior.after(arms.continuing(node)).draw(rng):
+    node = root
+    while below := [child for child in node.distinct_children if child.status is NodeStatus.OPEN]:
+        arms = rewards_of(node)
+        generate = prior.after(arms.generated).draw(rng)
+        if generate >= prior.after(arms.continued).draw(rng):
             return node
-        draws = {child: prior.after(arms.of_child(child)).draw(rng) for child in below}
+        draws = {child: prior.after(rewards_of(child).own).draw(rng) for child in below}
         node = max(below, key=lambda child: draws[child])
     return node

@@ -15,18 +15,29 @@ Place = TypeVar("Place", bound=Hashable)
 def backed_up(solutions: Iterable[tuple[Sequence[Place], float]]) -> dict[Place, float]:
     """What every step on the paths of ``solutions`` is worth.
 
-    Each solution is its steps, first step first, and its value, from -1 to 1. It gives the step at place d of L,
-    counted from 0, ``max((d + 1) / L, 0.1)`` of its value, and a step has the sum of what it is given; except that
-    what is positive stays so whatever wrong solution follows, and a right one overrides what was negative. So a step
-    below which a right solution lies has the sum of what right ones give it, any other the sum of what wrong ones do.
+    Each solution is its steps, first step first, and its value, from -1 to 1. It gives each step what ``gain`` says,
+    and a step has what ``credited`` makes of it.
     """
     worth: dict[Place, float] = {}
     for path, value in solutions:
-        for number, step in enumerate(path, start=1):
-            gain = max(number / len(path), MIN_BACKUP_WEIGHT) * value
-            known = worth.get(step)
-            if known is None or (known < 0 < gain):
-                worth[step] = gain
-            elif not (known > 0 > gain):
-                worth[step] = known + gain
+        for depth, step in enumerate(path, start=1):
+            worth[step] = credited(worth.get(step), gain(depth, len(path), value))
     return worth
+
+
+def gain(depth: int, length: int, value: float) -> float:
+    """What a solution of ``length`` steps gives its step number ``depth``, counted from 1: ``max(depth / length, 0.1)``
+    of its value."""
+    return max(depth / length, MIN_BACKUP_WEIGHT) * value
+
+
+def credited(worth: float | None, more: float) -> float:
+    """What a step is worth (None: nothing yet) after a solution below it has given it ``more``.
+
+    It is the sum of what it was given; except that what is positive stays so whatever wrong solution follows, and a
+    right one overrides what was negative. So a step below which a right solution lies has the sum of what right ones
+    give it, any other the sum of what wrong ones do.
+    """
+    if worth is None or worth < 0 < more:
+        return more
+    return worth if worth > 0 > more else worth + more

@@ -2,23 +2,18 @@
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from dataclasses import dataclass
+from heapq import heappop, heappush
+from typing import Literal, NamedTuple, Self
 
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.strategies.backup import backed_up
+from search.strategies.backup import credited, gain
 from search.strategies.base import Expansion, Strategy
 from search.strategies.path_score import mean_logprob, path_score
-from search.strategies.visit_statistics import (
-    MAX_ITERATIONS,
-    VisitStatistics,
-    closed_nodes,
-    inner_nodes,
-    missing_children,
-    visit_statistics,
-)
-from search.tree import Node, NodeStatus, SearchTree
+from search.strategies.visit_statistics import MAX_ITERATIONS, Expansions, clear_statistics, upwards
+from search.tree import Node, NodeId, NodeStatus, SearchTree
 
 
 class Frontier(Strategy):
@@ -47,60 +42,144 @@ class Frontier(Strategy):
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
-        expanded = [node for node in inner_nodes(tree) if node.children]
-        if not expanded:
-            return [Expansion(tree.root, self.width)]
-        if unfinished := missing_children(tree, self.width):
+        known = tree.fold(Promises, self)
+        if unfinished := known.expansions.unfinished:
             return unfinished
-        if len(expanded) >= self.iterations:
+        if known.expansions.begun >= self.iterations:
             return []
-        quality = qualities(tree, self)
-        newest = list(inner_nodes(tree))[-1].parent
-        node = self._descended(newest, tree, quality) if newest is not None else None
-        node = node or self._globally_best(tree, quality)
+        node = known.best_newest() or known.globally_best()
         return [Expansion(node, self.width)] if node is not None else []
 
-    def _descended(self, newest: Node, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
-        """The best child of the node that was expanded last; None if that one has ended."""
-        statistics = visit_statistics(tree, lambda node: 0.0)
-        arrived = [child for child in newest.children.values() if child in statistics]
-        best = min(arrived, key=lambda child: (-self._uct(child, statistics, quality), child.id), default=None)
-        return best if best is not None and best.status is NodeStatus.OPEN and not best.children else None
 
-    def _uct(self, node: Node, statistics: dict[Node, VisitStatistics], quality: dict[Node, float]) -> float:
+@dataclass(eq=False, slots=True)
+class Promise:
+    """What a frontier search knows of a node and all below it."""
+
+    visits: int = 0
+    """Steps that were written here and below, again and again."""
+    samples: int = 0
+    """Children that have arrived, each as often as it was written."""
+    distinct: int = 0
+    """Those among them with another text."""
+    own_quality: float = 0.0
+    """What the reward model says, from -1 to 1."""
+    worth: float | None = None
+    """What the solutions below gave it by backup; None where there is none yet."""
+
+    @property
+    def quality(self) -> float:
+        return self.own_quality if self.worth is None else self.worth
+
+
+class Promises:
+    """What a frontier search knows of its tree: the nodes that may be taken up, the best of them first."""
+
+    def __init__(self, tree: SearchTree, strategy: Frontier) -> None:
+        clear_statistics(tree)
+        self.expansions = Expansions(strategy.width)
+        self._strategy = strategy
+        self._tree = tree
+        self._newest = tree.root
+        """The one that was expanded last."""
+        self._queue: list[tuple[Rank, Node]] = []
+        """Ranked as they were when they were entered: what has another rank since was entered again."""
+        promise_of(tree.root)
+
+    @classmethod
+    def of(cls, tree: SearchTree, strategy: Frontier) -> Self:
+        return cls(tree, strategy)
+
+    def take(self, arrived: Sequence[Node]) -> None:
+        for node in arrived:
+            if not node.is_lookahead and node.first.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
+                self._visit(node)
+
+    def best_newest(self) -> Node | None:
+        """The best child of the node that was expanded last, by UCT; None if that one has ended or has children."""
+        arrived = [child for child in self._newest.distinct_children if child.statistics is not None]
+        best = min(arrived, key=lambda child: (-self._uct(child), child.id), default=None)
+        return best if best is not None and self._is_candidate(best) and not promise_of(best).samples else None
+
+    def globally_best(self) -> Node | None:
+        """The candidate that was expanded least, of these the most promising; where there is none, the root."""
+        while self._queue:
+            rank, node = self._queue[0]
+            if self._is_candidate(node) and rank == self._rank(node):
+                return node
+            heappop(self._queue)
+        root = self._tree.root
+        return root if self._tree.merges_siblings or not promise_of(root).samples else None
+
+    def _visit(self, node: Node) -> None:
         assert node.parent is not None
-        return quality[node] + self.exploration * math.sqrt(
-            math.log(statistics[node.parent].visits) / statistics[node].visits
-        )
+        first, parent = node.first, node.parent.first
+        promise, above = promise_of(first), promise_of(parent)
+        self._newest = parent
+        above.samples += 1
+        above.distinct += first is node
+        self.expansions.count(parent, above.samples)
+        promise.own_quality = self._centred(first)
+        path = upwards(first)
+        for passed in path:
+            promise_of(passed).visits += 1
+        if first.status is NodeStatus.TERMINAL:
+            self._back_up(path[:-1], promise.own_quality)
+        if first is node:
+            self._enter(node)
+        if above.samples % self._strategy.width == 0:
+            self._enter(parent)
 
-    def _globally_best(self, tree: SearchTree, quality: dict[Node, float]) -> Node | None:
-        closed = closed_nodes(tree)
-        candidates = [node for node in tree.with_status(NodeStatus.OPEN) if not node.children and node not in closed]
-        return min(candidates, key=lambda node: (-self._promise(node, quality), node.id), default=None)
+    def _back_up(self, path: Sequence[Node], value: float) -> None:
+        """Credits the steps of a solution, the last one first, with its value."""
+        for node in path:
+            promise = promise_of(node)
+            promise.worth = credited(promise.worth, gain(node.depth, len(path), value))
+            for ranked in (node, *node.distinct_children):
+                self._enter(ranked)
 
-    def _promise(self, node: Node, quality: dict[Node, float]) -> float:
-        entropy = -mean_logprob(node) if self.entropy_weight else 0.0
+    def _enter(self, node: Node) -> None:
+        if node.statistics is not None and self._is_candidate(node):
+            heappush(self._queue, (self._rank(node), node))
+
+    def _is_candidate(self, node: Node) -> bool:
+        if node.status is not NodeStatus.OPEN or node.parent is None:
+            return False
+        promise = promise_of(node)
+        return promise.distinct < self._strategy.width if self._tree.merges_siblings else not promise.samples
+
+    def _rank(self, node: Node) -> "Rank":
+        return Rank(promise_of(node).samples // self._strategy.width, -self._promise(node), node.id)
+
+    def _promise(self, node: Node) -> float:
+        strategy, parent = self._strategy, node.parent
+        entropy = -mean_logprob(node) if strategy.entropy_weight else 0.0
         return (
-            self.parent_weight * math.tanh(quality.get(node.parent, 0.0) if node.parent else 0.0)
-            + self.quality_weight * math.tanh(quality[node])
-            + self.entropy_weight * entropy
-            + self.depth_weight * math.sqrt(node.depth / self.max_depth)
+            strategy.parent_weight * math.tanh(promise_of(parent.first).quality if parent else 0.0)
+            + strategy.quality_weight * math.tanh(promise_of(node).quality)
+            + strategy.entropy_weight * entropy
+            + strategy.depth_weight * math.sqrt(node.depth / strategy.max_depth)
         )
 
+    def _uct(self, node: Node) -> float:
+        promise = promise_of(node)
+        visits = promise_of(self._newest).visits
+        return promise.quality + self._strategy.exploration * math.sqrt(math.log(visits) / promise.visits)
 
-def qualities(tree: SearchTree, strategy: Strategy) -> dict[Node, float]:
-    """The quality of every node that has arrived: what the solutions below it are given by backup."""
-    backed = backed_up(
-        (end.path, _centred(path_score(end, strategy.aggregation)))
-        for end in inner_nodes(tree)
-        if end.status is NodeStatus.TERMINAL
-    )
-    return {
-        node: backed.get(node, _centred(path_score(node, strategy.aggregation)))
-        for node in inner_nodes(tree)
-        if node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL)
-    }
+    def _centred(self, node: Node) -> float:
+        score = path_score(node, self._strategy.aggregation)
+        return 0.0 if score is None else 2.0 * score - 1.0
 
 
-def _centred(score: float | None) -> float:
-    return 0.0 if score is None else 2.0 * score - 1.0
+class Rank(NamedTuple):
+    """What comes first is taken up first."""
+
+    rounds: int
+    """How often it was expanded."""
+    minus_promise: float
+    id: NodeId
+
+
+def promise_of(node: Node) -> Promise:
+    if node.statistics is None:
+        node.statistics = Promise()
+    return node.statistics  # type: ignore[no-any-return]  # a slot for anything

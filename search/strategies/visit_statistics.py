@@ -1,77 +1,89 @@
-"""What Monte Carlo searches know of the nodes of a tree: visits, values, and where nothing is left to do."""
+"""What Monte Carlo searches know of the nodes of a tree: visits, values, and where nothing is left to do.
 
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+It is kept on the nodes (`Node.statistics`), on the one that stands for a text, and changes along a path when something
+arrives there: no decision looks at the whole tree.
+"""
+
+from dataclasses import dataclass
 
 from search.strategies.base import Expansion
-from search.tree import ENDED, Node, NodeStatus, SearchTree
+from search.tree import Node, SearchTree
 
-MAX_ITERATIONS = 2_000
-"""Of any such search: each looks at the whole tree."""
+MAX_ITERATIONS = 100_000
+"""Of any such search: as many as a budget may have nodes."""
 
 
-class VisitStatistics(NamedTuple):
+@dataclass(eq=False, slots=True)
+class VisitStatistics:
     """What is known of a node and all below it."""
 
     visits: int = 0
-    """Values that came from here."""
+    """Values that came from here: a step that was written again is another one."""
     total: float = 0.0
     """Their sum."""
-    in_flight: int = 0
-    """Values that are on their way."""
+    value: float = 0.0
+    """The node's own."""
+    own_visits: int = 0
+    """How often its own value is in the sum."""
+    samples: int = 0
+    """Children that have arrived, each as often as it was written."""
+    open_children: int = 0
+    """Distinct ones below which something may be written."""
+    closed_in: int = 0
+    """The last pass in which all that it allows was written here and below; 0: in none."""
+    closed_children: tuple[int, int] = (0, 0)
+    """A pass, and how many of the open children are closed in it."""
+    solved: bool = False
+    """Whether a path through here has ended, a rollout too."""
 
     @property
     def mean(self) -> float:
         return self.total / self.visits if self.visits else 0.0
 
+
+def clear_statistics(tree: SearchTree) -> None:
+    """Forgets what another fold knew of the nodes."""
+    tree.root.statistics = None
+    for node in tree.nodes:
+        node.statistics = None
+
+
+def upwards(node: Node) -> list[Node]:
+    """The nodes that stand for the texts of a path, from ``node`` up to the root."""
+    nodes = [node.first]
+    while nodes[-1].parent is not None:
+        nodes.append(nodes[-1].parent.first)
+    return nodes
+
+
+def searched(node: Node) -> Node:
+    """The node itself, or the one from which it looks ahead."""
+    while node.is_lookahead and node.parent is not None:
+        node = node.parent
+    return node
+
+
+class Expansions:
+    """The expansions of a search that writes ``width`` children at a time."""
+
+    def __init__(self, width: int) -> None:
+        self.begun = 0
+        self._width = width
+        self._unfinished: dict[Node, int] = {}
+
+    def count(self, parent: Node, samples: int) -> None:
+        """``samples`` children have been written below ``parent``, one more than before."""
+        self.begun += samples % self._width == 1 or self._width == 1
+        if missing := -samples % self._width:
+            self._unfinished[parent] = missing
+        else:
+            self._unfinished.pop(parent, None)
+
     @property
-    def expected_visits(self) -> int:
-        """Visits, those under way included."""
-        return self.visits + self.in_flight
-
-
-def visit_statistics(tree: SearchTree, value_of: Callable[[Node], float]) -> dict[Node, VisitStatistics]:
-    """The mark of the root and of every node that has arrived: its value counts for itself and all above it."""
-    statistics: dict[Node, VisitStatistics] = {}
-    for node in reversed(list(inner_nodes(tree))):  # children come before their parents
-        below = statistics.get(node, VisitStatistics())
-        if node.parent is None:
-            statistics[node] = below
-        elif node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
-            own = statistics[node] = VisitStatistics(below.visits + 1, below.total + value_of(node))
-            above = statistics.get(node.parent, VisitStatistics())
-            statistics[node.parent] = VisitStatistics(above.visits + own.visits, above.total + own.total)
-    return statistics
-
-
-def missing_children(tree: SearchTree, width: int) -> list[Expansion]:
-    """What is left of expansions of which a tight budget granted fewer than ``width`` children. To be asked for before
-    anything else: else each budget's last part would go into a single path."""
-    return [
-        Expansion(node, width - len(node.children))
-        for node in inner_nodes(tree)
-        if 0 < len(node.children) < width and node.status not in ENDED
-    ]
-
-
-def closed_nodes(tree: SearchTree) -> set[Node]:
-    """Nodes below which nothing is left to expand."""
-    closed: set[Node] = set()
-    for node in sorted(inner_nodes(tree), key=lambda node: -node.depth):
-        if node.status in ENDED or (node.children and closed.issuperset(node.children.values())):
-            closed.add(node)
-    return closed
-
-
-def close(node: Node, closed: set[Node]) -> None:
-    """Adds a node to ``closed``, and those above it below which nothing is left then."""
-    above: Node | None = node
-    while above is not None and (above is node or closed.issuperset(above.children.values())):
-        closed.add(above)
-        above = above.parent
-
-
-def inner_nodes(tree: SearchTree) -> Iterator[Node]:
-    """The root and every node that is no lookahead, in the order in which they were asked for."""
-    yield tree.root
-    yield from (node for node in tree.nodes if not node.is_lookahead)
+    def unfinished(self) -> list[Expansion]:
+        """What is left of expansions of which a tight budget granted fewer than ``width`` children. To be asked for
+        before anything else: else each budget's last part would go into a single path."""
+        return [
+            Expansion(node, missing)
+            for node, missing in sorted(self._unfinished.items(), key=lambda item: item[0].serial)
+        ]

@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Mapping
+from functools import reduce
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from search_fakes import search
 from treequest.algos.ab_mcts_a.algo import ABMCTSA
 from treequest.algos.ab_mcts_a.prob_state import PriorConfig, ProbabilisticDist
 
+from search.settings import parse_search
 from search.strategies.ab_mcts import PRIORS, Arms, Belief, Odds, Posterior, Rewards, chosen_parent
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
@@ -54,8 +56,10 @@ def theirs(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
 
 def ours(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
     tree = SearchTree()
+    strategy = parse_search({"strategy": "ab_mcts", "generation": "step"}).strategy
     for Turn.number in range(steps):
-        [node] = tree.request(chosen_parent(tree, Arms(tree), Posterior(posterior), random.Random(0)), 1)
+        tree.fold(Arms, strategy)
+        [node] = tree.request(chosen_parent(tree.root, Posterior(posterior), random.Random(0)), 1)
         tree.write(node, Step((1,), "x\n\n", StepEnd.DELIMITER))
         tree.complete(node, reward_at((*root, *node.id)))
     return [node.id for node in tree.nodes]
@@ -83,7 +87,7 @@ def test_posteriors_equal_theirs(posterior: str) -> None:
         peer = ProbabilisticDist(PriorConfig(dist_type=posterior))  # type: ignore[arg-type]
         for reward in rewards:
             peer.tell_observation(reward)
-        own = PRIORS[Posterior(posterior)].after(Rewards.of(*rewards))
+        own = PRIORS[Posterior(posterior)].after(reduce(Rewards.with_one, rewards, Rewards()))
         assert tuple(own) == pytest.approx([peer.params[name] for name in ORDER[posterior]], abs=1e-12)
 
 

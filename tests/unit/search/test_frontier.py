@@ -6,7 +6,7 @@ import pytest
 from search_fakes import search
 
 from search.settings import parse_search
-from search.strategies.frontier import Frontier, qualities
+from search.strategies.frontier import Frontier, Promises, promise_of
 from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 
@@ -28,7 +28,8 @@ def frontier(**settings: float) -> Frontier:
 
 
 def values(tree: SearchTree) -> dict[NodeId, float]:
-    return {node.id: value for node, value in qualities(tree, frontier()).items()}
+    tree.fold(Promises, frontier())
+    return {node.id: promise_of(node).quality for node in tree.nodes}
 
 
 def test_a_solution_credits_its_path_the_more_the_nearer() -> None:
@@ -63,9 +64,9 @@ def test_goes_down_by_uct_until_a_solution_and_then_chooses_globally() -> None:
     # The newest children: the better one has ended, so the best open node of the whole tree is next.
     ended = grown({(0,): (0.6, False), (1,): (0.5, False), (0, 0): (0.9, True), (0, 1): (0.1, False)})
     [expansion] = strategy.select(ended)
-    found = qualities(ended, strategy)
+    found = {(): 0.0, **values(ended)}
     promise = {
-        node.id: 0.4 * math.tanh(found.get(node.parent or ended.root, 0.0)) + 0.01 * math.sqrt(node.depth / 40)
+        node.id: 0.4 * math.tanh(found[node.id[:-1]]) + 0.01 * math.sqrt(node.depth / 40)
         for node in ended.with_status(NodeStatus.OPEN)
         if len(node.children) < 2
     }
@@ -77,9 +78,9 @@ def test_an_uncertain_step_is_taken_up_first() -> None:
     tree = SearchTree()
     nodes: list[Node] = tree.request(tree.root, 3)
     for node, logprob in zip(nodes, (-0.1, -3.0, 0.0), strict=True):
-        tree.write(node, Step((1, 2), "x\n\n", StepEnd.DELIMITER, logprob), ends=node.id == (2,))
+        tree.write(node, Step((1, 2), "x\n\n", StepEnd.DELIMITER, logprob), ends=node is nodes[2])
         tree.complete(node, 0.5)
-    assert frontier(width=8)._globally_best(tree, qualities(tree, frontier())) is nodes[1]
+    assert tree.fold(Promises, frontier()).globally_best() is nodes[1]
 
 
 def test_expands_as_often_as_it_may() -> None:

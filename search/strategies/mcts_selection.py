@@ -1,0 +1,99 @@
+"""Where an MCTS goes down its tree: by UCT or PUCT."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from enum import StrEnum
+
+from search.strategies.mcts_visits import Visits
+from search.strategies.path_score import mean_logprob
+from search.strategies.visit_statistics import upwards
+from search.tree import Node
+
+
+class Prior(StrEnum):
+    """What is expected of a node before anything below it is known."""
+
+    NONE = "none"
+    """Nothing: nodes are selected by UCT."""
+    REWARD = "reward"
+    """Its reward's share among its siblings: nodes are selected by PUCT."""
+    LOGPROB = "logprob"
+    """The same with the step's probability, its geometric mean over tokens."""
+
+
+class LeafSelection:
+    """Nodes to expand, chosen one after the other: each as if those before it were visited already.
+
+    The tree and what is known of it stay as they are.
+    """
+
+    def __init__(self, visits: Visits, width: int, exploration: float, prior: Prior) -> None:
+        self._visits = visits
+        self._width = width
+        self._exploration = exploration
+        self._prior = prior
+        self._chosen: set[Node] = set()
+        """What was chosen, and what is closed by that."""
+        self._closed_children: Counter[Node] = Counter()
+        """How many children that are by it."""
+        self._in_flight: Counter[Node] = Counter()
+        """Visits that are on their way."""
+
+    def leaves(self, count: int) -> list[Node]:
+        """The next ``count`` nodes to expand, fewer where there are not as many. Leaves, and where siblings are merged
+        nodes too that may have more children."""
+        chosen: list[Node] = []
+        while len(chosen) < count and not self._closed(self._visits.root):
+            node = self._visits.root
+            while not self._visits.wants_children(node):
+                node = self._best_child(node)
+            chosen.append(node)
+            self._close(node)
+            for passed in upwards(node):
+                self._in_flight[passed] += self._width
+        return chosen
+
+    def _closed(self, node: Node) -> bool:
+        return node in self._chosen or self._visits.closed(node)
+
+    def _close(self, node: Node) -> None:
+        self._chosen.add(node)
+        while node.parent is not None:
+            node = node.parent.first
+            self._closed_children[node] += 1
+            closed = self._closed_children[node] + self._visits.closed_children(node)
+            if self._visits.wants_children(node) or closed < self._visits.statistics(node).open_children:
+                return
+            self._chosen.add(node)
+
+    def _best_child(self, parent: Node) -> Node:
+        siblings = self._visits.arrived_below(parent)
+        priors = dict(zip(siblings, _priors(siblings, self._prior), strict=True))
+        visits = self._expected_visits(parent)
+
+        def score(child: Node) -> float:
+            mean, expected = self._visits.statistics(child).mean, self._expected_visits(child)
+            if self._prior is Prior.NONE:
+                return mean + self._exploration * math.sqrt(math.log(visits) / expected)
+            return mean + self._exploration * priors[child] * math.sqrt(visits) / (1 + expected)
+
+        return min(
+            (child for child in siblings if not self._closed(child)), key=lambda child: (-score(child), child.id)
+        )
+
+    def _expected_visits(self, node: Node) -> int:
+        """Visits, those under way included."""
+        return self._visits.statistics(node).visits + self._in_flight[node]
+
+
+def _priors(siblings: Sequence[Node], prior: Prior) -> list[float]:
+    match prior:
+        case Prior.NONE:
+            return [0.0] * len(siblings)
+        case Prior.REWARD:
+            weights = [node.reward or 0.0 for node in siblings]
+        case Prior.LOGPROB:
+            weights = [math.exp(mean_logprob(node)) for node in siblings]
+    whole = math.fsum(weights)
+    return [weight / whole if whole else 1 / len(weights) for weight in weights]

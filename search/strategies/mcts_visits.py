@@ -1,0 +1,150 @@
+"""What an MCTS knows of its tree, kept up as the tree grows."""
+
+from bisect import insort
+from collections.abc import Sequence
+from heapq import merge
+from typing import TYPE_CHECKING, Self
+
+from search.ports import StopCondition
+from search.strategies.base import Expansion
+from search.strategies.path_score import path_score
+from search.strategies.visit_statistics import Expansions, VisitStatistics, clear_statistics, searched, upwards
+from search.tree import Node, NodeStatus, SearchTree
+
+if TYPE_CHECKING:
+    from search.strategies.mcts import MCTS
+
+
+class Visits:
+    """What an MCTS knows of its tree."""
+
+    def __init__(self, tree: SearchTree, strategy: "MCTS") -> None:
+        clear_statistics(tree)
+        self.expansions = Expansions(strategy.width)
+        self.turn = 1
+        """How often each open node may be expanded now. Where siblings are merged, it rises when all that this allows
+        is written; otherwise never."""
+        self.promising_leaves = 0
+        """Open nodes that score enough for `MCTS.reject` and have no children."""
+        self.best: Node | None = None
+        """The solution of the highest score."""
+        self.runner_up = 0.0
+        """The highest score of a solution with another text."""
+        self.root = tree.root
+        self._tree = tree
+        self._strategy = strategy
+        self._unrolled: dict[Node, None] = {}
+        self._rolled: list[Node] = []
+        """Rollouts that are solutions, by id."""
+        self.statistics(tree.root)
+
+    @classmethod
+    def of(cls, tree: SearchTree, strategy: "MCTS") -> Self:
+        return cls(tree, strategy)
+
+    def take(self, arrived: Sequence[Node]) -> None:
+        for node in arrived:
+            if node.first.status not in (NodeStatus.OPEN, NodeStatus.TERMINAL):
+                continue
+            if not node.is_lookahead:
+                self._visit(node)
+            elif node.parent is not None and not node.parent.is_lookahead:
+                self._revalue(node.parent.first)
+            if node.status is NodeStatus.TERMINAL:
+                self._solve(node)
+
+    @property
+    def solutions(self) -> list[Node]:
+        """Everything that ended, by id, rollouts included: they are solutions like any other."""
+        return list(merge(self._tree.terminals, self._rolled, key=lambda node: node.id))
+
+    @property
+    def unrolled(self) -> list[Expansion]:
+        """The rollouts of leaves that have none yet."""
+        leaves = sorted(self._unrolled, key=lambda node: node.id)
+        return [Expansion(leaf, 1, StopCondition.SOLUTION, lookahead=True) for leaf in leaves]
+
+    def arrived_below(self, node: Node) -> list[Node]:
+        return [child for child in node.distinct_children if child.statistics is not None]
+
+    def statistics(self, node: Node) -> VisitStatistics:
+        """Of the node that stands for a text."""
+        if node.statistics is None:
+            node.statistics = VisitStatistics()
+        return node.statistics  # type: ignore[no-any-return]  # a slot for anything
+
+    def wants_children(self, node: Node) -> bool:
+        """Whether this pass has not given the node all the children that it allows."""
+        return self.statistics(node).samples < self.turn * self._strategy.width
+
+    def closed(self, node: Node) -> bool:
+        """Whether nothing is left to expand below a node in this pass."""
+        return node.status is not NodeStatus.OPEN or self.statistics(node).closed_in == self.turn
+
+    def closed_children(self, node: Node) -> int:
+        """How many of the open children are closed."""
+        turn, closed = self.statistics(node).closed_children
+        return closed if turn == self.turn else 0
+
+    def _visit(self, node: Node) -> None:
+        """A step was written, for the first time or again."""
+        assert node.parent is not None
+        first, parent = node.first, node.parent.first
+        statistics, above = self.statistics(first), self.statistics(parent)
+        if first is node:
+            statistics.value = path_score(node, self._strategy.aggregation) or 0.0
+            if node.status is NodeStatus.OPEN:
+                above.open_children += 1
+                self.promising_leaves += self._is_promising(node)
+                if self._strategy.rolls_out:
+                    self._unrolled[node] = None
+        if not above.samples:
+            self.promising_leaves -= self._is_promising(parent)
+            self._unrolled.pop(parent, None)
+        above.samples += 1
+        self.expansions.count(parent, above.samples)
+        statistics.own_visits += 1
+        for passed in upwards(first):
+            self.statistics(passed).visits += 1
+            self.statistics(passed).total += statistics.value
+        self._close(parent)
+
+    def _revalue(self, node: Node) -> None:
+        """What was written to look ahead from a node is there."""
+        statistics = self.statistics(node)
+        before, statistics.value = statistics.value, self._strategy.value_of(node)
+        for passed in upwards(node):
+            self.statistics(passed).total += statistics.own_visits * (statistics.value - before)
+        self._unrolled.pop(node, None)
+
+    def _solve(self, node: Node) -> None:
+        """A path has ended."""
+        if node.is_lookahead:
+            insort(self._rolled, node, key=lambda member: member.id)
+        for passed in upwards(searched(node)):
+            if self.statistics(passed).solved:
+                break
+            self.statistics(passed).solved = True
+        first, *others = sorted((self.best or node, node), key=lambda solution: (-self._score(solution), solution.id))
+        self.best = first
+        if self._strategy.accept is not None and others[0].text != first.text:
+            self.runner_up = max(self.runner_up, self._score(others[0]))
+
+    def _score(self, node: Node) -> float:
+        return path_score(node, self._strategy.aggregation) or 0.0
+
+    def _is_promising(self, leaf: Node) -> bool:
+        reject = self._strategy.reject
+        return reject is not None and leaf.parent is not None and self._score(leaf) >= reject
+
+    def _close(self, node: Node) -> None:
+        """Closes a node where nothing is left to expand in this pass, and those above it that have come to that."""
+        while not (self.wants_children(node) or self.closed(node)) and (
+            self.closed_children(node) == self.statistics(node).open_children
+        ):
+            self.statistics(node).closed_in = self.turn
+            if node.parent is None:
+                self.turn += self._tree.merges_siblings
+                return
+            node = node.parent.first
+            self.statistics(node).closed_children = self.turn, self.closed_children(node) + 1
