@@ -6,13 +6,8 @@ computer algebra system can hang on what a model, or whoever prompts it, wrote. 
 
 import asyncio
 import json
-import os
 import re
-import select
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -29,6 +24,7 @@ from search.answers.canonical import (
 )
 from search.answers.readings import Readings, grouped, of_number, of_text, of_values
 from search.turns import Turns
+from search.worker_process import WorkerLost, WorkerProcess
 
 WORKER_SCRIPT = Path(__file__).with_name("equivalence_worker.py")
 
@@ -51,31 +47,11 @@ class Undecided(RuntimeError):
     """The worker ran out of time over an answer, or cannot be started."""
 
 
-class EquivalenceWorker:
-    """One process that reads answers, started at first use and replaced when it hangs or dies.
-
-    Blocking, and for one caller at a time.
-    """
+class EquivalenceWorker(WorkerProcess):
+    """One process that reads answers."""
 
     def __init__(self, script: Path = WORKER_SCRIPT) -> None:
-        self._script = script
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def start(self) -> None:
-        """Starts the process if there is none and waits until it is ready.
-
-        Raises:
-            Undecided: it did not get ready within ``STARTUP_S``.
-        """
-        if self._process is not None and self._process.poll() is None:
-            return
-        self.close()
-        # -P: the script's own directory, full of short module names, must not be on the import path.
-        command = [sys.executable, "-P", str(self._script)]
-        self._process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        self._reply(self._process, STARTUP_S)
+        super().__init__("equivalence worker", script, STARTUP_S)
 
     def readings(self, answer: str) -> list[list[Any]]:
         """The values that ``answer`` may stand for, as ``search.answers.readings`` takes them; none if it has none.
@@ -83,46 +59,15 @@ class EquivalenceWorker:
         Raises:
             Undecided: it takes too much time, or the process died of it; it is then replaced at the next use.
         """
-        self.start()
-        process = self._process
-        assert process is not None
-        assert process.stdin is not None
         try:
-            process.stdin.write(json.dumps(answer).encode() + b"\n")
-            process.stdin.flush()
-        except OSError as error:
-            self.close()
-            raise Undecided("the equivalence worker died") from error
-        values: list[list[Any]] | None = json.loads(self._reply(process, REPLY_S))
+            self.start()
+            reply = self.exchange(json.dumps(answer).encode() + b"\n", REPLY_S)
+        except WorkerLost as error:
+            raise Undecided(str(error)) from error
+        values: list[list[Any]] | None = json.loads(reply)
         if values is None:
             raise Undecided("the equivalence worker ran out of time")
         return values
-
-    def close(self) -> None:
-        """Ends the process, working or not. The next use starts another."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    pipe.close()
-
-    def _reply(self, process: subprocess.Popen[bytes], timeout_s: float) -> bytes:
-        assert process.stdout is not None
-        descriptor = process.stdout.fileno()
-        # poll, not select: a server may well have more than 1024 descriptors open.
-        poller = select.poll()
-        poller.register(descriptor, select.POLLIN)
-        end = time.monotonic() + timeout_s
-        line = b""
-        while not line.endswith(b"\n"):
-            piece = os.read(descriptor, 65536) if poller.poll(max(0.0, end - time.monotonic()) * 1000) else b""
-            if not piece:
-                self.close()
-                raise Undecided(f"the equivalence worker died or gave no reply in {timeout_s:g} s")
-            line += piece
-        return line
 
 
 class AnswerMatcher:
@@ -177,7 +122,7 @@ class AnswerMatcher:
         self._worker.close()
 
     def _start(self) -> None:
-        with suppress(Undecided):
+        with suppress(WorkerLost):
             self._worker.start()
 
     def _read_all(self, answers: Iterable[str]) -> dict[str, Readings]:
