@@ -1,59 +1,82 @@
 """ETS against brute force over all sets of leaves."""
 
+import json
 import random
+from collections.abc import Sequence
 from itertools import chain, combinations
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from search_fakes import search
 
-from search.strategies.ets import Retention, clusters, kept_leaves
+from search.problem import StepEncoder
+from search.strategies.retention import Retention, best_leaves, clusters_of, kept_leaves
 from search.tree import NodeStatus
 
 
-def random_problem(rng: random.Random) -> Retention:
-    """Up to 12 leaves below random ancestors."""
+def random_problem(rng: random.Random) -> tuple[Retention, list[int]]:
+    """Up to 12 leaves of a random tree, and their clusters."""
     count = rng.randint(1, 12)
     allocation = [rng.choice([0, 1, 2, rng.randint(0, 9)]) for _ in range(count)]
     allocation[0] += not sum(allocation)
-    ancestors = [tuple(range(count))]
-    for _ in range(rng.randint(0, 8)):
-        inside = rng.choice(list(ancestors))
-        ancestors.append(tuple(sorted(rng.sample(inside, rng.randint(1, len(inside))))))
+    levels = [count, *(rng.randint(1, 4) for _ in range(rng.randint(0, 3))), 1]
+    parents: list[int] = []
+    for depth, size in enumerate(levels[:-1]):
+        above = sum(levels[: depth + 1])
+        parents += [rng.randrange(above, above + levels[depth + 1]) for _ in range(size)]
     kinds = [rng.randint(0, 3) for _ in range(count)]
-    names = sorted(set(kinds))
-    return Retention(
-        values=tuple(share / sum(allocation) for share in allocation),
-        leaf_costs=tuple(rng.choice([1, rng.randint(1, 40)]) for _ in range(count)),
-        inner=tuple((rng.choice([0, 1, rng.randint(1, 40)]), below) for below in ancestors),
-        clusters=tuple(names.index(kind) for kind in kinds),
+    problem = Retention(
+        values=[share / sum(allocation) for share in allocation],
+        texts=[""] * count,
+        costs=[rng.choice([0, 1, rng.randint(1, 40)]) for _ in range(sum(levels))],
+        parents=[*parents, -1],
         node_weight=rng.choice([0.0, 0.5, 1.0, 3.0]),
         diversity_weight=rng.choice([0.0, 1.0, 1.5]),
     )
+    names = sorted(set(kinds))
+    return problem, [names.index(kind) for kind in kinds]
 
 
 @pytest.mark.parametrize("seed", range(150))
 def test_the_kept_leaves_are_the_best_of_all_sets(seed: int) -> None:
-    problem = random_problem(random.Random(seed))
+    problem, clusters = random_problem(random.Random(seed))
     leaves = range(len(problem.values))
     sets = chain.from_iterable(combinations(leaves, size) for size in range(1, len(leaves) + 1))
-    best = max(problem.worth(frozenset(kept)) for kept in sets)
-    kept = kept_leaves(problem)
+    best = max(problem.worth(frozenset(kept), clusters) for kept in sets)
+    kept = best_leaves(problem, clusters)
     assert kept
-    assert problem.worth(frozenset(kept)) == pytest.approx(best, abs=1e-7)
+    assert problem.worth(frozenset(kept), clusters) == pytest.approx(best, abs=1e-7)
 
 
-def test_steps_that_say_the_same_are_one_cluster() -> None:
-    assert clusters(("12 + 7 = 19\n\n", "12 + 7 = 19", "so the answer is four")) in {(0, 0, 1), (1, 1, 0)}
-    assert clusters(("same", "same")) == (0, 0)
-    assert clusters(("",)) == (0,)
-    assert len(set(clusters(("", "x", "yy")))) == 3
+def test_worth_counts_nodes_above_once_and_clusters_once() -> None:
+    problem = Retention([0.5, 0.3, 0.2], [""] * 3, [1] * 5, [3, 3, 4, 4, -1], 1.0, 1.5)
+    assert problem.worth(frozenset({0}), [0, 0, 1]) == pytest.approx(0.5 - 3 / 5 + 0.75)
+    assert problem.worth(frozenset({0, 1}), [0, 0, 1]) == pytest.approx(0.8 - 4 / 5 + 0.75)
+    assert problem.worth(frozenset({0, 2}), [0, 0, 1]) == pytest.approx(0.7 - 4 / 5 + 1.5)
 
 
-def test_worth_counts_ancestors_once_and_clusters_once() -> None:
-    problem = Retention((0.5, 0.3, 0.2), (1, 1, 1), ((1, (0, 1, 2)), (1, (0, 1))), (0, 0, 1), 1.0, 1.5)
-    assert problem.worth(frozenset({0})) == pytest.approx(0.5 - 3 / 5 + 0.75)
-    assert problem.worth(frozenset({0, 1})) == pytest.approx(0.8 - 4 / 5 + 0.75)
-    assert problem.worth(frozenset({0, 2})) == pytest.approx(0.7 - 4 / 5 + 1.5)
+def test_of_two_equal_leaves_the_one_that_says_something_else_is_kept() -> None:
+    """Three paths of equal value, two of which say the same: where holding is dear, one of these two is let go."""
+    texts = ["So 12 + 7 = 19 apples.", "We get 12 + 7 = 19 apples.", "So 12 + 7 = 18 apples."]
+    problem = Retention([0.3, 0.35, 0.35], texts, [1] * 4, [3, 3, 3, -1], 1.5, 1.5)
+    assert kept_leaves(problem) == [1, 2]
+    assert kept_leaves(json.loads(json.dumps(problem))) == [1, 2]
+    blind = problem._replace(diversity_weight=0.0)
+    assert len(kept_leaves(blind)) == 1
+
+
+def test_an_encoder_makes_the_clusters_where_there_is_one() -> None:
+    axes = {"a": [1.0, 0.0], "b": [0.999, 0.0447], "c": [0.0, 1.0]}
+    asked: list[list[str]] = []
+
+    def encode(texts: Sequence[str]) -> NDArray[np.floating]:
+        asked.append(list(texts))
+        return np.array([axes[text] for text in texts])
+
+    assert clusters_of(["c", "a", "b ", "c", " a"], StepEncoder(encode, 0.05)) == [1, 0, 0, 1, 0]
+    assert clusters_of(["c", "a", "b"], StepEncoder(encode, 0.0005)) == [2, 0, 1]
+    assert asked[0] == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("node_cost", ["nodes", "tokens"])

@@ -1,0 +1,36 @@
+"""Work of a strategy that would hold up the event loop of all searches: handed over as a problem, solved elsewhere."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+class StepEncoder(NamedTuple):
+    """A sentence encoder, where the operator has configured one."""
+
+    encode: Callable[[Sequence[str]], NDArray[np.floating]]
+    """An embedding for each of these texts, as rows."""
+    max_distance: float
+    """Cosine distance up to which two steps say the same."""
+
+
+ProblemFunction: TypeAlias = Callable[[Any, StepEncoder | None], Any]
+
+
+class Problem(NamedTuple):
+    """What is to be worked out, in terms that another process understands."""
+
+    function: ProblemFunction
+    """A function of a module: it is found again by its name. Its result is made of what JSON has."""
+    argument: Any
+    """Made of what JSON has. Tuples arrive as lists."""
+    fallback: Any
+    """Stands for the result if there is none in time. A function of the argument alone, so that a search goes on alike
+    wherever that happens."""
+
+    @property
+    def name(self) -> str:
+        """The function's import path."""
+        return f"{self.function.__module__}:{self.function.__qualname__}"

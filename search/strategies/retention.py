@@ -1,0 +1,112 @@
+"""Which leaves of a level ETS keeps: an integer program over REBASE's weights, held KV and kinds of steps.
+
+Source: Hooper et al. 2025, "ETS: efficient tree search" (arXiv 2502.13575).
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import Bounds, LinearConstraint, milp
+from scipy.sparse import coo_array
+
+from search.problem import StepEncoder
+from search.strategies.step_clusters import clusters_by_contents, clusters_by_embedding
+
+MAX_BRANCHINGS = 1_000
+"""Of the solver. Not a time limit, so that the same leaves are kept on any machine."""
+
+
+class Retention(NamedTuple):
+    """The problem as ETS states it: the leaves of a level and all nodes above them, the leaves first."""
+
+    values: Sequence[float]
+    """Each leaf's share of the width under REBASE; they sum to 1."""
+    texts: Sequence[str]
+    """Each leaf's step."""
+    costs: Sequence[float]
+    """What holding each node costs."""
+    parents: Sequence[int]
+    """The index of each node's parent; the root's is -1."""
+    node_weight: float
+    diversity_weight: float
+
+    def worth(self, kept: frozenset[int], clusters: Sequence[int]) -> float:
+        """The objective for a set of kept leaves, which the solver maximizes."""
+        held: set[int] = set()
+        for leaf in kept:
+            node = leaf
+            while node >= 0 and node not in held:
+                held.add(node)
+                node = self.parents[node]
+        return (
+            sum(self.values[leaf] for leaf in kept)
+            - self.held_cost * sum(self.costs[node] for node in held)
+            + self.cluster_worth(clusters) * len({clusters[leaf] for leaf in kept})
+        )
+
+    @property
+    def held_cost(self) -> float:
+        """What a unit of cost takes off the objective."""
+        return self.node_weight / max(1.0, sum(self.costs))
+
+    def cluster_worth(self, clusters: Sequence[int]) -> float:
+        """What one more cluster is worth; nothing where there is only one kind of step."""
+        kinds = len(set(clusters))
+        return self.diversity_weight / kinds if kinds > 1 else 0.0
+
+
+def kept_leaves(given: Sequence[Any], encoder: StepEncoder | None = None) -> list[int]:
+    """The indices of the leaves to keep, at least one. ``given`` is a `Retention`, perhaps as a plain list."""
+    problem = Retention(*given)
+    return best_leaves(problem, clusters_of(problem.texts, encoder))
+
+
+def clusters_of(texts: Sequence[str], encoder: StepEncoder | None) -> list[int]:
+    """The cluster of each text, numbered from 0; the same ones in whatever order the texts are given."""
+    distinct = sorted({text.strip() for text in texts})
+    if len(distinct) == 1:
+        return [0] * len(texts)
+    if encoder is None:
+        clusters = clusters_by_contents(distinct)
+    else:
+        clusters = clusters_by_embedding(encoder.encode(distinct), encoder.max_distance)
+    cluster_of = dict(zip(distinct, clusters, strict=True))
+    return [cluster_of[text.strip()] for text in texts]
+
+
+def best_leaves(problem: Retention, clusters: Sequence[int]) -> list[int]:
+    """The set of leaves of the greatest worth: solved exactly unless that needs more than ``MAX_BRANCHINGS``, which no
+    real tree came near; then the best found until there.
+
+    Only the leaves need to be integers: at an optimum each node above is held just as far as a leaf below it is kept,
+    and each cluster covered just as far as its leaves are.
+    """
+    leaves, nodes, kinds = len(problem.values), len(problem.costs), max(clusters) + 1
+    below = [(node, parent) for node, parent in enumerate(problem.parents) if parent >= 0]
+    rows = [
+        # A node is held if one below it is; a cluster is covered if a leaf of it is kept; a leaf is kept.
+        *([(parent, 1.0), (node, -1.0)] for node, parent in below),
+        *([(nodes + kind, -1.0)] for kind in range(kinds)),
+        [(leaf, 1.0) for leaf in range(leaves)],
+    ]
+    for leaf, kind in enumerate(clusters):
+        rows[len(below) + kind].append((leaf, 1.0))
+    entries = [(row, column, factor) for row, terms in enumerate(rows) for column, factor in terms]
+    row_of, column_of, factors = zip(*entries, strict=True)
+    lower = [0.0] * (len(rows) - 1) + [1.0]
+    matrix = coo_array((factors, (row_of, column_of)), (len(rows), nodes + kinds)).tocsr()
+    gain = np.concatenate(
+        [-problem.held_cost * np.asarray(problem.costs, float), np.full(kinds, problem.cluster_worth(clusters))]
+    )
+    gain[:leaves] += problem.values
+    solution = milp(
+        -gain,
+        integrality=(np.arange(nodes + kinds) < leaves).astype(int),
+        bounds=Bounds(0, 1),
+        constraints=LinearConstraint(matrix, lower),
+        options={"mip_rel_gap": 0.0, "node_limit": MAX_BRANCHINGS},
+    )
+    if solution.x is None:
+        return list(range(leaves))
+    return [leaf for leaf in range(leaves) if solution.x[leaf] > 0.5]

@@ -1,0 +1,137 @@
+r"""What a reasoning step says, as far as its text alone shows: its mathematics, and its words.
+
+One spelling is chosen of many: ``5,050`` is ``5050``, ``0.50`` is ``.5``; ``\times``, ``×`` and ``*`` are one sign;
+``\frac{a}{b}`` is ``a/b``. How steps are numbered is no part of what they say.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import groupby
+from typing import NamedTuple
+
+from search.strategies.step_formulas import Formula, formula_of, said_once
+from search.strategies.step_words import is_common, operation_of, reverses, stem_of
+
+REMEMBERED = 4096
+MAX_NESTING = 8
+
+_HEADING = re.compile(r"^[ \t#*]*(?:step[ \t]*\d+[ \t]*[:.)]?|\d{1,2}[.)][ \t]+(?=\S))", re.IGNORECASE | re.MULTILINE)
+_OPENING = re.compile(
+    r"^\s*(?:first|second|third|next|then|finally|lastly)(?:ly)?\s*(?:,|(?=we\b|let\b|i\b))", re.IGNORECASE
+)
+_WRAPPER = re.compile(r"\\(?:text|mathrm|textbf|mathbf|mbox|boxed|operatorname)\s*\{([^{}]*)\}")
+_FRACTION = re.compile(r"\\[dtc]?frac\s*(?:\{([^{}]*)\}|(\d))\s*(?:\{([^{}]*)\}|(\d))")
+_SIMPLE = re.compile(r"-?(?:[\d.]+|[A-Za-z]|\\[a-z]+)")
+_LAYOUT = re.compile(
+    r"\\(?:left|right|big+[lr]?|displaystyle|quad|qquad)(?![A-Za-z])|\\[,;:! ]|(?<![\w)])\*\*|\*\*(?![\w(])|&"
+)
+_DISPLAY = re.compile(r"\\\[([^$]{,999}?)\\\]|\\\(([^$]{,999}?)\\\)|\$\$([^$]{,999}?)\$\$")
+_DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
+# As Pandoc reads dollars, so that those of "costs $5, not $3" are no delimiters.
+_MATH = re.compile(r"\$(?=\S)([^$]*?)(?<=\S)\$(?!\d)")
+_TOKEN = re.compile(
+    r"(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
+    r"|(?P<command>\\[A-Za-z]+)"
+    r"|(?P<word>[^\W\d_]+(?:['’][a-z]+)?)"
+    r"|(?P<sign>\*\*|<=|>=|!=|[-+*/^=<>%()\[\]{}|!_×·÷−–≤≥≠≈±√π∞°])"
+    r"|(?P<other>[^\s$]+?)"
+)
+_SPELLINGS = {
+    "×": "*", "·": "*", r"\times": "*", r"\cdot": "*", "÷": "/", r"\div": "/", "**": "^", "−": "-", "–": "-",
+    "<=": "≤", r"\le": "≤", r"\leq": "≤", ">=": "≥", r"\ge": "≥", r"\geq": "≥", "!=": "≠", r"\ne": "≠", r"\neq": "≠",
+    r"\approx": "≈", r"\pm": "±", r"\sqrt": "√", r"\pi": "π", r"\infty": "∞", r"\circ": "°", r"\lt": "<", r"\gt": ">",
+    r"\%": "%", r"\{": "{", r"\}": "}",
+}  # fmt: skip
+_FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "csc", "ln", "sqrt", "gcd", "lcm", "mod", "det"})
+
+
+class StepContents(NamedTuple):
+    """A step taken apart."""
+
+    mathematics: frozenset[Formula]
+    """Its formulas and numbers, and words that reverse what is said: to be compared exactly."""
+    words: frozenset[str]
+    """Its other words without their endings, those left out that any step may have: to be compared loosely."""
+
+
+@lru_cache(REMEMBERED)
+def contents_of(text: str) -> StepContents:
+    """Takes a step apart."""
+    runs: list[list[str]] = []
+    words: list[str] = []
+    for is_math, tokens in groupby(_tokens(text), key=lambda token: token.is_math):
+        if is_math:
+            runs.append([token.text for token in tokens])
+        else:
+            words += [token.text for token in tokens if token.text]
+    formulas = said_once([formula for run in runs if (formula := formula_of(run))])
+    signs = {sign for run in runs for sign in run}
+    operations = {(sign,) for word in words if (sign := operation_of(word)) and sign not in signs}
+    stems = {stem_of(word) for word in words if not operation_of(word)}
+    reversing = {(stem,) for stem in stems if reverses(stem)}
+    own = frozenset(stem for stem in stems if not reverses(stem) and not is_common(stem))
+    return StepContents(formulas | operations | reversing, own)
+
+
+class _Token(NamedTuple):
+    text: str
+    is_math: bool
+
+
+def _tokens(text: str) -> Iterator[_Token]:
+    """Words in lower case and pieces of formulas. What is neither ends a formula, as an empty word."""
+    plain = _OPENING.sub(" ", _HEADING.sub(" ", text)).replace("{,}", ",")
+    plain = _DISPLAY.sub(lambda display: f" ${''.join(filter(None, display.groups())).strip()}$ ", plain)
+    plain = _LAYOUT.sub(" ", _unwrapped(_DEGREES.sub("°", plain)))
+    position = 0
+    for math in _MATH.finditer(plain):
+        yield from _pieces(plain[position : math.start()], in_math=False)
+        yield from _pieces(math[1], in_math=True)
+        position = math.end()
+    yield from _pieces(plain[position:], in_math=False)
+
+
+def _unwrapped(text: str) -> str:
+    r"""Without ``\text{}`` and the like, and with fractions as quotients; inner ones first."""
+    for _ in range(MAX_NESTING):
+        inner = _FRACTION.sub(_quotient, _WRAPPER.sub(r" \1 ", text))
+        if inner == text:
+            break
+        text = inner
+    return text
+
+
+def _quotient(fraction: re.Match[str]) -> str:
+    above, below = (fraction[1] or fraction[2] or "").strip(), (fraction[3] or fraction[4] or "").strip()
+    return "/".join(part if _SIMPLE.fullmatch(part) else f"({part})" for part in (above, below))
+
+
+def _pieces(text: str, in_math: bool) -> Iterator[_Token]:
+    for match in _TOKEN.finditer(text):
+        kind, piece = match.lastgroup, match[0]
+        if kind == "number":
+            yield _Token(_number(piece), is_math=True)
+        elif kind == "word":
+            yield from _word(piece, in_math)
+        else:
+            yield _Token(_SPELLINGS.get(piece, piece), is_math=True) if kind != "other" else _Token("", is_math=False)
+
+
+def _number(digits: str) -> str:
+    whole, point, places = digits.replace(",", "").partition(".")
+    places = places.rstrip("0")
+    return (whole.lstrip("0") or "0") + (point + places if places else "")
+
+
+def _word(word: str, in_math: bool) -> Iterator[_Token]:
+    """A word, or the variables that one or two letters are in a formula. Outside, one letter is one, but for ``a``."""
+    lower = word.lower()
+    if lower in _FUNCTIONS or (in_math and lower in {"log", "exp", "sec"}):
+        yield _Token(lower, is_math=True)
+    elif len(word) == 1 and (in_math or word not in "aAI"):
+        yield _Token(word, is_math=True)
+    elif in_math and len(word) == 2:
+        yield from (_Token(letter, is_math=True) for letter in word)
+    else:
+        yield _Token(lower.replace("’", "'").removesuffix("'s").replace("n't", " not").split()[-1], is_math=False)

@@ -1,0 +1,82 @@
+"""Which steps are taken for the same: the table of pairs, and what holds of any texts."""
+
+import random
+from time import process_time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from step_pairs import PAIRS, Pair
+
+from search.strategies.retention import clusters_of
+from search.strategies.step_clusters import clusters_by_contents, clusters_by_embedding
+from search.strategies.step_contents import contents_of
+
+
+@pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.a[:30]}|{pair.b[:30]}")
+def test_a_pair_of_steps_says_the_same_or_not(pair: Pair) -> None:
+    taken = "same" if clusters_by_contents([pair.a, pair.b]) == [0, 0] else "different"
+    assert taken == pair.ours
+    assert bool(pair.why) == (pair.truth != pair.ours)
+
+
+def test_clusters_are_numbered_as_they_appear() -> None:
+    steps = ["So 1 + 1 = 2.", "The next thing is the area of the lawn.", "We get 1 + 1 = 2.", "1 + 1 = 3"]
+    assert clusters_by_contents(steps) == [0, 1, 0, 2]
+    assert clusters_by_contents([]) == []
+    assert clusters_by_contents(["", "  ", "so it is"]) == [0, 0, 0]
+
+
+PIECES = [
+    "12",
+    "+",
+    "7",
+    "=",
+    "19",
+    "$x^2$",
+    r"\frac{1}{2}",
+    "apples",
+    "pears",
+    "not",
+    "red",
+    "(",
+    ")",
+    "\n",
+    "So",
+    "-",
+]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map(" ".join), min_size=1, max_size=12), st.randoms())
+def test_the_order_of_steps_changes_no_cluster(steps: list[str], rng: random.Random) -> None:
+    order = list(range(len(steps)))
+    rng.shuffle(order)
+    before, after = clusters_of(steps, None), clusters_of([steps[index] for index in order], None)
+    for i, first in enumerate(order):
+        for j, second in enumerate(order):
+            assert (after[i] == after[j]) == (before[first] == before[second])
+
+
+@given(st.text(alphabet="\\$([{}])*#^_ \n1x+=/.,abfrctext\x00é", max_size=200))
+def test_any_text_can_be_read(text: str) -> None:
+    assert clusters_by_contents([text, text + " 12345 = 54321", text]) == [0, 1, 0]
+
+
+@pytest.mark.parametrize(
+    "trap", [r"\frac{", r"\text{", r"\[ ", r"\( x", "$$ ", "$", "(", "\n", "9", "1,000", "^ ", "**"]
+)
+def test_reading_takes_time_that_grows_with_the_text_alone(trap: str) -> None:
+    """A step is what a model wrote, whatever made it write that."""
+    started = process_time()
+    contents_of(trap * (8000 // len(trap)))
+    assert process_time() - started < 1.0
+
+
+def test_embeddings_are_linked_by_their_mean_distance() -> None:
+    """Three directions 0.04 apart in a chain: average linkage joins two, and their mean to the third is too far."""
+    angles = np.arccos(1 - np.array([0.0, 0.04, 0.16]))
+    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
+    assert clusters_by_embedding(vectors, 0.05) == [0, 0, 1]
+    assert clusters_by_embedding(vectors * 7.0, 0.2) == [0, 0, 0]
+    assert clusters_by_embedding(np.zeros((2, 3)), 0.05) == [0, 1]
