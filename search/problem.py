@@ -6,6 +6,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from search.tree import SearchTree
+
 
 class StepEncoder(NamedTuple):
     """A sentence encoder, where the operator has configured one."""
@@ -25,10 +27,16 @@ class Problem(NamedTuple):
     function: ProblemFunction
     """A function of a module: it is found again by its name. Its result is made of what JSON has."""
     argument: Any
-    """Made of what JSON has. Tuples arrive as lists."""
+    """Made of what JSON has, and hashable. Tuples arrive as lists."""
     fallback: Any
     """Stands for the result if there is none in time. A function of the argument alone, so that a search goes on alike
     wherever that happens."""
+
+    def solution(self, tree: SearchTree) -> Any:
+        """As ``tree`` has it, or worked out here and now where nobody has solved it before."""
+        if self not in tree.found:
+            tree.found[self] = self.function(self.argument, None)
+        return tree.found[self]
 
     @property
     def name(self) -> str:

@@ -1,13 +1,100 @@
-"""Where what strategies want solved is solved: not on the event loop, which all searches share."""
+"""Where the problems of strategies are solved: off the event loop on which all searches of a process run."""
 
 import asyncio
-from typing import Any
+import json
+import logging
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
 
-from search.strategies.base import Problem
+from search.problem import Problem
+from search.worker_process import WorkerLost, WorkerProcess
+
+WORKER_SCRIPT = Path(__file__).with_name("solver_worker.py")
+STARTUP_S = 120.0
+"""An encoder's libraries and weights are loaded within it."""
+SOLVE_S = 30.0
+"""Wall clock of one problem: for a worker that is stopped, or gets no processor. What decides in all other cases are
+limits on a problem's own steps, which are the same on any machine."""
+
+logger = logging.getLogger("banyan.solver")
+
+
+class SolverError(RuntimeError):
+    """The solver cannot be started."""
+
+
+class EncoderSource(NamedTuple):
+    """Where the solver's process finds its encoder of steps."""
+
+    factory: str
+    """``package.module:function``: of ``argument``, it makes a `search.problem.StepEncoder`."""
+    argument: Any
+    """Made of what JSON has."""
 
 
 class Solver:
-    """Solves in threads."""
+    """Solves problems in threads of this process: quick to have, and they still hold its loop for some milliseconds."""
 
     async def solve(self, problem: Problem) -> Any:
-        return await asyncio.to_thread(problem.solve, problem.stated)
+        """What the problem's function makes of its argument."""
+        return await asyncio.to_thread(problem.function, problem.argument, None)
+
+
+class ProcessSolver(Solver):
+    """Solves problems in a process of its own, one at a time. One for a whole process, any event loop.
+
+    A problem that it cannot solve, or not in time, gets its fallback, and a line in the log.
+    """
+
+    def __init__(self, encoder: EncoderSource | None = None) -> None:
+        # The worker finds modules where this process does, also those that an operator has added to the path.
+        greeting = json.dumps({"path": sys.path, "encoder": encoder})
+        self._worker = WorkerProcess("solver", WORKER_SCRIPT, STARTUP_S, greeting.encode() + b"\n")
+        # One thread is the queue to the one worker.
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="solver")
+        self._closing = False
+
+    async def start(self) -> None:
+        """Starts the worker ahead of the first problem, which would wait seconds for it.
+
+        Raises:
+            SolverError: it cannot be started, or its encoder not be loaded.
+        """
+        try:
+            await asyncio.get_running_loop().run_in_executor(self._thread, self._start)
+        except WorkerLost as error:
+            raise SolverError(str(error)) from error
+
+    async def solve(self, problem: Problem) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, self._solve, problem)
+
+    def close(self) -> None:
+        """Ends the worker, working or not."""
+        self._closing = True
+        self._worker.kill()
+        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._worker.close()
+
+    def _start(self) -> None:
+        if said := self._worker.start():
+            error = json.loads(said)["error"]
+            if error is not None:
+                self._worker.close()
+                raise SolverError(error)
+
+    def _solve(self, problem: Problem) -> Any:
+        """Runs in the thread."""
+        if self._closing:
+            return problem.fallback
+        try:
+            self._start()
+            line = json.dumps([problem.name, problem.argument]).encode() + b"\n"
+            reply = json.loads(self._worker.exchange(line, SOLVE_S))
+        except (WorkerLost, SolverError) as error:
+            reply = {"error": str(error)}
+        if reply["error"] is None:
+            return reply["solution"]
+        logger.warning("%s was not solved and gets its fallback: %s", problem.name, reply["error"])
+        return problem.fallback

@@ -5,7 +5,7 @@ decides depends on the tree alone, so a search can be tested without a model, re
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from search.answers.voting import SelectionRule
 from search.caps import Depth, capped_settings, check_marks
 from search.ports import StopCondition
+from search.problem import Problem
 from search.strategies.path_score import Aggregation
 from search.tree import Node, SearchTree
 
@@ -27,21 +28,6 @@ class Expansion(NamedTuple):
     """How far these children are written, where it is not the strategy's usual stop condition."""
     lookahead: bool = False
     """Whether they are lookaheads: greedy continuations that only tell more about ``node``."""
-
-
-class Problem(NamedTuple):
-    """Something that takes too long to be solved where the searches run."""
-
-    solve: Callable[[Any], Any]
-    """A function of a module: it is called in another process."""
-    stated: Any
-    """What it is called with: hashable, and can be pickled."""
-
-    def solution(self, tree: SearchTree) -> Any:
-        """As ``tree`` has it, or found here and now where nobody has solved it before."""
-        if self not in tree.found:
-            tree.found[self] = self.solve(self.stated)
-        return tree.found[self]
 
 
 class Strategy(BaseModel, ABC):

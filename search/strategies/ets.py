@@ -1,7 +1,6 @@
 """ETS: REBASE over the leaves that are worth the KV memory that their paths hold."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Literal
 
 from pydantic import Field
@@ -11,8 +10,6 @@ from search.strategies.level_search import scored
 from search.strategies.rebase import Balanced
 from search.strategies.retention import Retention, kept_leaves
 from search.tree import Node, SearchTree
-
-REMEMBERED = 64
 
 
 class ETS(Balanced):
@@ -39,21 +36,23 @@ class ETS(Balanced):
         leaves, width = scored(tree, depth), self.left(tree, depth)
         if width <= 0 or len(leaves) < 2:
             return self.allocated(leaves, width)
-        problem = self._problem(leaves, width)
-        kept = [leaves[index] for index in _solved(problem)]
+        kept = [leaves[index] for index in self._which_to_keep(leaves, width).solution(tree)]
         return dict.fromkeys(leaves, 0) | self.allocated(kept, width)
 
     def problem(self, tree: SearchTree) -> Problem | None:
-        """What has to be solved before the next decision, if anything: which leaves of the deepest level are kept."""
+        """Which leaves of the deepest level to keep, once all of it is there."""
         depth = tree.deepest
-        if tree.in_flight or not depth:
+        if not depth or self._missing(tree, depth - 1) or self._ahead(tree, depth):
             return None
         leaves, width = scored(tree, depth), self.left(tree, depth)
-        return self._problem(leaves, width) if width > 0 and len(leaves) > 1 else None
+        if width <= 0 or len(leaves) < 2:
+            return None
+        problem = self._which_to_keep(leaves, width)
+        return None if problem in tree.found else problem
 
-    def _problem(self, leaves: Sequence[Node], width: int) -> Problem:
-        retention = self._retention(leaves, width)
-        return Problem(kept_leaves, retention, fallback=tuple(range(len(leaves))))
+    def _which_to_keep(self, leaves: Sequence[Node], width: int) -> Problem:
+        # Without a solution all are kept, as by REBASE.
+        return Problem(kept_leaves, self._retention(leaves, width), fallback=tuple(range(len(leaves))))
 
     def _retention(self, leaves: Sequence[Node], width: int) -> Retention:
         counts = self.allocated(leaves, width)
@@ -83,8 +82,3 @@ class ETS(Balanced):
         if self.diversity_weight is not None:
             return self.diversity_weight
         return 1.5 if self.n <= 32 else 1.4 if self.n <= 128 else 1.45
-
-
-@lru_cache(REMEMBERED)
-def _solved(problem: Problem) -> list[int]:
-    return kept_leaves(problem.argument)

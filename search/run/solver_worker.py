@@ -1,0 +1,56 @@
+"""The process in which problems are solved: one a line in, its solution out.
+
+A script, started by ``search.run.solver``, which first says where modules are found and whether there is an encoder.
+It ends when its stdin closes, so it never outlives the one who started it.
+"""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+
+def main() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    replies = os.fdopen(os.dup(1), "w", buffering=1)
+    # Whatever a library prints must not be read as a reply.
+    os.dup2(2, 1)
+    encoder: Any = None
+
+    def load(greeting: dict[str, Any]) -> None:
+        nonlocal encoder
+        sys.path[:] = greeting["path"]
+        import search.strategies.catalog  # noqa: F401  # what the first problem would wait for
+
+        if greeting["encoder"] is not None:
+            factory, argument = greeting["encoder"]
+            encoder = named(factory)(argument)
+
+    def solve(problem: list[Any]) -> Any:
+        function, argument = problem
+        return named(function)(argument, encoder)
+
+    work: Callable[[Any], Any] = load
+    for line in sys.stdin:
+        replies.write(reply_of(work, line) + "\n")
+        work = solve
+
+
+def named(path: str) -> Callable[..., Any]:
+    from search.import_path import imported_function
+
+    return imported_function(path)
+
+
+def reply_of(work: Callable[[Any], Any], line: str) -> str:
+    """A result, or what prevented it: one problem that cannot be solved must not end the others' process."""
+    try:
+        return json.dumps({"solution": work(json.loads(line)), "error": None})
+    except Exception as error:
+        return json.dumps({"solution": None, "error": f"{type(error).__name__}: {error}"})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,155 @@
+"""Problems are solved off the event loop, and a solver that hangs, dies or cannot do it costs a search nothing else."""
+
+import asyncio
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from numpy.typing import NDArray
+
+from search.problem import Problem, StepEncoder
+from search.run import solver as solver_module
+from search.run.solver import EncoderSource, ProcessSolver, Solver, SolverError
+from search.strategies.retention import Retention, kept_leaves
+
+HERE = f"{__name__}:"
+RETENTION = Retention(
+    values=(0.3, 0.35, 0.35),
+    texts=("So 12 + 7 = 19 apples.", "We get 12 + 7 = 19 apples.", "So 12 + 7 = 18 apples."),
+    costs=(1, 1, 1, 1),
+    parents=(3, 3, 3, -1),
+    node_weight=1.5,
+    diversity_weight=1.5,
+)
+
+
+def doubled(argument: int, encoder: StepEncoder | None) -> int:
+    return 2 * argument
+
+
+def pid(argument: Any, encoder: StepEncoder | None) -> int:
+    print("libraries do print things")
+    return os.getpid()
+
+
+def hangs(argument: Any, encoder: StepEncoder | None) -> None:
+    time.sleep(600)
+
+
+def dies(argument: Any, encoder: StepEncoder | None) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def fails(argument: Any, encoder: StepEncoder | None) -> None:
+    raise ValueError("of its own")
+
+
+def lengths(argument: Any, encoder: StepEncoder | None) -> list[Any]:
+    assert encoder is not None
+    return [encoder.encode(argument).tolist(), encoder.max_distance]
+
+
+def letter_counts(letter: str) -> StepEncoder:
+    def encode(texts: Sequence[str]) -> NDArray[np.floating]:
+        return np.array([[text.count(letter)] for text in texts], float)
+
+    return StepEncoder(encode, 0.05)
+
+
+def broken(argument: Any) -> StepEncoder:
+    raise OSError("no such weights")
+
+
+@pytest.fixture
+async def solver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessSolver]:
+    monkeypatch.setattr(solver_module, "SOLVE_S", 1.0)
+    solver = ProcessSolver()
+    yield solver
+    await asyncio.to_thread(solver.close)
+
+
+async def test_both_solvers_solve_alike(solver: ProcessSolver) -> None:
+    problem = Problem(kept_leaves, RETENTION, fallback=(0, 1, 2))
+    assert await Solver().solve(problem) == await solver.solve(problem) == [1, 2]
+    assert await Solver().solve(Problem(pid, None, None)) == os.getpid()
+    assert await solver.solve(Problem(pid, None, None)) != os.getpid()
+
+
+@pytest.mark.parametrize("function", [hangs, dies, fails])
+async def test_what_cannot_be_solved_gets_its_fallback_and_a_line_in_the_log(
+    solver: ProcessSolver, function: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    await solver.start()
+    with caplog.at_level(logging.WARNING, "banyan.solver"):
+        assert await solver.solve(Problem(function, None, fallback="as it was")) == "as it was"
+        assert function.__name__ in caplog.text
+        assert await solver.solve(Problem(doubled, 4, fallback=0)) == 8
+
+
+async def test_a_worker_that_is_stopped_takes_no_more_than_its_time(solver: ProcessSolver) -> None:
+    """Not even to tell it a problem that does not fit into a pipe."""
+    child = psutil.Process(await solver.solve(Problem(pid, None, None)))
+    child.suspend()
+    started = time.monotonic()
+    assert await solver.solve(Problem(doubled, "x" * (1 << 20), fallback="late")) == "late"
+    assert time.monotonic() - started < 10.0
+    assert not child.is_running()
+
+
+async def test_a_search_that_is_given_up_does_not_hold_up_the_next(solver: ProcessSolver) -> None:
+    await solver.start()
+    waiting = [asyncio.create_task(solver.solve(Problem(hangs, None, None))) for _ in range(20)]
+    await asyncio.sleep(0)
+    for task in waiting:
+        task.cancel()
+    started = time.monotonic()
+    assert await solver.solve(Problem(doubled, 3, fallback=0)) == 6
+    assert time.monotonic() - started < 10.0
+
+
+async def test_closing_ends_the_worker_at_once() -> None:
+    solver = ProcessSolver()
+    child = psutil.Process(await solver.solve(Problem(pid, None, None)))
+    hanging = asyncio.create_task(solver.solve(Problem(hangs, None, fallback="closed")))
+    await asyncio.sleep(0.2)
+    started = time.monotonic()
+    await asyncio.to_thread(solver.close)
+    assert await hanging == "closed"
+    assert time.monotonic() - started < 10.0
+    assert not child.is_running()
+    assert not any(thread.name.startswith("solver") for thread in threading.enumerate())
+
+
+async def test_the_encoder_is_made_in_the_worker() -> None:
+    solver = ProcessSolver(EncoderSource(HERE + "letter_counts", "e"))
+    await solver.start()
+    assert await solver.solve(Problem(lengths, ["seen", "not"], None)) == [[[2.0], [0.0]], 0.05]
+    await asyncio.to_thread(solver.close)
+
+
+async def test_an_encoder_that_cannot_be_made_is_told_at_the_start() -> None:
+    solver = ProcessSolver(EncoderSource(HERE + "broken", None))
+    with pytest.raises(SolverError, match="no such weights"):
+        await solver.start()
+    await asyncio.to_thread(solver.close)
+
+
+async def test_a_large_problem_does_not_hold_the_event_loop(solver: ProcessSolver) -> None:
+    """The loop's own processor time: how long it waits for a processor is the machine's affair."""
+    texts = [f"Then we add the {n} apples of basket {n % 7}: {n} + {n % 7} = {n + n % 7}." for n in range(256)]
+    leaves = len(texts)
+    problem = RETENTION._replace(
+        values=[1 / leaves] * leaves, texts=texts, costs=[1] * (leaves + 1), parents=[leaves] * leaves + [-1]
+    )
+    await solver.start()
+    spent = time.thread_time()
+    kept = await solver.solve(Problem(kept_leaves, problem, fallback=None))
+    assert time.thread_time() - spent < 0.005
+    assert kept == await Solver().solve(Problem(kept_leaves, problem, fallback=None))
