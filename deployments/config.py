@@ -12,6 +12,7 @@ from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings, Settings
+from deployments.step_encoder import StepEncoderSettings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
 from search.import_path import imported_function
@@ -50,6 +51,9 @@ class ControllerSettings(Settings):
     )
     answer_extractor: str | None = Field(
         None, description="package.module:function that finds the answer in a path's text, in place of the built-in."
+    )
+    step_encoder: StepEncoderSettings | None = Field(
+        None, description="Tells ETS which steps say the same; by their formulas and words where there is none."
     )
     default_search: dict[str, Any] = Field(
         default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."

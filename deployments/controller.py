@@ -29,6 +29,7 @@ from deployments.service import SearchService
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
 from search.run.environment import SearchEnvironment
+from search.run.solver import ProcessSolver
 
 LOOK_TIMEOUT_S = 10.0
 """How long a look at all replicas may take."""
@@ -46,6 +47,7 @@ class SearchControllerReplica:
             AccessError: the cluster is open to all.
             ValueError: the default search is malformed.
             OSError: the tokenizer cannot be read.
+            SolverError: the step encoder cannot be loaded.
         """
         require_authenticated_cluster(config.http)
         self._config = config
@@ -53,19 +55,21 @@ class SearchControllerReplica:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
-        self._matcher = AnswerMatcher()
-        encoder, _ = await asyncio.gather(
-            asyncio.to_thread(load_encoder, config.generator.model_path), self._matcher.start()
-        )
-        retries = Retries.of(config.controller)
-        written_by = HandleGenerator(generator, retries)
         controller = config.controller
+        self._matcher = AnswerMatcher()
+        self._solver = ProcessSolver(controller.step_encoder.source if controller.step_encoder else None)
+        encoder, *_ = await asyncio.gather(
+            asyncio.to_thread(load_encoder, config.generator.model_path), self._matcher.start(), self._solver.start()
+        )
+        retries = Retries.of(controller)
+        written_by = HandleGenerator(generator, retries)
         environment = SearchEnvironment(
             generator=written_by,
             scorer=HandleScorer(prm, retries),
             context_tokens=config.search_context,
             gate=Gate(controller.branches),
             matcher=self._matcher,
+            solver=self._solver,
             fallback=controller.fallback,
             extract_answer=controller.extractor,
         )
@@ -136,8 +140,9 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; and by Python, also after a failed start."""
-        if hasattr(self, "_matcher"):
-            self._matcher.close()
+        for worker in ("_matcher", "_solver"):
+            if hasattr(self, worker):
+                getattr(self, worker).close()
 
 
 SearchController = serve.deployment(
