@@ -15,6 +15,7 @@ from search.gate import Gate
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
+from search.run.solver import ProcessSolver
 from search.settings import SearchSettings
 
 if TYPE_CHECKING:
@@ -58,12 +59,16 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     await generator.start()
     await scorer.start()
     matcher = AnswerMatcher()
-    await matcher.start()
+    encoder = config.controller.step_encoder
+    solver = ProcessSolver(encoder.source if encoder else None)
+    await asyncio.gather(matcher.start(), solver.start())
     try:
         gate = Gate(config.controller.branches)
-        yield Engines(generator, scorer, SearchEnvironment(generator, scorer, config.search_context, gate, matcher))
+        environment = SearchEnvironment(generator, scorer, config.search_context, gate, matcher, solver=solver)
+        yield Engines(generator, scorer, environment)
     finally:
         matcher.close()
+        solver.close()
         generator.shutdown()
         scorer.shutdown()
         if server is not None:
