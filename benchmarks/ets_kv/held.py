@@ -1,0 +1,60 @@
+"""The KV that the paths of a tree hold, round by round."""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from search.tree import SearchTree
+
+
+class Round(NamedTuple):
+    """The paths of one level, while its steps are written. Tokens, the prompt's not counted."""
+
+    samples: int
+    """Steps written."""
+    texts: int
+    """Distinct paths among them."""
+    by_node: int
+    """Each node's tokens once."""
+    by_path: int
+    """Distinct token prefixes."""
+    one_parent: int
+    """Distinct token prefixes if the same steps all hung below the shortest of their parents' paths: no choice of
+    paths to keep can hold less while as much is written."""
+
+
+def rounds_of(tree: SearchTree) -> list[Round]:
+    """The rounds of a search that grew level by level."""
+    rounds: list[Round] = []
+    for depth in range(1, tree.deepest + 1):
+        written = [node for node in tree.level(depth) if node.step is not None]
+        if not written:
+            continue
+        paths = [tuple(node.token_ids) for node in written]
+        parents = {tuple(node.parent.token_ids) for node in written if node.parent is not None}
+        nodes = {node for leaf in written for node in leaf.path}
+        by_path = distinct_prefixes(paths)
+        rounds.append(
+            Round(
+                samples=len(written),
+                texts=len(set(paths)),
+                by_node=sum(len(node.step.token_ids) for node in nodes if node.step is not None),
+                by_path=by_path,
+                one_parent=by_path - distinct_prefixes(parents) + min(map(len, parents)),
+            )
+        )
+    return rounds
+
+
+def distinct_prefixes(paths: Iterable[Sequence[int]]) -> int:
+    """How many tokens a prefix tree of these paths has."""
+    count = 0
+    before: Sequence[int] = ()
+    for path in sorted(paths):
+        shared = 0
+        for mine, theirs in zip(path, before, strict=False):
+            if mine != theirs:
+                break
+            shared += 1
+        count += len(path) - shared
+        before = path
+    return count
