@@ -38,6 +38,20 @@ class Question:
         return body
 
 
+class GroupedAnswer(BaseModel):
+    """Paths whose answers mean the same. Unknown fields are kept."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    answer: str
+    """As its best path has it."""
+    paths: int
+    weight: float
+    """What they weigh in the vote."""
+    score: float | None = None
+    """Of the best path."""
+
+
 class SearchBlock(SearchCost):
     """The reply's ``search`` block: what the search did, with what it cost. Unknown fields are kept."""
 
@@ -51,6 +65,8 @@ class SearchBlock(SearchCost):
     score: float | None = None
     agreement: float | None = None
     """The winning answer's share of all answers."""
+    answers: tuple[GroupedAnswer, ...] = ()
+    """All that were voted on, the winner first; the rarest of very many are left out."""
     degraded: bool
 
     @property

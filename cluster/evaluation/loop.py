@@ -106,6 +106,7 @@ async def _graded(
         return row, None
     seconds = time.monotonic() - started
     search = reply.search
+    right = search.answer is not None and await matcher.same(problem.answer, search.answer)
     row = Row(
         problem.unique_id,
         problem.level,
@@ -113,7 +114,8 @@ async def _graded(
         seed,
         problem.answer,
         answer=search.answer,
-        right=search.answer is not None and await matcher.same(problem.answer, search.answer),
+        right=right,
+        in_pool=right or any([await matcher.same(problem.answer, group.answer) for group in search.answers]),
         score=search.score,
         agreement=search.agreement,
         cost=search.cost,

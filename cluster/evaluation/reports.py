@@ -16,9 +16,9 @@ FORMAT = 2
 
 SHOWN = {
     "tokens": ("generated_tokens", ",.0f"),
-    "KV peak": ("kv_tokens_peak", ",.0f"),
-    "KV sum": ("kv_tokens_sum", ",.0f"),
-    "PRM calls": ("prm_calls", ",.1f"),
+    "KV\npeak": ("kv_tokens_peak", ",.0f"),
+    "KV\nsum": ("kv_tokens_sum", ",.0f"),
+    "PRM\ncalls": ("prm_calls", ",.1f"),
 }
 """The columns of costs: heading, figure of `SearchCost`, format. The others are in the JSON report."""
 
@@ -32,6 +32,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
         collapse_padding=True,
         pad_edge=False,
         caption=(
+            "pool: problems for which some answer that was voted on is right; "
             "tokens, KV tokens held (most at a time, and summed over a search's rounds), PRM calls and seconds are"
             f" means per problem; right answers and wall clock: {done}"
         ),
@@ -39,7 +40,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
     )
     table.add_column("strategy", overflow="fold")  # with its settings it may be longer than a line
     any_failed = any(summary.failed for summary in summaries)
-    headings = ["accuracy", "95% interval", *SHOWN, "seconds"]
+    headings = ["accuracy", "95% interval", "pool", *SHOWN, "seconds"]
     for heading in headings + ["failed"] * any_failed:
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
@@ -48,6 +49,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
             Text(printable(summary.strategy)),
             f"{summary.accuracy:.1%}",
             f"{100 * low:.1f} to {100 * high:.1f}",
+            f"{summary.pool:.1%}",
             *(f"{summary.cost[figure]:{form}}" for figure, form in SHOWN.values()),
             f"{summary.seconds:.2f}",
             *([Text(str(summary.failed), style="red" if summary.failed else "")] * any_failed),

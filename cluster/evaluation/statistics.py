@@ -43,6 +43,8 @@ class Row:
     expected: str
     answer: str | None = None
     right: bool = False
+    in_pool: bool = False
+    """Whether an answer that was voted on is right, the winner or another."""
     score: float | None = None
     agreement: float | None = None
     cost: SearchCost | None = None
@@ -67,6 +69,8 @@ class StrategySummary:
     failed: int
     degraded: int
     interval: Interval
+    pool: float
+    """The share of problems of which some answer that was voted on is right: what a perfect vote would reach."""
     cost: dict[str, float]
     """The mean of every figure of `SearchCost`."""
     seconds: float
@@ -97,6 +101,7 @@ def summarize(strategy: str, rows: Iterable[Row], elapsed_s: float) -> StrategyS
         failed=len(rows) - len(answered),
         degraded=sum(row.degraded for row in answered),
         interval=wilson(right, len(rows)),
+        pool=_mean(row.in_pool for row in rows),
         cost={name: _mean(getattr(cost, name) for cost in costs) for name in SearchCost.model_fields},
         seconds=_mean(row.seconds for row in answered),
         elapsed_s=elapsed_s,

@@ -11,6 +11,9 @@ from search.tree import StepEnd
 
 Json = dict[str, Any]
 
+MAX_ANSWERS = 64
+"""In a reply: the winner and those that most paths give. There can be one for every path."""
+
 
 class Head(NamedTuple):
     """What is known of a reply before its search begins."""
@@ -65,6 +68,10 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "answer": outcome.selection.answer,
         "score": outcome.selection.score,
         "agreement": outcome.selection.agreement,
+        "answers": [
+            {"answer": group.answer, "paths": group.size, "weight": group.weight, "score": group.score}
+            for group in outcome.selection.groups[:MAX_ANSWERS]
+        ],
         "degraded": outcome.degraded,
         **outcome.cost.model_dump(),
     }

@@ -42,6 +42,8 @@ class Endpoint:
     url: str = ""
     answers: dict[str, str] = field(default_factory=dict)
     """By question; 2 for every other."""
+    others: dict[str, list[str]] = field(default_factory=dict)
+    """By question, answers that lost the vote."""
     trees: dict[str, Any] = field(default_factory=dict)
     """By question; `TREE` for every other."""
     refusals: list[tuple[int, dict[str, str]]] = field(default_factory=list)
@@ -54,7 +56,9 @@ class Endpoint:
 
     def search_block(self, body: dict[str, Any]) -> dict[str, Any]:
         search = body.get("search") or {"strategy": "beam_search"}
-        answer = self.answers.get(body["messages"][0]["content"], "2")
+        question = body["messages"][0]["content"]
+        answer = self.answers.get(question, "2")
+        groups = [answer, *self.others.get(question, [])]
         return {
             "strategy": search["strategy"],
             "n": search.get("n"),
@@ -68,6 +72,7 @@ class Endpoint:
             "agreement": 1.0,
             "score": 0.97,
             "answer": answer,
+            "answers": [{"answer": each, "paths": 2, "weight": 1.5, "score": 0.97} for each in groups],
             "degraded": False,
             "seconds": 0.01,
             "seed": body.get("seed", 7),

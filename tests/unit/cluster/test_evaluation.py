@@ -11,7 +11,7 @@ from cluster.client.errors import TooLate
 from cluster.client.replies import Completion, Question
 from cluster.evaluation.loop import Plan, evaluate, problem_seed
 from cluster.evaluation.problem_files import EvalProblem
-from cluster.evaluation.statistics import Row
+from cluster.evaluation.statistics import Row, summarize
 
 PROBLEMS = [EvalProblem(f"p/{index}", f"question {index}", str(index)) for index in range(12)]
 
@@ -37,6 +37,15 @@ def test_answers_are_graded_by_what_they_mean(endpoint: Endpoint) -> None:
     cost = rows["half"].cost
     assert cost is not None
     assert (cost.generated_tokens, cost.cached_tokens, cost.prm_calls) == (30, 12, 2)
+
+
+def test_a_right_answer_that_lost_the_vote_was_in_the_pool(endpoint: Endpoint) -> None:
+    endpoint.answers = {"lost?": "3", "won?": "4", "missed?": "3"}
+    endpoint.others = {"lost?": ["5", "8/2"], "missed?": ["5"]}
+    rows = run(endpoint, [EvalProblem(each, f"{each}?", "4") for each in ("lost", "won", "missed")], Plan())
+    assert [rows[each].right for each in ("lost", "won", "missed")] == [False, True, False]
+    assert [rows[each].in_pool for each in ("lost", "won", "missed")] == [True, True, False]
+    assert summarize("beam_search", rows.values(), 1.0).pool == pytest.approx(2 / 3)
 
 
 def test_order_and_concurrency_change_no_request(endpoint: Endpoint) -> None:

@@ -64,6 +64,16 @@ async def test_a_plain_reply(world: World) -> None:
     assert answer_tokens == DEPTH * STEP_TOKENS
 
 
+async def test_a_reply_says_what_was_voted_on(world: World) -> None:
+    search = (await post(world))["search"]
+    [winner, *others] = search["answers"]
+    assert (winner["answer"], winner["score"]) == (search["answer"], search["score"])
+    assert {winner["answer"], *(each["answer"] for each in others)} <= {"41", "42"}
+    paths = winner["paths"] + sum(each["paths"] for each in others)
+    assert winner["paths"] / paths == pytest.approx(search["agreement"])
+    assert 0.0 < winner["weight"] <= winner["paths"]
+
+
 async def test_cached_prompt_tokens_are_those_of_the_prompt_only(world: World) -> None:
     world.generator.cached = 10_000
     usage = (await post(world))["usage"]
