@@ -63,8 +63,8 @@ class SearchService:
         seconds: float,
         on_place_free: Callable[[], None] = lambda: None,
     ) -> None:
-        """``places``: searches at once. ``seconds``: the wall clock of those that name none. ``on_place_free`` is called
-        whenever a place was given back."""
+        """``places``: searches at once. ``seconds``: the wall clock of those that name none. ``on_place_free`` is
+        called whenever a place was given back."""
         self._environment = environment
         self._places = places
         self._seconds = seconds

@@ -46,8 +46,10 @@ class GroupedAnswer(BaseModel):
     answer: str
     """As its best path has it."""
     paths: int
+    share: float = 0.0
+    """Of all votes: the more often paths were written, the more."""
     weight: float
-    """What they weigh in the vote."""
+    """Their scores, each times its path's votes."""
     score: float | None = None
     """Of the best path."""
 

@@ -12,7 +12,7 @@ from search.tree import StepEnd
 Json = dict[str, Any]
 
 MAX_ANSWERS = 64
-"""In a reply: the winner and those that most paths give. There can be one for every path."""
+"""In a reply: the winner and those with most votes. There can be one for every path."""
 
 
 class Head(NamedTuple):
@@ -69,7 +69,13 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "score": outcome.selection.score,
         "agreement": outcome.selection.agreement,
         "answers": [
-            {"answer": group.answer, "paths": group.size, "weight": group.weight, "score": group.score}
+            {
+                "answer": group.answer,
+                "paths": group.size,
+                "share": group.share,
+                "weight": group.weight,
+                "score": group.score,
+            }
             for group in outcome.selection.groups[:MAX_ANSWERS]
         ],
         "degraded": outcome.degraded,

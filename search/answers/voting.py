@@ -46,6 +46,8 @@ class AnswerGroup(NamedTuple):
     """Paths."""
     votes: Fraction
     """The sum of theirs; the size where each has one."""
+    share: float
+    """Of all votes, those for no answer included; in [0, 1]."""
     weight: float
     """Sum of score times votes over the paths; where nothing was scored, the votes."""
     best: Node
@@ -80,29 +82,29 @@ def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerS
     """
     if not candidates:
         raise ValueError("an answer cannot be chosen among no candidates")
-    groups = _groups(candidates)
+    groups = _groups(candidates, _sum(candidate.votes for candidate in candidates))
     if not groups:
         best = max(candidates, key=_score)
         return AnswerSelection(best.node, None, best.score, 0.0, ())
     winner = max(groups, key=lambda group: _rank(group, selection))
     rest = sorted((group for group in groups if group is not winner), key=lambda group: -group.votes)
-    agreement = float(winner.votes / _sum(candidate.votes for candidate in candidates))
-    return AnswerSelection(winner.best, winner.answer, winner.score, agreement, (winner, *rest))
+    return AnswerSelection(winner.best, winner.answer, winner.score, winner.share, (winner, *rest))
 
 
-def _groups(candidates: Sequence[Candidate]) -> list[AnswerGroup]:
+def _groups(candidates: Sequence[Candidate], all_votes: Fraction) -> list[AnswerGroup]:
     members: dict[int, list[Candidate]] = {}
     for candidate in candidates:
         if candidate.group is not None:
             members.setdefault(candidate.group, []).append(candidate)
-    return [_summary(group) for group in members.values()]
+    return [_summary(group, all_votes) for group in members.values()]
 
 
-def _summary(members: Sequence[Candidate]) -> AnswerGroup:
+def _summary(members: Sequence[Candidate], all_votes: Fraction) -> AnswerGroup:
     best = max(members, key=_score)
     votes = _sum(member.votes for member in members)
     weight = math.fsum(_score(member) * float(member.votes) for member in members)
-    return AnswerGroup(best.answer or "", len(members), votes, weight, best.node, best.score)
+    share = float(votes / all_votes)
+    return AnswerGroup(best.answer or "", len(members), votes, share, weight, best.node, best.score)
 
 
 def _sum(votes: Iterable[Fraction]) -> Fraction:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple, Self
+from weakref import proxy
 
 from pydantic import Field
 
@@ -78,7 +79,8 @@ class Promises:
         clear_statistics(tree)
         self.expansions = Expansions(strategy.width)
         self._strategy = strategy
-        self._tree = tree
+        # By a weak name: the tree has this already, and both are freed when nobody has the tree any more.
+        self._tree: SearchTree = proxy(tree)
         self._newest = tree.root
         """The one that was expanded last."""
         self._queue: list[tuple[Rank, Node]] = []

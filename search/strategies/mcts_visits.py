@@ -4,6 +4,7 @@ from bisect import insort
 from collections.abc import Sequence
 from heapq import merge
 from typing import TYPE_CHECKING, Self
+from weakref import proxy
 
 from search.ports import StopCondition
 from search.strategies.base import Expansion
@@ -31,7 +32,8 @@ class Visits:
         self.runner_up = 0.0
         """The highest score of a solution with another text."""
         self.root = tree.root
-        self._tree = tree
+        # By a weak name: the tree has this already, and both are freed when nobody has the tree any more.
+        self._tree: SearchTree = proxy(tree)
         self._strategy = strategy
         self._unrolled: dict[Node, None] = {}
         self._rolled: list[Node] = []

@@ -11,7 +11,7 @@ def write(tree: SearchTree, parent: Node, *steps: tuple[int, ...]) -> list[Node]
     nodes = tree.request(parent, len(steps))
     for node, tokens in zip(nodes, steps, strict=True):
         tree.write(node, Step(tokens, str(tokens), StepEnd.DELIMITER))
-        tree.complete(node, 0.5, terminal=False)
+        tree.complete(node, 0.5)
     return nodes
 
 

@@ -69,9 +69,10 @@ async def test_a_reply_says_what_was_voted_on(world: World) -> None:
     [winner, *others] = search["answers"]
     assert (winner["answer"], winner["score"]) == (search["answer"], search["score"])
     assert {winner["answer"], *(each["answer"] for each in others)} <= {"41", "42"}
-    paths = winner["paths"] + sum(each["paths"] for each in others)
-    assert winner["paths"] / paths == pytest.approx(search["agreement"])
-    assert 0.0 < winner["weight"] <= winner["paths"]
+    assert winner["share"] == search["agreement"]
+    assert winner["share"] + sum(each["share"] for each in others) == pytest.approx(1.0)
+    assert 0.0 < winner["weight"] <= winner["share"]
+    assert winner["paths"] >= 1
 
 
 async def test_cached_prompt_tokens_are_those_of_the_prompt_only(world: World) -> None:

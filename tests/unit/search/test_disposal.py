@@ -3,6 +3,7 @@
 import asyncio
 import gc
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -86,7 +87,7 @@ async def test_a_large_tree_is_freed_a_few_nodes_at_a_time(no_collector: None) -
         alive.append(nodes_alive())
     assert alive[-1] - before == 1  # only `kept`, which has no tree any more
     assert kept.parent is None
-    assert max(a - b for a, b in zip(alive, alive[1:], strict=False)) <= 2 * NODES_PER_TURN
+    assert max(a - b for a, b in pairwise(alive)) <= 2 * NODES_PER_TURN
 
 
 def test_a_tree_that_outlives_its_loop_is_freed_by_whoever_collects_it() -> None:
