@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from itertools import islice
 
 import pytest
+import torch
 from scipy.stats import chi2, chi2_contingency
 
 from benchmarks.memoized import MemoizedModels
@@ -32,7 +33,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 MINUTES = 600.0
 PROBLEMS = list(islice(draw_problems(Split.VALIDATION, 9), 20))
 SAMPLES = 64
-PATHS = 20
+PATHS = 8
 MANY, FEW = 200, 9
 """Tokens: more than a solution has, and fewer than most steps."""
 RARE = 10
@@ -41,8 +42,11 @@ RARE = 10
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[MemoizedModels]:
-    matcher = AnswerMatcher()
+    """On one thread: on a busy machine the threads of small products wait for each other."""
+    threads, matcher = torch.get_num_threads(), AnswerMatcher()
+    torch.set_num_threads(1)
     yield MemoizedModels(matcher)
+    torch.set_num_threads(threads)
     matcher.close()
 
 
@@ -114,15 +118,15 @@ async def test_rewards_are_the_engines_own(scoring: ScoringEngine, models: Memoi
         with models.problem(problem.text) as memo:
             generator, scorer = memo.environment.generator, memo.environment.scorer
             children = await written(generator, tuple(memo.prompt), 0.9, StopCondition.SOLUTION, PATHS)
-            paths = {tuple(step.text for step in child.steps) for child in children}
-            items = tuple(ScoreItem(path, unscored) for path in paths for unscored in {1, len(path)})
+            first, *others = dict.fromkeys(tuple(step.text for step in child.steps) for child in children)
+            items = ScoreItem(first, 1), *(ScoreItem(path, len(path)) for path in others)
             request = ScoreRequest("memoized", problem.text, items, MINUTES)
             theirs, ours = await asyncio.gather(scoring.score(request), scorer.score(request))
         pairs = [zip(here, there, strict=True) for here, there in zip(ours, theirs, strict=True)]
         return [abs(reward - other) for pair in pairs for reward, other in pair]
 
     found = [each for one in await asyncio.gather(*map(differences, PROBLEMS)) for each in one]
-    assert len(found) > 500
+    assert len(found) > 200
     assert max(found) < 1e-3
 
 
