@@ -1,6 +1,6 @@
 """Beam search over steps, guided by the process reward of each."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import ClassVar, Literal
 
@@ -8,8 +8,8 @@ from pydantic import Field, field_validator
 
 from search.caps import Width
 from search.ports import StopCondition
-from search.strategies.level_search import LevelSearch, divides_n, scored
-from search.strategies.path_score import best_first
+from search.strategies.level_search import LevelSearch, dealt, divides_n, scored
+from search.strategies.path_score import best_first, rank_score
 from search.tree import Node, SearchTree
 
 
@@ -18,8 +18,12 @@ class BeamSearch(LevelSearch):
 
     ``n`` beams of width ``m``, as in search-and-learn (Beeching et al. 2024, "Scaling test-time compute").
     Each iteration writes ``n`` steps below the beams kept, scores them, moves terminal ones to the pool and
-    keeps the best ``n // m`` of the rest; the next ``n`` are dealt over those in turn, the best first. It
-    ends when ``n`` beams are in the pool, no beam is left or ``max_depth`` iterations are done.
+    keeps the best ``n // m`` of the rest; the next ``n`` are dealt over those. It ends when ``n`` beams are in
+    the pool, no beam is left or ``max_depth`` iterations are done.
+
+    Where siblings of the same text are one, the beams kept differ, and the next ``n`` are dealt over them in proportion
+    to what they would weigh in the vote: dealt evenly, most would go to steps that were hardly ever written. Otherwise
+    they are dealt in turn, the best first, as in search-and-learn.
 
     Where search-and-learn goes on after ``n`` beams have completed, returns more than ``n``, or writes the
     last step without a limit, this does not. An iteration is decided when all its steps are in, so one seed
@@ -43,8 +47,14 @@ class BeamSearch(LevelSearch):
         going_on = set(kept)
         allocation = {node: 0 for node in beams if node not in going_on}
         if kept and tree.ended(depth) < self.n:
-            allocation |= {node: len(range(index, self.n, len(kept))) for index, node in enumerate(kept)}
+            allocation |= dict(zip(kept, self._shares(tree, kept), strict=True))
         return allocation
+
+    def _shares(self, tree: SearchTree, kept: Sequence[Node]) -> list[int]:
+        weights = [rank_score(node, self.aggregation) * float(tree.multiplicity(node)) for node in kept]
+        if tree.merges_siblings and any(weights):
+            return dealt(self.n, weights)
+        return [len(range(index, self.n, len(kept))) for index in range(len(kept))]
 
     def stop_condition_below(self, depth: int) -> StopCondition | None:
         return StopCondition.SOLUTION if self.finish_to_eos and depth == self.max_depth - 1 else None

@@ -4,8 +4,10 @@ A level is decided when all of it has been written and scored, so one seed gives
 of arrival.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 from pydantic import Field, ValidationInfo
 from pydantic_core import PydanticCustomError
@@ -16,6 +18,8 @@ from search.strategies.base import Expansion, Strategy
 from search.tree import Node, NodeStatus, SearchTree
 
 MAX_LOOKAHEAD = 16
+ROUNDING = 1e-9
+"""What a share may exceed a whole number by and still be that number."""
 
 
 class LevelSearch(Strategy):
@@ -85,6 +89,25 @@ def scored(tree: SearchTree, depth: int) -> list[Node]:
         for node in tree.level(depth)
         if node.status is NodeStatus.OPEN or (node.status is NodeStatus.PRUNED and node.reward is not None)
     ]
+
+
+def dealt(width: int, weights: Sequence[float]) -> list[int]:
+    """``width`` children dealt in proportion to these weights (none negative), in their order; the sum is ``width``
+    exactly.
+
+    The heaviest first, each gets its share of what is left, rounded up, so that the heaviest are served and the
+    lightest go without; of equal ones the first.
+    """
+    order = sorted(range(len(weights)), key=lambda index: -weights[index])
+    # Sums from the lightest up: subtracting would lose digits.
+    sums = list(accumulate(weights[index] for index in reversed(order)))[::-1]
+    shares = [0] * len(weights)
+    for index, rest in zip(order, sums, strict=True):
+        if width <= 0:
+            break
+        shares[index] = min(width, math.ceil(width * weights[index] / rest - ROUNDING)) if rest else width
+        width -= shares[index]
+    return shares
 
 
 def divides_n(m: int, info: ValidationInfo) -> int:

@@ -2,18 +2,15 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from operator import mul
 from typing import Literal
 
 from pydantic import Field
 
 from search.caps import Depth, Width
-from search.strategies.level_search import LevelSearch, scored
+from search.strategies.level_search import LevelSearch, dealt, scored
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, SearchTree
-
-ROUNDING = 1e-9
-"""What a share may exceed a whole number by and still be that number."""
 
 
 class Balanced(LevelSearch):
@@ -57,20 +54,11 @@ def allocate_width(
 ) -> list[int]:
     """``width`` children dealt over paths with these rewards, in their order; the sum is ``width`` exactly.
 
-    In falling order of reward, each gets its share of what is left, rounded up, so that the best are served and
-    the worst go without. ``counts``: how many paths each of them stands for; 1 if not given.
+    In proportion to the exponentials of the rewards, and to ``counts``: how many paths each of them stands for, 1 if
+    not given.
     """
-    if width <= 0 or not rewards:
-        return [0] * len(rewards)
-    counts = counts or [1] * len(rewards)
-    order = sorted(range(len(rewards)), key=lambda index: -rewards[index])
-    # Relative to the best, so that nothing overflows. Sums from the worst up: subtracting would lose digits.
-    weights = [counts[index] * math.exp((rewards[index] - rewards[order[0]]) / temperature) for index in order]
-    sums = list(accumulate(reversed(weights)))[::-1]
-    shares = [0] * len(rewards)
-    for index, weight, rest in zip(order, weights, sums, strict=True):
-        if not width:
-            break
-        shares[index] = min(width, math.ceil(width * weight / rest - ROUNDING)) if rest else width
-        width -= shares[index]
-    return shares
+    if not rewards:
+        return []
+    best = max(rewards)  # relative to the best, so that nothing overflows
+    weights = [math.exp((reward - best) / temperature) for reward in rewards]
+    return dealt(width, weights if counts is None else list(map(mul, counts, weights)))

@@ -84,7 +84,7 @@ def test_grows_the_tree_of_search_and_learn(
 
 
 def test_deals_n_children_in_turn_over_the_kept_the_best_first() -> None:
-    bench, _ = search({"strategy": "beam_search", "n": 6, "m": 3, "max_step_tokens": 8})
+    bench, _ = search({"strategy": "beam_search", "n": 6, "m": 3, "max_step_tokens": 8, "merge_siblings": False})
     first, second = bench.generator.requests[:2]
     assert (first.lane, second.lane) == (Lane.EAGER, Lane.DEMAND)
     assert [len(expansion.branches) for expansion in first.expansions] == [6]
@@ -127,6 +127,20 @@ def test_siblings_of_the_same_text_are_one_beam() -> None:
     strategy.observe(tree, nodes)
     assert [node.id for node in tree.with_status(NodeStatus.OPEN)] == [(0,), (1,), (3,)]
     assert strategy.select(tree) == [Expansion(nodes[0], 2), Expansion(nodes[1], 1), Expansion(nodes[3], 1)]
+
+
+def test_beams_that_were_written_often_get_more() -> None:
+    strategy = BeamSearch(n=8, m=2)
+    tree = SearchTree()
+    tree.merges_siblings = True
+    for node, text in zip(tree.request(tree.root, 8), "abaaaaac", strict=True):
+        tree.write(node, Step((1,), text, StepEnd.DELIMITER))
+        tree.complete(node, 0.5)
+    assert [(expansion.node.text, expansion.count) for expansion in strategy.select(tree)] == [
+        ("a", 6),
+        ("b", 1),
+        ("c", 1),
+    ]
 
 
 def test_a_tight_budget_goes_on_with_the_same_iteration() -> None:

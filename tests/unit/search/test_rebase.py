@@ -38,6 +38,12 @@ def test_the_width_is_met_exactly_in_100000_cases() -> None:
         assert all(better >= worse for (_, better), (_, worse) in pairwise(ranked))
 
 
+def test_a_path_that_was_written_often_weighs_as_often() -> None:
+    assert allocate_width([0.5, 0.5], 8, 0.2, [3, 1]) == [6, 2]
+    assert allocate_width([0.1, 0.9], 8, 0.2, [1, 1]) == allocate_width([0.1, 0.9], 8, 0.2)
+    assert allocate_width([0.1, 0.9], 8, 0.2, [200, 1]) == [7, 1]
+
+
 @pytest.mark.parametrize("strategy", ["rebase", "ets"])
 def test_ended_paths_take_their_place_for_good(strategy: str) -> None:
     for seed in range(20):
