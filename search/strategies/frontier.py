@@ -25,6 +25,9 @@ class Frontier(Strategy):
     Of all open nodes the best by quality of the parent, quality, entropy and depth is expanded; from its children the
     search goes on downwards by UCT until a solution is reached, then it chooses globally again. The quality of a node
     is backed up from the solutions below it; where there is none yet, it is what the reward model says, from -1 to 1.
+
+    Where siblings are merged, a node stays a candidate while it has fewer than ``width`` distinct children; those that
+    were expanded least come first, and the root again when there is no other. So it goes on until its budget is spent.
     """
 
     name: Literal["frontier"] = "frontier"
@@ -164,8 +167,9 @@ class Promises:
 
     def _uct(self, node: Node) -> float:
         promise = promise_of(node)
-        visits = promise_of(self._newest).visits
-        return promise.quality + self._strategy.exploration * math.sqrt(math.log(visits) / promise.visits)
+        # What was written again and again is visited in the place of each of its copies.
+        visits, for_each = promise_of(self._newest).visits, promise.visits / node.count
+        return promise.quality + self._strategy.exploration * math.sqrt(math.log(visits) / for_each)
 
     def _centred(self, node: Node) -> float:
         score = path_score(node, self._strategy.aggregation)

@@ -45,21 +45,26 @@ class MCTS(Strategy):
     It writes ``width`` children of the leaf that it comes to, and backs their values up. Sources: Kocsis and
     Szepesvári 2006 (UCT), Silver et al. 2017 (PUCT), Liu et al. 2020 (WU-UCT: what is in flight counts as visited).
 
-    A path that has ended is not visited again: its value is known. Nor is a step that was written twice: a model that
-    is sure writes the same step most of the time, and each copy would be explored like a new one.
+    A path that has ended is not visited again: its value is known. When every open node has its ``width`` children,
+    the textbook's search is over. Where siblings are merged, each node is then given as many again, and so on: what
+    was written twice costs no more than its tokens, and the vote weighs it.
 
     ``paths`` leaves are chosen at a time, each as if the ones before were visited already, and the next ones when all
     of them are valued; so one seed gives one tree, and with one path at a time it is the sequential algorithm.
     """
 
     name: Literal["mcts"] = "mcts"
-    iterations: Uncapped = Field(64, ge=1, le=MAX_ITERATIONS, description="Leaves to expand.")
-    width: Width = Field(4, description="Children written of a leaf.")
+    iterations: Uncapped = Field(64, ge=1, le=MAX_ITERATIONS, description="Expansions.")
+    width: Width = Field(4, description="Children written at an expansion.")
     paths: Width = Field(1, description="Leaves expanded at a time.")
     exploration: float = Field(1.414, ge=0.0, le=100.0, description="The constant c of UCT and PUCT.")
     value: Value = Field(Value.REWARD, strict=False, description="What a new node is worth.")
     prior: Prior = Field(Prior.NONE, strict=False, description="None: UCT. Otherwise PUCT with this prior.")
-    decision: Decision = Field(Decision.VALUE, strict=False, description="How the answer is chosen.")
+    decision: Decision | None = Field(
+        None,
+        strict=False,
+        description="How the answer is chosen; unset: by vote where siblings are merged, by value otherwise.",
+    )
     accept: float | None = Field(
         None, ge=0.0, le=1.0, description="Stop at a solution of this score; a better one may be missed."
     )
@@ -88,7 +93,8 @@ class MCTS(Strategy):
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         visits = tree.fold(Visits, self)
-        match self.decision:
+        decision = self.decision or (Decision.VOTE if tree.merges_siblings else Decision.VALUE)
+        match decision:
             case Decision.VOTE:
                 return visits.solutions
             case Decision.TERMINAL:
@@ -96,7 +102,7 @@ class MCTS(Strategy):
 
         def rank(node: Node) -> float:
             statistics = visits.statistics(node)
-            return statistics.mean if self.decision is Decision.VALUE else statistics.visits
+            return statistics.mean if decision is Decision.VALUE else statistics.visits
 
         node = tree.root
         while below := [child for child in visits.arrived_below(node) if visits.statistics(child).solved]:

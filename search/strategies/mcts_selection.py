@@ -25,6 +25,9 @@ class Prior(StrEnum):
 class LeafSelection:
     """Nodes to expand, chosen one after the other: each as if those before it were visited already.
 
+    A step that was written again and again is visited in the place of each of its copies: what counts is its visits
+    for each copy. By its visits alone, those that the generator is sure of would come last.
+
     The tree and what is known of it stay as they are.
     """
 
@@ -73,7 +76,7 @@ class LeafSelection:
         visits = self._expected_visits(parent)
 
         def score(child: Node) -> float:
-            mean, expected = self._visits.statistics(child).mean, self._expected_visits(child)
+            mean, expected = self._visits.statistics(child).mean, self._expected_visits(child) / child.count
             if self._prior is Prior.NONE:
                 return mean + self._exploration * math.sqrt(math.log(visits) / expected)
             return mean + self._exploration * priors[child] * math.sqrt(visits) / (1 + expected)
@@ -88,6 +91,7 @@ class LeafSelection:
 
 
 def _priors(siblings: Sequence[Node], prior: Prior) -> list[float]:
+    """Of each copy of these, the share that is expected of it."""
     match prior:
         case Prior.NONE:
             return [0.0] * len(siblings)
@@ -95,5 +99,6 @@ def _priors(siblings: Sequence[Node], prior: Prior) -> list[float]:
             weights = [node.reward or 0.0 for node in siblings]
         case Prior.LOGPROB:
             weights = [math.exp(mean_logprob(node)) for node in siblings]
-    whole = math.fsum(weights)
-    return [weight / whole if whole else 1 / len(weights) for weight in weights]
+    whole = math.fsum(weight * node.count for weight, node in zip(weights, siblings, strict=True))
+    copies = sum(node.count for node in siblings)
+    return [weight / whole if whole else 1 / copies for weight in weights]

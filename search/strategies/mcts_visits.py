@@ -23,8 +23,8 @@ class Visits:
         clear_statistics(tree)
         self.expansions = Expansions(strategy.width)
         self.turn = 1
-        """How often each open node may be expanded now. Where siblings are merged, it rises when all that this allows
-        is written; otherwise never."""
+        """The pass over the tree: in each, every open node may be expanded once. Where siblings are merged, another one
+        begins when all that this allows is written; otherwise there is only one."""
         self.promising_leaves = 0
         """Open nodes that score enough for `MCTS.reject` and have no children."""
         self.best: Node | None = None
@@ -72,12 +72,13 @@ class Visits:
     def statistics(self, node: Node) -> VisitStatistics:
         """Of the node that stands for a text."""
         if node.statistics is None:
-            node.statistics = VisitStatistics()
+            node.statistics = VisitStatistics(since=self.turn)
         return node.statistics  # type: ignore[no-any-return]  # a slot for anything
 
     def wants_children(self, node: Node) -> bool:
         """Whether this pass has not given the node all the children that it allows."""
-        return self.statistics(node).samples < self.turn * self._strategy.width
+        statistics = self.statistics(node)
+        return statistics.samples < (self.turn - statistics.since + 1) * self._strategy.width
 
     def closed(self, node: Node) -> bool:
         """Whether nothing is left to expand below a node in this pass."""

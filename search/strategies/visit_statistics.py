@@ -29,6 +29,8 @@ class VisitStatistics:
     """Children that have arrived, each as often as it was written."""
     open_children: int = 0
     """Distinct ones below which something may be written."""
+    since: int = 1
+    """The pass in which it arrived."""
     closed_in: int = 0
     """The last pass in which all that it allows was written here and below; 0: in none."""
     closed_children: tuple[int, int] = (0, 0)
