@@ -61,7 +61,7 @@ def test_stream_is_live_and_complete(idle: Application, client: openai.OpenAI) -
     assert "\\boxed{" in content
     assert search is not None
     assert usage is not None
-    assert len(steps) == len(set(steps)) == search["scored_steps"]
+    assert len(steps) == len(set(steps)) == search["scored_steps"] + search["repeated_steps"]
     assert usage.completion_tokens == search["generated_tokens"] == idle.generated_tokens() - before
     # Live: a share of the same request's own time, so a slow machine changes nothing.
     assert first_step_at is not None
