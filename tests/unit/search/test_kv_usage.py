@@ -62,3 +62,20 @@ def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
 def test_whole_solutions_are_held_whole_and_at_once() -> None:
     cost = search({"strategy": "best_of_n", "n": 5})[1].cost
     assert cost.kv_node_tokens_peak == cost.kv_node_tokens_sum == len(PROMPT) + cost.generated_tokens
+
+
+async def test_a_path_that_is_returned_to_is_held_again() -> None:
+    tree = SearchTree(7)
+    usage = KVUsage(tree, prompt_tokens=10)
+    left, right = tree.request(tree.root, 2)
+    await usage.round_begins()
+    write(tree, left, 3)
+    write(tree, right, 4)
+    for parent in (left, right, left):
+        (below,) = tree.request(parent, 1)
+        await usage.round_begins()
+        write(tree, below, 1)
+    await usage.search_ends()
+    assert usage.by_node.sum == (10 + 3 + 4) + (10 + 3 + 1) + (10 + 4 + 1) + (10 + 3 + 1)
+    # Both steps begin alike, as do the two below the left one: never on the same round's paths.
+    assert usage.by_path.sum == (10 + 4) + (10 + 3 + 1) + (10 + 4 + 1) + (10 + 3 + 1)
