@@ -1,6 +1,7 @@
 """A tree as JSON: to be looked at and compared, and to be saved and gone on with."""
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
@@ -45,8 +46,19 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     is null for one that was never scored. ``count`` is how often the step's text was written among its siblings, 0 for
     a node that is ``repeated``: the one that counts it has the same text and end. ``TreeView`` reads it.
     """
-    nodes = sorted(tree.nodes, key=lambda node: node.id)
-    return {"version": SNAPSHOT_VERSION, "nodes": [_node_as_json(node) for node in nodes]}
+    return {"version": SNAPSHOT_VERSION, "nodes": list(nodes_as_json(tree))}
+
+
+def nodes_as_json(tree: SearchTree) -> Iterator[dict[str, Any]]:
+    """The nodes of ``tree_as_json``, one after the other."""
+    stack = [tree.root]
+    while stack:
+        node = stack.pop()
+        if node is not tree.root:
+            yield _node_as_json(node)
+        # By id: lookaheads have negative indices.
+        stack += [node.children[index] for index in sorted(node.children, reverse=True)]
+        stack += [node.lookaheads[index] for index in sorted(node.lookaheads, reverse=True)]
 
 
 class NodeView(BaseModel):

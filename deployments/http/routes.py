@@ -13,8 +13,8 @@ from deployments.http.limits import LimitBody
 from deployments.http.plan import notes
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
+from deployments.http.tree_reply import BytesResponse, with_tree
 from deployments.service import SearchJob
-from search.snapshot import tree_as_json
 
 router = APIRouter()
 
@@ -55,7 +55,7 @@ async def search(request: Request, served: Served) -> Response:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     job = served.jobs.search(chat)
     outcome = await served.work(request, job.search_id, served.searches.search(job))
-    return _json(replies.completion(_head(chat, job), outcome) | {"tree": tree_as_json(outcome.tree)})
+    return BytesResponse(await with_tree(replies.completion(_head(chat, job), outcome), outcome.tree))
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))

@@ -12,6 +12,8 @@ import pytest
 import uvicorn
 from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead
 
+from deployments.http import tree_reply
+from search import turns
 from search.errors import ScorerError
 
 pytestmark = pytest.mark.asyncio
@@ -148,7 +150,7 @@ async def test_a_stream_is_the_role_every_scored_step_the_answer_and_the_end(wor
     answer, finish = middle[-2:]
     assert answer["choices"][0]["delta"]["content"] == plain["choices"][0]["message"]["content"]
     assert finish["choices"][0]["finish_reason"] == "stop"
-    same = {key: value for key, value in plain["search"].items() if key not in ("search_id", "seconds")}
+    same = {key: value for key, value in plain["search"].items() if key not in ("search_id", "seconds", "prm_calls")}
     assert same.items() <= finish["search"].items()
 
 
@@ -317,3 +319,15 @@ async def test_a_client_that_goes_away_ends_its_search(world: World, stream: boo
             while world.generator.running or world.service.running:
                 await asyncio.sleep(0.001)
     world.assert_idle()
+
+
+async def test_a_large_tree_is_written_in_pieces_and_says_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await post(world, "/v1/search")
+    monkeypatch.setattr(tree_reply, "PIECE_BYTES", 64)
+    monkeypatch.setattr(turns, "TURN_S", 0.0)
+    pieces = await post(world, "/v1/search")
+    assert pieces["tree"] == whole["tree"]
+    ids = [node["id"] for node in whole["tree"]["nodes"]]
+    assert ids == sorted(ids)

@@ -1,0 +1,42 @@
+"""The reply with a whole tree in it: tens of megabytes where the tree is large, so written and sent in pieces."""
+
+from collections.abc import AsyncIterator, Sequence
+
+from starlette.responses import StreamingResponse
+
+from deployments.http.replies import Json, dumps
+from search.snapshot import SNAPSHOT_VERSION, nodes_as_json
+from search.tree import SearchTree
+from search.turns import Turns
+
+PIECE_BYTES = 1 << 16
+
+
+async def with_tree(reply: Json, tree: SearchTree) -> list[bytes]:
+    """``reply`` with ``tree_as_json`` of a tree as its last field, ``tree``: the JSON in pieces of about
+    ``PIECE_BYTES``. Other requests have their turns meanwhile."""
+    turns = Turns()
+    pieces: list[bytes] = []
+    piece = bytearray(dumps(reply).removesuffix("}").encode())
+    piece += f',"tree":{{"version":{SNAPSHOT_VERSION},"nodes":['.encode()
+    separator = b""
+    for node in nodes_as_json(tree):
+        piece += separator + dumps(node).encode()
+        separator = b","
+        if len(piece) >= PIECE_BYTES:
+            pieces.append(bytes(piece))
+            piece.clear()
+        await turns.pass_on()
+    return [*pieces, bytes(piece + b"]}}")]
+
+
+class BytesResponse(StreamingResponse):
+    """JSON that is complete and in pieces."""
+
+    def __init__(self, pieces: Sequence[bytes]) -> None:
+        async def each() -> AsyncIterator[bytes]:
+            for piece in pieces:
+                yield piece
+
+        length = {"content-length": str(sum(map(len, pieces)))}
+        super().__init__(each(), media_type="application/json", headers=length)
