@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from fractions import Fraction
+from itertools import chain
+from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
 from search.answers.extraction import extract_answer
@@ -196,7 +198,14 @@ class Node:
 
     @property
     def steps(self) -> list[Step]:
-        return [node.step for node in self.path if node.step is not None]
+        steps: list[Step] = []
+        node: Node | None = self
+        while node is not None:  # not by way of `path`: this is asked for at every step of long paths
+            if node.step is not None:
+                steps.append(node.step)
+            node = node.parent
+        steps.reverse()
+        return steps
 
     @property
     def text(self) -> str:
@@ -206,7 +215,10 @@ class Node:
     @property
     def token_ids(self) -> list[int]:
         """The ids written on the path, prompt excluded."""
-        return [token for step in self.steps for token in step.token_ids]
+        return list(chain.from_iterable(map(_TOKEN_IDS, self.steps)))
+
+
+_TOKEN_IDS = attrgetter("token_ids")
 
 
 class TreeError(RuntimeError):

@@ -9,6 +9,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from operator import attrgetter
 from typing import ParamSpec
 
 from search.answers.voting import AnswerSelection
@@ -44,6 +45,7 @@ from search.tree import Node, NodeStatus, SearchTree
 from search.turns import Turns
 
 _P = ParamSpec("_P")
+_TEXT = attrgetter("text")
 
 UNLIMITED_S = 86_400.0
 """The deadline that the ports are told where the search has none, seconds."""
@@ -219,6 +221,8 @@ class _Search:
                 if not expansions and self._tree.in_flight == 0:
                     self._reason = StopReason.FINISHED
                     return
+                if not self._tree.in_flight:
+                    await turns.pass_on()
                 batches = await self._planner.plan(expansions)
                 if batches:
                     await self._kv_usage.round_begins()
@@ -297,7 +301,7 @@ class _Search:
             if self._strategy.needs_rewards:
                 items = []
                 for chain in chains:
-                    items.append(ScoreItem(tuple(step.text for step in chain[-1].steps), len(chain)))
+                    items.append(ScoreItem(tuple(map(_TEXT, chain[-1].steps)), len(chain)))
                     await turns.pass_on()
                 rewards, neutral = await self._scorer.rewards(
                     ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())

@@ -34,11 +34,12 @@ class DVTS(LevelSearch):
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
-        best = self._best(tree, depth)
         self._ended(tree, depth - 1)  # now, while it is one level
+        written = self._steps(tree, depth)
+        best = self._best_of(written)
         shares: Counter[Node] = Counter()
         answers: set[Node] = set()
-        for subtree, steps in self._steps(tree, depth).items():
+        for subtree, steps in written.items():
             if best[subtree].status is NodeStatus.TERMINAL:
                 answers.update(steps)
             else:
@@ -74,15 +75,19 @@ class DVTS(LevelSearch):
             return dict.fromkeys(range(self.n // self.m), tree.root)
         if (DVTS, depth) in tree.found:
             return tree.found[DVTS, depth]  # type: ignore[no-any-return]
-        steps = self._steps(tree, depth)
-        best = {subtree: best_first(nodes, self.aggregation)[0] for subtree, nodes in steps.items()}
+        best = self._best_of(self._steps(tree, depth))
         if depth < tree.deepest:  # no more will come
             tree.found[DVTS, depth] = best
         return best
 
+    def _best_of(self, written: Mapping[int, list[Node]]) -> dict[int, Node]:
+        return {subtree: best_first(steps, self.aggregation)[0] for subtree, steps in written.items()}
+
     def _steps(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
         """What was written for each subtree at that depth, the same text once: ``m`` samples each. Subtrees that are at
         the same node share its children, in turn."""
+        if (DVTS._steps, depth) in tree.found:
+            return tree.found[DVTS._steps, depth]  # type: ignore[no-any-return]
         written: dict[int, list[Node]] = {}
         taken: Counter[Node] = Counter()
         for subtree, node in self._best(tree, depth - 1).items():
@@ -91,6 +96,8 @@ class DVTS(LevelSearch):
             samples = [node.children[index].first for index in own if index in node.children]
             if steps := [sample for sample in dict.fromkeys(samples) if sample.status not in NOT_ARRIVED]:
                 written[subtree] = steps
+        if depth < tree.deepest:  # no more will come
+            tree.found[DVTS._steps, depth] = written
         return written
 
 

@@ -43,6 +43,8 @@ def path_score(node: Node, how: Aggregation) -> float | None:
     """The score of the path that ends in ``node``, in [0, 1]; None where none of its steps has a reward.
 
     Of a complete node; then it is looked for once."""
+    if how is Aggregation.LAST and node.reward is not None:
+        return node.reward
     if node.score is None or node.score[0] is not how:
         rewards = node.rewards
         node.score = how, aggregate(rewards, how) if rewards else None
