@@ -36,6 +36,12 @@ class Disposal:
 
         weakref.finalize(tree, dropped, vars(tree)).atexit = False
 
+    async def finish(self) -> None:
+        """Waits until all trees that were dropped are freed."""
+        await asyncio.sleep(0)  # what was dropped just now has been announced, not taken
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
     def _take(self, tree: Iterator[None]) -> None:
         self._waiting.append(tree)
         if self._task is None:
@@ -51,7 +57,11 @@ class Disposal:
 def dismantled(parts: dict[str, Any]) -> Iterator[None]:
     """Frees what a tree was made of, a little at every step, so that nothing is left to the garbage collector."""
     nodes: list[Node] = list(parts.pop("_nodes").values())
-    # The other parts first: they only name nodes, which are still held here.
+    found: dict[Any, Any] = parts.pop("found")
+    # These first: they only name nodes, which are still held here.
+    while found:
+        found.popitem()
+        yield
     while parts:
         parts.popitem()
         yield

@@ -1,0 +1,145 @@
+"""One search over quick ports, from its start until its tree is freed, and what each part of that costs."""
+
+import asyncio
+import gc
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.loop_holds import GarbageClock, Hold, Holds, measured
+from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
+from deployments.http.replies import Head, completion, dumps
+from deployments.http.tree_reply import with_tree
+from search.answers.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.problem import Problem
+from search.run.disposal import Disposal
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
+from search.run.runner import run_search
+from search.run.solver import Solver
+from search.settings import SearchSettings, parse_search
+from search.strategies.catalog import STRATEGIES
+from search.tree import SearchTree
+
+SIZES = {256: (16, 16), 1_024: (32, 32), 4_096: (64, 64), 16_384: (256, 64), 65_536: (768, 100)}
+"""Nodes, and the width and the levels that they come to."""
+MAX_LEVELS = 100
+GENERATION_STEPS = 16
+"""Of a generation of AB-MCTS that goes on to the end of the solution."""
+PROMPT = tuple(range(100, 200))
+SEED = 7
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One search."""
+
+    nodes: int
+    stop_reason: str
+    step_us: float
+    """Processor time per node, microseconds: the search, and the reply with its figures."""
+    tree_us: float
+    """What the tree in the reply costs beside."""
+    free_us: float
+    """Freeing it."""
+    holds: list[Hold]
+    """The longest of all callbacks, the longest first: of the search, both replies, and the freeing."""
+    garbage_ms: float
+    """Of ``holds`` and all others, what went into collections; and the longest of these."""
+    longest_garbage_ms: float
+    left: int
+    """Objects that only a collection of all generations would have freed."""
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        return {
+            "nodes": self.nodes,
+            "stop_reason": self.stop_reason,
+            "step_us": round(self.step_us, 2),
+            "tree_us": round(self.tree_us, 2),
+            "free_us": round(self.free_us, 2),
+            "longest_holds": [{"ms": round(hold.seconds * 1e3, 3), "of": hold.what} for hold in self.holds[:3]],
+            "garbage_ms": round(self.garbage_ms, 2),
+            "longest_garbage_ms": round(self.longest_garbage_ms, 3),
+            "left_to_the_collector": self.left,
+        }
+
+
+def settings_of(strategy: str, size: int) -> SearchSettings:
+    width, _ = SIZES[size]
+    given: dict[str, Any] = {"strategy": strategy, "seed": SEED, "max_path_tokens": 8192, "budget": {"nodes": size}}
+    fields = STRATEGIES[strategy].model_fields
+    unchecked: dict[str, Any] = {"max_depth": MAX_LEVELS}
+    if "n" in fields:
+        unchecked["n"] = width
+    if "iterations" in fields:
+        unchecked["iterations"] = size  # the nodes end it before
+    settings = parse_search(given)
+    return settings.model_copy(update={"strategy": settings.strategy.model_copy(update=unchecked)})
+
+
+async def measure(strategy: str, size: int, repeated: float, matcher: AnswerMatcher) -> Measured:
+    """``repeated``: the share of siblings whose texts others have."""
+    width, levels = SIZES[size]
+    steps = {"greedy": MAX_LEVELS, "ab_mcts": GENERATION_STEPS}.get(strategy, levels)
+    garbage = GarbageClock()
+    fakes = OwnTime(lambda: garbage.seconds)
+    environment = SearchEnvironment(
+        generator=QuickGenerator(fakes, repeated, steps),
+        scorer=QuickScorer(fakes),
+        context_tokens=100_000,
+        gate=Gate(256),
+        matcher=matcher,
+        solver=BestQuarter(),
+    )
+    head = Head("chatcmpl-0", 0, "fake", strategy, width, len(PROMPT), 0.8, ())
+    disposal = Disposal()
+    found: list[SearchOutcome] = []
+
+    async def search() -> None:
+        tree = SearchTree()
+        disposal.watch(tree)
+        outcome = await run_search(
+            "What is it?", PROMPT, settings_of(strategy, size), environment, search_id="cost", tree=tree
+        )
+        dumps(completion(head, outcome))
+        found.append(outcome)
+
+    async def reply_with_tree() -> None:
+        await with_tree(completion(head, found[0]), found[0].tree)
+
+    async def free() -> None:
+        found.clear()
+        await disposal.finish()
+
+    async def timed(part: Callable[[], Awaitable[None]]) -> Holds:
+        holds = Holds()
+        with garbage.running(), measured(holds, fakes, garbage):
+            await asyncio.create_task(part())  # type: ignore[arg-type]
+        return holds
+
+    searched = await timed(search)
+    nodes, stop_reason = len(found[0].tree), str(found[0].stop_reason)
+    told = await timed(reply_with_tree)
+    freed = await timed(free)
+    return Measured(
+        nodes=nodes,
+        stop_reason=stop_reason,
+        step_us=searched.seconds / nodes * 1e6,
+        tree_us=told.seconds / nodes * 1e6,
+        free_us=freed.seconds / nodes * 1e6,
+        holds=sorted([*searched.longest, *told.longest, *freed.longest], reverse=True),
+        garbage_ms=garbage.seconds * 1e3,
+        longest_garbage_ms=garbage.longest * 1e3,
+        left=gc.collect(),
+    )
+
+
+class BestQuarter(Solver):
+    """Keeps the best quarter of the leaves, at once: in place of the program of ETS, which another process solves."""
+
+    async def solve(self, problem: Problem) -> list[int]:
+        values = problem.argument.values
+        order = sorted(range(len(values)), key=lambda index: -values[index])
+        return sorted(order[: max(1, len(order) // 4)])
