@@ -88,6 +88,8 @@ class Promises:
         """The one that was expanded last."""
         self._queue: list[tuple[Rank, Node]] = []
         """Ranked as they were when they were entered: what has another rank since was entered again."""
+        self._moved: dict[Node, None] = {}
+        """What may have another rank since it was entered."""
         promise_of(tree.root)
 
     @classmethod
@@ -98,6 +100,9 @@ class Promises:
         for node in arrived:
             if not node.is_lookahead and node.first.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
                 self._visit(node)
+        for node in self._moved:  # once each, however many solutions told of it
+            self._enter(node)
+        self._moved.clear()
 
     def best_newest(self) -> Node | None:
         """The best child of the node that was expanded last, by UCT; None if that one has ended or has children."""
@@ -130,17 +135,16 @@ class Promises:
         if first.status is NodeStatus.TERMINAL:
             self._back_up(path[:-1], promise.own_quality)
         if first is node:
-            self._enter(node)
+            self._moved[node] = None
         if above.samples % self._strategy.width == 0:
-            self._enter(parent)
+            self._moved[parent] = None
 
     def _back_up(self, path: Sequence[Node], value: float) -> None:
         """Credits the steps of a solution, the last one first, with its value."""
         for node in path:
             promise = promise_of(node)
             promise.worth = credited(promise.worth, gain(node.depth, len(path), value))
-            for ranked in (node, *node.distinct_children):
-                self._enter(ranked)
+            self._moved.update(dict.fromkeys((node, *node.distinct_children)))
 
     def _enter(self, node: Node) -> None:
         if node.statistics is not None and self._is_candidate(node):
