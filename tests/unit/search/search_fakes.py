@@ -211,7 +211,9 @@ class Bench:
 
     async def run(self, settings: SearchSettings, **options: Any) -> SearchOutcome:
         surroundings = {
-            name: options.pop(name) for name in ("context_tokens", "fallback", "extract_answer") if name in options
+            name: options.pop(name)
+            for name in ("context_tokens", "fallback", "extract_answer", "solver")
+            if name in options
         }
         environment = SearchEnvironment(
             generator=self.generator,

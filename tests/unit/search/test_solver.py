@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import pytest
 from numpy.typing import NDArray
+from search_fakes import Bench
 
 from search.problem import Problem, StepEncoder
 from search.run import solver as solver_module
@@ -69,7 +70,7 @@ def broken(argument: Any) -> StepEncoder:
 
 @pytest.fixture
 async def solver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessSolver]:
-    monkeypatch.setattr(solver_module, "SOLVE_S", 1.0)
+    monkeypatch.setattr(solver_module, "SOLVE_S", 5.0)
     solver = ProcessSolver()
     yield solver
     await asyncio.to_thread(solver.close)
@@ -99,7 +100,7 @@ async def test_a_worker_that_is_stopped_takes_no_more_than_its_time(solver: Proc
     child.suspend()
     started = time.monotonic()
     assert await solver.solve(Problem(doubled, "x" * (1 << 20), fallback="late")) == "late"
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 20.0
     assert not child.is_running()
 
 
@@ -111,7 +112,7 @@ async def test_a_search_that_is_given_up_does_not_hold_up_the_next(solver: Proce
         task.cancel()
     started = time.monotonic()
     assert await solver.solve(Problem(doubled, 3, fallback=0)) == 6
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 20.0
 
 
 async def test_closing_ends_the_worker_at_once() -> None:
@@ -122,7 +123,7 @@ async def test_closing_ends_the_worker_at_once() -> None:
     started = time.monotonic()
     await asyncio.to_thread(solver.close)
     assert await hanging == "closed"
-    assert time.monotonic() - started < 10.0
+    assert time.monotonic() - started < 20.0
     assert not child.is_running()
     assert not any(thread.name.startswith("solver") for thread in threading.enumerate())
 
@@ -153,3 +154,45 @@ async def test_a_large_problem_does_not_hold_the_event_loop(solver: ProcessSolve
     kept = await solver.solve(Problem(kept_leaves, problem, fallback=None))
     assert time.thread_time() - spent < 0.005
     assert kept == await Solver().solve(Problem(kept_leaves, problem, fallback=None))
+
+
+class Watching(Solver):
+    """Says what it was asked, and answers what it was told to."""
+
+    def __init__(self, answer: list[int] | None = None) -> None:
+        self.problems: list[Problem] = []
+        self._answer = answer
+
+    async def solve(self, problem: Problem) -> Any:
+        self.problems.append(problem)
+        return problem.fallback if self._answer is not None else await super().solve(problem)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1])
+async def test_a_search_has_each_level_solved_once_and_nothing_on_the_event_loop(
+    lookahead: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench, solver = Bench(), Watching()
+    loop = threading.get_ident()
+    solved_by: list[int] = []
+
+    def watched(argument: Any, encoder: StepEncoder | None) -> list[int]:
+        solved_by.append(threading.get_ident())
+        return kept_leaves(argument, encoder)
+
+    monkeypatch.setattr("search.strategies.ets.kept_leaves", watched)
+    outcome = await bench.search({"strategy": "ets", "n": 12, "lookahead": lookahead}, solver=solver)
+    assert solver.problems
+    assert len(solver.problems) == len(set(solver.problems)) < outcome.tree.deepest
+    assert len(solved_by) == len(solver.problems)
+    assert loop not in solved_by
+
+
+async def test_without_solutions_ets_is_rebase() -> None:
+    """So a solver that is lost costs a search its savings, not its answer."""
+    trees = {}
+    for strategy, solver in (("ets", Watching(answer=[])), ("rebase", Solver())):
+        bench = Bench()
+        outcome = await bench.search({"strategy": strategy, "n": 12}, solver=solver)
+        trees[strategy] = {node.id: node.step for node in outcome.tree.nodes}
+    assert trees["ets"] == trees["rebase"]
