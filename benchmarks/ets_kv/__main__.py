@@ -36,6 +36,7 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 Widths = Annotated[list[int] | None, typer.Option("--width", min=1, max=256, help="More than once; 16 if unset.")]
 Sides = Annotated[list[str] | None, typer.Option("--side", help="Beside REBASE, as `banyan eval` takes them.")]
+Merged = Annotated[bool, typer.Option("--merge/--no-merge", help="Siblings of the same text as one; off as in papers.")]
 Count = Annotated[int, typer.Option("--problems", min=1, max=1000)]
 Seed = Annotated[int, typer.Option(min=0)]
 InFlight = Annotated[int, typer.Option(min=1, max=256)]
@@ -49,6 +50,7 @@ Search = Callable[[str, dict[str, Any]], Awaitable[Row]]
 def embedded(
     width: Widths = None,
     side: Sides = None,
+    merge: Merged = True,
     problems: Count = 100,
     split: Annotated[Split, typer.Option(help="Choose by validation, report test.")] = Split.VALIDATION,
     seed: Seed = 1,
@@ -83,7 +85,7 @@ def embedded(
         solver.close()
         return [row for each in rows for row in each]
 
-    asked = _sides(width, side)
+    asked = _sides(width, side, merge)
     _report("embedded", asked, {"embedded": asyncio.run(all_rows())}, {"split": split, "seed": seed})
 
 
@@ -92,6 +94,7 @@ def smollm2(
     model: Annotated[Path, typer.Option(exists=True, file_okay=False)] = Path(".models/SmolLM2-135M-Instruct"),
     width: Widths = None,
     side: Sides = None,
+    merge: Merged = True,
     problems: Count = 20,
     level: Annotated[int, typer.Option(min=1, max=5, help="Of the arithmetic; the model is weak at it.")] = 1,
     seed: Seed = 1,
@@ -147,7 +150,7 @@ def smollm2(
             rows, _ = await solve_all(one, drawn, in_flight, seed)
             return [row for each in rows for row in each]
 
-    asked = _sides(width, side)
+    asked = _sides(width, side, merge)
     _report("smollm2", asked, {"smollm2": asyncio.run(all_rows())}, {"seed": seed, "level": level})
 
 
@@ -155,6 +158,7 @@ def smollm2(
 def shapes(
     width: Widths = None,
     side: Sides = None,
+    merge: Merged = True,
     problems: Count = 20,
     shape: Annotated[list[str] | None, typer.Option(help=f"More than once; {', '.join(SHAPES)}.")] = None,
 ) -> None:
@@ -172,17 +176,17 @@ def shapes(
                 )
         return rows
 
-    asked = _sides(width, side)
+    asked = _sides(width, side, merge)
     matcher = AnswerMatcher()
     by_shape = {name: asyncio.run(all_rows(name)) for name in shape or SHAPES}
     _report("shapes", asked, by_shape, {"shapes": {name: SHAPES[name]._asdict() for name in by_shape}})
 
 
-def _sides(widths: Sequence[int] | None, sides: Sequence[str] | None) -> dict[str, dict[str, Any]]:
+def _sides(widths: Sequence[int] | None, sides: Sequence[str] | None, merge: bool) -> dict[str, dict[str, Any]]:
     """The settings of every search by its name, which ends with its width."""
     try:
         return {
-            f"{side} @ {width}": search_field(side, width)
+            f"{side} @ {width}": {"merge_siblings": merge} | search_field(side, width)
             for width in widths or (16,)
             for side in dict.fromkeys([BASELINE, *(sides or ["ets"])])
         }
@@ -215,7 +219,8 @@ def _report(source: str, asked: dict[str, dict[str, Any]], rows: dict[str, Rows]
                 f"{figures['texts'][1]:,.0f} of {figures['samples'][1]:,.0f}",
                 f"{figures['held_by_path'][0] / figures['held_by_path_at_least'][1]:.2f}",
             )
-    path = write_result(f"ets_kv_{source}", drawn | {"searches": asked, "compared": comparisons, "claims": claims})
+    how = "" if all(settings["merge_siblings"] for settings in asked.values()) else "_unmerged"
+    path = write_result(f"ets_kv_{source}{how}", drawn | {"searches": asked, "compared": comparisons, "claims": claims})
     console.print(table)
     console.print(f"claims that hold: {sum(claim['holds'] for claim in claims)} of {len(claims)}; kept in {path.name}")
 
