@@ -48,20 +48,27 @@ class Disposal:
             self._task = asyncio.get_running_loop().create_task(self._work())
 
     async def _work(self) -> None:
-        while self._waiting:
-            for _ in self._waiting.popleft():
-                await asyncio.sleep(0)
-        self._task = None
+        try:
+            while self._waiting:
+                for _ in self._waiting.popleft():
+                    await asyncio.sleep(0)
+        finally:
+            self._task = None
 
 
 def dismantled(parts: dict[str, Any]) -> Iterator[None]:
     """Frees what a tree was made of, a little at every step, so that nothing is left to the garbage collector."""
     nodes: list[Node] = list(parts.pop("_nodes").values())
     found: dict[Any, Any] = parts.pop("found")
+    queues = [part for fold, _ in parts["_folds"].values() for part in vars(fold).values() if type(part) is list]
     # These first: they only name nodes, which are still held here.
     while found:
         found.popitem()
         yield
+    for queue in queues:
+        while queue:
+            del queue[-NODES_PER_TURN:]
+            yield
     while parts:
         parts.popitem()
         yield

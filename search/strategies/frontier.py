@@ -143,7 +143,10 @@ class Promises:
         """Credits the steps of a solution, the last one first, with its value."""
         for node in path:
             promise = promise_of(node)
-            promise.worth = credited(promise.worth, gain(node.depth, len(path), value))
+            before = promise.worth
+            promise.worth = credited(before, gain(node.depth, len(path), value))
+            if promise.worth == before:  # nobody's rank hangs on anything else of it
+                continue
             self._moved.update(dict.fromkeys((node, *node.distinct_children)))
 
     def _enter(self, node: Node) -> None:
