@@ -58,27 +58,33 @@ class Disposal:
 
 def dismantled(parts: dict[str, Any]) -> Iterator[None]:
     """Frees what a tree was made of, a little at every step, so that nothing is left to the garbage collector."""
-    nodes: list[Node] = list(parts.pop("_nodes").values())
+    by_id: dict[Any, Node] = parts.pop("_nodes")
+    nodes: deque[Node] = deque()
+    while by_id:
+        for _ in range(min(NODES_PER_TURN, len(by_id))):
+            nodes.appendleft(by_id.popitem()[1])
+        yield
+    # Whatever else there is only names nodes, which are still held here.
     found: dict[Any, Any] = parts.pop("found")
-    queues = [part for fold, _ in parts["_folds"].values() for part in vars(fold).values() if type(part) is list]
-    # These first: they only name nodes, which are still held here.
-    while found:
+    while found:  # one at a time: each may tell of a whole level
         found.popitem()
         yield
-    for queue in queues:
-        while queue:
-            del queue[-NODES_PER_TURN:]
+    folds = [vars(fold) for fold, _ in parts.pop("_folds").values()]
+    for container in (*_containers(parts), *(part for fold in folds for part in _containers(fold))):
+        while container:
+            for _ in range(min(NODES_PER_TURN, len(container))):
+                container.popitem() if type(container) is dict else container.pop()
             yield
-    while parts:
-        parts.popitem()
-        yield
-    nodes.reverse()
+    # Parents go before their children, so each is the last to name what it is made of.
     while nodes:
-        for node in nodes[: -NODES_PER_TURN - 1 : -1]:
-            _cut_off(node)
-        # Parents go before their children, so each of these is the last to name what it is made of.
-        del nodes[-NODES_PER_TURN:]
+        for _ in range(min(NODES_PER_TURN, len(nodes))):
+            _cut_off(nodes.popleft())
         yield
+
+
+def _containers(parts: dict[str, Any]) -> list[Any]:
+    """Takes out what may be large."""
+    return [parts.pop(name) for name in list(parts) if type(parts[name]) in (dict, list)]
 
 
 def _cut_off(node: Node) -> None:
