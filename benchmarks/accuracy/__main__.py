@@ -1,7 +1,7 @@
 """Measures searches, or compares two runs.
 
 python -m benchmarks.accuracy --problems 200 --budget 960 --strategy beam_search --strategy dvts:m=8 --json new.json
-python -m benchmarks.accuracy compare old.json new.json
+python -m benchmarks.accuracy compare old.json new.json --keep --better 'beam_search @ 3840'
 """
 
 import asyncio
@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.accuracy.measuring import measure_memoized, measure_on_vllm
-from benchmarks.accuracy.report import compared, rows_as_json, summary, table
+from benchmarks.accuracy.report import compared, kept_comparison, pairs_table, rows_as_json, summary, table
 from benchmarks.accuracy.searches import searches
 from benchmarks.record import write_result
 from cluster.cli.search_field import SearchFieldError
@@ -76,10 +76,20 @@ def compare(
     before: Path,
     after: Path,
     against: Annotated[str | None, typer.Option(help="Compare all of AFTER with this one search of BEFORE.")] = None,
+    keep: Annotated[
+        bool, typer.Option(help="Under benchmarks/results: both runs without their rows, and claims.")
+    ] = False,
+    better: Annotated[
+        list[str] | None, typer.Option(help="Claimed to be better, not only no worse; more than once.")
+    ] = None,
 ) -> None:
     """Paired differences of two runs on the same problems."""
     try:
-        console.print(compared(before, after, against))
+        pairs = compared(before, after, against)
+        console.print(pairs_table(pairs))
+        if keep:
+            path = write_result("accuracy", kept_comparison(before, after, pairs, better or []))
+            console.print(f"kept in {path}")
     except (OSError, ValueError) as error:
         raise typer.BadParameter(str(error)) from error
 

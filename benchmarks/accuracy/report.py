@@ -4,12 +4,12 @@ import json
 import statistics
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.table import Table
 
 from benchmarks.accuracy.measuring import Row
-from benchmarks.accuracy.pairs import paired_difference
+from benchmarks.accuracy.pairs import PairedDifference, paired_difference
 from benchmarks.accuracy.searches import Measured
 from cluster.evaluation.statistics import wilson
 from search.run.report import SearchCost, StopReason
@@ -71,17 +71,24 @@ def rows_as_json(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def compared(before: Path, after: Path, against: str | None) -> Table:
-    """The paired difference of each search in both files, or of each in ``after`` against one of ``before``.
+class Compared(NamedTuple):
+    """One search in two runs."""
+
+    search: str
+    before: float
+    """Its accuracy."""
+    after: float
+    pairs: PairedDifference
+
+
+def compared(before: Path, after: Path, against: str | None) -> list[Compared]:
+    """Each search in both files, or each in ``after`` against one of ``before``.
 
     Raises:
         ValueError: a search of ``after`` has other problems than the one that it is compared with.
     """
     first, second = _right(before), _right(after)
-    shown = Table(
-        *("search", "problems", "before", "after", "difference", "95% interval", "only before", "only after", "p"),
-        caption="right answers on the same problems; Agresti and Min's interval, McNemar's exact p",
-    )
+    found: list[Compared] = []
     for name, right in second.items():
         other = first.get(against or name)
         if other is None:
@@ -89,11 +96,21 @@ def compared(before: Path, after: Path, against: str | None) -> Table:
         if other.keys() != right.keys():
             raise ValueError(f"{name}: the two files have different problems")
         pairs = paired_difference([other[problem] for problem in right], list(right.values()))
+        found.append(Compared(name, sum(other.values()) / pairs.problems, sum(right.values()) / pairs.problems, pairs))
+    return found
+
+
+def pairs_table(found: Sequence[Compared]) -> Table:
+    shown = Table(
+        *("search", "problems", "before", "after", "difference", "95% interval", "only before", "only after", "p"),
+        caption="right answers on the same problems; Agresti and Min's interval, McNemar's exact p",
+    )
+    for name, before, after, pairs in found:
         shown.add_row(
             name,
             str(pairs.problems),
-            f"{sum(other.values()) / pairs.problems:.1%}",
-            f"{sum(right.values()) / pairs.problems:.1%}",
+            f"{before:.1%}",
+            f"{after:.1%}",
             f"{100 * pairs.difference:+.1f}",
             f"{100 * pairs.low:+.1f} to {100 * pairs.high:+.1f}",
             str(pairs.lost),
@@ -101,6 +118,43 @@ def compared(before: Path, after: Path, against: str | None) -> Table:
             f"{pairs.p:.3f}",
         )
     return shown
+
+
+def kept_comparison(before: Path, after: Path, found: Sequence[Compared], better: Sequence[str]) -> dict[str, Any]:
+    """Both runs without their rows, the paired differences in points, and what was asked: the searches that are to be
+    ``better`` have an interval wholly above 0, no search has one wholly below, and none with a token budget ends
+    before it is used."""
+    runs = [json.loads(path.read_text()) for path in (before, after)]
+    claims: list[dict[str, Any]] = []
+    for each in found:
+        low, high = round(100 * each.pairs.low, 1), round(100 * each.pairs.high, 1)
+        if each.search in better:
+            claims.append(_claim(f"{each.search}: lower bound of the difference", low, "> 0", low > 0))
+        claims.append(_claim(f"{each.search}: upper bound of the difference", high, ">= 0", high >= 0))
+    for each in runs[1]["searches"]:
+        if (early := each["finished_early"]) is not None:
+            claims.append(
+                _claim(f"{each['search']}: ended with budget left", round(early, 3), "<= 0.01", early <= 0.01)
+            )
+    differences = [
+        {
+            "search": each.search,
+            "before": each.before,
+            "after": each.after,
+            "difference": round(100 * each.pairs.difference, 2),
+            "interval": [round(100 * each.pairs.low, 2), round(100 * each.pairs.high, 2)],
+            "only_before": each.pairs.lost,
+            "only_after": each.pairs.won,
+            "p": round(each.pairs.p, 5),
+        }
+        for each in found
+    ]
+    sides = [{name: value for name, value in run.items() if name not in ("rows", "columns")} for run in runs]
+    return {"claims": claims, "differences": differences, "before": sides[0], "after": sides[1]}
+
+
+def _claim(name: str, value: float, asked: str, holds: bool) -> dict[str, Any]:
+    return {"name": name, "value": value, "asked": asked, "holds": holds}
 
 
 def _right(path: Path) -> dict[str, dict[str, bool]]:
