@@ -131,11 +131,11 @@ def kept_comparison(before: Path, after: Path, found: Sequence[Compared], better
         if each.search in better:
             claims.append(_claim(f"{each.search}: lower bound of the difference", low, "> 0", low > 0))
         claims.append(_claim(f"{each.search}: upper bound of the difference", high, ">= 0", high >= 0))
-    for each in runs[1]["searches"]:
-        if (early := each["finished_early"]) is not None:
-            claims.append(
-                _claim(f"{each['search']}: ended with budget left", round(early, 3), "<= 0.01", early <= 0.01)
-            )
+    claims += [
+        _claim(f"{each['search']}: ended with budget left", round(early, 3), "<= 0.01", early <= 0.01)
+        for each in runs[1]["searches"]
+        if (early := each["finished_early"]) is not None
+    ]
     differences = [
         {
             "search": each.search,

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.accuracy.pairs import paired_difference
-from benchmarks.accuracy.report import compared
+from benchmarks.accuracy.report import compared, kept_comparison, pairs_table
 from benchmarks.accuracy.searches import searches
 from benchmarks.record import write_result
 from cluster.cli.search_field import SearchFieldError
@@ -63,14 +63,21 @@ def test_a_search_that_is_none_is_refused_before_anything_starts() -> None:
 def test_two_runs_are_compared_problem_by_problem(tmp_path: Path) -> None:
     columns = ("search", "problem", "right")
     before = {"columns": columns, "rows": [["a", "1", True], ["a", "2", False], ["b", "1", False], ["b", "2", False]]}
-    after = {"columns": columns, "rows": [["a", "2", True], ["a", "1", True]]}
+    searches = [{"search": "a", "finished_early": 0.5}]
+    after = {"columns": columns, "rows": [["a", "2", True], ["a", "1", True]], "searches": searches}
     first = write_result("test", before, tmp_path / "before.json")
     second = write_result("test", after, tmp_path / "after.json")
     assert json.loads(first.read_text())["rows"] == before["rows"]
-    [same] = _lines(compared(first, second, None))
+    [same] = _lines(pairs_table(compared(first, second, None)))
     assert same[:5] == ["a", "2", "50.0%", "100.0%", "+50.0"]
-    [other] = _lines(compared(first, second, "b"))
+    [other] = _lines(pairs_table(compared(first, second, "b")))
     assert other[:5] == ["a", "2", "0.0%", "100.0%", "+100.0"]
+    kept = kept_comparison(first, second, compared(first, second, None), ["a"])
+    assert [(claim["asked"], claim["holds"]) for claim in kept["claims"]] == [
+        ("> 0", False),  # two problems show nothing
+        (">= 0", True),
+        ("<= 0.01", False),
+    ]
     third = write_result("test", {"columns": columns, "rows": [["a", "3", True]]}, tmp_path / "third.json")
     with pytest.raises(ValueError, match="different problems"):
         compared(first, third, None)
