@@ -10,7 +10,7 @@ counts the others (``count``), is scored, grows and answers. The others are ``RE
 on no order of arrival, and a path says how often it was written (``SearchTree.multiplicity``).
 """
 
-from bisect import insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
@@ -105,6 +105,8 @@ class Continuations:
     """How many steps: repeated and pruned ones too."""
     by_text: dict[Sameness, "Node"] | None = None
     """The one that stands for each text; None where siblings are not merged."""
+    standing: list["Node"] = field(default_factory=list)
+    """The same nodes, by id."""
 
 
 @dataclass(eq=False, slots=True)
@@ -161,7 +163,7 @@ class Node:
         below = self.continuations
         if below is None or below.by_text is None:
             return list(self.children.values())
-        return sorted(below.by_text.values(), key=lambda node: node.id)
+        return below.standing.copy()
 
     @property
     def samples(self) -> int:
@@ -218,6 +220,7 @@ class Node:
         return list(chain.from_iterable(map(_TOKEN_IDS, self.steps)))
 
 
+_ID = attrgetter("id")
 _TOKEN_IDS = attrgetter("token_ids")
 
 
@@ -519,6 +522,10 @@ class SearchTree:
                 (node.status is NodeStatus.REPEATED) != (node.repeats is not None)
             ):
                 problems.append(f"{node.id} is {node.status} and counts {node.count}")
+        for node in (self.root, *self.nodes):
+            below = node.continuations
+            if below is not None and below.standing != sorted((below.by_text or {}).values(), key=_ID):
+                problems.append(f"what stands below {node.id} is not in order")
         live = sum(node.status in IN_FLIGHT for node in self.nodes)
         if live != self.in_flight:
             problems.append(f"{live} nodes are in flight, {self.in_flight} are counted")
@@ -551,7 +558,10 @@ class SearchTree:
         if not self.merges_siblings:
             return node
         below.by_text = {} if below.by_text is None else below.by_text
-        return below.by_text.setdefault(Sameness(step.text, step.end, node.ends), node)
+        first = below.by_text.setdefault(Sameness(step.text, step.end, node.ends), node)
+        if first is node:
+            insort(below.standing, node, key=_ID)
+        return first
 
     def _meet(self, node: Node) -> None:
         """Counts what was just written, with the sibling of the same text where there is one."""
@@ -596,6 +606,8 @@ class SearchTree:
         below = node.parent.continuations
         if below is not None and below.by_text is not None and node.step is not None:
             below.by_text[Sameness(node.step.text, node.step.end, node.ends)] = node
+            del below.standing[bisect_left(below.standing, first.id, key=_ID)]
+            insort(below.standing, node, key=_ID)
         if status is not node.status:
             self._turn(node, status)
         self.repeated -= len(members) - 1
@@ -608,7 +620,7 @@ class SearchTree:
             self._terminals.remove(node)
             self._ended[node.depth] -= node.count
         if status is NodeStatus.TERMINAL and not node.is_lookahead:
-            insort(self._terminals, node, key=lambda member: member.id)
+            insort(self._terminals, node, key=_ID)
             self._ended[node.depth] += node.count
         if status in IN_FLIGHT:
             self._live[node] = None
