@@ -1,29 +1,20 @@
 """AB-MCTS: at every node, Thompson sampling between a new child and those that are there."""
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from random import Random
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
+import numpy as np
 from pydantic import Field
 
 from search.caps import Uncapped, Width
 from search.ports import StopCondition
+from search.strategies.arm_posteriors import MANY, NO_REWARDS, PRIORS, Posterior, Rewards
 from search.strategies.base import Expansion, Strategy
 from search.strategies.path_score import path_score
 from search.strategies.visit_statistics import MAX_ITERATIONS, clear_statistics, upwards
 from search.tree import Node, NodeStatus, SearchTree
-
-
-class Posterior(StrEnum):
-    """What is believed of the rewards behind an arm."""
-
-    GAUSSIAN = "gaussian"
-    """Normal with unknown mean and variance."""
-    BETA = "beta"
-    """Bernoulli with fractional outcomes, Jeffreys prior."""
 
 
 class ABMCTS(Strategy):
@@ -67,20 +58,6 @@ class ABMCTS(Strategy):
         return [Expansion(node, count, self.generation) for node, count in wanted.items()]
 
 
-class Rewards(NamedTuple):
-    """What an arm gave so far."""
-
-    number: int = 0
-    total: float = 0.0
-    squares: float = 0.0
-
-    def with_one(self, reward: float) -> "Rewards":
-        return Rewards(self.number + 1, self.total + reward, self.squares + reward * reward)
-
-
-NO_REWARDS = Rewards()
-
-
 @dataclass(eq=False, slots=True)
 class ArmRewards:
     """What the arms of one node gave so far."""
@@ -91,52 +68,6 @@ class ArmRewards:
     """Continuing below the children, the arm CONT."""
     own: Rewards = NO_REWARDS
     """The node's own arm among its siblings."""
-
-
-class Belief(NamedTuple):
-    """A normal-inverse-chi-squared distribution over the mean and variance of an arm's rewards."""
-
-    mean: float = 0.0
-    kappa: float = 1.0
-    nu: float = 1.0
-    tau_squared: float = 0.1
-
-    def after(self, rewards: Rewards) -> "Belief":
-        """The posterior (Murphy 2023, section 3.4.3.3)."""
-        count = rewards.number
-        if not count:
-            return self
-        average = rewards.total / count
-        spread = max(0.0, rewards.squares - count * average**2)
-        kappa, nu = self.kappa + count, self.nu + count
-        drift = count * self.kappa * (self.mean - average) ** 2 / kappa
-        return Belief(
-            mean=(self.kappa * self.mean + count * average) / kappa,
-            kappa=kappa,
-            nu=nu,
-            tau_squared=(self.nu * self.tau_squared + spread + drift) / nu,
-        )
-
-    def draw(self, rng: Random) -> float:
-        """A mean: the variance is drawn first, inverse gamma, then the mean, normal."""
-        variance = self.nu * self.tau_squared / 2 / rng.gammavariate(self.nu / 2, 1.0)
-        return rng.gauss(self.mean, math.sqrt(variance / self.kappa))
-
-
-class Odds(NamedTuple):
-    """A beta distribution over the chance that an arm's outcome is right."""
-
-    right: float = 0.5
-    wrong: float = 0.5
-
-    def after(self, rewards: Rewards) -> "Odds":
-        return Odds(self.right + rewards.total, self.wrong + max(0.0, rewards.number - rewards.total))
-
-    def draw(self, rng: Random) -> float:
-        return rng.betavariate(self.right, self.wrong)
-
-
-PRIORS: dict[Posterior, Belief | Odds] = {Posterior.GAUSSIAN: Belief(), Posterior.BETA: Odds()}
 
 
 class Arms:
@@ -199,11 +130,17 @@ def chosen_parent(root: Node, posterior: Posterior, rng: Random) -> Node:
     """Where the next child is written: at any open node one more is possible."""
     prior = PRIORS[posterior]
     node = root
-    while below := [child for child in node.distinct_children if child.status is NodeStatus.OPEN]:
+    is_open = NodeStatus.OPEN
+    while below := [child for child in node.distinct_children if child.status is is_open]:
         arms = rewards_of(node)
         generate = prior.after(arms.generated).draw(rng)
         if generate >= prior.after(arms.continued).draw(rng):
             return node
-        draws = {child: prior.after(rewards_of(child).own).draw(rng) for child in below}
-        node = max(below, key=lambda child: draws[child])
+        rewards = [rewards_of(child).own for child in below]
+        if len(below) < MANY:
+            draws = [prior.after(own).draw(rng) for own in rewards]
+            best = draws.index(max(draws))
+        else:
+            best = int(prior.draw_many(rewards, np.random.Generator(np.random.PCG64(rng.getrandbits(64)))).argmax())
+        node = below[best]
     return node

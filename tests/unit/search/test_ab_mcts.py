@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+import numpy as np
 import pytest
+from scipy.stats import ks_2samp
 from search_fakes import search
 from treequest.algos.ab_mcts_a.algo import ABMCTSA
 from treequest.algos.ab_mcts_a.prob_state import PriorConfig, ProbabilisticDist
 
 from search.settings import parse_search
-from search.strategies.ab_mcts import PRIORS, Arms, Belief, Odds, Posterior, Rewards, chosen_parent
+from search.strategies.ab_mcts import Arms, chosen_parent, rewards_of
+from search.strategies.arm_posteriors import MANY, PRIORS, Belief, Odds, Posterior, Rewards
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 ORDER = {"gaussian": ("m", "kappa", "nu", "tau_square"), "beta": ("a", "b")}
@@ -31,6 +34,10 @@ def draw_from(parameters: tuple[float, ...]) -> float:
         return rng.betavariate(*parameters)
     mean, kappa, _, tau_squared = parameters
     return rng.gauss(mean, math.sqrt(tau_squared / kappa))
+
+
+def rng_of(seed: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(seed))
 
 
 def reward_at(node: NodeId) -> float:
@@ -100,6 +107,60 @@ def test_draws_follow_the_posterior() -> None:
     variance = sum((draw - mean) ** 2 for draw in draws) / len(draws)
     assert mean == pytest.approx(0.4, abs=0.003)
     assert variance == pytest.approx(0.05 / 11 * 11 / 9, rel=0.05)
+
+
+@pytest.mark.parametrize("posterior", Posterior)
+@pytest.mark.parametrize("rewards", [[], [0.7], [0.1, 0.9, 0.4, 0.4, 0.6]])
+def test_many_arms_draw_as_one_does(posterior: Posterior, rewards: list[float]) -> None:
+    prior, arm = PRIORS[posterior], reduce(Rewards.with_one, rewards, Rewards())
+    one, number = random.Random(5), 20_000
+    alone = [prior.after(arm).draw(one) for _ in range(number)]
+    at_once = prior.draw_many([arm] * number, rng_of(5))
+    # Kolmogorov and Smirnov: same distributions differ by more in one of a million pairs of samples.
+    assert ks_2samp(alone, at_once).pvalue > 1e-6
+    others = prior.draw_many([arm.with_one(0.0)] * number, rng_of(5))
+    assert ks_2samp(alone, others).pvalue < 1e-6, "and others are told from them"
+
+
+@pytest.mark.parametrize("posterior", Posterior)
+def test_each_of_many_arms_draws_from_its_own_rewards(posterior: Posterior) -> None:
+    arms = [Rewards(400, 400 * mean, 400 * mean**2) for mean in (0.1, 0.5, 0.9)]
+    draws = np.array([PRIORS[posterior].draw_many(arms, rng_of(seed)) for seed in range(50)])
+    assert draws.mean(axis=0) == pytest.approx([0.1, 0.5, 0.9], abs=0.02)
+
+
+def wide_tree(arms: int) -> SearchTree:
+    """Of a root with so many children, all of them seen to be far better than a new one."""
+    tree = SearchTree()
+    tree.fold(Arms, parse_search({"strategy": "ab_mcts"}).strategy)
+    for node in tree.request(tree.root, arms):
+        tree.write(node, Step((1,), f"{node.id}\n\n", StepEnd.DELIMITER))
+        tree.complete(node, 0.5)
+        rewards_of(node).own = Rewards(50, 25.0, 12.5 + node.id[0] / arms)
+    rewards_of(tree.root).generated = Rewards(500, 0.0, 0.0)
+    rewards_of(tree.root).continued = Rewards(500, 250.0, 125.0)
+    return tree
+
+
+@pytest.mark.parametrize("posterior", Posterior)
+def test_among_hundreds_of_children_the_choice_follows_the_seed(posterior: Posterior) -> None:
+    trees = wide_tree(300), wide_tree(300)
+    first, second = (
+        [chosen_parent(tree.root, posterior, random.Random(seed)).id for seed in range(40)] for tree in trees
+    )
+    assert first == second
+    assert len(set(first)) > 20
+
+
+def test_many_arms_are_not_drawn_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    draw = Belief.draw
+    monkeypatch.setattr(Belief, "draw", lambda belief, rng: drawn.append(belief) or draw(belief, rng))
+    chosen_parent(wide_tree(MANY - 1).root, Posterior.GAUSSIAN, random.Random(1))
+    assert len(drawn) == 2 + MANY - 1
+    drawn.clear()
+    chosen_parent(wide_tree(1000).root, Posterior.GAUSSIAN, random.Random(1))
+    assert len(drawn) == 2, "whether to go on, and nothing for each child"
 
 
 @pytest.mark.parametrize("paths", [1, 3])
