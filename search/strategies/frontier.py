@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from typing import Literal, NamedTuple, Self
 from weakref import proxy
@@ -70,6 +70,9 @@ class Promise:
     worth: float | None = None
     """What the solutions below gave it by backup; None where there is none yet."""
 
+    candidates: list[tuple["Rank", Node]] = field(default_factory=list)
+    """A heap of the children that may be taken up, ranked as they were when they were entered."""
+
     @property
     def quality(self) -> float:
         return self.own_quality if self.worth is None else self.worth
@@ -87,9 +90,12 @@ class Promises:
         self._newest = tree.root
         """The one that was expanded last."""
         self._queue: list[tuple[Rank, Node]] = []
-        """Ranked as they were when they were entered: what has another rank since was entered again."""
+        """The best candidate below each node, ranked as it was when it was entered: when another is the best, or it
+        has another rank, that is entered again."""
+        self._changed: dict[Node, None] = {}
+        """What may have another rank among its siblings since it was entered there."""
         self._moved: dict[Node, None] = {}
-        """What may have another rank since it was entered."""
+        """What may have another best candidate below it, or one of another rank."""
         promise_of(tree.root)
 
     @classmethod
@@ -100,8 +106,11 @@ class Promises:
         for node in arrived:
             if not node.is_lookahead and node.first.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
                 self._visit(node)
-        for node in self._moved:  # once each, however many solutions told of it
+        for node in self._changed:  # once each, however many solutions told of it
             self._enter(node)
+        for node in self._moved:
+            self._enter_best_below(node)
+        self._changed.clear()
         self._moved.clear()
 
     def best_newest(self) -> Node | None:
@@ -135,9 +144,9 @@ class Promises:
         if first.status is NodeStatus.TERMINAL:
             self._back_up(path[:-1], promise.own_quality)
         if first is node:
-            self._moved[node] = None
+            self._changed[node] = None
         if above.samples % self._strategy.width == 0:
-            self._moved[parent] = None
+            self._changed[parent] = None
 
     def _back_up(self, path: Sequence[Node], value: float) -> None:
         """Credits the steps of a solution, the last one first, with its value."""
@@ -147,11 +156,27 @@ class Promises:
             promise.worth = credited(before, gain(node.depth, len(path), value))
             if promise.worth == before:  # nobody's rank hangs on anything else of it
                 continue
-            self._moved.update(dict.fromkeys((node, *node.distinct_children)))
+            # Among themselves, its children keep their order: it is the parent of each.
+            self._moved[node] = None
+            if self._strategy.quality_weight:
+                self._changed[node] = None
 
     def _enter(self, node: Node) -> None:
-        if node.statistics is not None and self._is_candidate(node):
-            heappush(self._queue, (self._rank(node), node))
+        if node.parent is None:
+            return
+        parent = node.parent.first
+        self._moved[parent] = None
+        if self._is_candidate(node):
+            heappush(promise_of(parent).candidates, (self._own_rank(node), node))
+
+    def _enter_best_below(self, parent: Node) -> None:
+        candidates = promise_of(parent).candidates
+        while candidates:
+            rank, node = candidates[0]
+            if self._is_candidate(node) and rank == self._own_rank(node):
+                heappush(self._queue, (self._rank(node), node))
+                return
+            heappop(candidates)
 
     def _is_candidate(self, node: Node) -> bool:
         if node.status is not NodeStatus.OPEN or node.parent is None:
@@ -160,17 +185,24 @@ class Promises:
         return promise.distinct < self._strategy.width if self._tree.merges_siblings else not promise.samples
 
     def _rank(self, node: Node) -> "Rank":
-        return Rank(promise_of(node).samples // self._strategy.width, -self._promise(node), node.id)
-
-    def _promise(self, node: Node) -> float:
+        """Its place among all candidates."""
         strategy, parent = self._strategy, node.parent
-        entropy = -mean_logprob(node) if strategy.entropy_weight else 0.0
-        return (
-            strategy.parent_weight * math.tanh(promise_of(parent.first).quality if parent else 0.0)
-            + strategy.quality_weight * math.tanh(promise_of(node).quality)
-            + strategy.entropy_weight * entropy
-            + strategy.depth_weight * math.sqrt(node.depth / strategy.max_depth)
-        )
+        from_above = strategy.parent_weight * math.tanh(promise_of(parent.first).quality if parent else 0.0)
+        from_depth = strategy.depth_weight * math.sqrt(node.depth / strategy.max_depth)
+        quality, entropy = self._own_promise(node)
+        return Rank(self._rounds(node), -(from_above + quality + entropy + from_depth), node.id)
+
+    def _own_rank(self, node: Node) -> "Rank":
+        """Its place among its siblings, who have their depth and their parent in common."""
+        return Rank(self._rounds(node), -sum(self._own_promise(node)), node.id)
+
+    def _rounds(self, node: Node) -> int:
+        return promise_of(node).samples // self._strategy.width
+
+    def _own_promise(self, node: Node) -> tuple[float, float]:
+        strategy = self._strategy
+        quality = strategy.quality_weight * math.tanh(promise_of(node).quality) if strategy.quality_weight else 0.0
+        return quality, strategy.entropy_weight * -mean_logprob(node) if strategy.entropy_weight else 0.0
 
     def _uct(self, node: Node) -> float:
         promise = promise_of(node)

@@ -89,3 +89,24 @@ def test_expands_as_often_as_it_may() -> None:
         expanded = [node for node in (outcome.tree.root, *outcome.tree.nodes) if node.children]
         assert len(expanded) <= iterations
         assert all(len(node.children) == 3 for node in expanded)
+
+
+@pytest.mark.parametrize("quality_weight", [0.0, 0.5])
+def test_a_solution_has_no_more_than_one_candidate_below_each_of_its_steps_ranked_anew(
+    quality_weight: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    depth, width = 30, 8
+    path: list[NodeId] = [(0,) * length for length in range(depth)]
+    tree = grown({(*parent, index): (0.5, False) for parent in path for index in range(width)})
+    strategy = frontier(width=width, quality_weight=quality_weight)
+    tree.fold(Promises, strategy)
+    ranked: list[Node] = []
+    rank = Promises._rank
+    monkeypatch.setattr(Promises, "_rank", lambda self, node: ranked.append(node) or rank(self, node))
+    [end] = tree.request(tree[(0,) * depth], 1)
+    tree.write(end, Step((1,), "end", StepEnd.DELIMITER, -1.0), ends=True)
+    tree.complete(end, 1.0)
+    known = tree.fold(Promises, strategy)
+    assert depth - 1 <= len(ranked) <= depth + 1
+    candidates = [node for node in tree.nodes if known._is_candidate(node)]
+    assert known.globally_best() is min(candidates, key=lambda node: rank(known, node))
