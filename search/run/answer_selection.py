@@ -25,10 +25,10 @@ async def select_answer(
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     groups = await matcher.group([answer for answer in answers if answer is not None])
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
-    return choose(
-        [candidate._replace(group=group_of.get(index)) for index, candidate in enumerate(candidates)],
-        strategy.selection,
-    )
+    for index, group in group_of.items():
+        candidates[index] = candidates[index]._replace(group=group)
+        await turns.pass_on()
+    return choose(candidates, strategy.selection)
 
 
 async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
