@@ -82,7 +82,7 @@ def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerS
     """
     if not candidates:
         raise ValueError("an answer cannot be chosen among no candidates")
-    groups = _groups(candidates, _sum(candidate.votes for candidate in candidates))
+    groups = _groups(candidates)
     if not groups:
         best = max(candidates, key=_score)
         return AnswerSelection(best.node, None, best.score, 0.0, ())
@@ -91,17 +91,18 @@ def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerS
     return AnswerSelection(winner.best, winner.answer, winner.score, winner.share, (winner, *rest))
 
 
-def _groups(candidates: Sequence[Candidate], all_votes: Fraction) -> list[AnswerGroup]:
-    members: dict[int, list[Candidate]] = {}
+def _groups(candidates: Sequence[Candidate]) -> list[AnswerGroup]:
+    members: dict[int | None, list[Candidate]] = {}
     for candidate in candidates:
-        if candidate.group is not None:
-            members.setdefault(candidate.group, []).append(candidate)
-    return [_summary(group, all_votes) for group in members.values()]
+        members.setdefault(candidate.group, []).append(candidate)
+    # Each candidate's votes are added once: there may be thousands, of as many denominators.
+    votes = {group: _sum(candidate.votes for candidate in those) for group, those in members.items()}
+    all_votes = sum(votes.values(), start=Fraction(0))
+    return [_summary(those, votes[group], all_votes) for group, those in members.items() if group is not None]
 
 
-def _summary(members: Sequence[Candidate], all_votes: Fraction) -> AnswerGroup:
+def _summary(members: Sequence[Candidate], votes: Fraction, all_votes: Fraction) -> AnswerGroup:
     best = max(members, key=_score)
-    votes = _sum(member.votes for member in members)
     weight = math.fsum(_score(member) * float(member.votes) for member in members)
     share = float(votes / all_votes)
     return AnswerGroup(best.answer or "", len(members), votes, share, weight, best.node, best.score)
