@@ -71,7 +71,7 @@ async def in_process(config: AppConfig, search: dict[str, Any]) -> AsyncIterator
             settings = parse_search(search | {"seed": seed})
             search_id = f"{problem.unique_id}:{seed}:{time.monotonic_ns()}"
             outcome = await engines.search(problem.text, settings, search_id)
-            return Searched(outcome.selection.answer, outcome.cost.scored_steps, outcome.cost.generated_tokens)
+            return Searched(outcome.selection.answer, outcome.cost.nodes, outcome.cost.generated_tokens)
 
         yield solve
 
@@ -106,7 +106,7 @@ async def served(url: str, search: dict[str, Any]) -> AsyncIterator[Solve]:
             messages = [{"role": "user", "content": problem.text}]
             body = {"model": "banyan-arithmetic", "messages": messages, "seed": seed, "search": search}
             reply = (await http.post("/v1/chat/completions", json=body)).raise_for_status().json()["search"]
-            return Searched(reply["answer"], reply["scored_steps"], reply["generated_tokens"])
+            return Searched(reply["answer"], reply["nodes"], reply["generated_tokens"])
 
         yield solve
 
