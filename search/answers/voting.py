@@ -3,8 +3,7 @@
 SelectionRule rules as in search-and-learn: naive, weighted and majority, over groups of equivalent answers.
 """
 
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple
@@ -71,7 +70,7 @@ class AnswerSelection(NamedTuple):
     """All groups, the winner first, then by falling votes, ties in order of first appearance."""
 
 
-def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerSelection:
+def choose(candidates: Iterable[Candidate], selection: SelectionRule) -> AnswerSelection:
     """The answer selected among ``candidates``, whose order decides every tie: the first wins.
 
     A candidate without an answer joins no group, and answers only when no candidate has one. An
@@ -80,40 +79,68 @@ def choose(candidates: Sequence[Candidate], selection: SelectionRule) -> AnswerS
     Raises:
         ValueError: there are no candidates.
     """
-    if not candidates:
-        raise ValueError("an answer cannot be chosen among no candidates")
-    groups = _groups(candidates)
-    if not groups:
-        best = max(candidates, key=_score)
-        return AnswerSelection(best.node, None, best.score, 0.0, ())
-    winner = max(groups, key=lambda group: _rank(group, selection))
-    rest = sorted((group for group in groups if group is not winner), key=lambda group: -group.votes)
-    return AnswerSelection(winner.best, winner.answer, winner.score, winner.share, (winner, *rest))
-
-
-def _groups(candidates: Sequence[Candidate]) -> list[AnswerGroup]:
-    members: dict[int | None, list[Candidate]] = {}
+    ballot = Ballot()
     for candidate in candidates:
-        members.setdefault(candidate.group, []).append(candidate)
-    # Each candidate's votes are added once: there may be thousands, of as many denominators.
-    votes = {group: _sum(candidate.votes for candidate in those) for group, those in members.items()}
-    all_votes = sum(votes.values(), start=Fraction(0))
-    return [_summary(those, votes[group], all_votes) for group, those in members.items() if group is not None]
+        ballot.add(candidate)
+    return ballot.selected(selection)
 
 
-def _summary(members: Sequence[Candidate], votes: Fraction, all_votes: Fraction) -> AnswerGroup:
-    best = max(members, key=_score)
-    weight = math.fsum(_score(member) * float(member.votes) for member in members)
-    share = float(votes / all_votes)
-    return AnswerGroup(best.answer or "", len(members), votes, share, weight, best.node, best.score)
+class Ballot:
+    """Candidates as they are counted: one at a time, because there may be thousands."""
+
+    def __init__(self) -> None:
+        self._counted: dict[int | None, _Counted] = {}
+
+    def add(self, candidate: Candidate) -> None:
+        counted = self._counted.get(candidate.group)
+        if counted is None:
+            counted = self._counted[candidate.group] = _Counted(candidate)
+        counted.add(candidate)
+
+    def selected(self, selection: SelectionRule) -> AnswerSelection:
+        """The answer selected among those that were added, as ``choose`` says."""
+        if not self._counted:
+            raise ValueError("an answer cannot be chosen among no candidates")
+        votes = {group: counted.votes for group, counted in self._counted.items()}
+        all_votes = float(sum(votes.values(), start=Fraction(0)))
+        groups = [
+            counted.group(votes[group], all_votes) for group, counted in self._counted.items() if group is not None
+        ]
+        if not groups:
+            best = self._counted[None].best
+            return AnswerSelection(best.node, None, best.score, 0.0, ())
+        winner = max(groups, key=lambda group: _rank(group, selection))
+        rest = sorted((group for group in groups if group is not winner), key=lambda group: -group.votes)
+        return AnswerSelection(winner.best, winner.answer, winner.score, winner.share, (winner, *rest))
 
 
-def _sum(votes: Iterable[Fraction]) -> Fraction:
-    """Exact. By denominators, of which there are few: adding fractions one by one takes ten times as long."""
-    numerators: dict[int, int] = {}
-    for share in votes:
-        numerators[share.denominator] = numerators.get(share.denominator, 0) + share.numerator
-    return sum((Fraction(above, below) for below, above in numerators.items()), start=Fraction(0))
+class _Counted:
+    """The candidates of one group."""
+
+    def __init__(self, first: Candidate) -> None:
+        self.best = first
+        self._size = 0
+        self._weight = 0.0
+        self._numerators: dict[int, int] = {}
+        """Of the votes, by denominators, of which there are few: adding fractions one by one takes ten times as
+        long."""
+
+    def add(self, candidate: Candidate) -> None:
+        self._size += 1
+        above, below = candidate.votes.as_integer_ratio()
+        self._numerators[below] = self._numerators.get(below, 0) + above
+        self._weight += _score(candidate) * (above / below)
+        if _score(candidate) > _score(self.best):
+            self.best = candidate
+
+    @property
+    def votes(self) -> Fraction:
+        return sum((Fraction(above, below) for below, above in self._numerators.items()), start=Fraction(0))
+
+    def group(self, votes: Fraction, all_votes: float) -> AnswerGroup:
+        best = self.best
+        share = float(votes) / all_votes
+        return AnswerGroup(best.answer or "", self._size, votes, share, self._weight, best.node, best.score)
 
 
 def _score(candidate: Candidate) -> float:

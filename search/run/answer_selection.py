@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from search.answers.equivalence import AnswerMatcher
-from search.answers.voting import AnswerSelection, Candidate, choose
+from search.answers.voting import AnswerSelection, Ballot, Candidate
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
 from search.tree import Node, NodeId, NodeStatus, SearchTree
@@ -25,10 +25,11 @@ async def select_answer(
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     groups = await matcher.group([answer for answer in answers if answer is not None])
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
-    for index, group in group_of.items():
-        candidates[index] = candidates[index]._replace(group=group)
+    ballot = Ballot()
+    for index, candidate in enumerate(candidates):
+        ballot.add(candidate._replace(group=group_of.get(index)))
         await turns.pass_on()
-    return choose(candidates, strategy.selection)
+    return ballot.selected(strategy.selection)
 
 
 async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
