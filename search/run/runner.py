@@ -8,7 +8,7 @@ at a time, one to the scorer for all children that arrived together.
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
 from typing import ParamSpec
 
@@ -49,6 +49,8 @@ _TEXT = attrgetter("text")
 
 UNLIMITED_S = 86_400.0
 """The deadline that the ports are told where the search has none, seconds."""
+PATIENCE_S = 0.25
+"""How long steps wait for others, to be scored in one call with them."""
 
 
 async def run_search(
@@ -146,6 +148,8 @@ class _Search:
         self._scoring = False
         self._awaited = 0
         """Branches that are being written."""
+        self._received = asyncio.Event()
+        """Something came, or will not come any more."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._reason: StopReason | None = None
@@ -279,22 +283,31 @@ class _Search:
                 self._generator_error = error
             # The others will not come: what waited for them is scored now.
             self._awaited -= expected
-            self._score(group, [])
+            self._received.set()
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
-        """Has steps scored, each chain a path's new steps.
-
-        A call has its price whatever is in it, so the first goes when half of what can still come has come, and what
-        comes while it is under way waits and goes in the next. So a path's steps are never scored before those above
-        them, either."""
+        """Has steps scored, each chain a path's new steps: one call at a time, so a path's steps are never scored
+        before those above them."""
         self._unscored += chains
-        if self._unscored and not self._scoring and len(self._unscored) >= self._awaited:
+        self._received.set()
+        if self._unscored and not self._scoring:
             self._scoring = True
             self._start(group, self._score_unscored)
 
+    async def _enough_to_score(self) -> None:
+        """A call has its price whatever is in it, so it waits until half of what can still come has come; not for
+        long, since the scorer would be idle and a deadline find nothing scored."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(PATIENCE_S):
+                while len(self._unscored) < self._awaited:
+                    self._received.clear()
+                    await self._received.wait()
+
     async def _score_unscored(self) -> None:
         turns = Turns()
-        while self._unscored and len(self._unscored) >= self._awaited:
+        while self._unscored:
+            if self._strategy.needs_rewards:
+                await self._enough_to_score()
             chains, self._unscored = self._unscored, []
             rewards: Sequence[Sequence[float | None]] = [[None] * len(chain) for chain in chains]
             neutral = False

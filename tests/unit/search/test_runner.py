@@ -91,6 +91,20 @@ def test_a_prefix_is_the_prompt_and_the_path() -> None:
             assert expansion.prefix == (*PROMPT, *bench.tree[expansion.parent].token_ids)
 
 
+@pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency"])
+def test_what_has_come_is_scored_though_the_rest_does_not_come(strategy: str) -> None:
+    """Steps wait for others to be scored with, but not for ever: a deadline would find nothing to answer with."""
+
+    async def main() -> SearchOutcome:
+        bench = Bench()
+        bench.generator.stall_after = 3
+        return await bench.search({"strategy": strategy, "n": 12, "budget": {"seconds": 2.0}})
+
+    outcome = asyncio.run(main())
+    assert outcome.stop_reason == "seconds"
+    assert 1 <= len(outcome.tree.terminals) <= 3
+
+
 def test_whole_solutions_become_chains_scored_in_one_item_each() -> None:
     bench, outcome = search(BEST)
     (call,) = bench.generator.requests
