@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.controller_searches import SIZES, Measured, measure
-from benchmarks.record import write_result
+from benchmarks.record import claim, write_result
 from deployments.garbage import GarbagePolicy
 from search.answers.equivalence import AnswerMatcher
 from search.strategies.catalog import STRATEGIES
@@ -61,18 +61,18 @@ class Side:
         complete = sizes[-1] == max(SIZES) or self.strategy == "greedy"
         ratio = round(self.step_us(sizes[-1]) / self.step_us(sizes[0]), 2)
         return [
-            {
-                "name": f"{self.name}: cost per step at {sizes[-1]} nodes over {sizes[0]}",
-                "value": ratio,
-                "asked": MAX_RATIO,
-                "holds": complete and ratio <= MAX_RATIO,
-            },
-            {
-                "name": f"{self.name}: longest hold of the event loop, ms",
-                "value": holds,
-                "asked": MAX_HOLD_MS,
-                "holds": complete and holds <= MAX_HOLD_MS,
-            },
+            claim(
+                f"{self.name}: cost per step at {sizes[-1]} nodes over {sizes[0]}",
+                ratio,
+                MAX_RATIO,
+                complete and ratio <= MAX_RATIO,
+            ),
+            claim(
+                f"{self.name}: longest hold of the event loop, ms",
+                holds,
+                MAX_HOLD_MS,
+                complete and holds <= MAX_HOLD_MS,
+            ),
         ]
 
     @property
@@ -105,12 +105,8 @@ async def memory_claim(matcher: AnswerMatcher) -> dict[str, Any]:
             await measure(strategy, size, SHARES[-1], matcher)
         used.append(psutil.Process().memory_info().rss)
     growth = round(used[1] / used[0] - 1.0, 4)
-    return {
-        "name": f"memory after {2 * count} searches of {size} nodes over that after {count}, less 1",
-        "value": growth,
-        "asked": MAX_GROWTH,
-        "holds": growth <= MAX_GROWTH,
-    }
+    name = f"memory after {2 * count} searches of {size} nodes over that after {count}, less 1"
+    return claim(name, growth, MAX_GROWTH, growth <= MAX_GROWTH)
 
 
 async def measure_all(strategies: list[str], sizes: list[int], repeats: int, seconds: float) -> dict[str, Any]:

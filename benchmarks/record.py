@@ -30,6 +30,11 @@ def write_result(name: str, figures: dict[str, Any], path: Path | None = None) -
     return path
 
 
+def claim(name: str, value: Any, asked: Any, holds: bool) -> dict[str, Any]:
+    """What was promised and whether it holds, as a result keeps it under ``claims``."""
+    return {"name": name, "value": value, "asked": asked, "holds": holds}
+
+
 def _json(value: Any, indent: str = "") -> str:
     """As ``json.dumps`` with an indent of 2, but for lists of plain values."""
     inner = indent + "  "

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from benchmarks.engines import engines_of, solve_all
 from benchmarks.processes import CpuClock
-from benchmarks.record import write_result
+from benchmarks.record import claim, write_result
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
@@ -170,6 +170,7 @@ def main(
                 "each": [round(ratio, 3) for ratio in ratios],
             },
             "same_answers_steps_and_tokens": same,
+            "claims": [claim("served gives the answers, steps and tokens of in-process", same, True, same)],
             "sides": {name: [_as_json(done) for done in done_rounds] for name, done_rounds in rounds.items()},
         },
     )

@@ -16,7 +16,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.engines import Engines, engines_of, solve_all
-from benchmarks.record import write_result
+from benchmarks.record import claim, write_result
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 from search.settings import parse_search
@@ -80,18 +80,13 @@ def main(
     ]
     same = [done.tokens for done in rounds[SIDES[0]]] == [done.tokens for done in rounds[SIDES[1]]]
     value = round(statistics.median(ratios), 3)
-    claim = {
-        "name": "problems/s with the string over without it",
-        "value": value,
-        "asked": ASKED,
-        "holds": value >= ASKED,
-    }
+    kept = claim("problems/s with the string over without it", value, ASKED, value >= ASKED)
     figures = {
         "problems": problems,
         "in_flight": in_flight,
         "ratios": [round(ratio, 3) for ratio in ratios],
         "same_tokens": same,
-        "claims": [claim],
+        "claims": [kept],
     }
     path = write_result("step_stop", figures)
     console.print(

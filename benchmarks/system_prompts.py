@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import Engines, engines_of, solve_all
-from benchmarks.record import write_result
+from benchmarks.record import claim, write_result
 from cluster.evaluation.statistics import Interval, wilson
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
@@ -88,12 +88,12 @@ def main(
             table.add_row(search, name, f"{done.right}/{problems}", f"{accuracy:.1%}", interval)
             if name != "none":
                 claims.append(
-                    {
-                        "name": f"{search} under {name!r} is within the interval of no system prompt",
-                        "value": round(accuracy, 4),
-                        "asked": [round(low, 4), round(high, 4)],
-                        "holds": low <= accuracy <= high,
-                    }
+                    claim(
+                        f"{search} under {name!r} is within the interval of no system prompt",
+                        round(accuracy, 4),
+                        [round(low, 4), round(high, 4)],
+                        low <= accuracy <= high,
+                    )
                 )
     path = write_result(
         "system_prompts",

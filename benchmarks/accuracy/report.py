@@ -11,6 +11,7 @@ from rich.table import Table
 from benchmarks.accuracy.measuring import Row
 from benchmarks.accuracy.pairs import PairedDifference, paired_difference
 from benchmarks.accuracy.searches import Measured
+from benchmarks.record import claim
 from cluster.evaluation.statistics import wilson
 from search.run.report import SearchCost, StopReason
 
@@ -129,10 +130,10 @@ def kept_comparison(before: Path, after: Path, found: Sequence[Compared], better
     for each in found:
         low, high = round(100 * each.pairs.low, 1), round(100 * each.pairs.high, 1)
         if each.search in better:
-            claims.append(_claim(f"{each.search}: lower bound of the difference", low, "> 0", low > 0))
-        claims.append(_claim(f"{each.search}: upper bound of the difference", high, ">= 0", high >= 0))
+            claims.append(claim(f"{each.search}: lower bound of the difference", low, "> 0", low > 0))
+        claims.append(claim(f"{each.search}: upper bound of the difference", high, ">= 0", high >= 0))
     claims += [
-        _claim(f"{each['search']}: ended with budget left", round(early, 3), "<= 0.01", early <= 0.01)
+        claim(f"{each['search']}: ended with budget left", round(early, 3), "<= 0.01", early <= 0.01)
         for each in runs[1]["searches"]
         if (early := each["finished_early"]) is not None
     ]
@@ -151,10 +152,6 @@ def kept_comparison(before: Path, after: Path, found: Sequence[Compared], better
     ]
     sides = [{name: value for name, value in run.items() if name not in ("rows", "columns")} for run in runs]
     return {"claims": claims, "differences": differences, "before": sides[0], "after": sides[1]}
-
-
-def _claim(name: str, value: float, asked: str, holds: bool) -> dict[str, Any]:
-    return {"name": name, "value": value, "asked": asked, "holds": holds}
 
 
 def _right(path: Path) -> dict[str, dict[str, bool]]:

@@ -1,8 +1,8 @@
 """The KV that the paths of a tree hold, round by round."""
 
-from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from search.run.kv_usage import distinct_tokens
 from search.tree import SearchTree
 
 
@@ -32,29 +32,14 @@ def rounds_of(tree: SearchTree) -> list[Round]:
         paths = [tuple(node.token_ids) for node in written]
         parents = {tuple(node.parent.token_ids) for node in written if node.parent is not None}
         nodes = {node for leaf in written for node in leaf.path}
-        by_path = distinct_prefixes(paths)
+        by_path = distinct_tokens(paths)
         rounds.append(
             Round(
                 samples=len(written),
                 texts=len(set(paths)),
                 by_node=sum(len(node.step.token_ids) for node in nodes if node.step is not None),
                 by_path=by_path,
-                one_parent=by_path - distinct_prefixes(parents) + min(map(len, parents)),
+                one_parent=by_path - distinct_tokens(parents) + min(map(len, parents)),
             )
         )
     return rounds
-
-
-def distinct_prefixes(paths: Iterable[Sequence[int]]) -> int:
-    """How many tokens a prefix tree of these paths has."""
-    count = 0
-    before: Sequence[int] = ()
-    for path in sorted(paths):
-        shared = 0
-        for mine, theirs in zip(path, before, strict=False):
-            if mine != theirs:
-                break
-            shared += 1
-        count += len(path) - shared
-        before = path
-    return count

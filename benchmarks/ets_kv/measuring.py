@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.ets_kv.held import Round, rounds_of
+from benchmarks.record import claim
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
@@ -96,20 +97,20 @@ def claims_of(about: str, figures: dict[str, Any]) -> list[dict[str, Any]]:
     difference = figures["score_difference"]
     return [
         *(
-            {
-                "name": f"{about}: REBASE holds {PAPER_FACTOR} times ETS's KV, {words}",
-                "value": round(figures[name]["value"], 3),
-                "asked": PAPER_FACTOR,
-                "holds": figures[name]["value"] >= PAPER_FACTOR,
-            }
+            claim(
+                f"{about}: REBASE holds {PAPER_FACTOR} times ETS's KV, {words}",
+                round(figures[name]["value"], 3),
+                PAPER_FACTOR,
+                figures[name]["value"] >= PAPER_FACTOR,
+            )
             for name, words in (("factor_by_node", "by node"), ("factor_by_path", "by distinct token path"))
         ),
-        {
-            "name": f"{about}: ETS's answers are no worse than REBASE's, within the interval of the difference",
-            "value": [round(difference[bound], 4) for bound in ("value", "low", "high")],
-            "asked": 0,
-            "holds": difference["high"] >= 0,
-        },
+        claim(
+            f"{about}: ETS's answers are no worse than REBASE's, within the interval of the difference",
+            [round(difference[bound], 4) for bound in ("value", "low", "high")],
+            0,
+            difference["high"] >= 0,
+        ),
     ]
 
 

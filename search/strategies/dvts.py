@@ -9,9 +9,7 @@ from pydantic import Field, field_validator
 from search.caps import Width
 from search.strategies.level_search import LevelSearch, divides_n
 from search.strategies.path_score import best_first
-from search.tree import Node, NodeStatus, SearchTree
-
-NOT_ARRIVED = frozenset({NodeStatus.PENDING, NodeStatus.WRITTEN, NodeStatus.FAILED})
+from search.tree import COMPLETE, Node, NodeStatus, SearchTree
 
 
 class DVTS(LevelSearch):
@@ -94,7 +92,7 @@ class DVTS(LevelSearch):
             own = range(taken[node], taken[node] + self.m)
             taken[node] += self.m
             samples = [node.children[index].first for index in own if index in node.children]
-            if steps := [sample for sample in dict.fromkeys(samples) if sample.status not in NOT_ARRIVED]:
+            if steps := [sample for sample in dict.fromkeys(samples) if sample.status in COMPLETE]:
                 written[subtree] = steps
         if depth < tree.deepest:  # no more will come
             tree.found[DVTS._steps, depth] = written

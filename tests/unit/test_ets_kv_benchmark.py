@@ -3,7 +3,8 @@
 import pytest
 
 from benchmarks.ets_kv.arithmetic_reward import RIGHT, SILENT, WRONG, reward
-from benchmarks.ets_kv.held import Round, distinct_prefixes, rounds_of
+from benchmarks.ets_kv.held import Round, rounds_of
+from search.run.kv_usage import distinct_tokens
 from search.tree import Node, SearchTree, Step, StepEnd
 
 
@@ -29,8 +30,8 @@ def test_a_round_counts_what_its_paths_hold() -> None:
 
 
 def test_distinct_prefixes_are_the_nodes_of_a_prefix_tree() -> None:
-    assert distinct_prefixes([]) == 0
-    assert distinct_prefixes([(1, 2, 3), (1, 2), (1, 2, 3), (2, 2), (1, 3)]) == 6
+    assert distinct_tokens([]) == 0
+    assert distinct_tokens([(1, 2, 3), (1, 2), (1, 2, 3), (2, 2), (1, 3)]) == 6
 
 
 @pytest.mark.parametrize(
