@@ -11,8 +11,9 @@ import gc
 import time
 from collections.abc import Callable
 
-YOUNG = (700, 4)
-"""Thresholds of the young generations. The second is less than Python's 10, for shorter collections."""
+YOUNG = (250, 4)
+"""Thresholds of the young generations. Less than Python's 700 and 10, for shorter collections: what is looked at are
+token ids of whole paths."""
 NEVER = 1 << 30
 QUIET_S = 1.0
 """Nothing runs this long after a search has ended, before everything is collected: the tree is freed meanwhile."""

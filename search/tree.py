@@ -11,7 +11,7 @@ on no order of arrival, and a path says how often it was written (``SearchTree.m
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from fractions import Fraction
@@ -330,14 +330,20 @@ class SearchTree:
         """How often the path to a node was written, as a share of all that was written beside it: the product over
         its steps of count / siblings, pruned ones included. An estimate of the chance that the generator writes this
         path, whatever the search preferred. 1 where siblings are not merged, and of lookaheads."""
+        return Fraction(*self.counts_and_samples(node, {}))
+
+    def counts_and_samples(self, node: Node, known: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
+        """The two products whose quotient is the ``multiplicity`` of a node; ``known``: those of nodes above."""
         counts = samples = 1
         step = node if self.merges_siblings else self.root
         while step.parent is not None:
+            if step in known:
+                return counts * known[step][0], samples * known[step][1]
             if not step.is_lookahead:
                 counts *= step.first.count
                 samples *= step.parent.samples
             step = step.parent
-        return Fraction(counts, samples)
+        return counts, samples
 
     def fold(self, kind: type[AnyFold], strategy: Any) -> AnyFold:
         """What is known of the tree as it is now, in the form of ``kind``. To be asked for when nothing is in flight:

@@ -240,8 +240,13 @@ class _Search:
 
     async def _observe(self) -> None:
         """Tells the strategy what has arrived, and solves before what it has to know."""
+        turns = Turns()
         while not self._tree.in_flight and (problem := self._strategy.problem(self._tree)) is not None:
             self._tree.found[problem] = await self._solver.solve(problem)
+            await turns.pass_on()
+        if not self._tree.in_flight:
+            self._strategy.prepare(self._tree)
+            await turns.pass_on()
         arrived, self._arrived = self._arrived, []
         self._strategy.observe(self._tree, arrived)
 

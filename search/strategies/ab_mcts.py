@@ -1,16 +1,17 @@
 """AB-MCTS: at every node, Thompson sampling between a new child and those that are there."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Literal, Self
 
 import numpy as np
+from numpy.typing import NDArray
 from pydantic import Field
 
 from search.caps import Uncapped, Width
 from search.ports import StopCondition
-from search.strategies.arm_posteriors import MANY, NO_REWARDS, PRIORS, Posterior, Rewards
+from search.strategies.arm_posteriors import MANY, NO_REWARDS, PRIORS, Posterior, Rewards, columns
 from search.strategies.base import Expansion, Strategy
 from search.strategies.path_score import path_score
 from search.strategies.visit_statistics import MAX_ITERATIONS, clear_statistics, upwards
@@ -68,6 +69,22 @@ class ArmRewards:
     """Continuing below the children, the arm CONT."""
     own: Rewards = NO_REWARDS
     """The node's own arm among its siblings."""
+    place: int = -1
+    """Among these; -1 where it is not to be continued, or has not arrived."""
+    below: list[Node] = field(default_factory=list)
+    """The children that may be continued, as they arrived."""
+    table: NDArray[np.float64] | None = None
+    """Their own arms as columns, with room for more; None while they are few."""
+
+    def add(self, child: Node) -> None:
+        rewards_of(child).place = len(self.below)
+        self.below.append(child)
+        if self.table is None and len(self.below) >= MANY:
+            self.table = columns([rewards_of(each).own for each in self.below])
+        elif self.table is not None:
+            if self.table.shape[1] < len(self.below):
+                self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
+            self.table[:, len(self.below) - 1] = rewards_of(child).own
 
 
 class Arms:
@@ -96,20 +113,30 @@ class Arms:
 
     def _observe(self, steps: Sequence[Node]) -> None:
         """``steps`` were written by one generation."""
+        for step in steps:
+            if step.parent is not None and step.first.status is NodeStatus.OPEN and rewards_of(step.first).place < 0:
+                rewards_of(step.parent.first).add(step.first)
         reward = path_score(steps[-1], self._strategy.aggregation)
         if reward is None:
             return
         for step in steps:
-            arms = rewards_of(step.first)
-            arms.own = arms.own.with_one(reward)
+            arms = _own_arm_gave(step.first, reward)
             if step is not steps[-1]:
                 arms.continued = arms.continued.with_one(reward)
         parent, *above = upwards(steps[0])[1:]
-        arms = rewards_of(parent)
-        arms.own, arms.generated = arms.own.with_one(reward), arms.generated.with_one(reward)
+        arms = _own_arm_gave(parent, reward)
+        arms.generated = arms.generated.with_one(reward)
         for node in above:
-            arms = rewards_of(node)
-            arms.own, arms.continued = arms.own.with_one(reward), arms.continued.with_one(reward)
+            arms = _own_arm_gave(node, reward)
+            arms.continued = arms.continued.with_one(reward)
+
+
+def _own_arm_gave(node: Node, reward: float) -> ArmRewards:
+    arms = rewards_of(node)
+    arms.own = arms.own.with_one(reward)
+    if node.parent is not None and arms.place >= 0 and (table := rewards_of(node.parent.first).table) is not None:
+        table[:, arms.place] = arms.own
+    return arms
 
 
 def rewards_of(node: Node) -> ArmRewards:
@@ -130,17 +157,15 @@ def chosen_parent(root: Node, posterior: Posterior, rng: Random) -> Node:
     """Where the next child is written: at any open node one more is possible."""
     prior = PRIORS[posterior]
     node = root
-    is_open = NodeStatus.OPEN
-    while below := [child for child in node.distinct_children if child.status is is_open]:
-        arms = rewards_of(node)
+    while (arms := rewards_of(node)).below:
         generate = prior.after(arms.generated).draw(rng)
         if generate >= prior.after(arms.continued).draw(rng):
             return node
-        rewards = [rewards_of(child).own for child in below]
-        if len(below) < MANY:
-            draws = [prior.after(own).draw(rng) for own in rewards]
+        if arms.table is None:
+            draws = [prior.after(rewards_of(child).own).draw(rng) for child in arms.below]
             best = draws.index(max(draws))
         else:
-            best = int(prior.draw_many(rewards, np.random.Generator(np.random.PCG64(rng.getrandbits(64)))).argmax())
-        node = below[best]
+            bits = np.random.Generator(np.random.PCG64(rng.getrandbits(64)))
+            best = int(prior.draw_many(arms.table[:, : len(arms.below)], bits).argmax())
+        node = arms.below[best]
     return node

@@ -66,9 +66,9 @@ class Belief(NamedTuple):
         variance = self.nu * self.tau_squared / 2 / rng.gammavariate(self.nu / 2, 1.0)
         return rng.gauss(self.mean, math.sqrt(variance / self.kappa))
 
-    def draw_many(self, arms: Sequence[Rewards], rng: np.random.Generator) -> NDArray[np.float64]:
-        """A draw for each arm, from what is believed ``after`` its rewards."""
-        count, total, squares = columns(arms)
+    def draw_many(self, arms: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+        """A draw for each of these ``columns``, from what is believed ``after`` its rewards."""
+        count, total, squares = arms
         average = total / np.maximum(count, 1.0)
         spread = np.maximum(0.0, squares - count * average**2)
         kappa, nu = self.kappa + count, self.nu + count
@@ -92,15 +92,15 @@ class Odds(NamedTuple):
     def draw(self, rng: Random) -> float:
         return rng.betavariate(self.right, self.wrong)
 
-    def draw_many(self, arms: Sequence[Rewards], rng: np.random.Generator) -> NDArray[np.float64]:
-        """A draw for each arm, from what is believed ``after`` its rewards."""
-        count, total, _ = columns(arms)
+    def draw_many(self, arms: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
+        """A draw for each of these ``columns``, from what is believed ``after`` its rewards."""
+        count, total, _ = arms
         draws: NDArray[np.float64] = rng.beta(self.right + total, self.wrong + np.maximum(0.0, count - total))
         return draws
 
 
 def columns(arms: Sequence[Rewards]) -> NDArray[np.float64]:
-    """The numbers, totals and squares of the arms' rewards."""
+    """The numbers, totals and squares of the arms' rewards, a column for each arm."""
     return np.fromiter(chain.from_iterable(arms), np.float64, 3 * len(arms)).reshape(-1, 3).T
 
 

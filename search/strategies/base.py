@@ -86,6 +86,10 @@ class Strategy(BaseModel, ABC):
         flight; the solution is in ``tree.found`` afterwards."""
         return None
 
+    def prepare(self, tree: SearchTree) -> None:
+        """Works out what takes long of what ``observe`` and ``select`` have to know: others run between. Called before
+        them, when nothing is in flight and every ``problem`` is solved."""
+
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
         """``arrived`` are complete since the last time (open, terminal, or repeated). May prune. Called before
         ``select``."""

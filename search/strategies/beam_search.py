@@ -47,11 +47,14 @@ class BeamSearch(LevelSearch):
         going_on = set(kept)
         allocation = {node: 0 for node in beams if node not in going_on}
         if kept and tree.ended(depth) < self.n:
-            allocation |= dict(zip(kept, self._shares(tree, kept), strict=True))
+            allocation |= dict(zip(kept, self._shares(tree, kept, depth), strict=True))
         return allocation
 
-    def _shares(self, tree: SearchTree, kept: Sequence[Node]) -> list[int]:
-        weights = [rank_score(node, self.aggregation) * float(tree.multiplicity(node)) for node in kept]
+    def _shares(self, tree: SearchTree, kept: Sequence[Node], depth: int) -> list[int]:
+        above = tree.found.get((BeamSearch, depth - 1), {})  # nothing is written there any more
+        known = {node: tree.counts_and_samples(node, above) for node in kept}
+        tree.found[BeamSearch, depth] = known
+        weights = [rank_score(node, self.aggregation) * (counts / samples) for node, (counts, samples) in known.items()]
         if tree.merges_siblings and any(weights):
             return dealt(self.n, weights)
         return [len(range(index, self.n, len(kept))) for index in range(len(kept))]

@@ -48,15 +48,20 @@ class LevelSearch(Strategy):
         missing = self._missing(tree, depth - 1) if depth else []
         return missing or self._ahead(tree, depth) or self._missing(tree, depth)
 
+    def prepare(self, tree: SearchTree) -> None:
+        if self._is_complete(tree, tree.deepest):
+            self._decided(tree, tree.deepest)
+
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
-        if tree.in_flight:
+        if tree.in_flight or not self._is_complete(tree, tree.deepest):
             return
-        depth = tree.deepest
-        if (depth and self._missing(tree, depth - 1)) or self._ahead(tree, depth):
-            return
-        for node, share in self._decided(tree, depth).items():
+        for node, share in self._decided(tree, tree.deepest).items():
             if share == 0 and node.status is NodeStatus.OPEN:
                 tree.prune(node)
+
+    def _is_complete(self, tree: SearchTree, depth: int) -> bool:
+        """Whether all of a level and ahead of it is there."""
+        return not ((depth and self._missing(tree, depth - 1)) or self._ahead(tree, depth))
 
     def _decided(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         """The allocation of a level that is complete."""

@@ -15,7 +15,7 @@ from treequest.algos.ab_mcts_a.prob_state import PriorConfig, ProbabilisticDist
 
 from search.settings import parse_search
 from search.strategies.ab_mcts import Arms, chosen_parent, rewards_of
-from search.strategies.arm_posteriors import MANY, PRIORS, Belief, Odds, Posterior, Rewards
+from search.strategies.arm_posteriors import MANY, PRIORS, Belief, Odds, Posterior, Rewards, columns
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 ORDER = {"gaussian": ("m", "kappa", "nu", "tau_square"), "beta": ("a", "b")}
@@ -115,16 +115,16 @@ def test_many_arms_draw_as_one_does(posterior: Posterior, rewards: list[float]) 
     prior, arm = PRIORS[posterior], reduce(Rewards.with_one, rewards, Rewards())
     one, number = random.Random(5), 20_000
     alone = [prior.after(arm).draw(one) for _ in range(number)]
-    at_once = prior.draw_many([arm] * number, rng_of(5))
+    at_once = prior.draw_many(columns([arm] * number), rng_of(5))
     # Kolmogorov and Smirnov: same distributions differ by more in one of a million pairs of samples.
     assert ks_2samp(alone, at_once).pvalue > 1e-6
-    others = prior.draw_many([arm.with_one(0.0)] * number, rng_of(5))
+    others = prior.draw_many(columns([arm.with_one(0.0)] * number), rng_of(5))
     assert ks_2samp(alone, others).pvalue < 1e-6, "and others are told from them"
 
 
 @pytest.mark.parametrize("posterior", Posterior)
 def test_each_of_many_arms_draws_from_its_own_rewards(posterior: Posterior) -> None:
-    arms = [Rewards(400, 400 * mean, 400 * mean**2) for mean in (0.1, 0.5, 0.9)]
+    arms = columns([Rewards(400, 400 * mean, 400 * mean**2) for mean in (0.1, 0.5, 0.9)])
     draws = np.array([PRIORS[posterior].draw_many(arms, rng_of(seed)) for seed in range(50)])
     assert draws.mean(axis=0) == pytest.approx([0.1, 0.5, 0.9], abs=0.02)
 
@@ -137,6 +137,7 @@ def wide_tree(arms: int) -> SearchTree:
         tree.write(node, Step((1,), f"{node.id}\n\n", StepEnd.DELIMITER))
         tree.complete(node, 0.5)
         rewards_of(node).own = Rewards(50, 25.0, 12.5 + node.id[0] / arms)
+        rewards_of(tree.root).add(node)
     rewards_of(tree.root).generated = Rewards(500, 0.0, 0.0)
     rewards_of(tree.root).continued = Rewards(500, 250.0, 125.0)
     return tree
@@ -161,6 +162,28 @@ def test_many_arms_are_not_drawn_one_after_another(monkeypatch: pytest.MonkeyPat
     drawn.clear()
     chosen_parent(wide_tree(1000).root, Posterior.GAUSSIAN, random.Random(1))
     assert len(drawn) == 2, "whether to go on, and nothing for each child"
+
+
+@pytest.mark.parametrize("generation", ["step", "solution"])
+def test_the_arms_of_many_children_are_those_of_each(generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However they came to be many: with rewards of their own, from below, and of repeats."""
+    monkeypatch.setattr("search.strategies.ab_mcts.MANY", 3)
+    wanted = {"strategy": "ab_mcts", "iterations": 150, "generation": generation}
+    widest = 0
+    for seed in range(4):
+        _, outcome = search({**wanted, "seed": seed})
+        outcome.tree.fold(Arms, parse_search(wanted).strategy)
+        for node in (outcome.tree.root, *outcome.tree.nodes):
+            if node.first is not node:
+                continue
+            arms = rewards_of(node)
+            assert set(arms.below) == {child for child in node.distinct_children if child.status is NodeStatus.OPEN}
+            assert (arms.table is None) == (len(arms.below) < 3)
+            if arms.table is not None:
+                own = columns([rewards_of(child).own for child in arms.below])
+                np.testing.assert_array_equal(arms.table[:, : len(arms.below)], own)
+                widest = max(widest, len(arms.below))
+    assert widest > 6
 
 
 @pytest.mark.parametrize("paths", [1, 3])
