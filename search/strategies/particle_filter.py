@@ -76,7 +76,8 @@ class ParticleFilter(LevelSearch):
         if not depth or all(node.status is NodeStatus.TERMINAL for node in particles):
             return particles
         each = [node for node, count in particles.items() for _ in range(count)]
-        weights = softmax([_log_odds(node) for node in each], self.weight_temperature)
+        odds = {node: _log_odds(node) for node in particles}
+        weights = softmax([odds[node] for node in each], self.weight_temperature)
         if effective_sample_size(weights) >= self.resample_below * len(each):
             return particles
         start = Random(f"particles:{tree.seed}:{depth}").random()
