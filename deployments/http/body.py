@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from deployments.http.errors import BadRequest, UnsupportedMedia
 
@@ -18,18 +18,22 @@ TAG = "«"
 client would recognize them."""
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """The request's JSON object, every text and number in it checked.
-
+def check_media(headers: Headers) -> None:
+    """
     Raises:
         UnsupportedMedia: the body is declared as something else than JSON.
-        BadRequest: it is not a JSON object, or holds NaN, an infinity, a NUL or half a surrogate pair.
-        BodyTooLarge, BodyTimeout: as `deployments.http.limits` says.
     """
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
         raise UnsupportedMedia(f"the body must be application/json, not {media or 'undeclared'}")
-    raw = await request.body()
+
+
+def parsed_object(raw: bytes) -> dict[str, Any]:
+    """A body's JSON object, every text and number in it checked.
+
+    Raises:
+        BadRequest: it is not a JSON object, or holds NaN, an infinity, a NUL or half a surrogate pair.
+    """
     try:
         value = json.loads(raw)
     except UnicodeDecodeError:

@@ -19,7 +19,7 @@ from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
-from deployments.service import NoPlace
+from deployments.places import NoPlace
 from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
 
 logger = logging.getLogger("banyan.http")
@@ -116,8 +116,8 @@ class DeadlineExceeded(ApiError):
 def api_error(error: BaseException) -> ApiError:
     """The error a client is told for any exception that ends its request.
 
-    What is not expected is logged with its traceback and told without its words, which could contain
-    paths or prompts.
+    What engines and checkers say is logged, and told in words of our own: theirs could hold paths, prompts or
+    addresses. What is not expected is logged with its traceback.
     """
     if isinstance(error, ApiError):
         return error
@@ -132,9 +132,11 @@ def api_error(error: BaseException) -> ApiError:
             return DeadlineExceeded(f"no answer yet: {error}")
         return BadRequest(f"no answer is possible: {error}", f"search.budget.{error.kind}", "budget_exhausted")
     if isinstance(error, GeneratorError):
-        return Unavailable(f"the generator could not write: {error}", code="generator_unavailable")
+        logger.warning("the generator could not write: %s", error)
+        return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")
     if isinstance(error, ScorerError):
-        return Unavailable(f"the process reward model gave no rewards: {error}", code="scorer_unavailable")
+        logger.warning("no rewards: %s", error)
+        return Unavailable("the process reward model gave no rewards; try again", code="scorer_unavailable")
     logger.error("a request failed unexpectedly", exc_info=error)
     return ApiError("internal error; the server's log has the details")
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from deployments.completions import CompletionJob
-from deployments.config import AppConfig
+from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http.errors import BadRequest
 from deployments.http.plan import Planner
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
@@ -39,13 +39,13 @@ class Jobs:
         """Raises NotFound unless a request may name this model."""
         self._planner.check_model(name)
 
-    def search(self, request: ChatRequest) -> SearchJob:
+    def search(self, request: ChatRequest, key: KeyRecord | None = None) -> SearchJob:
         """
         Raises:
             NotFound: unknown model.
             BadRequest: a setting is wrong, or the prompt does not fit the context.
         """
-        settings = self._planner.settings(request)
+        settings = self._planner.settings(request, self._limits(key))
         messages = [{"role": message.role, "content": message.text} for message in request.messages]
         try:
             prompt = self._encoder.encode_chat(messages)
@@ -58,7 +58,7 @@ class Jobs:
             raise BadRequest(message, "messages", "context_length_exceeded")
         return SearchJob(uuid.uuid4().hex, request.question, tuple(prompt), settings)
 
-    def completion(self, body: CompletionBody) -> CompletionJob:
+    def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
         """
         Raises:
             NotFound: unknown model.
@@ -66,7 +66,7 @@ class Jobs:
         """
         self.check_model(body.model)
         prompts = tuple(self._encoded(path, prompt) for path, prompt in body.prompts())
-        limits = self._controller.limits
+        limits = self._limits(key)
         width = body.best_of or body.n
         asked = len(prompts) * width * body.max_tokens
         if width > limits.n:
@@ -105,6 +105,13 @@ class Jobs:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
         item = ScoreItem(tuple(body.steps), len(body.steps))
         return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds)
+
+    def _limits(self, key: KeyRecord | None) -> LimitSettings:
+        """The caps on a request that came with that key."""
+        limits = self._controller.limits
+        if key is None or key.limits.tokens is None or key.limits.tokens >= limits.tokens:
+            return limits
+        return limits.model_copy(update={"tokens": key.limits.tokens})
 
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):

@@ -17,6 +17,8 @@ from deployments.http.jobs import Jobs
 from deployments.http.keys import key_record
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
+from deployments.loop_delay import LoopDelay
+from deployments.places import Places
 from deployments.service import SearchService
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError
@@ -150,16 +152,19 @@ class World:
             settings.fallback,
             settings.extractor,
         )
-        self.service = SearchService(self.environment, settings.searches, settings.limits.seconds)
+        places = Places(settings.searches, settings.queue.places, settings.queue.seconds)
+        self.service = SearchService(self.environment, places, settings.limits.seconds)
+        self.loop_delay = LoopDelay()
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
-            body_bytes=settings.limits.body_bytes,
+            controller=settings,
             jobs=Jobs(self.config, Planner.of(self.config), Letters()),
             searches=self.service,
             completions=CompletionService(self.service, self.generator),
             health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),
             operations=self,
             strategies=settings.catalog,
+            loop_delay=self.loop_delay,
         )
         known = ApiKeys(keys if keys is None else map(key_record, keys))
         self.app: FastAPI = create_app(endpoint, known)

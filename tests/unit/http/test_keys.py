@@ -60,13 +60,13 @@ def test_who_was_not_told_any_keys_lets_nobody_in() -> None:
     keys = ApiKeys()
     assert not keys.told
     assert keys.wanted
-    assert not keys.accepts(KEY)
+    assert not keys.record(KEY)
     keys.replace([key_record(KEY)])
     assert keys.told
-    assert keys.accepts(KEY)
+    assert keys.record(KEY)
     keys.replace([key_record(OTHER)])
-    assert not keys.accepts(KEY)
-    assert keys.accepts(OTHER)
+    assert not keys.record(KEY)
+    assert keys.record(OTHER)
     keys.replace([])
     assert not keys.wanted
 
@@ -84,8 +84,8 @@ def test_user_config_survives_json_and_is_refused_by_its_place() -> None:
     assert read_user_config(json.loads(json.dumps(told.model_dump(mode="json")))) == told
     with pytest.raises(AccessError, match=r"user_config\.keys\.0\.digest"):
         read_user_config({"keys": [{"digest": KEY, "cache_salt": "0" * 32}]})
-    with pytest.raises(AccessError, match=r"user_config\.keys\.0\.limits\.tokens"):
-        read_user_config({"keys": [key_record(KEY).model_dump() | {"limits": {"tokens": 1}}]})
+    with pytest.raises(AccessError, match=r"user_config\.keys\.0\.limits\.tokenz"):
+        read_user_config({"keys": [key_record(KEY).model_dump() | {"limits": {"tokenz": 1}}]})
     with pytest.raises(AccessError, match=r"user_config\.kyes"):
         read_user_config({"kyes": []})
 
