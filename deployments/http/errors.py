@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
 from deployments.places import NoPlace
@@ -24,6 +25,8 @@ from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong
 
 logger = logging.getLogger("banyan.http")
 
+CLIENT_GONE = 499
+"""For nobody but whoever counts statuses: not an error of ours."""
 MAX_MESSAGE_CHARS = 500
 """Characters: what an error quotes of a request must not make the reply as long as the request."""
 
@@ -156,7 +159,11 @@ def install(app: FastAPI) -> None:
         reply = NotFound(message, code={404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code))
         return JSONResponse(reply.body, status_code=error.status_code, headers=dict(error.headers or {}))
 
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
     app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, framework)
     for expected in (TimeoutError, NoPlace, SearchError):
         app.add_exception_handler(expected, known)

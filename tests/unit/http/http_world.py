@@ -9,7 +9,7 @@ import httpx
 from fastapi import FastAPI
 
 from deployments.completions import CompletionService
-from deployments.config import AppConfig
+from deployments.config import AppConfig, KeyRecord
 from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
@@ -130,7 +130,13 @@ class FakeScorer:
 class World:
     """One endpoint and all that a test wants to turn in it."""
 
-    def __init__(self, matcher: AnswerMatcher, keys: Sequence[str] | None = (), **controller: Any) -> None:
+    def __init__(
+        self,
+        matcher: AnswerMatcher,
+        keys: Sequence[str] | None = (),
+        records: Sequence[KeyRecord] = (),
+        **controller: Any,
+    ) -> None:
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
@@ -166,7 +172,7 @@ class World:
             strategies=settings.catalog,
             loop_delay=self.loop_delay,
         )
-        known = ApiKeys(keys if keys is None else map(key_record, keys))
+        known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, known)
 
     async def status(self) -> dict[str, Any]:
