@@ -13,6 +13,9 @@ from deployments.http.errors import BadRequest, UnsupportedMedia
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
 
+MAX_FIELDS = 1000
+"""Of one object. No request means more; and pydantic describes each unknown one before the first is told."""
+
 TAG = "«"
 """Begins the names of union members in schemas: pydantic puts them into an error's path, where no
 client would recognize them."""
@@ -108,6 +111,9 @@ def _faults(value: Any) -> Iterator[tuple[Path, str]]:
             if not math.isfinite(part):
                 yield path, "must be a finite number"
         elif isinstance(part, dict):
+            if len(part) > MAX_FIELDS:
+                yield path, f"has {len(part)} fields; {MAX_FIELDS} are allowed"
+                return
             for key in part:
                 if fault := fault_in_text(key):
                     yield path, f"has a field whose name {fault}"

@@ -46,6 +46,7 @@ class Letters:
     """An encoder of one token per letter."""
 
     vocabulary = 256
+    longest_token = 1
 
     def encode_text(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
@@ -146,6 +147,7 @@ class World:
                 "http": {"canary_timeout_s": 0.1, "canary_every_s": 0},
             }
         )
+        self.encoder = Letters()
         self.generator = FakeGenerator()
         self.scorer = FakeScorer()
         settings = self.config.controller
@@ -164,7 +166,7 @@ class World:
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             controller=settings,
-            jobs=Jobs(self.config, Planner.of(self.config), Letters()),
+            jobs=Jobs(self.config, Planner.of(self.config), self.encoder),
             searches=self.service,
             completions=CompletionService(self.service, self.generator),
             health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),
