@@ -19,9 +19,9 @@ from deployments.http.keys import read_records
 from deployments.node_cache import cache_actors
 from deployments.prm import ProcessRewardModel
 
-SPARE_REQUESTS = 64
-"""Requests beyond the searches that a controller takes at once: those that it answers with 429 in
-OpenAI's own words, and health checks, which must get through when all places are taken."""
+MAX_REQUESTS = 16_384
+"""Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
+in OpenAI's words. What Serve held back instead would wait only to be refused, and /health with it."""
 MAX_QUEUED = 4096
 """Calls that wait in one process for a replica; one more fails and is made again after a pause."""
 
@@ -48,7 +48,7 @@ def build(args: AppConfig) -> serve.Application:
         **_replicas(args.prm.replicas), max_queued_requests=MAX_QUEUED, logging_config=logging_config
     ).bind(args.prm)
     controller = args.controller
-    taken = max(controller.replicas.max_ongoing_requests, controller.searches + SPARE_REQUESTS)
+    taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(
         **{**_replicas(controller.replicas), "max_ongoing_requests": taken},
         max_queued_requests=MAX_QUEUED,

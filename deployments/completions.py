@@ -3,6 +3,7 @@
 import asyncio
 from typing import NamedTuple, Protocol
 
+from deployments.places import Place
 from deployments.service import GRACE_S, SearchService
 from search.ports import TokenBeamReply, TokenBeamRequest
 
@@ -32,14 +33,18 @@ class CompletionService:
         self._searches = searches
         self._generator = generator
 
-    async def complete(self, job: CompletionJob) -> TokenBeamReply:
-        """
+    async def complete(self, job: CompletionJob, place: Place) -> TokenBeamReply:
+        """What it costs is written into ``place``; of one that is given up, the prompts only.
+
         Raises:
             TimeoutError: not done by the limit of a request's seconds.
             GeneratorError: the engines failed, on every replica.
         """
+        place.tokens += job.prompt_tokens
         settings = job.request.settings
         at_once = min(settings.concurrency_limit or 1, len(job.request.prompts)) * settings.width
         # The request's own deadline begins when there is room; this one also ends the wait for it.
         async with asyncio.timeout(job.request.deadline_s + GRACE_S), self._searches.branches(at_once):
-            return await self._generator.token_beam(job.request)
+            reply = await self._generator.token_beam(job.request)
+        place.tokens += reply.generated_tokens
+        return reply

@@ -33,10 +33,25 @@ class LimitSettings(Settings):
     seconds: float = Field(600.0, gt=0, description="Wall clock of one request.")
 
 
+class QueueSettings(Settings):
+    """Where requests wait that find all places taken.
+
+    None by default: who is refused knows at once and can ask another replica or endpoint, and clients of OpenAI's try
+    again by themselves; what waits here adds to the latency of those that are let in.
+    """
+
+    places: int = Field(0, ge=0, le=4096, description="Requests that wait, per replica.")
+    seconds: float = Field(5.0, gt=0, le=600, description="Longest wait; then 429.")
+
+
 class ControllerSettings(Settings):
     """The search controller: ingress and searches."""
 
     searches: int = Field(64, ge=1, description="Searches at once per replica; past it 429 with Retry-After.")
+    queue: QueueSettings = QueueSettings()
+    max_loop_delay_s: float = Field(
+        1.0, gt=0, description="No request is let in while the event loop is later than this: 429 with Retry-After."
+    )
     branches: int = Field(256, ge=1, description="Branches in flight at the generators from one controller.")
     fallback: Fallback = Field(
         Fallback.NEUTRAL,
@@ -131,7 +146,11 @@ class AppConfig(Settings):
 
 
 class KeyLimits(Settings):
-    """What one key may use. Nothing is limited by key yet, so nothing can be said."""
+    """What one key may use, at each controller replica. Not given: what the controller's own limits leave."""
+
+    places: int | None = Field(None, ge=1, description="Requests at work at once.")
+    tokens_per_minute: int | None = Field(None, ge=1, description="Prompts and all that is generated for them.")
+    tokens: int | None = Field(None, ge=1, description="Generated tokens of one request.")
 
 
 class KeyRecord(Settings):

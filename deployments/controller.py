@@ -24,6 +24,8 @@ from deployments.http.health import Health
 from deployments.http.jobs import Encoder, Jobs
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
+from deployments.loop_delay import LoopDelay
+from deployments.places import Places
 from deployments.serve_calls import Retries, everywhere
 from deployments.service import SearchService
 from search.answers.equivalence import AnswerMatcher
@@ -74,22 +76,25 @@ class SearchControllerReplica:
             extract_answer=controller.extractor,
         )
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
-        self._service = SearchService(
-            environment, controller.searches, controller.limits.seconds, self._garbage.place_freed
-        )
+        queue = controller.queue
+        places = Places(controller.searches, queue.places, queue.seconds, self._garbage.place_freed)
+        self._service = SearchService(environment, places, controller.limits.seconds)
+        self._loop_delay = LoopDelay()
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
             served_name=config.generator.served_name,
-            body_bytes=controller.limits.body_bytes,
+            controller=controller,
             jobs=Jobs(config, Planner.of(config), encoder),
             searches=self._service,
             completions=CompletionService(self._service, written_by),
             health=Health(canaries, config.http),
             operations=self,
             strategies=controller.catalog,
+            loop_delay=self._loop_delay,
         )
         self._garbage.start()
+        self._loop_delay.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made."""
@@ -122,6 +127,8 @@ class SearchControllerReplica:
         )
         return {
             "searches": self._service.running,
+            "queued": self._service.places.waiting,
+            "loop_delay_s": round(self._loop_delay.seconds, 3),
             **{
                 name: [_told(reply) for reply in replies] for name, replies in zip(self._handles, counters, strict=True)
             },
@@ -134,7 +141,7 @@ class SearchControllerReplica:
         problems = [f"controller: {problem}" for problem in self._service.check_integrity()]
         for name, handle in self._handles.items():
             for index, reply in enumerate(await everywhere(handle, "check_integrity", LOOK_TIMEOUT_S)):
-                found = [repr(reply)] if isinstance(reply, Exception) else reply
+                found = [type(reply).__name__] if isinstance(reply, Exception) else reply
                 problems += [f"{name} {index}: {problem}" for problem in found]
         return problems
 

@@ -1,37 +1,24 @@
-"""The searches of one controller: who has a place, what runs, and what is left over. Knows neither HTTP nor Serve.
+"""The searches of one controller: what runs, what it costs, and what is left over. Knows neither HTTP nor Serve.
 
 The controller deployment gives it an environment over handles, the unit tests one of plain objects.
 """
 
 import asyncio
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import NamedTuple
 
+from deployments.places import Place, Places
 from search.ports import Lane, ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
-from search.run.report import EventSink, SearchOutcome
+from search.run.report import EventSink, SearchEvent, SearchFinished, SearchOutcome, StepScored
 from search.run.runner import run_search
 from search.settings import SearchSettings
 from search.tree import SearchTree
 
 GRACE_S = 15.0
 """A search ends by its own clock; this much later it is ended from outside, with a TimeoutError."""
-
-
-class NoPlace(RuntimeError):
-    """All places for searches are taken: the same request is welcome later."""
-
-    def __init__(self, places: int, retry_after_s: int) -> None:
-        super().__init__(places, retry_after_s)
-        self.places = places
-        self.retry_after_s = retry_after_s
-
-    def __str__(self) -> str:
-        return f"all {self.places} places for searches are taken; try again shortly"
 
 
 class SearchJob(NamedTuple):
@@ -44,61 +31,30 @@ class SearchJob(NamedTuple):
     settings: SearchSettings
 
 
-@dataclass(eq=False)
-class Running:
-    """Something that holds a place."""
-
-    search_id: str
-    since: float = field(default_factory=time.monotonic)
-    """Monotonic seconds."""
-
-
 class SearchService:
     """All searches of one controller replica. Single-threaded: one event loop."""
 
-    def __init__(
-        self,
-        environment: SearchEnvironment,
-        places: int,
-        seconds: float,
-        on_place_free: Callable[[], None] = lambda: None,
-    ) -> None:
-        """``places``: searches at once. ``seconds``: the wall clock of those that name none. ``on_place_free`` is
-        called whenever a place was given back."""
+    def __init__(self, environment: SearchEnvironment, places: Places, seconds: float) -> None:
+        """``places``: whatever works for a client holds one meanwhile. ``seconds``: the wall clock of those that name
+        none."""
+        self.places = places
         self._environment = environment
-        self._places = places
         self._seconds = seconds
-        self._running: dict[str, Running] = {}
-        self._on_place_free = on_place_free
         self._disposal = Disposal()
 
     @property
     def running(self) -> int:
         """How many hold a place."""
-        return len(self._running)
-
-    @contextmanager
-    def place(self, search_id: str) -> Iterator[Running]:
-        """One of the places, held until the end of the block. Whatever works for a client holds one meanwhile.
-
-        Raises:
-            NoPlace: all are taken.
-        """
-        if len(self._running) >= self._places:
-            raise NoPlace(self._places, self._retry_after_s())
-        running = self._running[search_id] = Running(search_id)
-        try:
-            yield running
-        finally:
-            del self._running[search_id]
-            self._on_place_free()
+        return self.places.held
 
     def branches(self, count: int) -> AbstractAsyncContextManager[object]:
         """So many branches at the generators, waited for among the searches and held until the end of the block."""
         return self._environment.gate.admit(Lane.DEMAND, count)
 
-    async def search(self, job: SearchJob, on_event: EventSink | None = None) -> SearchOutcome:
+    async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome:
         """Runs a search in the caller's own task: cancelling the caller cancels all of it.
+
+        What it costs is written into ``place`` as it is spent, so that it is known however the search ends.
 
         Raises:
             SearchError: there is no answer; see `search.errors`.
@@ -106,6 +62,17 @@ class SearchService:
         """
         tree = SearchTree()
         self._disposal.watch(tree)
+        place.tokens += len(job.prompt)
+        before = place.tokens
+
+        def told(event: SearchEvent) -> None:
+            if isinstance(event, StepScored):
+                place.tokens = before + event.tokens
+            elif isinstance(event, SearchFinished):
+                place.tokens = before + event.outcome.cost.generated_tokens
+            if on_event is not None:
+                on_event(event)
+
         async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
             return await run_search(
                 job.question,
@@ -113,7 +80,7 @@ class SearchService:
                 job.settings,
                 self._environment,
                 search_id=job.search_id,
-                on_event=on_event,
+                on_event=told,
                 tree=tree,
             )
 
@@ -128,13 +95,8 @@ class SearchService:
     def check_integrity(self) -> list[str]:
         """What is left over though no search runs; empty when all is well."""
         gate = self._environment.gate
-        problems = [f"search {running.search_id} is running" for running in self._running.values()]
+        problems = self.places.check_integrity()
         if gate.usage:
             problems.append(f"{gate.usage} branches hold room in the gate")
         waiting = sum(gate.waiting.values())
         return [*problems, f"{waiting} calls wait at the gate"] if waiting else problems
-
-    def _retry_after_s(self) -> int:
-        """Half the age of the oldest search, within 1 and 30 s: about when a place comes free."""
-        oldest = min(running.since for running in self._running.values())
-        return round(min(30.0, max(1.0, (time.monotonic() - oldest) / 2)))

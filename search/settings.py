@@ -47,7 +47,7 @@ def _texts(given: Any) -> Any:
 
 StopTexts = Annotated[
     tuple[Annotated[str, Field(strict=True, min_length=1, max_length=MAX_STOP_CHARS)], ...],
-    Field(max_length=MAX_STOPS),
+    Field(max_length=MAX_STOPS, fail_fast=True),
     BeforeValidator(_texts),
 ]
 """As OpenAI's ``stop``: a text, or a list of texts."""

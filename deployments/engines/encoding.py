@@ -6,7 +6,10 @@ is cut after its first character before it is tokenized, so its letters reach th
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
+
+from jinja2 import TemplateError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -32,6 +35,11 @@ class ChatEncoder:
         """How many tokens there are: every id is below this."""
         return len(self._tokenizer)
 
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token, at least: a text has no fewer tokens than its length over this."""
+        return max(map(len, self._tokenizer.get_vocab()))
+
     def encode_text(self, text: str) -> list[int]:
         """Ids of a text without any special token, whatever the text says.
 
@@ -53,8 +61,10 @@ class ChatEncoder:
         cut = [{"role": message["role"], "content": self._cut(message["content"])} for message in messages]
         try:
             rendered = self._tokenizer.apply_chat_template(cut, tokenize=False, add_generation_prompt=not answered)
-        except Exception as error:  # jinja2's own errors and whatever a template raises
-            raise ValueError(f"the chat template refuses these messages: {error}") from error
+        except TemplateError as error:  # what the template itself raises is written for who wrote the messages
+            raise ValueError(f"the chat template refuses these messages: {error.message}") from error
+        except Exception as error:
+            raise ValueError("the chat template cannot take these messages") from error
         assert isinstance(rendered, str)
         return self._encode(rendered)
 

@@ -14,6 +14,12 @@ OPEN_PATHS = frozenset({"/health"})
 """What a load balancer asks without a key."""
 
 
+def key_of(scope: Scope) -> KeyRecord | None:
+    """The record of the key that a request came with; None where none is wanted."""
+    record: KeyRecord | None = scope.get("state", {}).get("key")
+    return record
+
+
 class ApiKeys:
     """The keys that are accepted at the moment.
 
@@ -42,11 +48,15 @@ class ApiKeys:
         """Whether a request without a key is refused."""
         return self._known is None or bool(self._known)
 
-    def accepts(self, key: str) -> bool:
-        """Whether ``key`` is one of ours; takes the same time for every wrong one."""
+    def record(self, key: str) -> KeyRecord | None:
+        """What is known of ``key``; None when it is none of ours. Takes the same time for every wrong one."""
         digest = key_digest(key).encode("ascii")
+        found = None
         # No early exit: which key matched must not show in the time.
-        return sum(hmac.compare_digest(digest, known) for known in self._known or ()) > 0
+        for known, record in (self._known or {}).items():
+            if hmac.compare_digest(digest, known):
+                found = record
+        return found
 
 
 class RequireKey:
@@ -61,7 +71,8 @@ class RequireKey:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
-        if scheme.lower() == "bearer" and self._keys.accepts(key.strip()):
+        if scheme.lower() == "bearer" and (record := self._keys.record(key.strip())) is not None:
+            scope.setdefault("state", {})["key"] = record
             await self._app(scope, receive, send)
             return
         message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"

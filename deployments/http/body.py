@@ -6,30 +6,37 @@ from collections.abc import Iterator
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from starlette.requests import Request
+from starlette.datastructures import Headers
 
 from deployments.http.errors import BadRequest, UnsupportedMedia
 
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
 
+MAX_FIELDS = 1000
+"""Of one object. No request means more; and pydantic describes each unknown one before the first is told."""
+
 TAG = "«"
 """Begins the names of union members in schemas: pydantic puts them into an error's path, where no
 client would recognize them."""
 
 
-async def read_object(request: Request) -> dict[str, Any]:
-    """The request's JSON object, every text and number in it checked.
-
+def check_media(headers: Headers) -> None:
+    """
     Raises:
         UnsupportedMedia: the body is declared as something else than JSON.
-        BadRequest: it is not a JSON object, or holds NaN, an infinity, a NUL or half a surrogate pair.
-        BodyTooLarge, BodyTimeout: as `deployments.http.limits` says.
     """
-    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
         raise UnsupportedMedia(f"the body must be application/json, not {media or 'undeclared'}")
-    raw = await request.body()
+
+
+def parsed_object(raw: bytes) -> dict[str, Any]:
+    """A body's JSON object, every text and number in it checked.
+
+    Raises:
+        BadRequest: it is not a JSON object, or holds NaN, an infinity, a NUL or half a surrogate pair.
+    """
     try:
         value = json.loads(raw)
     except UnicodeDecodeError:
@@ -104,6 +111,9 @@ def _faults(value: Any) -> Iterator[tuple[Path, str]]:
             if not math.isfinite(part):
                 yield path, "must be a finite number"
         elif isinstance(part, dict):
+            if len(part) > MAX_FIELDS:
+                yield path, f"has {len(part)} fields; {MAX_FIELDS} are allowed"
+                return
             for key in part:
                 if fault := fault_in_text(key):
                     yield path, f"has a field whose name {fault}"

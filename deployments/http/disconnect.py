@@ -4,12 +4,13 @@ import asyncio
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 T = TypeVar("T")
 
 
-async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Awaits ``work``, cancelling it when the client disconnects or this task is cancelled.
 
     Serve cancels a request whose client has gone; other ASGI servers only say so. The request's body
@@ -19,7 +20,7 @@ async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
         ClientDisconnect: the client has gone; ``work`` has ended.
     """
     working = asyncio.create_task(work)
-    leaving = asyncio.create_task(_gone(request))
+    leaving = asyncio.create_task(_gone(receive))
     try:
         await asyncio.wait({working, leaving}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
@@ -39,6 +40,6 @@ async def ended(task: asyncio.Task[Any]) -> None:
         task.exception()
 
 
-async def _gone(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
         pass

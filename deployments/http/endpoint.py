@@ -1,20 +1,28 @@
 """What the handlers of the routes work with."""
 
+import asyncio
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
 from deployments.completions import CompletionService
-from deployments.http.disconnect import while_connected
+from deployments.config import ControllerSettings
+from deployments.http.body import check_media, parsed_object
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
+from deployments.loop_delay import LoopDelay
 from deployments.service import SearchService
 from search.strategies.catalog import STRATEGIES, Catalog
 
 T = TypeVar("T")
+
+INLINE_BYTES = 4096
+"""A longer body is parsed, checked, templated and tokenized in a thread: a megabyte takes up to a second."""
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="requests")
 
 
 class Operations(Protocol):
@@ -29,29 +37,30 @@ class Endpoint:
 
     served_name: str
     """The model's name."""
-    body_bytes: int
-    """The longest body of a request."""
+    controller: ControllerSettings
     jobs: Jobs
     searches: SearchService
     completions: CompletionService
     health: Health
     operations: Operations
     strategies: Catalog = field(default_factory=lambda: STRATEGIES)
+    loop_delay: LoopDelay = field(default_factory=LoopDelay)
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
-    async def work(self, request: Request, search_id: str, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits ``work`` in a place among the searches, as long as the client is there.
+    async def prepared(self, request: Request, prepare: Callable[[dict[str, Any]], T]) -> T:
+        """What ``prepare`` makes of the request's JSON object; of a long one in a thread.
+
+        There are as many requests here as there are places, at most.
 
         Raises:
-            NoPlace: all places are taken; ``work`` was not begun.
-            ClientDisconnect: the client has gone; ``work`` has ended.
+            UnsupportedMedia, BadRequest: as `deployments.http.body` says; and whatever ``prepare`` raises.
         """
-        try:
-            with self.searches.place(search_id):
-                return await while_connected(request, work)
-        finally:
-            work.close()  # without effect where it has ended
+        check_media(request.headers)
+        body = await request.body()
+        if len(body) <= INLINE_BYTES:
+            return prepare(parsed_object(body))
+        return await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: prepare(parsed_object(body)))
 
 
 async def _endpoint(request: Request) -> Endpoint:

@@ -17,13 +17,16 @@ from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 
-from deployments.service import NoPlace
+from deployments.places import NoPlace
 from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
 
 logger = logging.getLogger("banyan.http")
 
+CLIENT_GONE = 499
+"""For nobody but whoever counts statuses: not an error of ours."""
 MAX_MESSAGE_CHARS = 500
 """Characters: what an error quotes of a request must not make the reply as long as the request."""
 
@@ -116,8 +119,8 @@ class DeadlineExceeded(ApiError):
 def api_error(error: BaseException) -> ApiError:
     """The error a client is told for any exception that ends its request.
 
-    What is not expected is logged with its traceback and told without its words, which could contain
-    paths or prompts.
+    What engines and checkers say is logged, and told in words of our own: theirs could hold paths, prompts or
+    addresses. What is not expected is logged with its traceback.
     """
     if isinstance(error, ApiError):
         return error
@@ -132,9 +135,11 @@ def api_error(error: BaseException) -> ApiError:
             return DeadlineExceeded(f"no answer yet: {error}")
         return BadRequest(f"no answer is possible: {error}", f"search.budget.{error.kind}", "budget_exhausted")
     if isinstance(error, GeneratorError):
-        return Unavailable(f"the generator could not write: {error}", code="generator_unavailable")
+        logger.warning("the generator could not write: %s", error)
+        return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")
     if isinstance(error, ScorerError):
-        return Unavailable(f"the process reward model gave no rewards: {error}", code="scorer_unavailable")
+        logger.warning("no rewards: %s", error)
+        return Unavailable("the process reward model gave no rewards; try again", code="scorer_unavailable")
     logger.error("a request failed unexpectedly", exc_info=error)
     return ApiError("internal error; the server's log has the details")
 
@@ -154,7 +159,11 @@ def install(app: FastAPI) -> None:
         reply = NotFound(message, code={404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code))
         return JSONResponse(reply.body, status_code=error.status_code, headers=dict(error.headers or {}))
 
+    async def gone(_: Request, __: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
     app.add_exception_handler(ApiError, known)
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, framework)
     for expected in (TimeoutError, NoPlace, SearchError):
         app.add_exception_handler(expected, known)

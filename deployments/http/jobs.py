@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from deployments.completions import CompletionJob
-from deployments.config import AppConfig
+from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http.errors import BadRequest
 from deployments.http.plan import Planner
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
@@ -19,6 +19,9 @@ class Encoder(Protocol):
 
     @property
     def vocabulary(self) -> int: ...
+
+    @property
+    def longest_token(self) -> int: ...
 
     def encode_text(self, text: str) -> list[int]: ...
 
@@ -39,26 +42,27 @@ class Jobs:
         """Raises NotFound unless a request may name this model."""
         self._planner.check_model(name)
 
-    def search(self, request: ChatRequest) -> SearchJob:
+    def search(self, request: ChatRequest, key: KeyRecord | None = None) -> SearchJob:
         """
         Raises:
             NotFound: unknown model.
             BadRequest: a setting is wrong, or the prompt does not fit the context.
         """
-        settings = self._planner.settings(request)
+        settings = self._planner.settings(request, self._limits(key))
+        # What fits no context is not tokenized to find that out. Of the last turn: templates drop parts of others.
+        least = len(request.question) // self._encoder.longest_token
+        if least >= self._search_context:
+            raise self._too_long(f"more than {least}")
         messages = [{"role": message.role, "content": message.text} for message in request.messages]
         try:
             prompt = self._encoder.encode_chat(messages)
         except ValueError as error:
             raise BadRequest(str(error), "messages") from None
         if len(prompt) >= self._search_context:
-            message = (
-                f"the prompt has {len(prompt)} tokens; the context of {self._search_context} leaves no room to answer"
-            )
-            raise BadRequest(message, "messages", "context_length_exceeded")
+            raise self._too_long(str(len(prompt)))
         return SearchJob(uuid.uuid4().hex, request.question, tuple(prompt), settings)
 
-    def completion(self, body: CompletionBody) -> CompletionJob:
+    def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
         """
         Raises:
             NotFound: unknown model.
@@ -66,7 +70,7 @@ class Jobs:
         """
         self.check_model(body.model)
         prompts = tuple(self._encoded(path, prompt) for path, prompt in body.prompts())
-        limits = self._controller.limits
+        limits = self._limits(key)
         width = body.best_of or body.n
         asked = len(prompts) * width * body.max_tokens
         if width > limits.n:
@@ -106,11 +110,26 @@ class Jobs:
         item = ScoreItem(tuple(body.steps), len(body.steps))
         return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds)
 
+    def _too_long(self, tokens: str) -> BadRequest:
+        message = f"the prompt has {tokens} tokens; the context of {self._search_context} leaves no room to answer"
+        return BadRequest(message, "messages", "context_length_exceeded")
+
+    def _limits(self, key: KeyRecord | None) -> LimitSettings:
+        """The caps on a request that came with that key."""
+        limits = self._controller.limits
+        if key is None or key.limits.tokens is None or key.limits.tokens >= limits.tokens:
+            return limits
+        return limits.model_copy(update={"tokens": key.limits.tokens})
+
     def _encoded(self, path: str, prompt: str | Sequence[int]) -> tuple[int, ...]:
         if not isinstance(prompt, str):
             if wrong := [token for token in prompt if not 0 <= token < self._encoder.vocabulary]:
                 raise BadRequest(f"{path} has token {wrong[0]}; there are {self._encoder.vocabulary}", path)
             return tuple(prompt)
+        least = len(prompt) // self._encoder.longest_token
+        if least > self._context:
+            message = f"{path} has more than {least} tokens; the context holds {self._context}"
+            raise BadRequest(message, path, "context_length_exceeded")
         try:
             ids = tuple(self._encoder.encode_text(prompt))
         except ValueError as error:

@@ -1,58 +1,82 @@
-"""A cap on request bodies that does not first read what it will refuse."""
+"""Reading the bodies of requests: bounded in size, in time and in number, so that slow ones keep nobody out."""
 
 import asyncio
+from collections import Counter
 
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
 
-from deployments.http.errors import BodyTimeout, BodyTooLarge
+from deployments.http.errors import BodyTimeout, BodyTooLarge, Busy
 
 BODY_TIMEOUT_S = 30.0
-"""A client that sends its body more slowly than this gets 408 and frees its place."""
+"""A body that is not complete by then is given up, however fast it comes."""
+GRACE_S = 5.0
+MIN_BYTES_PER_S = 16_384
+"""After the grace a body is given up as soon as it falls behind this."""
 
 
-class LimitBody:
-    """ASGI middleware: 413 for bodies of more than ``limit`` bytes.
+class Bodies:
+    """All bodies that one controller reads at the moment, each for a client: an API key, or an address.
 
-    By the declared length where there is one, before a byte is read; else while reading, at the first
-    byte too many, which reaches the application as `BodyTooLarge` out of ``receive``.
+    A client may send as many at a time as seats are free beside its own: alone, half of them all; and however many
+    clients hold theirs with slow bodies, the next one still finds some.
     """
 
-    def __init__(self, app: ASGIApp, limit: int) -> None:
-        self._app = app
+    def __init__(self, limit: int, seats: int) -> None:
+        """``limit``: bytes of a body. ``seats``: bodies at a time, two at least."""
         self._limit = limit
+        self._seats = seats
+        self._reading: Counter[str] = Counter()
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
+    @property
+    def reading(self) -> int:
+        """Bodies that are not complete yet."""
+        return self._reading.total()
+
+    async def read(self, scope: Scope, receive: Receive, client: str) -> bytes:
+        """The whole body.
+
+        Raises:
+            BodyTooLarge: by the declared length before a byte is read, else at the first byte too many.
+            Busy: the client sends too many at a time; nothing was read.
+            BodyTimeout: it comes too slowly.
+            ClientDisconnect: the client has gone.
+        """
         declared = Headers(scope=scope).get("content-length", "")
         # Only digits: int() would take "-1" and "1_0", and raise on thousands of digits.
         if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
-            await self._error(f"{declared[:18]} bytes").response()(scope, receive, send)
-            return
-        await self._app(scope, self._counting(receive), send)
+            raise self._too_large(f"{declared[:18]} bytes")
+        if self._reading[client] >= self._seats - self._reading.total():
+            raise Busy(f"{self._reading[client]} bodies are on their way already; send fewer at a time")
+        self._reading[client] += 1
+        try:
+            return await self._read(receive)
+        finally:
+            self._reading[client] -= 1
+            if not self._reading[client]:
+                del self._reading[client]
 
-    def _counting(self, receive: Receive) -> Receive:
+    async def _read(self, receive: Receive) -> bytes:
+        started = asyncio.get_running_loop().time()
+        parts: list[bytes] = []
         read = 0
-        complete = False
-
-        async def counted() -> Message:
-            nonlocal read, complete
-            if complete:
-                return await receive()
+        while True:
+            allowed = min(BODY_TIMEOUT_S, GRACE_S + read / MIN_BYTES_PER_S)
             try:
-                async with asyncio.timeout(BODY_TIMEOUT_S):
+                async with asyncio.timeout_at(started + allowed):
                     message = await receive()
             except TimeoutError:
-                raise BodyTimeout(f"the request body did not arrive within {BODY_TIMEOUT_S:.0f} s") from None
-            read += len(message.get("body", b""))
-            complete = not message.get("more_body", False)
+                raise BodyTimeout(f"the request body came too slowly: {read} bytes in {allowed:.0f} s") from None
+            if message["type"] == "http.disconnect":
+                raise ClientDisconnect
+            part: bytes = message.get("body", b"")
+            read += len(part)
             if read > self._limit:
-                raise self._error("more than that")
-            return message
+                raise self._too_large("more than that")
+            parts.append(part)
+            if not message.get("more_body", False):
+                return b"".join(parts)
 
-        return counted
-
-    def _error(self, size: str) -> BodyTooLarge:
+    def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the request body may have {self._limit} bytes, not {size}")

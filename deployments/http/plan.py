@@ -46,8 +46,9 @@ class Planner:
         self._default = dict(default_search)
         self._limits = limits
 
-    def settings(self, request: ChatRequest) -> SearchSettings:
-        """
+    def settings(self, request: ChatRequest, limits: LimitSettings | None = None) -> SearchSettings:
+        """``limits``: the caps in force, where they are not the operator's for everybody.
+
         Raises:
             NotFound: the model is unknown.
             BadRequest: a setting is wrong or above its cap; ``param`` is where the client wrote it.
@@ -55,7 +56,7 @@ class Planner:
         merged, settings = self._merged(request, request.temperature)
         if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
             merged, settings = self._merged(request, None)
-        return self._capped(merged, settings)
+        return self._capped(merged, settings, limits or self._limits)
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless it is the served model's name or an alias of it."""
@@ -89,10 +90,10 @@ class Planner:
         except ValidationError as error:
             raise merged.refused(error) from None
 
-    def _capped(self, merged: "_Merged", settings: SearchSettings) -> SearchSettings:
+    def _capped(self, merged: "_Merged", settings: SearchSettings, limits: LimitSettings) -> SearchSettings:
         """What the client wrote above a cap is refused; a default above one is lowered to it."""
         lowered = dict(merged.flat)
-        for path, value, most in excesses(settings, self._limits):
+        for path, value, most in excesses(settings, limits):
             if value is not None and path in merged.origins:
                 where = merged.path(path)
                 raise BadRequest(f"{where} may be at most {most:g} here, not {value:g}", where, "above_limit")

@@ -1,15 +1,20 @@
 """The routes of the HTTP contract. A handler reads its request, has it done, and writes the reply."""
 
+from typing import Any
+
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from starlette.responses import JSONResponse, Response
 
+from deployments.completions import CompletionJob
 from deployments.http import errors, replies
-from deployments.http.auth import ApiKeys, RequireKey
-from deployments.http.body import read_object, validated
+from deployments.http.admission import Admission, place_of
+from deployments.http.auth import ApiKeys, RequireKey, key_of
+from deployments.http.body import validated
+from deployments.http.disconnect import while_connected
 from deployments.http.documentation import body_of, chat_body
 from deployments.http.endpoint import Endpoint, Served
-from deployments.http.limits import LimitBody
+from deployments.http.limits import Bodies
 from deployments.http.plan import notes
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
@@ -17,6 +22,10 @@ from deployments.http.tree_reply import BytesResponse, with_tree
 from deployments.service import SearchJob
 
 router = APIRouter()
+WORK = ("/v1/chat/completions", "/v1/search", "/v1/completions", "/v1/score")
+"""What a place is needed for."""
+SEATS = 4
+"""Bodies that are read at a time for each place, so that one client alone may send twice as many as there are."""
 
 
 def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
@@ -28,8 +37,16 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
         if isinstance(route, APIRoute) and route.endpoint in (chat_completions, search):
             route.openapi_extra = chat_body(endpoint.strategies)
     errors.install(app)
-    # The last one added is the first one asked: no key, no byte of the body.
-    app.add_middleware(LimitBody, limit=endpoint.body_bytes)
+    controller = endpoint.controller
+    # The last one added is the first one asked: no key, no place, no byte of the body.
+    app.add_middleware(
+        Admission,
+        paths=WORK,
+        places=endpoint.searches.places,
+        bodies=Bodies(controller.limits.body_bytes, SEATS * (controller.searches + controller.queue.places)),
+        loop_delay=endpoint.loop_delay,
+        max_delay_s=controller.max_loop_delay_s,
+    )
     app.add_middleware(RequireKey, keys=keys)
     return app
 
@@ -37,43 +54,44 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
 @router.post("/v1/chat/completions")
 async def chat_completions(request: Request, served: Served) -> Response:
     """One question in, a better answer out; streamed, the tree as it grows."""
-    chat = ChatRequest.parse(await read_object(request))
-    job = served.jobs.search(chat)
-    head = _head(chat, job)
+    chat, job = await _search(request, served)
+    head, place = _head(chat, job), place_of(request.scope)
     if chat.stream:
         include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-        return SearchStream(served.searches, job, head, include_usage)
-    outcome = await served.work(request, job.search_id, served.searches.search(job))
+        return SearchStream(served.searches, job, place, head, include_usage)
+    outcome = await while_connected(request.receive, served.searches.search(job, place))
     return _json(replies.completion(head, outcome))
 
 
 @router.post("/v1/search")
 async def search(request: Request, served: Served) -> Response:
     """As chat completions, plain, with the whole tree in the reply."""
-    chat = ChatRequest.parse(await read_object(request))
+    chat, job = await _search(request, served)
     if chat.stream:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
-    job = served.jobs.search(chat)
-    outcome = await served.work(request, job.search_id, served.searches.search(job))
+    outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
     return BytesResponse(await with_tree(replies.completion(_head(chat, job), outcome), outcome.tree))
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
 async def text_completions(request: Request, served: Served) -> Response:
     """Token-level beam search: each prompt's likeliest continuations."""
-    body = CompletionBody.parse(await read_object(request))
-    job = served.jobs.completion(body)
-    search_id = job.request.search_id
-    found = await served.work(request, search_id, served.completions.complete(job))
-    reply = replies.text_completion(f"cmpl-{search_id}", replies.now(), body.model, job.n, job.prompt_tokens, found)
-    return _json(reply)
+
+    def prepare(given: dict[str, Any]) -> tuple[CompletionBody, CompletionJob]:
+        body = CompletionBody.parse(given)
+        return body, served.jobs.completion(body, key_of(request.scope))
+
+    body, job = await served.prepared(request, prepare)
+    found = await while_connected(request.receive, served.completions.complete(job, place_of(request.scope)))
+    reply_id = f"cmpl-{job.request.search_id}"
+    return _json(replies.text_completion(reply_id, replies.now(), body.model, job.n, job.prompt_tokens, found))
 
 
 @router.post("/v1/score", openapi_extra=body_of(ScoreBody))
 async def score(request: Request, served: Served) -> Response:
     """The process reward of each step of a given path."""
-    wanted = served.jobs.scoring(validated(ScoreBody, await read_object(request)))
-    [rewards] = await served.work(request, wanted.search_id, served.searches.score(wanted))
+    wanted = await served.prepared(request, lambda given: served.jobs.scoring(validated(ScoreBody, given)))
+    [rewards] = await while_connected(request.receive, served.searches.score(wanted))
     return _json(replies.rewards(served.served_name, rewards))
 
 
@@ -106,6 +124,20 @@ async def healthy(served: Served) -> Response:
         "components": {name: component.json for name, component in components.items()},
     }
     return JSONResponse(body, status_code=200 if ok else 503)
+
+
+async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, SearchJob]:
+    """The search that a request asks for.
+
+    Raises:
+        ApiError: it is wrong; see `Jobs.search`.
+    """
+
+    def prepare(given: dict[str, Any]) -> tuple[ChatRequest, SearchJob]:
+        chat = ChatRequest.parse(given)
+        return chat, served.jobs.search(chat, key_of(request.scope))
+
+    return await served.prepared(request, prepare)
 
 
 def _head(chat: ChatRequest, job: SearchJob) -> replies.Head:

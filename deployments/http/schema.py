@@ -52,7 +52,8 @@ def _kind(content: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[TextPart], Field(min_length=1), Tag(f"{TAG}parts")],
+    Annotated[str, Tag(f"{TAG}text")]
+    | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag(f"{TAG}parts")],
     Discriminator(_kind),
 ]
 
@@ -100,7 +101,7 @@ class ChatRequest(Body):
     """``POST /v1/chat/completions`` and ``POST /v1/search``."""
 
     model: str
-    messages: list[Message] = Field(min_length=1)
+    messages: list[Message] = Field(min_length=1, fail_fast=True)
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
@@ -202,4 +203,4 @@ class ScoreBody(Body):
 
     model: str | None = None
     question: str = Field(min_length=1)
-    steps: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1)
+    steps: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, fail_fast=True)

@@ -10,6 +10,7 @@ from starlette.types import Receive, Scope, Send
 from deployments.http.disconnect import ended
 from deployments.http.errors import api_error
 from deployments.http.replies import Chunks, Head, Json, dumps
+from deployments.places import Place
 from deployments.service import SearchJob, SearchService
 from search.run.report import SearchEvent, SearchOutcome, StepScored
 
@@ -21,29 +22,19 @@ DONE = "[DONE]"
 
 
 class SearchStream(EventSourceResponse):
-    """The reply to a streamed request.
+    """The reply to a streamed request. The search ends with it, however it ends."""
 
-    It takes its place among the searches when it begins to answer, not when it is made, so a reply that
-    is never sent holds none; and gives it back when it ends, however it ends.
-    """
-
-    def __init__(self, service: SearchService, job: SearchJob, head: Head, include_usage: bool) -> None:
-        self._service = service
-        self._job = job
-        super().__init__(stream(service, job, head, include_usage), ping=PING_S, sep="\n", send_timeout=SEND_TIMEOUT_S)
+    def __init__(self, service: SearchService, job: SearchJob, place: Place, head: Head, include_usage: bool) -> None:
+        events = stream(service, job, place, head, include_usage)
+        super().__init__(events, ping=PING_S, sep="\n", send_timeout=SEND_TIMEOUT_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """
-        Raises:
-            NoPlace: before anything was sent.
-        """
-        with self._service.place(self._job.search_id):
-            async with aclosing(self.body_iterator):  # type: ignore[type-var]
-                await super().__call__(scope, receive, send)
+        async with aclosing(self.body_iterator):  # type: ignore[type-var]
+            await super().__call__(scope, receive, send)
 
 
 async def stream(
-    service: SearchService, job: SearchJob, head: Head, include_usage: bool
+    service: SearchService, job: SearchJob, place: Place, head: Head, include_usage: bool
 ) -> AsyncIterator[ServerSentEvent]:
     """The events of one search. Closing it ends the search. An error is the last event."""
     chunks = Chunks(head, include_usage)
@@ -52,7 +43,7 @@ async def stream(
 
     async def searched() -> SearchOutcome:
         try:
-            return await service.search(job, events.put_nowait)
+            return await service.search(job, place, events.put_nowait)
         finally:
             events.put_nowait(None)
 

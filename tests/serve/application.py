@@ -28,10 +28,11 @@ class Application:
 
     NAME = "banyan"
 
-    def __init__(self, url: str, key: str, config: AppConfig, started_at: float) -> None:
-        """``key``: an API key that it accepts. ``started_at``: Unix seconds."""
+    def __init__(self, url: str, key: str, config: AppConfig, started_at: float, other_key: str) -> None:
+        """``key`` and ``other_key``: API keys that it accepts. ``started_at``: Unix seconds."""
         self.url = url
         self.key = key
+        self.other_key = other_key
         self.config = config
         self.started_at = started_at
         self.http = self.client(httpx.Timeout(300.0))

@@ -37,9 +37,9 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ.pop("BANYAN_API_KEYS", None)
-    key = secrets.token_urlsafe()
+    key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
     keys_file = tmp_path_factory.mktemp("keys") / "keys"
-    keys_file.write_text(f"{key}  # the tests\n")
+    keys_file.write_text(f"{key}  # the tests\n{other_key}\n")
     started_at = time.time()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": port})
@@ -51,7 +51,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
         }
     )
     serve.run(build(config), name=Application.NAME)
-    application = Application(f"http://127.0.0.1:{port}", key, config, started_at)
+    application = Application(f"http://127.0.0.1:{port}", key, config, started_at, other_key)
     try:
         yield application
     finally:

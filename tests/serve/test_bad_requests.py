@@ -1,12 +1,15 @@
 """Wrong input is the client's problem: a clear 4xx in OpenAI's shape, and the engines never notice."""
 
 import json
+import socket
+from collections import Counter
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.serve.application import Application, problems, request
+from tests.serve.application import Application, problems, request, until
 
 GOOD = request(problems(1, seed=31)[0], seed=1)
 BAD: dict[str, tuple[int, str | None, Any]] = {
@@ -41,6 +44,48 @@ def test_no_key_where_one_is_wanted(idle: Application, key: str | None) -> None:
     refused_and_the_engines_stay(idle, key and key.format(key=idle.key), GOOD, 401, None)
     assert httpx.get(f"{idle.url}/v1/models").status_code == 401
     assert httpx.get(f"{idle.url}/health").status_code == 200
+
+
+ORDERS = {
+    "x-request-disconnect-disabled": "?1",
+    "X-Request-Timeout-Seconds": "0.001",
+    "serve_multiplexed_model_id": "a",
+}
+
+
+def test_a_request_gives_serve_no_orders(idle: Application) -> None:
+    with idle.client(httpx.Timeout(60.0)) as client:
+        reply = client.post("/v1/chat/completions", json=GOOD, headers=ORDERS)
+        assert reply.status_code == 200, reply.text
+        for name in ("x-request-id", "x-session-id", "traceparent"):
+            headers = {name: b"\xff\xfe"}
+            assert client.get("/v1/models", headers=headers).status_code == 200  # type: ignore[arg-type]
+    impatient = httpx.Timeout(60.0, read=0.3)
+    long = request(problems(1, seed=33, level=5)[0], 1, search={"strategy": "beam_search", "n": 64, "m": 4})
+    with idle.client(impatient) as client, pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/chat/completions", json=long, headers=ORDERS)
+    until(lambda: idle.status()["searches"] == 0, "a search ends with its client, whatever the client said", 10.0)
+
+
+def test_slow_bodies_of_one_client_leave_the_others_served(idle: Application) -> None:
+    url = httpx.URL(idle.url)
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\n"
+        f"authorization: Bearer {idle.key}\r\ncontent-length: 1000\r\n\r\n{{"
+    )
+    with ExitStack() as stack:
+        connections = [stack.enter_context(socket.create_connection((url.host, url.port), 20)) for _ in range(512)]
+        for connection in connections:
+            connection.settimeout(60)
+            connection.sendall(head.encode())
+        other = {"Authorization": f"Bearer {idle.other_key}"}
+        assert httpx.get(f"{idle.url}/health", timeout=20).status_code == 200
+        reply = httpx.post(f"{idle.url}/v1/chat/completions", json=GOOD, headers=other, timeout=60)
+        assert reply.status_code == 200, reply.text
+        ends = Counter(connection.recv(12) for connection in connections)
+        assert ends.keys() == {b"HTTP/1.1 429", b"HTTP/1.1 408"}, ends
+        assert ends[b"HTTP/1.1 429"] >= 256, ends
+    assert idle.chat(problems(1, seed=34, level=1)[0], 1)["search"]["answer"] is not None
 
 
 def refused_and_the_engines_stay(idle: Application, key: str | None, body: Any, status: int, param: str | None) -> None:

@@ -9,7 +9,7 @@ import httpx
 from fastapi import FastAPI
 
 from deployments.completions import CompletionService
-from deployments.config import AppConfig
+from deployments.config import AppConfig, KeyRecord
 from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
@@ -17,6 +17,8 @@ from deployments.http.jobs import Jobs
 from deployments.http.keys import key_record
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
+from deployments.loop_delay import LoopDelay
+from deployments.places import Places
 from deployments.service import SearchService
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError
@@ -44,6 +46,7 @@ class Letters:
     """An encoder of one token per letter."""
 
     vocabulary = 256
+    longest_token = 1
 
     def encode_text(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
@@ -128,7 +131,13 @@ class FakeScorer:
 class World:
     """One endpoint and all that a test wants to turn in it."""
 
-    def __init__(self, matcher: AnswerMatcher, keys: Sequence[str] | None = (), **controller: Any) -> None:
+    def __init__(
+        self,
+        matcher: AnswerMatcher,
+        keys: Sequence[str] | None = (),
+        records: Sequence[KeyRecord] = (),
+        **controller: Any,
+    ) -> None:
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
@@ -138,6 +147,7 @@ class World:
                 "http": {"canary_timeout_s": 0.1, "canary_every_s": 0},
             }
         )
+        self.encoder = Letters()
         self.generator = FakeGenerator()
         self.scorer = FakeScorer()
         settings = self.config.controller
@@ -150,18 +160,21 @@ class World:
             settings.fallback,
             settings.extractor,
         )
-        self.service = SearchService(self.environment, settings.searches, settings.limits.seconds)
+        places = Places(settings.searches, settings.queue.places, settings.queue.seconds)
+        self.service = SearchService(self.environment, places, settings.limits.seconds)
+        self.loop_delay = LoopDelay()
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
-            body_bytes=settings.limits.body_bytes,
-            jobs=Jobs(self.config, Planner.of(self.config), Letters()),
+            controller=settings,
+            jobs=Jobs(self.config, Planner.of(self.config), self.encoder),
             searches=self.service,
             completions=CompletionService(self.service, self.generator),
             health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),
             operations=self,
             strategies=settings.catalog,
+            loop_delay=self.loop_delay,
         )
-        known = ApiKeys(keys if keys is None else map(key_record, keys))
+        known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, known)
 
     async def status(self) -> dict[str, Any]:

@@ -1,11 +1,20 @@
 """Whatever is wrong with a request: a clear 4xx in OpenAI's shape, and no engine sees it."""
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
+import httpx
 import pytest
 from http_world import World, chat
+from pydantic import ValidationError
+
+from deployments.http.body import MAX_FIELDS
+from deployments.http.endpoint import INLINE_BYTES
+from deployments.http.errors import BadRequest
+from deployments.http.schema import ChatRequest
+from search.errors import GeneratorError, ScorerError
 
 pytestmark = pytest.mark.asyncio
 
@@ -102,6 +111,88 @@ async def test_a_body_that_is_no_json_object(world: World, content: bytes, media
     async with world.client as client:
         reply = await client.post(CHAT, content=content, headers={"content-type": media})
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"messages": [1] * 5000},
+        {"messages": [{}] * 5000},
+        {"messages": [{"role": "user", "content": [1] * 5000}]},
+        {"stop": [1] * 5000},
+    ],
+    ids=["numbers", "empty objects", "parts", "stops"],
+)
+async def test_of_many_faults_only_the_first_is_looked_for(fields: dict[str, Any]) -> None:
+    """Describing half a million of them takes ten seconds, in which nothing else runs."""
+    with pytest.raises(ValidationError) as raised:
+        ChatRequest.model_validate(chat(**fields))
+    assert raised.value.error_count() <= 2
+    with pytest.raises(BadRequest):
+        ChatRequest.parse(chat(**fields))
+
+
+async def test_an_object_of_very_many_fields_is_refused_before_each_is_described(world: World) -> None:
+    for body, param in (
+        (chat(**{f"f{index}": 1 for index in range(2000)}), None),
+        (chat(search={f"f{index}": 1 for index in range(2000)}), "search"),
+    ):
+        async with world.client as client:
+            error = (await client.post(CHAT, json=body)).json()["error"]
+        assert error["param"] == param
+        assert f"{MAX_FIELDS} are allowed" in error["message"]
+
+
+async def test_long_bodies_are_made_into_jobs_in_a_thread_and_say_the_same(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = set()
+    encode = world.encoder.encode_chat
+
+    def noted(messages: Any) -> list[int]:
+        threads.add(threading.current_thread() is threading.main_thread())
+        return encode(messages)
+
+    monkeypatch.setattr(world.encoder, "encode_chat", noted)
+    async with world.client as client:
+        short = await client.post(CHAT, json=chat())
+        long = await client.post(CHAT, json=chat(metadata={"padding": "x" * INLINE_BYTES}))
+        wrong = await client.post(CHAT, json=chat(search={"n": 0}, metadata={"padding": "x" * INLINE_BYTES}))
+    assert threads == {True, False}
+    assert long.json()["choices"] == short.json()["choices"]
+    assert wrong.json()["error"]["param"] == "search.n"
+
+
+async def test_a_text_that_fits_no_context_is_not_tokenized(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(type(world.encoder), "encode_chat")
+    monkeypatch.delattr(type(world.encoder), "encode_text")
+    beams = {"model": "m", "prompt": "x" * 5000, "use_beam_search": True}
+    async with world.client as client:
+        for path, body in ((CHAT, message("x" * 5000)), ("/v1/completions", beams)):
+            reply = await client.post(path, json=body)
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+SECRET = "EngineDeadError at /opt/model.py:12, prompt 'my diary', 10.0.0.7:8000"
+
+
+@pytest.mark.parametrize("error", [GeneratorError(SECRET), ScorerError(SECRET), RuntimeError(SECRET)], ids=type)
+async def test_nobody_is_told_what_engines_and_checkers_say(
+    make_world: Callable[..., World], error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = make_world(fallback="fail")
+    if isinstance(error, ScorerError):
+        world.scorer.error = error
+    else:
+        world.generator.error = error
+    async with httpx.AsyncClient(
+        transport=httpx.ASGITransport(world.app, raise_app_exceptions=False), base_url="http://banyan"
+    ) as client:
+        for path, body in ((CHAT, chat()), (CHAT, chat(stream=True)), ("/v1/search", chat())):
+            reply = await client.post(path, json=body)
+            assert "error" in reply.text
+            assert not any(word in reply.text for word in ("Engine", "/opt", "diary", "10.0"))
+    assert SECRET in caplog.text, "who reads the log is"
 
 
 async def test_a_prompt_that_leaves_no_room_has_openais_code(world: World) -> None:

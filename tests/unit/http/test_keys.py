@@ -8,7 +8,7 @@ import pytest
 from http_world import World
 
 from deployments.access import AccessError, read_user_config, require_keys
-from deployments.config import ControllerUserConfig, HttpSettings
+from deployments.config import ControllerUserConfig, HttpSettings, KeyLimits
 from deployments.http.auth import ApiKeys
 from deployments.http.keys import key_record, read_records
 from search.answers.equivalence import AnswerMatcher
@@ -37,6 +37,22 @@ def test_keys_of_file_and_environment_are_told_in_the_same_order_whatever_theirs
     assert read_records(None, {}) == ()
 
 
+def test_limits_stand_behind_a_key_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY}  places=8 tokens_per_minute=200000 tokens=5000  # alice\n{OTHER}\n")
+    records = {record.digest: record.limits for record in read_records(file, {"BANYAN_API_KEYS": KEY})}
+    assert records == {
+        key_record(KEY).digest: KeyLimits(places=8, tokens_per_minute=200_000, tokens=5000),
+        key_record(OTHER).digest: KeyLimits(),
+    }
+    for wrong in ("places=0", "places=many", "paces=3", "places", "secret", "places=1.5"):
+        file.write_text(f"# ours\n{KEY} {wrong}\n")
+        with pytest.raises(ValueError, match=r"line 2: .*places=NUMBER") as refused:
+            read_records(file, {})
+        assert KEY not in str(refused.value)
+        assert "secret" not in str(refused.value)
+
+
 def test_promised_keys_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
     missing = tmp_path / "missing"
     with pytest.raises(ValueError, match=r"api_keys_file .*missing cannot be read on .*: No such file"):
@@ -60,13 +76,13 @@ def test_who_was_not_told_any_keys_lets_nobody_in() -> None:
     keys = ApiKeys()
     assert not keys.told
     assert keys.wanted
-    assert not keys.accepts(KEY)
+    assert not keys.record(KEY)
     keys.replace([key_record(KEY)])
     assert keys.told
-    assert keys.accepts(KEY)
+    assert keys.record(KEY)
     keys.replace([key_record(OTHER)])
-    assert not keys.accepts(KEY)
-    assert keys.accepts(OTHER)
+    assert not keys.record(KEY)
+    assert keys.record(OTHER)
     keys.replace([])
     assert not keys.wanted
 
@@ -84,8 +100,8 @@ def test_user_config_survives_json_and_is_refused_by_its_place() -> None:
     assert read_user_config(json.loads(json.dumps(told.model_dump(mode="json")))) == told
     with pytest.raises(AccessError, match=r"user_config\.keys\.0\.digest"):
         read_user_config({"keys": [{"digest": KEY, "cache_salt": "0" * 32}]})
-    with pytest.raises(AccessError, match=r"user_config\.keys\.0\.limits\.tokens"):
-        read_user_config({"keys": [key_record(KEY).model_dump() | {"limits": {"tokens": 1}}]})
+    with pytest.raises(AccessError, match=r"user_config\.keys\.0\.limits\.tokenz"):
+        read_user_config({"keys": [key_record(KEY).model_dump() | {"limits": {"tokenz": 1}}]})
     with pytest.raises(AccessError, match=r"user_config\.kyes"):
         read_user_config({"kyes": []})
 

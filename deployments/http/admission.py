@@ -1,0 +1,112 @@
+"""Which requests are let in to work: what has no place is refused before its body is read, parsed or tokenized."""
+
+from collections.abc import Collection
+from contextlib import AsyncExitStack
+
+from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.config import KeyRecord
+from deployments.http.auth import key_of
+from deployments.http.disconnect import while_connected
+from deployments.http.errors import ApiError, Busy, api_error
+from deployments.http.limits import Bodies
+from deployments.http.quotas import TokenQuotas
+from deployments.loop_delay import LoopDelay
+from deployments.places import NoPlace, Owner, Place, Places
+
+
+class Admission:
+    """ASGI middleware, right behind the check of the API key: a request for work passes with its whole body read and a
+    place held until its reply has been sent. All other requests pass as they are.
+
+    In this order, the cheap and sure first: is the event loop in time, has the key tokens left, is there a place or
+    room in the queue; then the body, which holds no place however slowly it comes; then the place, or the wait for one.
+
+    Outside of FastAPI, whose routing and dependencies cost more than all of this.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        paths: Collection[str],
+        places: Places,
+        bodies: Bodies,
+        loop_delay: LoopDelay,
+        max_delay_s: float,
+    ) -> None:
+        """``paths``: where work is asked for, by POST. ``max_delay_s``: nothing is let in while the event loop is later
+        than that."""
+        self._app = app
+        self._paths = frozenset(paths)
+        self._places = places
+        self._bodies = bodies
+        self._quotas = TokenQuotas()
+        self._loop_delay = loop_delay
+        self._max_delay_s = max_delay_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+            await self._app(scope, receive, send)
+            return
+        key = key_of(scope)
+        async with AsyncExitStack() as stack:
+            try:
+                body = await self._body(scope, receive, key)
+                holding = stack.enter_async_context(self._places.hold(_owner(scope, key)))
+                place: Place = await while_connected(receive, holding)
+            except (ApiError, NoPlace) as error:
+                await api_error(error).response()(scope, receive, send)
+                return
+            except ClientDisconnect:
+                return
+            scope.setdefault("state", {})["place"] = place
+            try:
+                await self._app(scope, _replayed(body, receive), send)
+            finally:
+                if key is not None:
+                    await self._quotas.charge(key, place.tokens)
+
+    async def _body(self, scope: Scope, receive: Receive, key: KeyRecord | None) -> bytes:
+        """
+        Raises:
+            NoPlace, Busy: there is no place, or the request may not have one; nothing was read.
+            ApiError: the body is too long or too slow.
+            ClientDisconnect: the client has gone.
+        """
+        owner = _owner(scope, key)
+        late = self._loop_delay.seconds
+        if late > self._max_delay_s:
+            raise Busy(f"the server is {late:.1f} s behind its work; try again shortly")
+        if key is not None:
+            await self._quotas.check(key)
+        self._places.check(owner)
+        return await self._bodies.read(scope, receive, owner.name)
+
+
+def place_of(scope: Scope) -> Place:
+    """The place of a request that was let in."""
+    place: Place = scope["state"]["place"]
+    return place
+
+
+def _owner(scope: Scope, key: KeyRecord | None) -> Owner:
+    """Clients are told apart by their keys; where there are none, by their addresses."""
+    if key is not None:
+        return Owner(key.digest, key.limits.places)
+    host, *_ = scope.get("client") or ("",)
+    return Owner(str(host))
+
+
+def _replayed(body: bytes, receive: Receive) -> Receive:
+    """``receive`` of a request whose body was read: the body in one message, then whatever comes."""
+    told = False
+
+    async def replayed() -> Message:
+        nonlocal told
+        if told:
+            return await receive()
+        told = True
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return replayed

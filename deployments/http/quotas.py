@@ -1,0 +1,44 @@
+"""Tokens a minute, by API key."""
+
+import math
+import time
+
+from limits import RateLimitItemPerMinute
+from limits.aio.storage import MemoryStorage
+from limits.aio.strategies import FixedWindowRateLimiter
+
+from deployments.config import KeyRecord
+from deployments.http.errors import Busy
+
+
+class TokenQuotas:
+    """What each key has used in its current minute, in this controller. A key without a limit is not counted.
+
+    What a request costs is known afterwards only, so it is let in while anything is left of the minute, and charged in
+    full when it ends. The minute begins with the first charge.
+    """
+
+    def __init__(self) -> None:
+        self._limiter = FixedWindowRateLimiter(MemoryStorage())
+
+    async def check(self, key: KeyRecord) -> None:
+        """
+        Raises:
+            Busy: the key has used what it may.
+        """
+        most = key.limits.tokens_per_minute
+        if most is None:
+            return
+        item = RateLimitItemPerMinute(most)
+        if not await self._limiter.test(item, key.digest):
+            window = await self._limiter.get_window_stats(item, key.digest)
+            raise Busy(
+                f"this API key has used its {most} tokens of the minute (limits.tokens_per_minute)",
+                max(1, math.ceil(window.reset_time - time.time())),
+            )
+
+    async def charge(self, key: KeyRecord, tokens: int) -> None:
+        """What a request has cost, prompt and all that was generated."""
+        most = key.limits.tokens_per_minute
+        if most is not None and tokens:
+            await self._limiter.hit(RateLimitItemPerMinute(most), key.digest, cost=tokens)

@@ -1,0 +1,47 @@
+"""How late the event loop is: what has its turn now should have had it so long ago."""
+
+import asyncio
+import time
+from collections import deque
+
+EVERY_S = 0.05
+SAMPLES = 20
+"""Of the last second."""
+
+
+class LoopDelay:
+    """The longest delay of the running event loop within the last second.
+
+    Measured by a task that sleeps and looks how much longer that took. The longest and not a mean: it is what a request
+    that comes now has to expect.
+    """
+
+    def __init__(self) -> None:
+        self._samples: deque[float] = deque([0.0], maxlen=SAMPLES)
+        self._due = float("inf")
+        """Monotonic seconds: when the sleeper should wake up."""
+        self._sleeper: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Measures the running loop from now on. Does nothing if already started."""
+        if self._sleeper is None:
+            self._due = time.monotonic() + EVERY_S
+            self._sleeper = asyncio.create_task(self._sample())
+
+    def stop(self) -> None:
+        if self._sleeper is not None:
+            self._sleeper.cancel()
+            self._sleeper = None
+            self._due = float("inf")
+
+    @property
+    def seconds(self) -> float:
+        """Also what the sleeper is late by now: whoever asks may run before it."""
+        return max(*self._samples, time.monotonic() - self._due, 0.0)
+
+    async def _sample(self) -> None:
+        while True:
+            await asyncio.sleep(self._due - time.monotonic())
+            now = time.monotonic()
+            self._samples.append(max(0.0, now - self._due))
+            self._due = now + EVERY_S

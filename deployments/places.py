@@ -1,0 +1,168 @@
+"""Places: how many requests of one controller work at once, and who waits for one. Knows neither HTTP nor Serve."""
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class Refused(StrEnum):
+    """Why a request gets no place."""
+
+    PLACES = "places"
+    """All are taken, and so are those in the queue."""
+    QUEUE = "queue"
+    """None came free while it waited."""
+    OWNER = "owner"
+    """Its owner has as many as it may."""
+
+
+class NoPlace(RuntimeError):
+    """There is no place now: the same request is welcome later."""
+
+    def __init__(self, reason: Refused, most: int, retry_after_s: int) -> None:
+        """``most``: the places there are, or that the owner may have."""
+        super().__init__(reason, most, retry_after_s)
+        self.reason = reason
+        self.most = most
+        self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        if self.reason is Refused.OWNER:
+            return f"this API key has {self.most} requests at work, as many as it may (limits.places)"
+        waited = ", and none came free in time" if self.reason is Refused.QUEUE else ""
+        return f"all {self.most} places for searches are taken{waited}; try again shortly"
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose requests are counted together."""
+
+    name: str
+    places: int | None = None
+    """As many at once; None: as there are."""
+
+
+@dataclass(eq=False)
+class Place:
+    """What a request holds while it works."""
+
+    owner: Owner
+    since: float = field(default_factory=time.monotonic)
+    """Monotonic seconds."""
+    tokens: int = 0
+    """What the request has cost so far: its prompt, and all that was generated for it."""
+
+
+class Places:
+    """The places of one controller, and a queue before them: first come, first served. One event loop."""
+
+    def __init__(
+        self, count: int, queue: int = 0, queue_s: float = 0.0, on_freed: Callable[[], None] = lambda: None
+    ) -> None:
+        """``queue``: so many wait where all places are taken, ``queue_s`` seconds at most. ``on_freed`` is called
+        whenever a place was given back."""
+        self._count = count
+        self._queue = queue
+        self._queue_s = queue_s
+        self._on_freed = on_freed
+        self._held: dict[Place, None] = {}
+        """Oldest first."""
+        self._promised = 0
+        """Given to somebody in the queue who has not woken up yet."""
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        """Oldest first."""
+        self._owned: Counter[str] = Counter()
+        """Places held or waited for, by owner."""
+
+    @property
+    def held(self) -> int:
+        return len(self._held)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def check(self, owner: Owner) -> None:
+        """
+        Raises:
+            NoPlace: a request of this owner would be refused now. Costs nothing.
+        """
+        if owner.places is not None and self._owned[owner.name] >= owner.places:
+            raise NoPlace(Refused.OWNER, owner.places, self._retry_after_s())
+        if self._is_full and len(self._waiting) >= self._queue:
+            raise NoPlace(Refused.PLACES, self._count, self._retry_after_s())
+
+    @asynccontextmanager
+    async def hold(self, owner: Owner) -> AsyncIterator[Place]:
+        """A place until the end of the block; waits for one in the queue where that has room.
+
+        Raises:
+            NoPlace: there is none, or none came free in time.
+        """
+        self.check(owner)
+        self._owned[owner.name] += 1
+        try:
+            if self._is_full:
+                await self._wait()
+            place = Place(owner)
+            self._held[place] = None
+            try:
+                yield place
+            finally:
+                del self._held[place]
+                self._pass_on()
+                self._on_freed()
+        finally:
+            self._owned[owner.name] -= 1
+            if not self._owned[owner.name]:
+                del self._owned[owner.name]
+
+    def check_integrity(self) -> list[str]:
+        """What is left over though nothing is at work; empty when all is well."""
+        now = time.monotonic()
+        problems = [f"a place has been held for {now - place.since:.0f} s" for place in self._held]
+        left = {"wait for a place": len(self._waiting), "places are promised": self._promised}
+        return problems + [f"{count} {what}" for what, count in left.items() if count]
+
+    @property
+    def _is_full(self) -> bool:
+        return len(self._held) + self._promised >= self._count
+
+    async def _wait(self) -> None:
+        """
+        Raises:
+            NoPlace: none came free in time.
+        """
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = None
+        try:
+            async with asyncio.timeout(self._queue_s):
+                await turn
+        except BaseException as error:
+            if self._waiting.pop(turn, turn) is turn:
+                # Its turn had come already: somebody else's now.
+                self._promised -= 1
+                self._pass_on()
+            if isinstance(error, TimeoutError):
+                raise NoPlace(Refused.QUEUE, self._count, self._retry_after_s()) from None
+            raise
+        self._promised -= 1
+
+    def _pass_on(self) -> None:
+        """Gives free places to those who have waited longest."""
+        while self._waiting and not self._is_full:
+            turn = next(iter(self._waiting))
+            del self._waiting[turn]
+            self._promised += 1
+            if not turn.done():
+                turn.set_result(None)
+
+    def _retry_after_s(self) -> int:
+        """Half the age of the oldest request, within 1 and 30 s: about when a place comes free."""
+        oldest = next(iter(self._held), None)
+        age = 0.0 if oldest is None else time.monotonic() - oldest.since
+        return round(min(30.0, max(1.0, age / 2)))

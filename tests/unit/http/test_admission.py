@@ -1,0 +1,290 @@
+"""What has no place is refused before its body is read; slow bodies, greedy keys and who hangs up keep nobody out."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+from http_world import World, chat, generator_is_dead
+
+from deployments.config import KeyLimits, KeyRecord
+from deployments.http import limits
+from deployments.http.keys import key_record
+
+pytestmark = pytest.mark.asyncio
+
+CHAT = "/v1/chat/completions"
+MakeWorld = Callable[..., World]
+Json = dict[str, Any]
+
+
+class Call:
+    """One request straight into the application, its body given out as it asks for it."""
+
+    def __init__(
+        self, world: World, parts: Iterable[bytes] = (), *, path: str = CHAT, client: str = "c", key: str = ""
+    ):
+        self.asked = 0
+        """Messages that the application took."""
+        self.status: int | None = None
+        self.headers: dict[str, str] = {}
+        self._parts = list(parts)
+        self._body = b""
+        self._more = asyncio.Event()
+        self._gone = asyncio.Event()
+        headers = [(b"content-type", b"application/json")]
+        if key:
+            headers.append((b"authorization", f"Bearer {key}".encode()))
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": path,
+            "raw_path": path.encode(),
+            "query_string": b"",
+            "headers": headers,
+            "client": (client, 1),
+            "root_path": "",
+        }
+        self.task = asyncio.create_task(self._run(world.app, scope))
+
+    async def _run(self, app: Callable[..., Awaitable[None]], scope: Json) -> None:
+        await app(scope, self._receive, self._send)
+
+    async def _receive(self) -> Json:
+        self.asked += 1
+        if self._parts:
+            part = self._parts.pop(0)
+            return {"type": "http.request", "body": part, "more_body": bool(part)}
+        await self._gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Json) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        self._body += message.get("body", b"")
+
+    @property
+    def error(self) -> Json:
+        error: Json = json.loads(self._body)["error"]
+        return error
+
+    async def ended(self) -> "Call":
+        async with asyncio.timeout(20):
+            await self.task
+        return self
+
+    async def gone(self) -> None:
+        self._gone.set()
+        await self.ended()
+
+
+def whole(**fields: Any) -> list[bytes]:
+    return [json.dumps(chat(**fields)).encode(), b""]
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+@asynccontextmanager
+async def full(world: World, count: int = 1, key: str = "") -> AsyncIterator[list[Call]]:
+    """So many requests at work that do not end before the block does."""
+    world.generator.gate.clear()
+    calls = [Call(world, whole(seed=index), key=key) for index in range(count)]
+    await until(lambda: world.generator.running == count)
+    yield calls
+    world.generator.gate.set()
+    for call in calls:
+        assert (await call.ended()).status == 200
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/search", "/v1/completions", "/v1/score"])
+async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str) -> None:
+    world = make_world(searches=1)
+    async with full(world):
+        refused = await Call(world, [b"not even JSON", b""], path=path).ended()
+        assert (refused.status, refused.asked) == (429, 0)
+        assert refused.error["type"] == "rate_limit_error"
+        assert int(refused.headers["retry-after"]) >= 1
+
+
+async def test_what_needs_no_place_is_answered_in_a_full_house(make_world: MakeWorld) -> None:
+    world = make_world(searches=1)
+    async with full(world), world.client as client:
+        for path in ("/v1/models", "/v1/status"):
+            assert (await client.get(path)).status_code == 200
+        assert (await client.get("/health")).status_code == 503, "the canary hangs here, and that is told"
+        assert (await client.get(CHAT)).status_code == 405
+        assert (await client.post("/v1/nowhere", content=b"x")).status_code == 404
+
+
+async def test_a_body_on_its_way_holds_no_place(make_world: MakeWorld) -> None:
+    world = make_world(searches=1)
+    slow = Call(world, [b"{"], client="slow")
+    await until(lambda: slow.asked == 2)
+    assert world.service.running == 0
+    assert (await Call(world, whole()).ended()).status == 200
+    await slow.gone()
+    assert slow.status is None
+
+
+async def test_slow_bodies_of_one_client_leave_seats_for_others_and_are_given_up(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GRACE_S", 0.5)
+    world = make_world(searches=2)  # so eight seats
+    slow = [Call(world, [b"{"], client="slow") for _ in range(20)]
+    await until(lambda: sum(call.status == 429 for call in slow) == 16)
+    assert {call.asked for call in slow if call.status == 429} == {0}
+    also_slow = [Call(world, [b"{"], client="also slow") for _ in range(20)]
+    await until(lambda: sum(call.status == 429 for call in also_slow) == 18)
+    assert (await Call(world, whole(), client="quick").ended()).status == 200
+    for call in (*slow, *also_slow):
+        await call.ended()
+    ends = [call.status for call in (*slow, *also_slow)]
+    assert (ends.count(408), ends.count(429)) == (6, 34)
+    assert next(call for call in slow if call.status == 408).error["code"] == "request_timeout"
+    assert (await Call(world, whole(), client="slow").ended()).status == 200
+
+
+async def test_a_body_has_its_time_in_total_and_a_least_rate(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits, "GRACE_S", 0.2)
+    monkeypatch.setattr(limits, "MIN_BYTES_PER_S", 1e9)
+
+    class Dripping(Call):
+        async def _receive(self) -> Json:
+            await asyncio.sleep(0.02)  # never long enough for a limit on one message
+            return {"type": "http.request", "body": b" ", "more_body": True}
+
+    assert (await Dripping(make_world()).ended()).status == 408
+    monkeypatch.setattr(limits, "MIN_BYTES_PER_S", 1)
+    monkeypatch.setattr(limits, "BODY_TIMEOUT_S", 0.3)
+    assert (await Dripping(make_world()).ended()).status == 408, "fast enough, and still not for ever"
+
+
+async def test_the_queue_waits_for_a_place_or_its_deadline(make_world: MakeWorld) -> None:
+    world = make_world(searches=1, queue={"places": 2, "seconds": 20})
+    async with full(world):
+        waiting = [Call(world, whole(seed=index)) for index in range(2)]
+        await until(lambda: world.service.places.waiting == 2)
+        assert (await Call(world, whole()).ended()).status == 429
+        await waiting[0].gone()
+        assert (waiting[0].status, world.service.places.waiting) == (None, 1)
+    assert (await waiting[1].ended()).status == 200
+    world.assert_idle()
+
+    world = make_world(searches=1, queue={"places": 2, "seconds": 0.05})
+    async with full(world):
+        refused = await Call(world, whole()).ended()
+        assert refused.status == 429
+        assert "none came free in time" in refused.error["message"]
+
+
+async def test_a_client_that_leaves_gives_its_place_back(make_world: MakeWorld) -> None:
+    world = make_world(searches=1)
+    for stream in (False, True):
+        world.generator.gate.clear()
+        call = Call(world, whole(stream=stream))
+        await until(lambda: world.generator.running == 1)
+        await call.gone()
+        await until(lambda: world.generator.running == 0)
+        world.assert_idle()
+
+
+async def test_an_event_loop_that_is_late_lets_nothing_in(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(max_loop_delay_s=0.5)
+    world.loop_delay._samples.append(0.7)
+    refused = await Call(world, whole()).ended()
+    assert (refused.status, refused.asked) == (429, 0)
+    assert "0.7 s behind" in refused.error["message"]
+    async with world.client as client:
+        assert (await client.get("/health")).status_code == 200
+    world.loop_delay._samples.clear()
+    world.loop_delay._samples.append(0.4)
+    assert (await Call(world, whole()).ended()).status == 200
+
+
+async def test_a_place_comes_back_whatever_a_request_was(world: World) -> None:
+    for parts in ([b"{", b""], whole(search={"n": 0}), whole(model="no")):
+        assert (await Call(world, parts).ended()).status in (400, 404)
+        world.assert_idle()
+    world.generator.error = generator_is_dead()
+    assert (await Call(world, whole()).ended()).status == 503
+    assert (await Call(world, whole(stream=True)).ended()).status == 200
+    world.assert_idle()
+    world.generator.error = RuntimeError("what nobody expects")
+    with pytest.raises(RuntimeError):
+        await Call(world, whole()).ended()
+    world.assert_idle()
+
+
+def limited(key: str, **of: Any) -> KeyRecord:
+    return key_record(key).model_copy(update={"limits": KeyLimits(**of)})
+
+
+MINE, YOURS = "my-key-of-many-characters", "your-key-of-many-characters"
+
+
+async def test_a_key_has_its_own_places_and_leaves_the_others(make_world: MakeWorld) -> None:
+    world = make_world(records=[limited(MINE, places=2), key_record(YOURS)], searches=3)
+    async with full(world, 2, MINE):
+        refused = await Call(world, whole(), key=MINE).ended()
+        assert (refused.status, refused.asked) == (429, 0)
+        assert "limits.places" in refused.error["message"]
+        assert int(refused.headers["retry-after"]) >= 1
+        yours = Call(world, whole(), key=YOURS)
+        await until(lambda: world.service.running == 3)
+    assert (await yours.ended()).status == 200
+
+
+async def test_a_key_that_has_used_its_minute_waits_for_the_next(make_world: MakeWorld) -> None:
+    world = make_world(records=[limited(MINE, tokens_per_minute=10), key_record(YOURS)])
+    async with world.client as client:
+
+        async def ask(key: str, **fields: Any) -> httpx.Response:
+            return await client.post(CHAT, json=chat(**fields), headers={"authorization": f"Bearer {key}"})
+
+        assert (await ask(MINE, search={"n": 0})).status_code == 400, "costs nothing"
+        assert (await ask(MINE)).json()["usage"]["total_tokens"] > 10
+        refused = await ask(MINE)
+        assert refused.status_code == 429
+        assert "limits.tokens_per_minute" in refused.json()["error"]["message"]
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        assert (await ask(YOURS)).status_code == 200
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_hangs_up_pays_for_what_was_written(make_world: MakeWorld, stream: bool) -> None:
+    world = make_world(records=[limited(MINE, tokens_per_minute=5)])
+    world.generator.gate.clear()
+    call = Call(world, whole(stream=stream), key=MINE)
+    await until(lambda: world.generator.running == 1)
+    await call.gone()
+    assert (await Call(world, whole(), key=MINE).ended()).status == 429
+
+
+async def test_a_key_has_a_budget_for_one_request(make_world: MakeWorld) -> None:
+    world = make_world(records=[limited(MINE, tokens=50), key_record(YOURS)])
+    async with world.client as client:
+
+        async def ask(key: str, path: str = CHAT, **fields: Any) -> httpx.Response:
+            return await client.post(path, json=fields, headers={"authorization": f"Bearer {key}"})
+
+        asked = chat(search={"budget": {"tokens": 60}})
+        refused = (await ask(MINE, **asked)).json()["error"]
+        assert (refused["code"], refused["param"]) == ("above_limit", "search.budget.tokens")
+        assert (await ask(YOURS, **asked)).status_code == 200
+        assert (await ask(MINE, **chat())).json()["usage"]["completion_tokens"] <= 50
+        beams = {"model": "m", "prompt": "a", "use_beam_search": True, "n": 2, "max_tokens": 30}
+        assert (await ask(MINE, "/v1/completions", **beams)).status_code == 400
+        assert (await ask(YOURS, "/v1/completions", **beams)).status_code == 200

@@ -1,0 +1,28 @@
+"""How late the event loop is: also for who asks before the task that measures it has had its turn."""
+
+import asyncio
+import time
+
+import pytest
+
+from deployments.loop_delay import EVERY_S, LoopDelay
+
+pytestmark = pytest.mark.asyncio
+
+
+async def test_a_loop_that_is_held_is_late_for_a_second_and_then_no_more() -> None:
+    delay = LoopDelay()
+    assert delay.seconds == 0.0
+    delay.start()
+    await asyncio.sleep(2 * EVERY_S)
+    time.sleep(0.4)  # noqa: ASYNC251  # that is what is measured
+    assert delay.seconds >= 0.3, "whoever asks first is told"
+    await asyncio.sleep(2 * EVERY_S)
+    assert delay.seconds >= 0.3, "and it is remembered"
+    deadline = time.monotonic() + 30
+    while delay.seconds >= 0.3:
+        assert time.monotonic() < deadline
+        await asyncio.sleep(EVERY_S)
+    delay.stop()
+    time.sleep(0.2)  # noqa: ASYNC251
+    assert delay.seconds < 0.3, "what is not measured is not late"

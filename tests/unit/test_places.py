@@ -1,0 +1,148 @@
+"""Places: so many at once, the next in the order in which they came, and none lost, whoever gives up when."""
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+
+from deployments.places import NoPlace, Owner, Places, Refused
+
+pytestmark = pytest.mark.asyncio
+
+ANNE, BEN = Owner("anne"), Owner("ben")
+
+
+async def turns() -> None:
+    """Lets everything that can go on go on."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def hold(places: Places, let_go: asyncio.Event, order: list[str], owner: Owner = ANNE) -> None:
+    async with places.hold(owner):
+        order.append(owner.name)
+        await let_go.wait()
+
+
+async def test_past_the_places_none_is_given_until_one_is_back() -> None:
+    freed = 0
+
+    def on_freed() -> None:
+        nonlocal freed
+        freed += 1
+
+    places = Places(2, on_freed=on_freed)
+    async with AsyncExitStack() as stack:
+        for _ in range(2):
+            await stack.enter_async_context(places.hold(ANNE))
+        with pytest.raises(NoPlace) as raised:
+            places.check(BEN)
+        assert raised.value.reason is Refused.PLACES
+        assert raised.value.retry_after_s >= 1
+        with pytest.raises(NoPlace):
+            await stack.enter_async_context(places.hold(BEN))
+    assert (places.held, freed, places.check_integrity()) == (0, 2, [])
+    async with places.hold(BEN):
+        assert places.held == 1
+        assert len(places.check_integrity()) == 1
+
+
+async def test_the_queue_is_served_in_order_and_nobody_overtakes() -> None:
+    places = Places(1, queue=3, queue_s=60)
+    events = [asyncio.Event() for _ in range(5)]
+    order: list[str] = []
+    tasks = []
+    for index in range(4):
+        tasks.append(asyncio.create_task(hold(places, events[index], order, Owner(str(index)))))
+        await turns()
+    assert (order, places.waiting) == (["0"], 3)
+    with pytest.raises(NoPlace):
+        places.check(ANNE)
+    events[0].set()
+    # Who comes in the moment in which a place is passed on is not let past those who wait.
+    tasks.append(asyncio.create_task(hold(places, events[4], order, Owner("4"))))
+    for event in events[1:]:
+        await turns()
+        event.set()
+    await asyncio.gather(*tasks)
+    assert order == ["0", "1", "2", "3", "4"]
+    assert places.check_integrity() == []
+
+
+async def test_who_waited_too_long_is_refused_and_the_next_still_gets_its_turn() -> None:
+    places = Places(1, queue=2, queue_s=0.01)
+    async with places.hold(ANNE):
+        with pytest.raises(NoPlace) as raised:
+            async with places.hold(BEN):
+                pytest.fail("there was no place")
+    assert raised.value.reason is Refused.QUEUE
+    async with places.hold(BEN):
+        assert places.waiting == 0
+
+
+@pytest.mark.parametrize("promised", [False, True])
+async def test_a_waiter_that_is_cancelled_leaves_its_place_to_the_next(promised: bool) -> None:
+    places = Places(1, queue=2, queue_s=60)
+    events = [asyncio.Event() for _ in range(3)]
+    order: list[str] = []
+    tasks = []
+    for index in range(3):
+        tasks.append(asyncio.create_task(hold(places, events[index], order, Owner(str(index)))))
+        await turns()
+    if promised:
+        # Its turn has come, and it has not noticed yet.
+        events[0].set()
+        while places.waiting == 2:
+            await asyncio.sleep(0)
+    tasks[1].cancel()
+    events[0].set()
+    await turns()
+    assert tasks[1].cancelled()
+    assert order == ["0", "2"]
+    events[2].set()
+    await asyncio.gather(tasks[0], tasks[2])
+    assert places.check_integrity() == []
+
+
+async def test_an_owner_has_no_more_than_its_own_places_those_waited_for_included() -> None:
+    places = Places(2, queue=4, queue_s=60)
+    some = Owner("some", places=3)
+    let_go = asyncio.Event()
+    order: list[str] = []
+    tasks = [asyncio.create_task(hold(places, let_go, order, some)) for _ in range(3)]
+    await turns()
+    with pytest.raises(NoPlace, match=r"3 requests .*limits\.places") as raised:
+        places.check(some)
+    assert raised.value.reason is Refused.OWNER
+    places.check(BEN)
+    let_go.set()
+    await asyncio.gather(*tasks)
+    places.check(some)
+    assert places.check_integrity() == []
+
+
+async def test_many_come_and_go_at_random_and_nothing_is_left() -> None:
+    rng = random.Random(5)
+    places = Places(4, queue=6, queue_s=0.01)
+    most = 0
+
+    async def one() -> None:
+        nonlocal most
+        await asyncio.sleep(rng.random() * 0.05)
+        try:
+            async with places.hold(Owner(str(rng.randrange(3)), 5)):
+                most = max(most, places.held)
+                await asyncio.sleep(rng.random() * 0.02)
+        except NoPlace:
+            pass
+
+    tasks = [asyncio.create_task(one()) for _ in range(300)]
+    for task in rng.sample(tasks, 60):
+        await asyncio.sleep(0.001)
+        task.cancel()
+    await asyncio.wait(tasks)
+    assert 0 < most <= 4
+    assert (places.held, places.waiting, places.check_integrity()) == (0, 0, [])
+    for owner in range(3):
+        places.check(Owner(str(owner), 1))
