@@ -60,7 +60,16 @@ class ControllerSettings(Settings):
     attempts: int = Field(3, ge=1, le=10, description="Tries of a call that failed for reasons of the replica.")
     backoff_s: float = Field(0.05, gt=0, le=60, description="First wait between two tries; random, doubling.")
     backoff_max_s: float = Field(2.0, gt=0, le=60, description="Longest wait between two tries.")
-    call_timeout_s: float = Field(120.0, gt=0, description="Longest wait for one reply of a replica.")
+    silence_s: float = Field(
+        20.0,
+        gt=5,
+        description="A generator's replica that is silent for so long is given up; at work it never is for over 5.",
+    )
+    prm_patience_s: float = Field(
+        15.0,
+        gt=0,
+        description="A PRM that gives no sign of life for so long counts as gone (see fallback) until it is back.",
+    )
     strategies: tuple[str, ...] = Field(
         (), description="Strategies of one's own beside the built-in ones, each as package.module:Class."
     )

@@ -67,7 +67,7 @@ class SearchControllerReplica:
         written_by = HandleGenerator(generator, retries)
         environment = SearchEnvironment(
             generator=written_by,
-            scorer=HandleScorer(prm, retries),
+            scorer=HandleScorer(prm, retries, controller.prm_patience_s),
             context_tokens=config.search_context,
             gate=Gate(controller.branches),
             matcher=self._matcher,

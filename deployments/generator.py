@@ -1,5 +1,6 @@
 """The Generator deployment: one generation engine per replica, a client of the node's KV cache server."""
 
+import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
@@ -27,28 +28,33 @@ class GeneratorReplica(EngineReplica):
         # Here and not above: it imports vLLM, ten seconds that only replicas should spend.
         from deployments.engines.generation import GenerationEngine
 
+        self._keeping: asyncio.Task[bool] | None = None
         self._cache = await attach_node_cache(cache) if cache else None
         kv_transfer = None
         if cache and self._cache:
             os.environ.update(QUIET_ENVIRONMENT)
             kv_transfer = connector_config(self._cache, cache)
         self._engine = GenerationEngine(settings, kv_transfer)
-        await self._engine.start()
+        await self._start()
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """A streaming method: cancelling the call aborts its branches at the engine."""
         # Closed here and now, not when the garbage is collected: leaving it is what aborts the branches.
-        async with aclosing(self._engine.expand(request)) as groups:
-            async for group in groups:
-                yield group
+        with self._leaving():
+            async with aclosing(self._engine.expand(request)) as groups:
+                async for group in groups:
+                    yield group
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Cancelling the call aborts its requests at the engine."""
-        return await self._engine.token_beam(request)
+        with self._leaving():
+            return await self._engine.token_beam(request)
 
     async def check_health(self) -> None:
         await super().check_health()
-        await keep_node_cache(self._cache)
+        # Not awaited: that a cache is slow to come back says nothing about the engine.
+        if self._keeping is None or self._keeping.done():
+            self._keeping = asyncio.create_task(keep_node_cache(self._cache))
 
 
 Generator = serve.deployment(name="Generator", **ENGINE_DEPLOYMENT)(GeneratorReplica)

@@ -1,20 +1,42 @@
 """The search's ports over Ray Serve handles.
 
 A call that fails for reasons of its replica is made again for exactly what has not arrived, under the
-same seeds, so a search never notices on which replica a branch was written. Errors of the caller's
-making are not retried.
+same seeds, so a search never notices on which replica a branch was written. What fails for reasons of the
+request, or of the caller, is not retried.
+
+A call waits for a replica, and for its answer, as long as its own deadline allows: whether the replica still works is
+for others to say. Its engine is watched by the replica (`engines.watch`), its process by Serve's health checks, and the
+end of either ends the call. A stream says that it is alive (``engines.generation.HEARTBEAT_S``); of the PRM a breaker
+asks for a sign of life.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from deployments.serve_calls import Deadline, ReplicaLost, Retries, in_short, is_replica_failure, release, reply
+from deployments.breaker import Breaker, CircuitOpen
+from deployments.serve_calls import (
+    Deadline,
+    ReplicaLost,
+    Retries,
+    everywhere,
+    in_short,
+    is_replica_failure,
+    refusal,
+    release,
+    reply,
+    was_assigned,
+)
 from search.errors import GeneratorError, ScorerError, SearchError
 from search.ports import ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
 from search.rewards import check_rewards
 
 T = TypeVar("T")
+
+LOOK_S = 2.0
+"""How long a replica has to say how its engine does."""
+PROBE_S = 10.0
+"""How long the PRM has to score one step when it was gone."""
 
 
 class HandleGenerator:
@@ -29,6 +51,7 @@ class HandleGenerator:
         """As the port says. Closing aborts at the replica what is still being written there.
 
         Raises:
+            GeneratorRefused: at once.
             GeneratorError: after the last attempt, or at the request's deadline.
         """
         deadline = Deadline(request.deadline_s)
@@ -41,7 +64,7 @@ class HandleGenerator:
                             yield group
         except Exception as error:
             if not is_replica_failure(error):
-                raise
+                raise refusal(error) from None
             raise GeneratorError(f"{missing.count} branches could not be written: {in_short(error)}") from None
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
@@ -54,8 +77,7 @@ class HandleGenerator:
 
         async def attempt() -> TokenBeamReply:
             response = self._token_beam.remote(request._replace(deadline_s=deadline.remaining))
-            # One reply for all of it: it may take as long as the request may.
-            found: TokenBeamReply = await answer(response, deadline, deadline.remaining)
+            found: TokenBeamReply = await answer(response, deadline)
             return found
 
         return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
@@ -68,7 +90,9 @@ class HandleGenerator:
         try:
             while True:
                 try:
-                    group = await reply(response.__anext__, deadline, self._retries.reply_timeout_s)
+                    group = await reply(
+                        response.__anext__, deadline, self._retries.silence_s, lambda: was_assigned(response)
+                    )
                 except StopAsyncIteration:
                     exhausted = True
                     break
@@ -85,25 +109,45 @@ class HandleGenerator:
 class HandleScorer:
     """`search.ports.StepScorer` over the handle of the process reward model deployment."""
 
-    def __init__(self, handle: Any, retries: Retries) -> None:
+    def __init__(self, handle: Any, retries: Retries, patience_s: float) -> None:
+        """``patience_s``: for how long calls wait without a sign of life of any replica."""
+        self._handle = handle
         self._score = handle.options(method_name="score")
+        self._canary = handle.options(method_name="canary")
         self._retries = retries
+        self._breaker = Breaker("the process reward model", self._silent_s, self._probe, patience_s)
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        """As the port says; every attempt that dies, hangs or answers nonsense is made again.
+        """As the port says; every attempt that dies or answers nonsense is made again.
 
         Raises:
-            ScorerError: after the last attempt, or at the request's deadline.
+            ScorerRefused: at once.
+            ScorerError: after the last attempt, at the request's deadline, or when there is no sign of life.
         """
         deadline = Deadline(request.deadline_s)
         wanted = [item.unscored for item in request.items]
 
         async def attempt() -> Sequence[Sequence[float]]:
             response = self._score.remote(request._replace(deadline_s=deadline.remaining))
-            rewards = await answer(response, deadline, self._retries.reply_timeout_s)
+            rewards = await answer(response, deadline)
             return check_rewards(rewards, wanted, "the process reward model")
 
-        return await retried(attempt, self._retries, deadline, "score", ScorerError)
+        try:
+            async with self._breaker.call():
+                return await retried(attempt, self._retries, deadline, "score", ScorerError)
+        except CircuitOpen as gone:
+            raise ScorerError(str(gone)) from None
+
+    async def _silent_s(self) -> float:
+        """For how long the liveliest replica has been silent. Raises ReplicaLost where none answers."""
+        replies = await everywhere(self._handle, "silent_s", LOOK_S)
+        if silences := [each for each in replies if isinstance(each, float)]:
+            return min(silences)
+        raise ReplicaLost(f"no replica answers: {replies}")
+
+    async def _probe(self) -> None:
+        deadline = Deadline(PROBE_S)
+        await answer(self._canary.remote(PROBE_S), deadline)
 
 
 async def retried(
@@ -120,12 +164,12 @@ async def retried(
                 return await attempt()
     except Exception as error:
         if not is_replica_failure(error):
-            raise
+            raise refusal(error) from None
         raise failure(in_short(error)) from None
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def answer(response: Any, deadline: Deadline, timeout_s: float) -> Any:
+async def answer(response: Any, deadline: Deadline) -> Any:
     """What a unary call answers; on any other ending the call is cancelled at its replica."""
     answered = False
 
@@ -133,7 +177,7 @@ async def answer(response: Any, deadline: Deadline, timeout_s: float) -> Any:
         return await response
 
     try:
-        value = await reply(awaited, deadline, timeout_s)
+        value = await reply(awaited, deadline)
         answered = True
         return value
     finally:

@@ -27,11 +27,12 @@ class PrmReplica(EngineReplica):
 
             # No client of the KV cache server: its own prefix cache holds what one new step stands on.
             self._engine = ScoringEngine(settings)
-        await self._engine.start()
+        await self._start()
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         """Cancelling the call aborts its requests at the engine."""
-        return await self._engine.score(request)
+        with self._leaving():
+            return await self._engine.score(request)
 
 
 ProcessRewardModel = serve.deployment(name="ProcessRewardModel", **ENGINE_DEPLOYMENT)(PrmReplica)

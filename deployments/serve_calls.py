@@ -11,7 +11,7 @@ from ray.serve.exceptions import RayServeException
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from deployments.config import ControllerSettings
-from search.errors import SearchError
+from search.errors import GeneratorRefused, ScorerRefused, SearchError
 
 logger = logging.getLogger("banyan.calls")
 T = TypeVar("T")
@@ -30,12 +30,12 @@ class Retries(NamedTuple):
     attempts: int
     backoff_s: float
     backoff_max_s: float
-    reply_timeout_s: float
-    """Longest wait for one reply; silence beyond it is a failure of the replica."""
+    silence_s: float
+    """A replica that streams and says nothing for so long has failed."""
 
     @classmethod
     def of(cls, settings: ControllerSettings) -> "Retries":
-        return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.call_timeout_s)
+        return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s)
 
     def loop(self, deadline: "Deadline", what: str) -> AsyncRetrying:
         """Attempts until one succeeds, their number is used up, or the deadline has passed."""
@@ -71,24 +71,53 @@ class Cancellable(Protocol):
     def cancel(self) -> None: ...
 
 
-async def reply(ask: Callable[[], Awaitable[T]], deadline: Deadline, timeout_s: float) -> T:
-    """Awaits one reply of a replica.
+async def reply(
+    ask: Callable[[], Awaitable[T]],
+    deadline: Deadline,
+    silence_s: float | None = None,
+    assigned: Callable[[], bool] = lambda: True,
+) -> T:
+    """Awaits one reply of a replica, to the deadline or until it was silent for ``silence_s``.
+
+    ``assigned`` says whether there is a replica yet: waiting for one is no silence.
 
     Raises:
         ReplicaLost: nothing came in time, or the replica was stopped while it worked.
     """
-    limit = min(timeout_s, deadline.remaining)
+    loop = asyncio.get_running_loop()
+    limit = asyncio.timeout(deadline.remaining)
+    timer: asyncio.TimerHandle | None = None
+
+    def look(patience_s: float) -> None:
+        nonlocal timer
+        if assigned():
+            limit.reschedule(loop.time())
+        else:
+            timer = loop.call_later(patience_s, look, patience_s)
+
+    if silence_s is not None:
+        timer = loop.call_later(silence_s, look, silence_s)
     try:
-        async with asyncio.timeout(limit):
+        async with limit:
             return await ask()
     except TimeoutError:
-        raise ReplicaLost(f"no reply within {limit:.1f} s") from None
+        silence = "until its deadline" if deadline.remaining <= 0 else f"for {silence_s} s"
+        raise ReplicaLost(f"no reply {silence}") from None
     except asyncio.CancelledError:
         task = asyncio.current_task()
         if task is not None and task.cancelling():
             raise
         # A replica that is shut down sends its own CancelledError; nobody has cancelled this task.
         raise ReplicaLost("the replica was stopped") from None
+    finally:
+        if timer is not None:
+            timer.cancel()
+
+
+def was_assigned(response: Any) -> bool:
+    """Whether Serve has found a replica for a call; with none to be had the call waits for one."""
+    assigned = getattr(response, "_replica_result_future", None)
+    return not isinstance(assigned, asyncio.Future) or assigned.done()
 
 
 async def everywhere(handle: Any, method: str, timeout_s: float) -> list[Any]:
@@ -117,8 +146,10 @@ def release(response: Cancellable) -> None:
 
 
 def is_replica_failure(error: BaseException) -> bool:
-    """Whether the same call can succeed elsewhere or later: a death, a loss or a refusal of the
-    replica, not an error of the caller."""
+    """Whether the same call can succeed elsewhere or later: a death, a loss or a failure of the
+    replica, not an error of the request or of the caller."""
+    if isinstance(error, GeneratorRefused | ScorerRefused):
+        return False
     if isinstance(error, SearchError | ReplicaLost | RayServeException | grpc.RpcError | ConnectionError):
         return True
     if any(kind.__name__ in ENGINE_ERRORS for kind in type(error).__mro__):
@@ -127,6 +158,13 @@ def is_replica_failure(error: BaseException) -> bool:
         # The method itself raised: only what it raised counts.
         return isinstance(error.cause, Exception) and is_replica_failure(error.cause)
     return isinstance(error, RayError)
+
+
+def refusal(error: Exception) -> Exception:
+    """What a caller is told of an error that is none of the replica: without Ray's pages around it."""
+    if isinstance(error, RayTaskError) and isinstance(error.cause, GeneratorRefused | ScorerRefused):
+        return error.cause
+    return error
 
 
 def in_short(error: BaseException) -> str:

@@ -2,7 +2,9 @@
 
 SearchError             a search cannot go on
 ├── GeneratorError      nothing could be written, on any replica
+│   └── GeneratorRefused    for reasons of the request
 ├── ScorerError         no usable rewards could be had
+│   └── ScorerRefused       for reasons of the request
 ├── PromptTooLong       the prompt fills the generator's context
 └── LimitReached        a limit (kind, value, limit) was reached before there was anything to answer with
 
@@ -20,8 +22,16 @@ class GeneratorError(SearchError):
     """The generator could not write what it was asked for, on any replica."""
 
 
+class GeneratorRefused(GeneratorError):
+    """The generator will not write what it was asked for, whoever is asked and however often."""
+
+
 class ScorerError(SearchError):
     """The scorer gave no usable rewards: unreachable, too late, NaN, or the wrong number."""
+
+
+class ScorerRefused(ScorerError):
+    """The scorer cannot score what it was given, whoever is asked and however often: too long, or malformed."""
 
 
 class PromptTooLong(SearchError):

@@ -21,6 +21,9 @@ export RAY_AUTH_TOKEN_PATH=${HOME}/.banyan/ray_token
 # cluster of several machines, whose ports are then open to their network (docs/operating.md).
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0
 
+# A replica that fails its health checks is hung: it is killed, not drained first.
+export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1
+
 # Nothing is reported to anybody.
 export RAY_USAGE_STATS_ENABLED=0
 export VLLM_NO_USAGE_STATS=1

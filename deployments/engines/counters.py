@@ -45,6 +45,9 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self._queries = self._hits = self._external_hits = 0
         self._running = self._waiting = 0
         self._usage = 0.0
+        self.reports = self.progress = 0
+        """Messages of the engine, one for each of its steps, and how many of them told of tokens or of a change in what
+        it runs, queues or holds in memory."""
 
     @classmethod
     def of(cls, engine: AsyncLLM) -> "EngineCounters":
@@ -60,6 +63,12 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         mm_cache_stats: MultiModalCacheStats | None = None,
         engine_idx: int = 0,
     ) -> None:
+        before = self._running, self._waiting, self._usage
+        self._count(scheduler_stats, iteration_stats)
+        self.reports += 1
+        self.progress += iteration_stats is not None or before != (self._running, self._waiting, self._usage)
+
+    def _count(self, scheduler_stats: SchedulerStats | None, iteration_stats: IterationStats | None) -> None:
         if iteration_stats is not None:
             self._generated += iteration_stats.num_generation_tokens
             self._prompt += iteration_stats.num_prompt_tokens

@@ -23,6 +23,10 @@ class EngineCallError(RuntimeError):
     """The engine could not do what it was asked: it died, refused the request, or time ran out."""
 
 
+class RequestRefused(EngineCallError):
+    """The engine will not take a request, for reasons of the request."""
+
+
 class Finished(NamedTuple, Generic[Label]):
     label: Label
     output: Output
@@ -81,7 +85,8 @@ class EngineCall(Generic[Label]):
         """Hands one request to the engine.
 
         Raises:
-            EngineCallError: the engine is dead or refuses it, or the call was stopped.
+            RequestRefused: the engine will not take it.
+            EngineCallError: the engine is dead, or the call was stopped.
         """
         if self._stopped:
             raise EngineCallError(self._stopped)
@@ -92,7 +97,9 @@ class EngineCall(Generic[Label]):
         except Exception as error:
             if self._pending.pop(request_id, self) is not self:
                 self._registry.end(request_id, Ending.FAILED)
-            raise EngineCallError(f"the engine refused a request: {error}") from error
+            if isinstance(error, ValueError | TypeError):
+                raise RequestRefused(f"the engine refused a request: {error}") from error
+            raise EngineCallError(f"the engine failed: {error!r}") from error
         if request_id not in self._pending:
             # Stopped meanwhile, perhaps before the engine had heard of the request.
             await self._engine.abort(collector.request_id, internal=True)
@@ -102,8 +109,8 @@ class EngineCall(Generic[Label]):
             collector.ready = self._changed
             self._pending[request_id] = _Request(label, collector)
 
-    async def wait(self) -> list[Finished[Label]]:
-        """Takes what has finished, waiting until there is something.
+    async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
+        """Takes what has finished, waiting until there is something, or ``within_s`` have passed.
 
         Raises:
             EngineCallError: the engine died or the call was stopped; all its requests have ended.
@@ -114,7 +121,11 @@ class EngineCall(Generic[Label]):
                 return finished
             if self._stopped:
                 raise EngineCallError(self._stopped)
-            await self._changed.wait()
+            try:
+                async with asyncio.timeout(within_s):
+                    await self._changed.wait()
+            except TimeoutError:
+                return []
 
     def take(self) -> list[Finished[Label]]:
         """What has finished and was not taken yet, without waiting.

@@ -20,11 +20,11 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from deployments.engines.arguments import engine_args
 from deployments.engines.counters import EngineCounters
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, Output
+from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, Output, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
-from search.errors import GeneratorError
+from search.errors import GeneratorError, GeneratorRefused
 from search.ports import (
     Branch,
     Child,
@@ -41,6 +41,9 @@ from search.ports import (
 )
 from search.token_beam import TokenBeamSettings, token_beam_search
 from search.tree import NodeId, StepEnd
+
+HEARTBEAT_S = 5.0
+"""The longest silence of a call while its engine is at work."""
 
 
 class _Wanted(NamedTuple):
@@ -99,9 +102,12 @@ class GenerationEngine(EngineLifecycle[_Running]):
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
 
+        Groups are empty where nothing was finished for ``HEARTBEAT_S`` and the engine is at work.
+
         A branch whose prefix already fills the context comes back as an empty step cut off by LENGTH.
 
         Raises:
+            GeneratorRefused: the engine will not take a request of it.
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
@@ -114,7 +120,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     yield ChildGroup(full, running.counters.headroom)
                 missing = sum(len(expansion.branches) for expansion in request.expansions) - len(full)
                 while missing:
-                    finished = await call.wait()
+                    finished = await call.wait(HEARTBEAT_S)
+                    if not finished:
+                        if not self.silent_s:
+                            yield ChildGroup((), running.counters.headroom)
+                        continue
                     if call.pending and self._settings.group_ms:
                         await asyncio.sleep(self._settings.group_ms / 1000)
                         finished += call.take()
@@ -124,7 +134,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     if children:
                         yield ChildGroup(tuple(children), running.counters.headroom)
         except EngineCallError as error:
-            raise GeneratorError(str(error)) from error
+            raise _told(error) from error
         finally:
             self._calls.discard(call)
 
@@ -132,6 +142,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """Token-level beam search; see ``search.token_beam``.
 
         Raises:
+            GeneratorRefused: the engine will not take a request of it.
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
@@ -142,7 +153,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             async with call:
                 found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
         except EngineCallError as error:
-            raise GeneratorError(str(error)) from error
+            raise _told(error) from error
         finally:
             self._calls.discard(call)
             self._written_tokens += steps.generated_tokens
@@ -309,6 +320,10 @@ class _NextTokens:
                 if not future.done():
                     future.set_exception(error)
                     future.exception()  # looked at: whoever waited may be gone
+
+
+def _told(error: EngineCallError) -> GeneratorError:
+    return GeneratorRefused(str(error)) if isinstance(error, RequestRefused) else GeneratorError(str(error))
 
 
 def _joined(begun: _Written, output: RequestOutput) -> _Written:

@@ -1,24 +1,30 @@
 """One vLLM engine from its start to its end, and what is asked of every engine whatever it does."""
 
 import asyncio
+import logging
 import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import ClassVar, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, envs
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError
 
 from deployments.engines.arguments import engine_environment
 from deployments.engines.branches import BranchRegistry
 from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import EngineSettings
+from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
 from search.errors import SearchError
+
+logger = logging.getLogger("banyan.engines")
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,9 @@ class EngineLifecycle(ABC, Generic[Started]):
         self._started: Started | None = None
         self._registry = BranchRegistry()
         self._canaries = 0
+        self._hangs = HangDetector(settings.stall_s, settings.max_step_s)
+        self._hung: str | None = None
+        self._watch: asyncio.Task[None] | None = None
 
     @abstractmethod
     def _arguments(self) -> AsyncEngineArgs:
@@ -67,10 +76,13 @@ class EngineLifecycle(ABC, Generic[Started]):
         """Raises EngineStartError when the engine does not come up, or its model is of no use; nothing is left then."""
         engine = await _start_engine(self._settings, self._arguments())
         try:
+            # vLLM asks this with an engine's first pooling request, and would wait for the answer of a dead one for ever.
+            await engine.get_supported_tasks()
             self._started = self._derive(engine)
         except BaseException:
             engine.shutdown()
             raise
+        self._watch = asyncio.create_task(self._watch_over(self._started))
 
     async def canary(self, deadline_s: float = 20.0) -> float:
         """Does the least work that shows that the engine is well, and returns the seconds it took.
@@ -91,8 +103,15 @@ class EngineLifecycle(ABC, Generic[Started]):
             "canaries": self._canaries,
         }
 
+    @property
+    def silent_s(self) -> float:
+        """For how long the engine has neither said nor computed anything although it owes a reply."""
+        return self._hangs.silent_s
+
     def check_alive(self) -> None:
-        """Raises ``failure`` when the engine is dead."""
+        """Raises ``failure`` when the engine is dead; one that hangs is killed."""
+        if self._hung:
+            raise self.failure(self._hung)
         if self._running.engine.errored:
             raise self.failure("the engine is dead")
 
@@ -107,13 +126,60 @@ class EngineLifecycle(ABC, Generic[Started]):
         """Ends the engine's processes. Does nothing if it does not run."""
         started, self._started = self._started, None
         if started is not None:
-            started.engine.shutdown()
+            if self._watch is not None:
+                with suppress(RuntimeError):  # its loop is closed: it has ended with that
+                    self._watch.cancel()
+            if self._hung:
+                started.engine.shutdown(timeout=0.0)  # nothing is left that could end in order
+            else:
+                started.engine.shutdown()
+
+    async def _watch_over(self, started: Started) -> None:
+        """Kills an engine that hangs: all that waits for it then fails as it does when an engine dies."""
+        engine, counters = started.engine, started.counters
+        processes = EngineProcesses(_process_ids(engine))
+        question: asyncio.Task[None] | None = None
+        answers = 0
+        last = time.monotonic()
+        try:
+            while not engine.errored:
+                await asyncio.sleep(TICK_S)
+                # Where this process itself was held up, the engine's messages are not read yet.
+                seconds = min(time.monotonic() - last, 2 * TICK_S)
+                last = time.monotonic()
+                if question is not None and question.done():
+                    question = None
+                    answers += 1
+                works = engine.get_num_unfinished_requests() > 0
+                signs = Signs(counters.reports + answers, counters.progress, works or question is not None)
+                self._hung = self._hangs.look(signs, partial(processes.computes, seconds), seconds)
+                if self._hung:
+                    logger.error("%s; it is killed (%s)", self._hung, self._settings.model)
+                    processes.kill()
+                    return
+                if not works and question is None:
+                    # An engine without work says nothing by itself.
+                    question = asyncio.create_task(_ask(engine))
+        finally:
+            if question is not None:
+                question.cancel()
 
     @property
     def _running(self) -> Started:
         if self._started is None:
             raise self.failure("the engine is not running")
         return self._started
+
+
+async def _ask(engine: AsyncLLM) -> None:
+    """Returns when the engine has answered the cheapest question that there is; or has died, which others tell."""
+    with suppress(EngineDeadError):
+        await engine.is_sleeping()
+
+
+def _process_ids(engine: AsyncLLM) -> list[int]:
+    manager = engine.engine_core.resources.engine_manager
+    return [process.pid for process in manager.processes]
 
 
 def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:

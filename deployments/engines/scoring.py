@@ -15,10 +15,10 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.engines.arguments import engine_args
 from deployments.engines.counters import EngineCounters
-from deployments.engines.engine_calls import EngineCall, EngineCallError
+from deployments.engines.engine_calls import EngineCall, EngineCallError, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from search.errors import ScorerError
+from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
 
@@ -75,7 +75,8 @@ class ScoringEngine(EngineLifecycle[_Running]):
         """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
 
         Raises:
-            ScorerError: the engine failed, gave no usable rewards or not in time, or an item is malformed.
+            ScorerRefused: an item is malformed, or longer than the model can read.
+            ScorerError: the engine failed, or gave no usable rewards, or not in time.
         """
         keys = [_path_keys(request.question, item) for item in request.items]
         known: dict[PathKey, float] = {}
@@ -131,6 +132,8 @@ class ScoringEngine(EngineLifecycle[_Running]):
                         values = running.family.rewards(done.output, label.query)
                         [row] = check_rewards([values], [len(label.keys)], self._settings.model)
                         rewards |= zip(label.keys, row, strict=True)
+        except RequestRefused as error:
+            raise ScorerRefused(str(error)) from error
         except (EngineCallError, ValueError) as error:
             raise ScorerError(str(error)) from error
         return rewards
@@ -143,16 +146,16 @@ class ScoringEngine(EngineLifecycle[_Running]):
         # Known to be too long before it is tokenized, for some families once for every step.
         characters = len(question) + sum(map(len, item.steps))
         if characters > self._running.context * MAX_CHARACTERS_PER_TOKEN:
-            raise ScorerError(
+            raise ScorerRefused(
                 f"a path of {characters} characters does not fit the PRM's context of {self._running.context}"
             )
         try:
             queries = self._running.family.queries(question, item.steps, item.unscored)
         except ValueError as error:
-            raise ScorerError(f"a path cannot be encoded: {error}") from error
+            raise ScorerRefused(f"a path cannot be encoded: {error}") from error
         longest = max(len(query.token_ids) for query in queries)
         if longest > self._running.max_query_tokens:
-            raise ScorerError(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
+            raise ScorerRefused(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
         return queries
 
 
@@ -160,10 +163,10 @@ def _path_keys(question: str, item: ScoreItem) -> tuple[PathKey, ...]:
     """The keys of the item's unscored steps. A step's key stands for all before it too.
 
     Raises:
-        ScorerError: ``unscored`` is not between 1 and the number of steps.
+        ScorerRefused: ``unscored`` is not between 1 and the number of steps.
     """
     if not 1 <= item.unscored <= len(item.steps):
-        raise ScorerError(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")
+        raise ScorerRefused(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")
     digest = hashlib.blake2b(_framed(question), digest_size=16)
     keys: list[PathKey] = []
     for step in item.steps:

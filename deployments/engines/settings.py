@@ -62,6 +62,18 @@ class EngineSettings(Settings):
         False,
         description="On a CPU, run the model in a process of its own beside the engine's: slower, for NUMA hosts.",
     )
+    stall_s: float = Field(
+        10.0,
+        ge=1,
+        le=3600,
+        description="An engine that owes a reply and says and computes nothing for so long is killed.",
+    )
+    max_step_s: float = Field(
+        120.0,
+        ge=1,
+        le=86_400,
+        description="So is one that makes no progress on its requests for so long, computing or not.",
+    )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="Further vLLM engine arguments.")
     replicas: ReplicaSettings = ReplicaSettings()
 

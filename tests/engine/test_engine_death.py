@@ -40,7 +40,7 @@ async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str
     assert stats["branches_begun"] == sum(stats[f"branches_{how}"] for how in ("finished", "aborted", "failed"))
     with pytest.raises(GeneratorError, match="the engine is dead"):
         engine.check_alive()
-    with pytest.raises(GeneratorError, match="refused"):
+    with pytest.raises(GeneratorError, match="the engine failed"):
         await engine.canary(60.0)
     assert await engine.check_integrity() == ["the engine is dead"]
     await stop(engine)

@@ -11,7 +11,7 @@ from ray.exceptions import ActorDiedError, RayTaskError
 
 from deployments.handles import HandleGenerator, HandleScorer
 from deployments.serve_calls import ReplicaLost, Retries
-from search.errors import GeneratorError, ScorerError
+from search.errors import GeneratorError, GeneratorRefused, ScorerError, ScorerRefused
 from search.ports import (
     Branch,
     Child,
@@ -28,8 +28,8 @@ from search.tree import Step, StepEnd
 
 pytestmark = pytest.mark.asyncio
 
-RETRIES = Retries(attempts=3, backoff_s=0.001, backoff_max_s=0.002, reply_timeout_s=5.0)
-QUICK = RETRIES._replace(reply_timeout_s=0.02)
+RETRIES = Retries(attempts=3, backoff_s=0.001, backoff_max_s=0.002, silence_s=5.0)
+QUICK = RETRIES._replace(silence_s=0.02)
 
 
 class Response:
@@ -38,6 +38,7 @@ class Response:
     def __init__(self, items: AsyncIterator[Any]) -> None:
         self._items = items
         self.cancelled = False
+        self._replica_result_future: Any = None
 
     async def __anext__(self) -> Any:
         return await self._items.__anext__()
@@ -182,6 +183,34 @@ async def test_failures_of_the_replica_end_as_a_short_generator_error_after_the_
     assert isinstance(pickle.loads(pickle.dumps(raised.value)), GeneratorError)
 
 
+async def test_a_replica_that_is_looked_for_is_not_silent() -> None:
+    handle = Handle(hangs, all_of)
+    asking = asyncio.create_task(arrivals(handle, request(), QUICK))
+    await asyncio.sleep(0)
+    while not handle.responses:
+        await asyncio.sleep(0.001)
+    replica = handle.responses[0]._replica_result_future = asyncio.get_running_loop().create_future()
+    await asyncio.sleep(4 * QUICK.silence_s)
+    assert len(handle.requests) == 1
+    assert not asking.done()
+    replica.set_result(handle.responses[0])
+    assert sorted(await asking) == EVERY
+    assert len(handle.requests) == 2
+
+
+@pytest.mark.parametrize("wrap", [lambda error: error, as_ray_tells], ids=["bare", "from Ray"])
+async def test_what_fails_for_reasons_of_the_request_is_tried_once(wrap: Callable[[Exception], Exception]) -> None:
+    handle = Handle(raises(wrap(GeneratorRefused("too long"))))
+    with pytest.raises(GeneratorRefused, match=r"^too long$") as generated:
+        await arrivals(handle, request())
+    assert type(generated.value) is GeneratorRefused
+    prm = Handle(raises(wrap(ScorerRefused("too long"))))
+    with pytest.raises(ScorerRefused, match=r"^too long$") as scored:
+        await HandleScorer(prm, RETRIES, 15.0).score(SCORES)
+    assert type(scored.value) is ScorerRefused
+    assert len(handle.requests) == len(prm.requests) == 1
+
+
 async def test_errors_of_the_caller_are_not_retried() -> None:
     handle = Handle(raises(as_ray_tells(KeyError("prefix"))))
     with pytest.raises(KeyError):
@@ -237,7 +266,7 @@ GOOD = [[0.5], [0.0, 1.0]]
 
 
 async def test_good_rewards_pass() -> None:
-    assert await HandleScorer(Handle(answers(GOOD)), RETRIES).score(SCORES) == GOOD
+    assert await HandleScorer(Handle(answers(GOOD)), RETRIES, 15.0).score(SCORES) == GOOD
 
 
 @pytest.mark.parametrize(
@@ -250,21 +279,20 @@ async def test_good_rewards_pass() -> None:
         answers(None),
         answers([["0.5"], [0.0, 1.0]]),
         raises(ActorDiedError()),
-        hangs,
     ],
-    ids=["nan", "above one", "one too few", "an item too few", "nothing", "text", "death", "hang"],
+    ids=["nan", "above one", "one too few", "an item too few", "nothing", "text", "death"],
 )
-async def test_a_prm_that_dies_hangs_or_talks_nonsense_is_asked_again(bad: Any) -> None:
-    assert await HandleScorer(Handle(bad, answers(GOOD)), QUICK).score(SCORES) == GOOD
+async def test_a_prm_that_dies_or_talks_nonsense_is_asked_again(bad: Any) -> None:
+    assert await HandleScorer(Handle(bad, answers(GOOD)), QUICK, 15.0).score(SCORES) == GOOD
     handle = Handle(bad)
     with pytest.raises(ScorerError):
-        await HandleScorer(handle, QUICK).score(SCORES)
+        await HandleScorer(handle, QUICK, 15.0).score(SCORES)
     assert len(handle.requests) == 3
 
 
 async def test_cancelling_a_score_cancels_its_call() -> None:
     handle = Handle(hangs)
-    task = asyncio.create_task(HandleScorer(handle, RETRIES).score(SCORES))
+    task = asyncio.create_task(HandleScorer(handle, RETRIES, 15.0).score(SCORES))
     await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

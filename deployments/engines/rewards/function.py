@@ -83,6 +83,11 @@ class FunctionScorer:
         """Calls of the function: at work, waiting (none: they wait with their search), and all so far."""
         return {"running": self._running, "waiting": 0, "calls": self._called}
 
+    @property
+    def silent_s(self) -> float:
+        """Never silent: how long a call takes is the function's own business."""
+        return 0.0
+
     def check_alive(self) -> None:
         """Raises ScorerError when every slot is occupied by a call that nobody waits for any more."""
         if self._abandoned >= self._slots:

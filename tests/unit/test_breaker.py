@@ -1,0 +1,117 @@
+"""The breaker of the PRM: nobody waits for what is gone, and what is only slow is left in peace."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+import pytest_asyncio
+
+from deployments.breaker import Breaker, CircuitOpen
+
+pytestmark = pytest.mark.asyncio
+
+PATIENCE_S = 0.1
+
+
+class Deployment:
+    """Something that is called, and what there is to see of it."""
+
+    def __init__(self, patience_s: float = PATIENCE_S) -> None:
+        self.answers = asyncio.Event()
+        self.alive = True
+        self.looks = self.probes = 0
+        self.breaker = Breaker("it", self.look, self.probe, patience_s, every_s=0.01)
+
+    async def look(self) -> float:
+        self.looks += 1
+        if not self.alive:
+            raise ConnectionError
+        return 0.0
+
+    async def probe(self) -> None:
+        self.probes += 1
+        await asyncio.sleep(0)
+        if not self.answers.is_set():
+            raise ConnectionError
+
+    async def call(self) -> str:
+        async with self.breaker.call():
+            await self.answers.wait()
+            return "answer"
+
+
+@pytest_asyncio.fixture
+async def deployment() -> AsyncIterator[Deployment]:
+    deployment = Deployment()
+    yield deployment
+    deployment.breaker.close()
+
+
+async def test_calls_that_are_answered_are_neither_looked_after_nor_given_up(deployment: Deployment) -> None:
+    deployment.answers.set()
+    assert [await deployment.call() for _ in range(100)] == ["answer"] * 100
+    assert deployment.looks == deployment.probes == 0
+
+
+async def test_what_is_slow_but_alive_is_waited_for(deployment: Deployment) -> None:
+    calling = asyncio.create_task(deployment.call())
+    await asyncio.sleep(4 * PATIENCE_S)
+    assert deployment.looks
+    assert not deployment.breaker.open
+    assert not calling.done()
+    deployment.answers.set()
+    assert await calling == "answer"
+
+
+async def test_all_that_wait_for_what_is_gone_are_told_together_and_nobody_waits_after_them(
+    deployment: Deployment,
+) -> None:
+    deployment.alive = False
+    calls = await asyncio.gather(*(deployment.call() for _ in range(8)), return_exceptions=True)
+    assert [type(call) for call in calls] == [CircuitOpen] * 8
+    assert str(calls[0]) == "it is gone: there was no sign of life for 0.1 s"
+    looks = deployment.looks
+    with pytest.raises(CircuitOpen):
+        await deployment.call()
+    assert deployment.looks == looks
+
+
+async def test_a_probe_closes_it_again(deployment: Deployment) -> None:
+    deployment.alive = False
+    with pytest.raises(CircuitOpen):
+        await deployment.call()
+    deployment.answers.set()
+    async with asyncio.timeout(10):
+        while deployment.breaker.open:
+            await asyncio.sleep(0.01)
+    assert deployment.probes
+    assert await deployment.call() == "answer"
+
+
+async def test_answers_to_others_are_signs_of_life() -> None:
+    deployment = Deployment(patience_s=1.0)
+    deployment.alive = False
+    waiting = asyncio.create_task(deployment.call())
+    for _ in range(40):
+        async with deployment.breaker.call():
+            await asyncio.sleep(0.05)
+    assert not deployment.breaker.open
+    assert not waiting.done()
+    deployment.answers.set()
+    assert await waiting == "answer"
+    deployment.breaker.close()
+
+
+async def test_an_error_of_a_call_passes_and_so_does_its_cancellation(deployment: Deployment) -> None:
+    with pytest.raises(KeyError):
+        async with deployment.breaker.call():
+            raise KeyError
+    with pytest.raises(TimeoutError):
+        async with deployment.breaker.call():
+            raise TimeoutError
+    calling = asyncio.create_task(deployment.call())
+    await asyncio.sleep(0)
+    calling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await calling
+    assert not deployment.breaker.open
