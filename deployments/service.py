@@ -6,10 +6,11 @@ The controller deployment gives it an environment over handles, the unit tests o
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from deployments.telemetry.context import SEARCH_ID
 from search.ports import Lane, ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
@@ -44,6 +45,17 @@ class SearchJob(NamedTuple):
     settings: SearchSettings
 
 
+Observer = Callable[[SearchJob, SearchTree, EventSink | None], AbstractContextManager[EventSink | None]]
+"""Watches a search that runs within the block that it opens, and yields what the search tells its events."""
+
+
+def unobserved(
+    job: SearchJob, tree: SearchTree, on_event: EventSink | None
+) -> AbstractContextManager[EventSink | None]:
+    """The observer of searches that nobody watches."""
+    return nullcontext(on_event)
+
+
 @dataclass(eq=False)
 class Running:
     """Something that holds a place."""
@@ -62,11 +74,13 @@ class SearchService:
         places: int,
         seconds: float,
         on_place_free: Callable[[], None] = lambda: None,
+        observed: Observer = unobserved,
     ) -> None:
         """``places``: searches at once. ``seconds``: the wall clock of those that name none. ``on_place_free`` is
         called whenever a place was given back."""
+        self.places = places
         self._environment = environment
-        self._places = places
+        self._observed = observed
         self._seconds = seconds
         self._running: dict[str, Running] = {}
         self._on_place_free = on_place_free
@@ -84,9 +98,10 @@ class SearchService:
         Raises:
             NoPlace: all are taken.
         """
-        if len(self._running) >= self._places:
-            raise NoPlace(self._places, self._retry_after_s())
+        if len(self._running) >= self.places:
+            raise NoPlace(self.places, self._retry_after_s())
         running = self._running[search_id] = Running(search_id)
+        SEARCH_ID.set(search_id)  # for good: the task is the request's own, and its errors are told after this block
         try:
             yield running
         finally:
@@ -106,16 +121,17 @@ class SearchService:
         """
         tree = SearchTree()
         self._disposal.watch(tree)
-        async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
-            return await run_search(
-                job.question,
-                job.prompt,
-                job.settings,
-                self._environment,
-                search_id=job.search_id,
-                on_event=on_event,
-                tree=tree,
-            )
+        with self._observed(job, tree, on_event) as told:
+            async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
+                return await run_search(
+                    job.question,
+                    job.prompt,
+                    job.settings,
+                    self._environment,
+                    search_id=job.search_id,
+                    on_event=told,
+                    tree=tree,
+                )
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """For each item its rewards.

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.config import KeyRecord
 from deployments.http.errors import Unauthorized
 from deployments.http.keys import key_digest
+from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
 OPEN_PATHS = frozenset({"/health"})
 """What a load balancer asks without a key."""
@@ -62,6 +63,7 @@ class RequireKey:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and self._keys.accepts(key.strip()):
+            CLIENT_KEY.set(key_digest(key.strip())[:KEY_DIGITS])
             await self._app(scope, receive, send)
             return
         message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"

@@ -1,7 +1,7 @@
 """What the handlers of the routes work with."""
 
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -37,6 +37,8 @@ class Endpoint:
     health: Health
     operations: Operations
     strategies: Catalog = field(default_factory=lambda: STRATEGIES)
+    refused: Callable[[int, str], None] = lambda status, reason: None
+    """Told the status and the code of every error."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 

@@ -11,6 +11,7 @@ from deployments.http.documentation import body_of, chat_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.limits import LimitBody
 from deployments.http.plan import notes
+from deployments.http.refusals import CountRefusals
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
@@ -28,9 +29,10 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
         if isinstance(route, APIRoute) and route.endpoint in (chat_completions, search):
             route.openapi_extra = chat_body(endpoint.strategies)
     errors.install(app)
-    # The last one added is the first one asked: no key, no byte of the body.
+    # The last one added is the first one asked: no key, no byte of the body; and what they refuse is counted.
     app.add_middleware(LimitBody, limit=endpoint.body_bytes)
     app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(CountRefusals, refused=endpoint.refused)
     return app
 
 

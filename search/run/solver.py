@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +69,9 @@ class ProcessSolver(Solver):
             raise SolverError(str(error)) from error
 
     async def solve(self, problem: Problem) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._solve, problem)
+        # In the search's own context: a warning there belongs to it.
+        solve = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._thread, solve, self._solve, problem)
 
     def close(self) -> None:
         """Ends the worker, working or not."""

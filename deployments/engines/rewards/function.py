@@ -45,8 +45,8 @@ class FunctionScorer:
         self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="reward")
         self._running = self._called = self._abandoned = 0
 
-    async def start(self) -> None:
-        """Raises EngineStartError when there is no such function."""
+    async def start(self, stat_loggers: Sequence[object] = ()) -> None:
+        """Raises EngineStartError when there is no such function. No engine has figures for ``stat_loggers``."""
         try:
             self._reward = imported_function(self._name)
         except ValueError as error:
