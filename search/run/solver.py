@@ -95,9 +95,11 @@ class ProcessSolver(Solver):
             self._start()
             line = json.dumps([problem.name, problem.argument]).encode() + b"\n"
             reply = json.loads(self._worker.exchange(line, SOLVE_S))
+            if reply["error"] is None:
+                return reply["solution"]
+            # The class of what was raised, not its words, which may quote a step.
+            reason = reply["error"].partition(":")[0]
         except (WorkerLost, SolverError) as error:
-            reply = {"error": str(error)}
-        if reply["error"] is None:
-            return reply["solution"]
-        logger.warning("%s was not solved and gets its fallback: %s", problem.name, reply["error"])
+            reason = str(error)
+        logger.warning("%s was not solved and gets its fallback: %s", problem.name, reason)
         return problem.fallback
