@@ -10,7 +10,6 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, cont
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from deployments.telemetry.context import SEARCH_ID
 from search.ports import Lane, ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
@@ -101,7 +100,6 @@ class SearchService:
         if len(self._running) >= self.places:
             raise NoPlace(self.places, self._retry_after_s())
         running = self._running[search_id] = Running(search_id)
-        SEARCH_ID.set(search_id)  # for good: the task is the request's own, and its errors are told after this block
         try:
             yield running
         finally:

@@ -1,5 +1,5 @@
-"""Which search and whose request the current task works for. Set once in a request's own task; all that is started
-from there inherits it."""
+"""Which search and whose request the current task works for. Set where it is known
+in a task; all that is started from there inherits it."""
 
 from contextvars import ContextVar
 

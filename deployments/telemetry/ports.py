@@ -6,7 +6,7 @@ from contextlib import aclosing
 from typing import Protocol
 
 from deployments.telemetry import catalog
-from deployments.telemetry.context import CLIENT_KEY
+from deployments.telemetry.context import CLIENT_KEY, SEARCH_ID
 from deployments.telemetry.searches import SearchTelemetry
 from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StepScorer, TokenBeamReply, TokenBeamRequest
 from search.run.scorer import source_of
@@ -32,6 +32,7 @@ class WatchedGenerator:
         """As the port says. Calls that end before their last child are not among the times."""
         metrics, record = self._metrics, self._telemetry.record(request.search_id)
         record.expand_calls += 1
+        SEARCH_ID.set(request.search_id)
         key = CLIENT_KEY.get()
         started = last = time.perf_counter()
         with self._telemetry.call("expand", request.search_id) as span:
@@ -53,6 +54,7 @@ class WatchedGenerator:
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """As the generator's own."""
+        SEARCH_ID.set(request.search_id)
         with self._telemetry.call("token_beam", request.search_id):
             reply = await self._generator.token_beam(request)
         self._metrics.add(catalog.GENERATED_TOKENS, reply.generated_tokens, CLIENT_KEY.get())
@@ -71,6 +73,7 @@ class WatchedScorer:
         """As the port says. Calls that fail are not among the times."""
         metrics, record = self._telemetry.metrics, self._telemetry.record(request.search_id)
         record.score_calls += 1
+        SEARCH_ID.set(request.search_id)
         started = time.perf_counter()
         with self._telemetry.call("score", request.search_id) as span:
             span.set_attribute("banyan.items", len(request.items))

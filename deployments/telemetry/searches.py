@@ -10,7 +10,7 @@ from opentelemetry.trace import INVALID_SPAN, Span
 
 from deployments.service import SearchJob
 from deployments.telemetry import catalog
-from deployments.telemetry.context import CLIENT_KEY
+from deployments.telemetry.context import CLIENT_KEY, SEARCH_ID
 from deployments.telemetry.metrics import Metrics
 from deployments.telemetry.search_log import SearchLog
 from deployments.telemetry.tracing import Traces
@@ -80,6 +80,7 @@ class SearchTelemetry:
     @contextmanager
     def observed(self, job: SearchJob, tree: SearchTree, on_event: EventSink | None) -> Iterator[EventSink]:
         """Watches the search that runs in the block. What it yields has to be told the search's events."""
+        SEARCH_ID.set(job.search_id)
         record = self._records[job.search_id] = SearchRecord(job=job, key=CLIENT_KEY.get())
         spans = self._traces.begin(record) if self._traces else None
 
