@@ -43,10 +43,10 @@ def build(args: AppConfig) -> serve.Application:
         max_queued_requests=MAX_QUEUED,
         deployment_actors=[*cache_actors(args.cache)],
         logging_config=logging_config,
-    ).bind(args.generator, args.cache)
+    ).bind(args.generator, args.cache, args.telemetry, args.log_level)
     prm = ProcessRewardModel.options(
         **_replicas(args.prm.replicas), max_queued_requests=MAX_QUEUED, logging_config=logging_config
-    ).bind(args.prm)
+    ).bind(args.prm, args.telemetry, args.log_level)
     controller = args.controller
     taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(

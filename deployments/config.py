@@ -131,6 +131,29 @@ class HttpSettings(Settings):
     canary_every_s: float = Field(5.0, ge=0, description="/health answers from the last canary within this time.")
 
 
+class TracingSettings(Settings):
+    """Where spans go, by OTLP over HTTP. What is not said here is asked of the ``OTEL_*`` variables."""
+
+    endpoint: str | None = Field(
+        None, min_length=1, description="http://host:4318/v1/traces; OTEL_EXPORTER_OTLP_ENDPOINT where unset."
+    )
+    ratio: float = Field(1.0, ge=0, le=1, description="Share of the searches that are traced.")
+
+
+class TelemetrySettings(Settings):
+    """Metrics, traces, logs."""
+
+    metrics: bool = Field(True, description="Publish the metrics of docs/operating.md through Ray.")
+    engine_metrics: bool = Field(False, description="Publish vLLM's own metrics too; costs throughput.")
+    tracing: TracingSettings | None = Field(None, description="Spans for searches, rounds and calls; off where unset.")
+    search_log: bool = Field(True, description="A line of JSON for every search; whatever log_level says.")
+    log_texts: bool = Field(False, description="Questions, answers and the words of unexpected errors in the logs.")
+
+
+UNSEEN = TelemetrySettings(metrics=False, search_log=False)
+"""Of a replica that no application has: nothing is published."""
+
+
 class AppConfig(Settings):
     """Everything ``serve_config.yaml`` may set under ``args``."""
 
@@ -139,6 +162,7 @@ class AppConfig(Settings):
     controller: ControllerSettings = ControllerSettings()
     cache: CacheSettings = CacheSettings()
     http: HttpSettings = HttpSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     log_level: Annotated[str, Field(pattern="^(DEBUG|INFO|WARNING|ERROR)$")] = "WARNING"
 
     @property

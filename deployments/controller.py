@@ -28,6 +28,8 @@ from deployments.loop_delay import LoopDelay
 from deployments.places import Places
 from deployments.serve_calls import Retries, everywhere
 from deployments.service import SearchService
+from deployments.telemetry.controller_telemetry import ControllerTelemetry
+from deployments.telemetry.ports import WatchedGenerator, WatchedScorer
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
 from search.run.environment import SearchEnvironment
@@ -58,16 +60,17 @@ class SearchControllerReplica:
             self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
         controller = config.controller
+        self._telemetry = ControllerTelemetry(config.telemetry, config.log_level)
         self._matcher = AnswerMatcher()
         self._solver = ProcessSolver(controller.step_encoder.source if controller.step_encoder else None)
         encoder, *_ = await asyncio.gather(
             asyncio.to_thread(load_encoder, config.generator.model_path), self._matcher.start(), self._solver.start()
         )
-        retries = Retries.of(controller)
-        written_by = HandleGenerator(generator, retries)
+        retries = Retries.of(controller, self._telemetry.retried)
+        written_by = WatchedGenerator(HandleGenerator(generator, retries), self._telemetry.searches)
         environment = SearchEnvironment(
             generator=written_by,
-            scorer=HandleScorer(prm, retries, controller.prm_patience_s),
+            scorer=WatchedScorer(HandleScorer(prm, retries, controller.prm_patience_s), self._telemetry.searches),
             context_tokens=config.search_context,
             gate=Gate(controller.branches),
             matcher=self._matcher,
@@ -78,8 +81,9 @@ class SearchControllerReplica:
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
         queue = controller.queue
         places = Places(controller.searches, queue.places, queue.seconds, self._garbage.place_freed)
-        self._service = SearchService(environment, places, controller.limits.seconds)
+        self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
         self._loop_delay = LoopDelay()
+        self._telemetry.start(places, environment.gate, self._loop_delay)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
@@ -92,6 +96,7 @@ class SearchControllerReplica:
             operations=self,
             strategies=controller.catalog,
             loop_delay=self._loop_delay,
+            refused=self._telemetry.refused,
         )
         self._garbage.start()
         self._loop_delay.start()
@@ -147,7 +152,7 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; and by Python, also after a failed start."""
-        for worker in ("_matcher", "_solver"):
+        for worker in ("_matcher", "_solver", "_telemetry"):
             if hasattr(self, worker):
                 getattr(self, worker).close()
 

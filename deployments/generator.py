@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
+from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.settings import GeneratorSettings
 from deployments.node_cache import attach_node_cache, keep_node_cache
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
+from deployments.telemetry.engine_telemetry import EngineTelemetry
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
 from kvstore.settings import CacheSettings
 from search.ports import ChildGroup, ExpandRequest, TokenBeamReply, TokenBeamRequest
@@ -24,7 +26,14 @@ class GeneratorReplica(EngineReplica):
 
     _engine: "GenerationEngine"
 
-    async def __init__(self, settings: GeneratorSettings, cache: CacheSettings | None = None) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self,
+        settings: GeneratorSettings,
+        cache: CacheSettings | None = None,
+        telemetry: TelemetrySettings = UNSEEN,
+        log_level: str = "WARNING",
+    ) -> None:
+        self._telemetry = EngineTelemetry(telemetry, log_level)
         # Here and not above: it imports vLLM, ten seconds that only replicas should spend.
         from deployments.engines.generation import GenerationEngine
 
@@ -35,7 +44,8 @@ class GeneratorReplica(EngineReplica):
             os.environ.update(QUIET_ENVIRONMENT)
             kv_transfer = connector_config(self._cache, cache)
         self._engine = GenerationEngine(settings, kv_transfer)
-        await self._start()
+        await self._start(self._telemetry.stat_loggers)
+        self._telemetry.start(self._engine.stats, settings.max_num_seqs)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """A streaming method: cancelling the call aborts its branches at the engine."""

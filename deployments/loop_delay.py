@@ -18,6 +18,7 @@ class LoopDelay:
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque([0.0], maxlen=SAMPLES)
+        self._longest = 0.0
         self._due = float("inf")
         """Monotonic seconds: when the sleeper should wake up."""
         self._sleeper: asyncio.Task[None] | None = None
@@ -39,9 +40,15 @@ class LoopDelay:
         """Also what the sleeper is late by now: whoever asks may run before it."""
         return max(*self._samples, time.monotonic() - self._due, 0.0)
 
+    def take_longest(self) -> float:
+        """The longest delay, seconds, since this was last asked; also one that lasts."""
+        longest, self._longest = max(self._longest, self.seconds), 0.0
+        return longest
+
     async def _sample(self) -> None:
         while True:
             await asyncio.sleep(self._due - time.monotonic())
             now = time.monotonic()
             self._samples.append(max(0.0, now - self._due))
+            self._longest = max(self._longest, self._samples[-1])
             self._due = now + EVERY_S

@@ -65,7 +65,8 @@ class Places:
     ) -> None:
         """``queue``: so many wait where all places are taken, ``queue_s`` seconds at most. ``on_freed`` is called
         whenever a place was given back."""
-        self._count = count
+        self.count = count
+        """As many as work at once."""
         self._queue = queue
         self._queue_s = queue_s
         self._on_freed = on_freed
@@ -94,7 +95,7 @@ class Places:
         if owner.places is not None and self._owned[owner.name] >= owner.places:
             raise NoPlace(Refused.OWNER, owner.places, self._retry_after_s())
         if self._is_full and len(self._waiting) >= self._queue:
-            raise NoPlace(Refused.PLACES, self._count, self._retry_after_s())
+            raise NoPlace(Refused.PLACES, self.count, self._retry_after_s())
 
     @asynccontextmanager
     async def hold(self, owner: Owner) -> AsyncIterator[Place]:
@@ -130,7 +131,7 @@ class Places:
 
     @property
     def _is_full(self) -> bool:
-        return len(self._held) + self._promised >= self._count
+        return len(self._held) + self._promised >= self.count
 
     async def _wait(self) -> None:
         """
@@ -148,7 +149,7 @@ class Places:
                 self._promised -= 1
                 self._pass_on()
             if isinstance(error, TimeoutError):
-                raise NoPlace(Refused.QUEUE, self._count, self._retry_after_s()) from None
+                raise NoPlace(Refused.QUEUE, self.count, self._retry_after_s()) from None
             raise
         self._promised -= 1
 

@@ -4,9 +4,11 @@ from typing import TYPE_CHECKING
 
 from ray import serve
 
+from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
+from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.ports import ScoreRequest
 
 if TYPE_CHECKING:
@@ -18,7 +20,10 @@ class PrmReplica(EngineReplica):
 
     _engine: "ScoringEngine | FunctionScorer"
 
-    async def __init__(self, settings: PrmSettings) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, settings: PrmSettings, telemetry: TelemetrySettings = UNSEEN, log_level: str = "WARNING"
+    ) -> None:
+        self._telemetry = EngineTelemetry(telemetry, log_level)
         if isinstance(settings, FunctionSettings):
             self._engine = FunctionScorer(settings)
         else:
@@ -27,7 +32,8 @@ class PrmReplica(EngineReplica):
 
             # No client of the KV cache server: its own prefix cache holds what one new step stands on.
             self._engine = ScoringEngine(settings)
-        await self._start()
+        await self._start(self._telemetry.stat_loggers)
+        self._telemetry.start(self._engine.stats, settings.max_num_seqs)
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         """Cancelling the call aborts its requests at the engine."""

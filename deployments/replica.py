@@ -4,7 +4,7 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
@@ -35,7 +35,7 @@ class Engine(Protocol):
     @property
     def silent_s(self) -> float: ...
 
-    async def start(self) -> None: ...
+    async def start(self, stat_loggers: Sequence[Any] = ()) -> None: ...
 
     async def canary(self, deadline_s: float) -> float: ...
 
@@ -58,9 +58,9 @@ class EngineReplica:
 
     _engine: Engine
 
-    async def _start(self) -> None:
+    async def _start(self, stat_loggers: Sequence[Any] = ()) -> None:
         """Raises EngineStartError."""
-        await self._engine.start()
+        await self._engine.start(stat_loggers)
         self._watch = asyncio.create_task(self._leave_with_engine())
 
     async def canary(self, deadline_s: float = 20.0) -> float:

@@ -32,17 +32,20 @@ class Retries(NamedTuple):
     backoff_max_s: float
     silence_s: float
     """A replica that streams and says nothing for so long has failed."""
+    on_retry: Callable[[str], None] = lambda what: None
+    """Told what is made again."""
 
     @classmethod
-    def of(cls, settings: ControllerSettings) -> "Retries":
-        return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s)
+    def of(cls, settings: ControllerSettings, on_retry: Callable[[str], None]) -> "Retries":
+        return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s, on_retry)
 
     def loop(self, deadline: "Deadline", what: str) -> AsyncRetrying:
         """Attempts until one succeeds, their number is used up, or the deadline has passed."""
 
         def note(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
-            logger.warning("%s failed (attempt %d): %r", what, state.attempt_number, error)
+            logger.warning("%s failed (attempt %d): %s", what, state.attempt_number, in_short(error) if error else "")
+            self.on_retry(what)
 
         return AsyncRetrying(
             retry=retry_if_exception(is_replica_failure),

@@ -4,8 +4,8 @@ The controller deployment gives it an environment over handles, the unit tests o
 """
 
 import asyncio
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from deployments.places import Place, Places
@@ -31,14 +31,28 @@ class SearchJob(NamedTuple):
     settings: SearchSettings
 
 
+Observer = Callable[[SearchJob, SearchTree, EventSink | None], AbstractContextManager[EventSink | None]]
+"""Watches a search that runs within the block that it opens, and yields what the search tells its events."""
+
+
+def unobserved(
+    job: SearchJob, tree: SearchTree, on_event: EventSink | None
+) -> AbstractContextManager[EventSink | None]:
+    """The observer of searches that nobody watches."""
+    return nullcontext(on_event)
+
+
 class SearchService:
     """All searches of one controller replica. Single-threaded: one event loop."""
 
-    def __init__(self, environment: SearchEnvironment, places: Places, seconds: float) -> None:
+    def __init__(
+        self, environment: SearchEnvironment, places: Places, seconds: float, observed: Observer = unobserved
+    ) -> None:
         """``places``: whatever works for a client holds one meanwhile. ``seconds``: the wall clock of those that name
         none."""
         self.places = places
         self._environment = environment
+        self._observed = observed
         self._seconds = seconds
         self._disposal = Disposal()
 
@@ -65,7 +79,7 @@ class SearchService:
         place.tokens += len(job.prompt)
         before = place.tokens
 
-        def told(event: SearchEvent) -> None:
+        def charged(event: SearchEvent) -> None:
             if isinstance(event, StepScored):
                 place.tokens = before + event.tokens
             elif isinstance(event, SearchFinished):
@@ -73,16 +87,17 @@ class SearchService:
             if on_event is not None:
                 on_event(event)
 
-        async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
-            return await run_search(
-                job.question,
-                job.prompt,
-                job.settings,
-                self._environment,
-                search_id=job.search_id,
-                on_event=told,
-                tree=tree,
-            )
+        with self._observed(job, tree, charged) as told:
+            async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
+                return await run_search(
+                    job.question,
+                    job.prompt,
+                    job.settings,
+                    self._environment,
+                    search_id=job.search_id,
+                    on_event=told,
+                    tree=tree,
+                )
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """For each item its rewards.

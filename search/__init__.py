@@ -48,7 +48,15 @@ from search.ports import (
     StopCondition,
 )
 from search.run.environment import Fallback, SearchEnvironment
-from search.run.report import SearchCost, SearchEvent, SearchFinished, SearchOutcome, SearchStarted, StepScored
+from search.run.report import (
+    RoundStarted,
+    SearchCost,
+    SearchEvent,
+    SearchFinished,
+    SearchOutcome,
+    SearchStarted,
+    StepScored,
+)
 from search.run.runner import run_search
 from search.settings import SearchSettings, parse_search
 from search.snapshot import restore_tree, save_tree, tree_as_json
@@ -75,6 +83,7 @@ __all__ = [
     "Node",
     "NodeStatus",
     "PromptTooLong",
+    "RoundStarted",
     "Sampling",
     "ScoreItem",
     "ScoreRequest",

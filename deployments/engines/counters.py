@@ -22,6 +22,10 @@ class EngineFigures(NamedTuple):
     external_hits: int
     """Prompt tokens whose KV came from outside the engine (LMCache)."""
     preemptions: int
+    engine_steps: int
+    """Forward passes."""
+    engine_step_requests: int
+    """Requests in a forward pass, summed over all: over ``engine_steps``, the mean batch."""
     running: int
     waiting: int
     free_blocks: int
@@ -42,6 +46,7 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         """Set while the engine says that it neither runs nor queues anything."""
         self.idle.set()
         self._generated = self._prompt = self._preemptions = 0
+        self._steps = self._step_requests = 0
         self._queries = self._hits = self._external_hits = 0
         self._running = self._waiting = 0
         self._usage = 0.0
@@ -76,6 +81,9 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         if scheduler_stats is None:
             return
         self._running = scheduler_stats.num_running_reqs
+        if self._running:
+            self._steps += 1
+            self._step_requests += self._running
         self._waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self._usage = scheduler_stats.kv_cache_usage
         self._queries += scheduler_stats.prefix_cache_stats.queries
@@ -103,6 +111,8 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
             prefix_hits=self._hits,
             external_hits=self._external_hits,
             preemptions=self._preemptions,
+            engine_steps=self._steps,
+            engine_step_requests=self._step_requests,
             running=headroom.running,
             waiting=headroom.waiting,
             free_blocks=headroom.free_blocks,

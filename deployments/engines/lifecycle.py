@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, envs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
+from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from deployments.engines.arguments import engine_environment
 from deployments.engines.branches import BranchRegistry
@@ -72,11 +73,17 @@ class EngineLifecycle(ABC, Generic[Started]):
     async def _touch(self, name: str, deadline_s: float) -> None:
         """The least work that shows that the engine does what it is for. Raises ``failure``."""
 
-    async def start(self) -> None:
-        """Raises EngineStartError when the engine does not come up, or its model is of no use; nothing is left then."""
-        engine = await _start_engine(self._settings, self._arguments())
+    async def start(self, stat_loggers: Sequence[StatLoggerFactory] = ()) -> None:
+        """
+        Args:
+            stat_loggers: told vLLM's own figures, beside our counters.
+
+        Raises:
+            EngineStartError: the engine does not come up, or its model is of no use; nothing is left then.
+        """
+        engine = await _start_engine(self._settings, self._arguments(), stat_loggers)
         try:
-            # vLLM asks this with an engine's first pooling request, and would wait for the answer of a dead one for ever.
+            # vLLM asks this with the first pooling request, and would wait for the answer of a dead engine for ever.
             await engine.get_supported_tasks()
             self._started = self._derive(engine)
         except BaseException:
@@ -190,22 +197,24 @@ def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-async def _start_engine(settings: EngineSettings, args: AsyncEngineArgs) -> AsyncLLM:
+async def _start_engine(
+    settings: EngineSettings, args: AsyncEngineArgs, stat_loggers: Sequence[StatLoggerFactory]
+) -> AsyncLLM:
     """Starts an engine in processes of its own without blocking the event loop (half a minute on a CPU).
 
     Raises:
         EngineStartError: it did not come up.
     """
     try:
-        return await asyncio.to_thread(_start, settings, args)
+        return await asyncio.to_thread(_start, settings, args, stat_loggers)
     except Exception as error:
         raise EngineStartError(f"the engine for {settings.model!r} did not start: {error}") from error
 
 
-def _start(settings: EngineSettings, args: AsyncEngineArgs) -> AsyncLLM:
+def _start(settings: EngineSettings, args: AsyncEngineArgs, stat_loggers: Sequence[StatLoggerFactory]) -> AsyncLLM:
     envs.disable_envs_cache()
     with _environment(engine_environment(settings)):
-        engine = AsyncLLM.from_engine_args(args, stat_loggers=[EngineCounters])
+        engine = AsyncLLM.from_engine_args(args, stat_loggers=[EngineCounters, *stat_loggers])
     # vLLM asks the environment about every token; the answers are kept from here on.
     envs.enable_envs_cache()
     return engine

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.config import KeyRecord
 from deployments.http.errors import Unauthorized
 from deployments.http.keys import key_digest
+from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
 OPEN_PATHS = frozenset({"/health"})
 """What a load balancer asks without a key."""
@@ -73,6 +74,7 @@ class RequireKey:
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and (record := self._keys.record(key.strip())) is not None:
             scope.setdefault("state", {})["key"] = record
+            CLIENT_KEY.set(record.digest[:KEY_DIGITS])
             await self._app(scope, receive, send)
             return
         message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"

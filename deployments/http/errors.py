@@ -13,12 +13,14 @@ ApiError                     status  type                   code
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from deployments.places import NoPlace
 from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
@@ -29,6 +31,22 @@ CLIENT_GONE = 499
 """For nobody but whoever counts statuses: not an error of ours."""
 MAX_MESSAGE_CHARS = 500
 """Characters: what an error quotes of a request must not make the reply as long as the request."""
+
+
+REFUSAL = "banyan.refusal"
+"""The key in a request's ASGI scope under which the code of the error stands that answers it."""
+
+
+class ErrorResponse(JSONResponse):
+    """An error in OpenAI's shape, which leaves its code where `deployments.http.refusals` finds it."""
+
+    def __init__(self, content: dict[str, Any], status_code: int, headers: Mapping[str, str]) -> None:
+        super().__init__(content, status_code, headers)
+        self._code = str(content["error"]["code"])
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[REFUSAL] = self._code
+        await super().__call__(scope, receive, send)
 
 
 class ApiError(Exception):
@@ -59,7 +77,7 @@ class ApiError(Exception):
         return {}
 
     def response(self) -> Response:
-        return JSONResponse(self.body, status_code=self.status, headers=self.headers)
+        return ErrorResponse(self.body, status_code=self.status, headers=self.headers)
 
 
 class BadRequest(ApiError):
@@ -157,7 +175,7 @@ def install(app: FastAPI) -> None:
             405: f"{request.method} is not allowed for {request.url.path}",
         }.get(error.status_code, str(error.detail))
         reply = NotFound(message, code={404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code))
-        return JSONResponse(reply.body, status_code=error.status_code, headers=dict(error.headers or {}))
+        return ErrorResponse(reply.body, status_code=error.status_code, headers=dict(error.headers or {}))
 
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)

@@ -16,6 +16,7 @@ from deployments.http.documentation import body_of, chat_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.limits import Bodies
 from deployments.http.plan import notes
+from deployments.http.refusals import CountRefusals
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
@@ -38,7 +39,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
             route.openapi_extra = chat_body(endpoint.strategies)
     errors.install(app)
     controller = endpoint.controller
-    # The last one added is the first one asked: no key, no place, no byte of the body.
+    # The last one added is the first one asked: no key, no place, no byte of the body; and what they refuse is counted.
     app.add_middleware(
         Admission,
         paths=WORK,
@@ -48,6 +49,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
         max_delay_s=controller.max_loop_delay_s,
     )
     app.add_middleware(RequireKey, keys=keys)
+    app.add_middleware(CountRefusals, refused=endpoint.refused)
     return app
 
 

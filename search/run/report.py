@@ -105,6 +105,15 @@ class SearchStarted(NamedTuple):
     seed: int
 
 
+class RoundStarted(NamedTuple):
+    """The strategy has decided, and what it wants is asked for now."""
+
+    number: int
+    """From 1."""
+    branches: int
+    """Children that are asked for."""
+
+
 class StepScored(NamedTuple):
     """A step is complete. Each step that was written and has its reward is exactly one of these, also one that repeats
     a sibling; which of these stands for their text is decided by their ids, not by which came first."""
@@ -129,6 +138,6 @@ class SearchFinished(NamedTuple):
     outcome: SearchOutcome
 
 
-SearchEvent = SearchStarted | StepScored | SearchFinished
+SearchEvent = SearchStarted | RoundStarted | StepScored | SearchFinished
 EventSink = Callable[[SearchEvent], None]
 """Called from within the search, in order; it must not block. What it raises ends the search."""

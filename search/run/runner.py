@@ -29,6 +29,7 @@ from search.run.kv_usage import KVUsage
 from search.run.planning import Batch, PathLimits, Planner
 from search.run.report import (
     EventSink,
+    RoundStarted,
     SearchCost,
     SearchFinished,
     SearchOutcome,
@@ -141,6 +142,7 @@ class _Search:
         self._planner = Planner(tree, settings, self._seed, limits, self._meter)
         self._results = Results(tree, limits, self._meter)
         self._kv_usage = KVUsage(tree, len(limits.prompt))
+        self._rounds = 0
         self._arrived: list[Node] = []
         """Complete since the strategy was last told."""
         self._unscored: list[Sequence[Node]] = []
@@ -229,7 +231,7 @@ class _Search:
                     await turns.pass_on()
                 batches = await self._planner.plan(expansions)
                 if batches:
-                    await self._kv_usage.round_begins()
+                    await self._round_begins(batches)
                 for batch in batches:
                     self._start(group, self._expand, group, batch, lane)
                 if not self._tasks:
@@ -253,10 +255,16 @@ class _Search:
     async def _resume(self, group: asyncio.TaskGroup) -> None:
         """Takes up what was under way when the tree was saved."""
         batches = self._planner.resume()
-        await self._kv_usage.round_begins()
+        await self._round_begins(batches)
         for batch in batches:
             self._start(group, self._expand, group, batch, Lane.DEMAND)
         self._score(group, unscored_chains(self._tree))
+
+    async def _round_begins(self, batches: Sequence[Batch]) -> None:
+        await self._kv_usage.round_begins()
+        if batches:
+            self._rounds += 1
+            self._emit(RoundStarted(self._rounds, sum(len(batch.reservations) for batch in batches)))
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
         """One call to the generator; its children are scored as they come."""

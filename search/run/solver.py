@@ -5,6 +5,7 @@ import json
 import logging
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +69,9 @@ class ProcessSolver(Solver):
             raise SolverError(str(error)) from error
 
     async def solve(self, problem: Problem) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, self._solve, problem)
+        # In the search's own context: a warning there belongs to it.
+        solve = copy_context().run
+        return await asyncio.get_running_loop().run_in_executor(self._thread, solve, self._solve, problem)
 
     def close(self) -> None:
         """Ends the worker, working or not."""
@@ -92,9 +95,11 @@ class ProcessSolver(Solver):
             self._start()
             line = json.dumps([problem.name, problem.argument]).encode() + b"\n"
             reply = json.loads(self._worker.exchange(line, SOLVE_S))
+            if reply["error"] is None:
+                return reply["solution"]
+            # The class of what was raised, not its words, which may quote a step.
+            reason = reply["error"].partition(":")[0]
         except (WorkerLost, SolverError) as error:
-            reply = {"error": str(error)}
-        if reply["error"] is None:
-            return reply["solution"]
-        logger.warning("%s was not solved and gets its fallback: %s", problem.name, reply["error"])
+            reason = str(error)
+        logger.warning("%s was not solved and gets its fallback: %s", problem.name, reason)
         return problem.fallback

@@ -19,10 +19,13 @@ async def test_a_loop_that_is_held_is_late_for_a_second_and_then_no_more() -> No
     assert delay.seconds >= 0.3, "whoever asks first is told"
     await asyncio.sleep(2 * EVERY_S)
     assert delay.seconds >= 0.3, "and it is remembered"
+    assert delay.take_longest() >= 0.3
     deadline = time.monotonic() + 30
     while delay.seconds >= 0.3:
         assert time.monotonic() < deadline
         await asyncio.sleep(EVERY_S)
+    delay.take_longest()
+    assert delay.take_longest() < 0.3, "since it was last asked"
     delay.stop()
     time.sleep(0.2)  # noqa: ASYNC251
     assert delay.seconds < 0.3, "what is not measured is not late"

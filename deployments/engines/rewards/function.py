@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,8 @@ from search.errors import ScorerError
 from search.import_path import imported_function
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
+
+logger = logging.getLogger("banyan.rewards")
 
 RewardFunction = Callable[[str, Sequence[str]], "float | Awaitable[float]"]
 """Told a question and the texts of a path's steps, it returns the last step's reward in [0, 1]."""
@@ -45,8 +48,8 @@ class FunctionScorer:
         self._threads = ThreadPoolExecutor(self._slots, thread_name_prefix="reward")
         self._running = self._called = self._abandoned = 0
 
-    async def start(self) -> None:
-        """Raises EngineStartError when there is no such function."""
+    async def start(self, stat_loggers: Sequence[object] = ()) -> None:
+        """Raises EngineStartError when there is no such function. No engine has figures for ``stat_loggers``."""
         try:
             self._reward = imported_function(self._name)
         except ValueError as error:
@@ -68,7 +71,9 @@ class FunctionScorer:
             raise ScorerError(f"{self._name} was not done within {request.deadline_s:g} s") from error
         except ExceptionGroup as group_of_failures:
             failure = group_of_failures.exceptions[0]
-            raise ScorerError(f"{self._name} failed: {failure!r}") from failure
+            # Where it failed is for the log, which keeps its words back; they may quote a step, and this error travels.
+            logger.warning("%s failed", self._name, exc_info=failure)
+            raise ScorerError(f"{self._name} failed: {type(failure).__name__}") from failure
         rewards = [[task.result() for task in row] for row in tasks]
         return check_rewards(rewards, [item.unscored for item in request.items], self._name)
 

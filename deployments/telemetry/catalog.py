@@ -1,0 +1,129 @@
+"""Every metric that Banyan publishes, declared once: its name, unit, labels and meaning.
+
+Ray publishes them as ``ray_<name>``. ``docs/operating.md`` has them in a table, and a test compares the two.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Kind(StrEnum):
+    COUNTER = "counter"
+    """Only grows."""
+    GAUGE = "gauge"
+    """As of now."""
+    HISTOGRAM = "histogram"
+    """How often which value was seen."""
+
+
+class Owner(StrEnum):
+    """Which deployment's replicas publish it: Serve's label ``deployment``."""
+
+    CONTROLLER = "SearchController"
+    ENGINES = "Generator, ProcessRewardModel"
+    PRM = "ProcessRewardModel"
+
+
+SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Upper ends of the buckets of all durations: from a step of a small model to the longest search."""
+
+
+@dataclass(frozen=True, eq=False)
+class Metric:
+    name: str
+    kind: Kind
+    owner: Owner
+    help: str
+    labels: tuple[str, ...] = ()
+    """Beside those that Serve adds: ``application``, ``deployment``, ``replica``."""
+    boundaries: tuple[float, ...] = ()
+    """Of a histogram."""
+
+
+METRICS: dict[str, Metric] = {}
+"""All of them by name."""
+
+
+def _declared(
+    kind: Kind, owner: Owner, name: str, meaning: str, *labels: str, boundaries: tuple[float, ...] = ()
+) -> Metric:
+    metric = METRICS[f"banyan_{name}"] = Metric(f"banyan_{name}", kind, owner, meaning, labels, boundaries)
+    return metric
+
+
+def _counter(owner: Owner, name: str, meaning: str, *labels: str) -> Metric:
+    return _declared(Kind.COUNTER, owner, name, meaning, *labels)
+
+
+def _gauge(owner: Owner, name: str, meaning: str, *labels: str) -> Metric:
+    return _declared(Kind.GAUGE, owner, name, meaning, *labels)
+
+
+def _seconds(owner: Owner, name: str, meaning: str, *labels: str) -> Metric:
+    return _declared(Kind.HISTOGRAM, owner, name, meaning, *labels, boundaries=SECONDS)
+
+
+_C, _E, _P = Owner.CONTROLLER, Owner.ENGINES, Owner.PRM
+
+SEARCHES = _counter(
+    _C,
+    "searches_total",
+    "Searches that ended, by how: a stop reason, the class of an error, or cancelled; degraded: true or false",
+    "strategy",
+    "ending",
+    "degraded",
+)
+SEARCH_SECONDS = _seconds(_C, "search_seconds", "From the start of a search to its end, however it ends", "strategy")
+SEARCH_ROUNDS = _counter(_C, "search_rounds_total", "Decisions of a strategy that led to calls", "strategy")
+PLACES = _gauge(_C, "search_places", "Searches that may run at once")
+PLACES_TAKEN = _gauge(_C, "search_places_taken", "Places that are taken")
+QUEUE_WAITING = _gauge(_C, "search_queue_waiting_requests", "Requests that wait for a place")
+REFUSED = _counter(
+    _C,
+    "refused_requests_total",
+    "Requests answered with a status of 400 or more, by status and code",
+    "status",
+    "reason",
+)
+GATE_CAPACITY = _gauge(_C, "gate_capacity_branches", "Branches that the gate lets be in flight")
+GATE_BRANCHES = _gauge(_C, "gate_branches", "Branches in flight")
+GATE_WAITING = _gauge(_C, "gate_waiting_calls", "Calls that wait at the gate", "lane")
+LOOP_DELAY = _gauge(
+    _C, "event_loop_delay_seconds", "Longest time by which the event loop was late since the last publishing"
+)
+EXPAND_SECONDS = _seconds(
+    _C, "expand_seconds", "Calls to the generator, from the request to the last child, retries included", "lane"
+)
+SCORE_SECONDS = _seconds(_C, "score_seconds", "Calls to the process reward model, retries included")
+STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps that arrived from the generator")
+STEPS_REPEATED = _counter(_C, "steps_repeated_total", "Steps that said what a sibling says; counted as a search ends")
+STEPS_SCORED = _counter(_C, "steps_scored_total", "Steps that got a reward from the process reward model")
+GENERATED_TOKENS = _counter(
+    _C,
+    "generated_tokens_total",
+    "Tokens that arrived from the generator, by the first digits of the key's digest",
+    "key",
+)
+RETRIES = _counter(_C, "retries_total", "Calls made again because a replica failed", "call")
+
+BATCH_FILL = _gauge(
+    _E, "engine_batch_fill_ratio", "Requests in an engine step over max_num_seqs, mean since the last publishing"
+)
+RUNNING = _gauge(_E, "engine_running_requests", "Requests that the engine works on")
+WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait in the engine")
+KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks of the engine")
+KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks that running requests hold")
+KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request holds; cached but idle ones are free")
+PREEMPTIONS = _counter(_E, "preemptions_total", "Requests that the engine put back for want of KV blocks")
+PROMPT_TOKENS = _counter(_E, "engine_prompt_tokens_total", "Tokens of the requests' prefixes")
+ENGINE_TOKENS = _counter(
+    _E, "engine_generated_tokens_total", "Tokens that the engine generated, discarded ones included"
+)
+CACHED_TOKENS = _counter(
+    _E,
+    "prefix_cached_tokens_total",
+    "Of the prefixes, tokens whose KV was cached, by where: engine or lmcache",
+    "source",
+)
+REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Items that were scored from memory")
+REWARD_CACHE_ENTRIES = _gauge(_P, "reward_cache_entries", "Rewards that are remembered")

@@ -1,0 +1,74 @@
+"""What a controller starts to be seen."""
+
+import asyncio
+
+from deployments.config import TelemetrySettings
+from deployments.loop_delay import LoopDelay
+from deployments.places import Places
+from deployments.telemetry import catalog, logs
+from deployments.telemetry.metrics import Metrics, NoMetrics
+from deployments.telemetry.search_log import SearchLog
+from deployments.telemetry.searches import SearchTelemetry
+from deployments.telemetry.tracing import Traces, tracer_provider
+from search.gate import Gate
+
+CALLS = ("expand", "score", "token_beam")
+
+
+class ControllerFigures:
+    """Places, gate, and the event loop's delay."""
+
+    def __init__(self, metrics: Metrics, places: Places, gate: Gate, delay: LoopDelay) -> None:
+        self._metrics = metrics
+        self._places = places
+        self._gate = gate
+        self._delay = delay
+        # What has not happened yet is published as 0: else nothing would be seen to grow when it happens first.
+        for metric in (catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED):
+            metrics.add(metric, 0)
+        for call in CALLS:
+            metrics.add(catalog.RETRIES, 0, call)
+
+    def read(self) -> None:
+        metrics = self._metrics
+        metrics.set(catalog.PLACES, self._places.count)
+        metrics.set(catalog.PLACES_TAKEN, self._places.held)
+        metrics.set(catalog.QUEUE_WAITING, self._places.waiting)
+        metrics.set(catalog.GATE_CAPACITY, self._gate.capacity)
+        metrics.set(catalog.GATE_BRANCHES, self._gate.usage)
+        for lane, waiting in self._gate.waiting.items():
+            metrics.set(catalog.GATE_WAITING, waiting, lane.name.lower())
+        metrics.set(catalog.LOOP_DELAY, self._delay.take_longest())
+
+
+class ControllerTelemetry:
+    """A controller's: made before its searches, started when they can begin."""
+
+    def __init__(self, settings: TelemetrySettings, log_level: str) -> None:
+        logs.configure(settings, log_level)
+        self.metrics = Metrics() if settings.metrics else NoMetrics()
+        self._provider = tracer_provider(settings.tracing) if settings.tracing else None
+        traces = Traces(self._provider.get_tracer("banyan")) if self._provider else None
+        log = SearchLog(settings.log_texts) if settings.search_log else None
+        self.searches = SearchTelemetry(self.metrics, traces, log)
+        self._publishing: asyncio.Task[None] | None = None
+
+    def start(self, places: Places, gate: Gate, delay: LoopDelay) -> None:
+        if isinstance(self.metrics, NoMetrics):
+            return
+        from deployments.telemetry.ray_instruments import publish
+
+        self.metrics.read(ControllerFigures(self.metrics, places, gate, delay).read)
+        self._publishing = publish(self.metrics)
+
+    def retried(self, call: str) -> None:
+        """A call is made again."""
+        self.metrics.add(catalog.RETRIES, 1, call)
+
+    def refused(self, status: int, reason: str) -> None:
+        """A request got an error."""
+        self.metrics.add(catalog.REFUSED, 1, str(status), reason)
+
+    def close(self) -> None:
+        if self._provider is not None:
+            self._provider.shutdown()

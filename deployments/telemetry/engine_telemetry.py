@@ -1,0 +1,84 @@
+"""What the replica of an engine starts to be seen: the engine's own figures as metrics."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from deployments.config import TelemetrySettings
+from deployments.telemetry import catalog, logs
+from deployments.telemetry.metrics import Metrics
+
+GAUGES = {
+    "running": catalog.RUNNING,
+    "waiting": catalog.WAITING,
+    "total_blocks": catalog.KV_BLOCKS,
+    "free_blocks": catalog.KV_FREE,
+    "reward_cache_entries": catalog.REWARD_CACHE_ENTRIES,
+}
+TOTALS = {
+    "preemptions": catalog.PREEMPTIONS,
+    "prompt_tokens": catalog.PROMPT_TOKENS,
+    "generated_tokens": catalog.ENGINE_TOKENS,
+    "reward_cache_hits": catalog.REWARD_CACHE_HITS,
+}
+CACHED = {"prefix_hits": "engine", "external_hits": "lmcache"}
+
+
+class EngineFigures:
+    """Reads an engine's ``stats`` whenever metrics are published. A function that scores has few of them."""
+
+    def __init__(self, metrics: Metrics, stats: Callable[[], Mapping[str, int]], max_num_seqs: int | None) -> None:
+        self._metrics = metrics
+        self._stats = stats
+        self._max_num_seqs = max_num_seqs
+        self._steps = self._step_requests = 0
+
+    def read(self) -> None:
+        stats = self._stats()
+        for name, metric in GAUGES.items():
+            if name in stats:
+                self._metrics.set(metric, stats[name])
+        for name, metric in TOTALS.items():
+            if name in stats:
+                self._metrics.total(metric, stats[name])
+        for name, source in CACHED.items():
+            if name in stats:
+                self._metrics.total(catalog.CACHED_TOKENS, stats[name], source)
+        if "total_blocks" in stats:
+            self._metrics.set(catalog.KV_USED, stats["total_blocks"] - stats["free_blocks"])
+        if "engine_steps" in stats and self._max_num_seqs:
+            self._metrics.set(catalog.BATCH_FILL, self._batch(stats) / self._max_num_seqs)
+
+    def _batch(self, stats: Mapping[str, int]) -> float:
+        """Requests in a step of the engine, mean since this was last asked; 0 where there was none."""
+        steps, requests = stats["engine_steps"] - self._steps, stats["engine_step_requests"] - self._step_requests
+        self._steps, self._step_requests = stats["engine_steps"], stats["engine_step_requests"]
+        return requests / steps if steps else 0.0
+
+
+class EngineTelemetry:
+    """That of a replica with an engine, or with a function in place of one."""
+
+    def __init__(self, settings: TelemetrySettings, log_level: str) -> None:
+        logs.configure(settings, log_level)
+        self._settings = settings
+        self._publishing: asyncio.Task[None] | None = None
+
+    @property
+    def stat_loggers(self) -> list[Any]:
+        """What vLLM is to tell its figures beside our own counters."""
+        if not self._settings.engine_metrics:
+            return []
+        from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
+
+        return [RayPrometheusStatLogger]
+
+    def start(self, stats: Callable[[], Mapping[str, int]], max_num_seqs: int | None) -> None:
+        """``stats`` are asked from now on."""
+        if not self._settings.metrics:
+            return
+        from deployments.telemetry.ray_instruments import publish
+
+        metrics = Metrics()
+        metrics.read(EngineFigures(metrics, stats, max_num_seqs).read)
+        self._publishing = publish(metrics)

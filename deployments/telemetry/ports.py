@@ -1,0 +1,85 @@
+"""The search's ports, watched: how long calls take, and what came of them."""
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from typing import Protocol
+
+from deployments.telemetry import catalog
+from deployments.telemetry.context import CLIENT_KEY, SEARCH_ID
+from deployments.telemetry.searches import SearchTelemetry
+from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StepScorer, TokenBeamReply, TokenBeamRequest
+from search.run.scorer import source_of
+
+
+class WatchableGenerator(Protocol):
+    """What the controller's generator can do."""
+
+    def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]: ...
+
+    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply: ...
+
+
+class WatchedGenerator:
+    """A generator whose calls are counted and traced."""
+
+    def __init__(self, generator: WatchableGenerator, telemetry: SearchTelemetry) -> None:
+        self._generator = generator
+        self._telemetry = telemetry
+        self._metrics = telemetry.metrics
+
+    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+        """As the port says. Calls that end before their last child are not among the times."""
+        metrics, record = self._metrics, self._telemetry.record(request.search_id)
+        record.expand_calls += 1
+        SEARCH_ID.set(request.search_id)
+        key = CLIENT_KEY.get()
+        started = last = time.perf_counter()
+        with self._telemetry.call("expand", request.search_id) as span:
+            span.set_attribute("banyan.lane", request.lane.name.lower())
+            span.set_attribute("banyan.branches", sum(len(part.branches) for part in request.expansions))
+            tokens = record.tokens
+            async with aclosing(self._generator.expand(request)) as groups:
+                async for group in groups:
+                    last = time.perf_counter()
+                    steps = [step for child in group.children for step in child.steps]
+                    written = sum(len(step.token_ids) for step in steps)
+                    metrics.add(catalog.STEPS_WRITTEN, len(steps))
+                    metrics.add(catalog.GENERATED_TOKENS, written, key)
+                    record.steps += len(steps)
+                    record.tokens += written
+                    yield group
+            span.set_attribute("banyan.generated_tokens", record.tokens - tokens)
+        metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.name.lower())
+
+    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
+        """As the generator's own."""
+        SEARCH_ID.set(request.search_id)
+        with self._telemetry.call("token_beam", request.search_id):
+            reply = await self._generator.token_beam(request)
+        self._metrics.add(catalog.GENERATED_TOKENS, reply.generated_tokens, CLIENT_KEY.get())
+        return reply
+
+
+class WatchedScorer:
+    """A scorer whose calls are counted and traced."""
+
+    def __init__(self, scorer: StepScorer, telemetry: SearchTelemetry) -> None:
+        self.name = source_of(scorer)
+        self._scorer = scorer
+        self._telemetry = telemetry
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        """As the port says. Calls that fail are not among the times."""
+        metrics, record = self._telemetry.metrics, self._telemetry.record(request.search_id)
+        record.score_calls += 1
+        SEARCH_ID.set(request.search_id)
+        started = time.perf_counter()
+        with self._telemetry.call("score", request.search_id) as span:
+            span.set_attribute("banyan.items", len(request.items))
+            rewards = await self._scorer.score(request)
+        metrics.observe(catalog.SCORE_SECONDS, time.perf_counter() - started)
+        scored = sum(item.unscored for item in request.items)
+        metrics.add(catalog.STEPS_SCORED, scored)
+        record.scored += scored
+        return rewards

@@ -1,0 +1,44 @@
+"""A line for every search, for programs to read.
+
+It has a switch of its own (``telemetry.search_log``): at INFO of all loggers it would drown in what Ray and vLLM say of
+every call, and at WARNING, Banyan's default, it would not be seen.
+"""
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from deployments.telemetry.searches import SearchRecord
+
+logger = logging.getLogger("banyan.search")
+
+
+class SearchLog:
+    """Writes at INFO on ``banyan.search``."""
+
+    def __init__(self, texts: bool = False) -> None:
+        """``texts``: with question and answer."""
+        self._texts = texts
+
+    def write(self, record: "SearchRecord") -> None:
+        line = {
+            "search": record.job.search_id,
+            "key": record.key,
+            "strategy": record.strategy,
+            "n": record.n,
+            "ending": record.ending,
+            "degraded": record.degraded,
+            "seconds": round(record.seconds, 3),
+            "rounds": record.rounds,
+            "nodes": record.nodes,
+            "steps": record.steps,
+            "scored_steps": record.scored,
+            "prompt_tokens": len(record.job.prompt),
+            "generated_tokens": record.tokens,
+            "expand_calls": record.expand_calls,
+            "score_calls": record.score_calls,
+        }
+        if self._texts:
+            line |= {"question": record.job.question, "answer": record.answer}
+        logger.info("%s", json.dumps(line))

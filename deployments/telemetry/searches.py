@@ -1,0 +1,126 @@
+"""The searches of one controller as its operator sees them: counted, traced, and told of in the log when they end."""
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
+
+from opentelemetry.trace import INVALID_SPAN, Span
+
+from deployments.service import SearchJob
+from deployments.telemetry import catalog
+from deployments.telemetry.context import CLIENT_KEY, SEARCH_ID
+from deployments.telemetry.metrics import Metrics
+from deployments.telemetry.search_log import SearchLog
+from deployments.telemetry.tracing import Traces
+from search.errors import LimitReached
+from search.run.report import EventSink, RoundStarted, SearchEvent, SearchFinished
+from search.tree import SearchTree
+
+CANCELLED = "cancelled"
+"""The ending of a search that nobody waited for any more."""
+
+
+@dataclass
+class CallTally:
+    """What came of the calls of one search."""
+
+    expand_calls: int = 0
+    score_calls: int = 0
+    steps: int = 0
+    """Steps that arrived."""
+    scored: int = 0
+    """Steps that got a reward."""
+    tokens: int = 0
+    """Generated tokens that arrived."""
+
+
+@dataclass
+class SearchRecord(CallTally):
+    """What is known of a search while it runs, and when it has ended in whatever way."""
+
+    job: SearchJob = field(kw_only=True)
+    key: str = field(kw_only=True)
+    started: float = field(default_factory=time.monotonic)
+    ending: str = CANCELLED
+    """A stop reason, or what `ending_of` an error says."""
+    degraded: bool = False
+    seconds: float = 0.0
+    rounds: int = 0
+    nodes: int = 0
+    answer: str | None = None
+
+    @property
+    def strategy(self) -> str:
+        return self.job.settings.strategy.name
+
+    @property
+    def n(self) -> int:
+        return int(getattr(self.job.settings.strategy, "n", 1))
+
+
+class SearchTelemetry:
+    """Told of every search by the service (`observed`), and of its calls by the ports."""
+
+    def __init__(self, metrics: Metrics, traces: Traces | None = None, log: SearchLog | None = None) -> None:
+        self.metrics = metrics
+        self._traces = traces
+        self._log = log
+        self._records: dict[str, SearchRecord] = {}
+
+    def record(self, search_id: str) -> CallTally:
+        """Where a search's calls are counted; of no consequence for calls that no search makes, as of ``/v1/score``."""
+        return self._records.get(search_id) or CallTally()
+
+    def call(self, name: str, search_id: str) -> AbstractContextManager[Span]:
+        """The span of one call."""
+        return self._traces.call(name, search_id) if self._traces else nullcontext(INVALID_SPAN)
+
+    @contextmanager
+    def observed(self, job: SearchJob, tree: SearchTree, on_event: EventSink | None) -> Iterator[EventSink]:
+        """Watches the search that runs in the block. What it yields has to be told the search's events."""
+        SEARCH_ID.set(job.search_id)
+        record = self._records[job.search_id] = SearchRecord(job=job, key=CLIENT_KEY.get())
+        spans = self._traces.begin(record) if self._traces else None
+
+        def told(event: SearchEvent) -> None:
+            if isinstance(event, RoundStarted):
+                record.rounds += 1
+                if spans is not None:
+                    spans.round(event)
+            elif isinstance(event, SearchFinished):
+                record.ending = event.outcome.stop_reason.value
+                record.answer = event.outcome.selection.answer
+            if on_event is not None:
+                on_event(event)
+
+        try:
+            yield told
+        except asyncio.CancelledError:
+            record.ending = CANCELLED
+            raise
+        except Exception as error:
+            record.ending = ending_of(error)
+            raise
+        finally:
+            del self._records[job.search_id]
+            record.seconds = time.monotonic() - record.started
+            record.nodes = len(tree)
+            record.degraded = tree.neutral > 0
+            self._ended(record, tree.repeated)
+
+    def _ended(self, record: SearchRecord, repeated: int) -> None:
+        self.metrics.add(catalog.SEARCHES, 1, record.strategy, record.ending, str(record.degraded).lower())
+        self.metrics.observe(catalog.SEARCH_SECONDS, record.seconds, record.strategy)
+        self.metrics.add(catalog.SEARCH_ROUNDS, record.rounds, record.strategy)
+        self.metrics.add(catalog.STEPS_REPEATED, repeated)
+        if self._traces is not None:
+            self._traces.end(record)
+        if self._log is not None:
+            self._log.write(record)
+
+
+def ending_of(error: Exception) -> str:
+    """What ended a search without an answer: the class of the error, of a limit also which."""
+    return f"{type(error).__name__}:{error.kind}" if isinstance(error, LimitReached) else type(error).__name__

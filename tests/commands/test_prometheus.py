@@ -1,0 +1,147 @@
+"""A Prometheus, as Debian ships it, finds the application through Ray's file and has every metric. Not among the other
+tests: it starts Ray's dashboard, and fetches Prometheus where it is not installed.
+
+    python -m pytest tests/commands/test_prometheus.py -s
+"""
+
+import secrets
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import yaml
+
+import tests.ray_environment  # noqa: F401  # before Ray is imported
+from tests.serve.application import Application, problems, until
+
+START_S = 120.0
+QUERIES = (
+    "sum by (strategy, ending, degraded) (ray_banyan_searches_total)",
+    "histogram_quantile(0.95, sum by (le) (ray_banyan_search_seconds_bucket))",
+    "sum by (lane) (ray_banyan_expand_seconds_count)",
+    "sum by (source) (ray_banyan_prefix_cached_tokens_total)",
+    "sum by (deployment) (ray_banyan_kv_total_blocks)",
+    "sum by (key) (ray_banyan_generated_tokens_total)",
+)
+
+pytestmark = [
+    pytest.mark.timeout(900),
+    *(
+        pytest.mark.filterwarnings(f"default::{category}")  # Ray's own
+        for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning")
+    ),
+]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The program: the installed one, or that of Debian's package, unpacked."""
+    if installed := shutil.which("prometheus"):
+        return installed
+    directory = tmp_path_factory.mktemp("prometheus")
+    fetched = subprocess.run(["apt-get", "download", "prometheus"], cwd=directory, check=False, timeout=300)
+    packages = list(directory.glob("prometheus_*.deb"))
+    if fetched.returncode or not packages:
+        pytest.skip("prometheus is neither installed nor to be had by apt-get")
+    subprocess.run(["dpkg-deb", "-x", str(packages[0]), str(directory)], check=True, timeout=60)
+    return str(directory / "usr" / "bin" / "prometheus")
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Application, Path]]:
+    """The application on a Ray with its dashboard, which writes the file; and Ray's directory."""
+    import ray
+    from ray import serve
+
+    from deployments.app import build
+    from deployments.config import AppConfig
+
+    key = secrets.token_urlsafe()
+    keys_file = tmp_path_factory.mktemp("keys") / "keys"
+    keys_file.write_text(key)
+    port, started = free_port(), time.time()
+    context: Any = ray.init(
+        address="local", num_cpus=8, include_dashboard=True, dashboard_port=free_port(), log_to_driver=False
+    )
+    serve.start(http_options={"host": "127.0.0.1", "port": port})
+    config = AppConfig.model_validate({"http": {"api_keys_file": str(keys_file)}})
+    serve.run(build(config), name=Application.NAME)
+    application = Application(f"http://127.0.0.1:{port}", key, config, started)
+    try:
+        yield application, Path(context.address_info["session_dir"])
+    finally:
+        application.http.close()
+        serve.shutdown()
+        ray.shutdown()
+
+
+@contextmanager
+def running(program: str, session_dir: Path, directory: Path) -> Iterator[httpx.Client]:
+    """Prometheus, told what docs/operating.md says; its API."""
+    discovery = session_dir / "prom_metrics_service_discovery.json"
+    scrape = {"job_name": "banyan", "scrape_interval": "2s", "file_sd_configs": [{"files": [str(discovery)]}]}
+    (directory / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
+    port = free_port()
+    options = [f"--web.listen-address=127.0.0.1:{port}", f"--storage.tsdb.path={directory / 'data'}"]
+    with (directory / "log").open("wb") as log:
+        process = subprocess.Popen([program, "--config.file=prometheus.yml", *options], cwd=directory, stderr=log)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as http:
+            yield http
+    finally:
+        process.terminate()
+        process.wait(timeout=60)
+
+
+def query(http: httpx.Client, promql: str) -> list[dict[str, Any]]:
+    try:
+        reply = http.get("/api/v1/query", params={"query": promql})
+    except httpx.ConnectError:  # it is starting
+        return []
+    result: list[dict[str, Any]] = reply.raise_for_status().json()["data"]["result"]
+    return result
+
+
+def test_prometheus_has_every_metric(
+    prometheus: str, session: tuple[Application, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from deployments.telemetry.catalog import METRICS, Kind
+
+    application, session_dir = session
+    application.trees(problems(12, seed=31), seed=1)
+    assert httpx.get(f"{application.url}/v1/models", timeout=30).status_code == 401
+    wanted = {
+        f"ray_{name}_bucket" if metric.kind is Kind.HISTOGRAM else f"ray_{name}" for name, metric in METRICS.items()
+    }
+    with running(prometheus, session_dir, tmp_path) as http:
+
+        def has_all() -> bool:
+            found = query(http, 'group by (__name__) ({__name__=~"ray_banyan_.*"})')
+            return {each["metric"]["__name__"] for each in found} >= wanted
+
+        until(has_all, f"Prometheus has {len(wanted)} metrics", START_S)
+        answers = {promql: query(http, promql) for promql in QUERIES}
+        version = http.get("/api/v1/status/buildinfo").raise_for_status().json()["data"]["version"]
+    with capsys.disabled():
+        print(f"\nPrometheus {version} has all {len(wanted)} metrics")
+        for promql, found in answers.items():
+            print(promql)
+            for each in found:
+                print(f"    {each['metric']} {each['value'][1]}")
+    assert all(answers.values())
+    counted = sum(float(each["value"][1]) for each in answers[QUERIES[0]])
+    assert counted >= 12

@@ -1,0 +1,129 @@
+"""What is published is scraped after a load, from the node's own port, as a Prometheus would."""
+
+import time
+from collections import defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from typing import NamedTuple
+
+import httpx
+import pytest
+import ray
+from prometheus_client.parser import text_string_to_metric_families
+
+from deployments.http.keys import key_digest
+from deployments.telemetry.catalog import METRICS, Kind
+from tests.serve.application import Application, problems, request, until
+
+SCRAPED_S = 60.0
+"""Five seconds until replicas publish, ten until Ray's agent has it; on a busy machine more."""
+MAY_REST = {
+    "banyan_retries_total",  # no replica fails here
+    "banyan_preemptions_total",  # nor is there too little memory
+    "banyan_gate_waiting_calls",  # nor are there more branches than the gate lets pass
+    "banyan_engine_waiting_requests",
+}
+"""What need not move under an ordinary load; it is published all the same."""
+
+
+class Sample(NamedTuple):
+    labels: dict[str, str]
+    value: float
+
+
+Scrape = dict[str, list[Sample]]
+"""By the metric's own name: the values of counters and gauges, the counts of histograms."""
+
+
+def scrape() -> Scrape:
+    """All that Banyan's replicas have published through any node."""
+    found: Scrape = defaultdict(list)
+    for node in ray.nodes():
+        reply = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30)
+        for family in text_string_to_metric_families(reply.raise_for_status().text):
+            for sample in family.samples:
+                name = sample.name.removeprefix("ray_")
+                if name.removesuffix("_count") in METRICS:
+                    found[name.removesuffix("_count")].append(Sample(sample.labels, sample.value))
+    return found
+
+
+def total(samples: list[Sample], **labels: str) -> float:
+    return sum(sample.value for sample in samples if sample.labels.items() >= labels.items())
+
+
+def load(application: Application) -> None:
+    """Searches, rewards from memory, and requests that are refused."""
+    asked = problems(24, seed=900)
+    with ThreadPoolExecutor(len(asked)) as pool:
+        list(pool.map(lambda problem: application.chat(problem, seed=1), asked))
+    for _ in range(2):
+        application.http.post("/v1/score", json={"question": "2+2?", "steps": ["It is 4.\n\n"]}).raise_for_status()
+    refused = application.http.post("/v1/chat/completions", json=request(asked[0], 1, search={"n": 0}))
+    assert refused.status_code == 400
+    assert httpx.get(f"{application.url}/v1/models", timeout=30).status_code == 401
+
+
+@pytest.fixture(scope="module")
+def scrapes(application: Application) -> list[Scrape]:
+    """Before a load, again and again while one is on, and when all of it must have been published."""
+    application.wait_until_whole()
+    taken = [scrape()]
+    with ThreadPoolExecutor(1) as pool:
+        deadline = time.monotonic() + SCRAPED_S
+        while not (seen := moved(taken)) >= METRICS.keys() - MAY_REST and time.monotonic() < deadline:
+            loading = pool.submit(load, application)
+            while not loading.done():
+                time.sleep(0.5)
+                taken.append(scrape())
+            loading.result()
+    application.wait_until_whole()
+    assert seen
+    return taken
+
+
+def moved(taken: list[Scrape]) -> set[str]:
+    """Metrics that have had a value other than 0: counters that grew, gauges that showed something."""
+    before = taken[0]
+    found = set()
+    for name, metric in METRICS.items():
+        first = total(before.get(name, [])) if metric.kind is not Kind.GAUGE else 0.0
+        if any(total(each.get(name, [])) != first for each in taken[1:]):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_that_is_documented_is_published(name: str, scrapes: list[Scrape]) -> None:
+    """`tests/unit/telemetry` has them compared with docs/operating.md."""
+    assert scrapes[-1].get(name)
+    for sample in scrapes[-1][name]:
+        assert sample.labels.keys() >= {"application", "deployment", "replica", *METRICS[name].labels}
+        assert sample.labels["deployment"] in METRICS[name].owner.value
+
+
+@pytest.mark.parametrize("name", sorted(METRICS.keys() - MAY_REST))
+def test_a_load_moves_it(name: str, scrapes: list[Scrape]) -> None:
+    assert name in moved(scrapes)
+
+
+def test_labels_say_who_and_why(application: Application, scrapes: list[Scrape]) -> None:
+    last = scrapes[-1]
+    key = key_digest(application.key)[:8]
+    assert total(last["banyan_generated_tokens_total"], key=key) > 0
+    assert total(last["banyan_searches_total"], strategy="beam_search", ending="finished", degraded="false") >= 24
+    assert total(last["banyan_refused_requests_total"], status="401", reason="invalid_api_key") >= 1
+    assert total(last["banyan_refused_requests_total"], status="400") >= 1
+    assert total(last["banyan_search_places"]) == application.config.controller.searches
+
+
+def test_engines_say_what_their_own_counters_say(application: Application) -> None:
+    application.wait_until_whole()
+    told = application.generated_tokens()
+    name = "banyan_engine_generated_tokens_total"
+    until(lambda: total(scrape()[name], deployment="Generator") >= told, f"{name} is {told} or more", SCRAPED_S)
+    idle = scrape()
+    for deployment in ("Generator", "ProcessRewardModel"):
+        used, free, blocks = (
+            total(idle[f"banyan_kv_{which}_blocks"], deployment=deployment) for which in ("used", "free", "total")
+        )
+        assert used + free == blocks > 0

@@ -1,0 +1,97 @@
+"""Searches over the fakes of the unit tests, watched as a controller's are."""
+
+from typing import Any
+
+from deployments.places import Owner, Places
+from deployments.service import SearchJob, SearchService
+from deployments.telemetry.catalog import Metric
+from deployments.telemetry.metrics import Labels, Metrics
+from deployments.telemetry.ports import WatchedGenerator, WatchedScorer
+from deployments.telemetry.search_log import SearchLog
+from deployments.telemetry.searches import SearchTelemetry
+from deployments.telemetry.tracing import Traces
+from search.answers.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.ports import TokenBeamReply, TokenBeamRequest
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
+from search.settings import parse_search
+from tests.unit.search.search_fakes import PROMPT, FakeGenerator, FakeScorer
+
+QUESTION = "How many seconds has the secret question?"
+
+
+class Told:
+    """What was published: all values, by name and labels."""
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[str, Labels], list[float]] = {}
+
+    def __call__(self, metric: Metric) -> "ToldInstrument":
+        return ToldInstrument(self, metric)
+
+    def record(self, metric: Metric, value: float, labels: Labels) -> None:
+        assert len(labels) == len(metric.labels)
+        self._values.setdefault((metric.name, labels), []).append(value)
+
+    @property
+    def names(self) -> set[str]:
+        return {name for name, _ in self._values}
+
+    def all(self, metric: Metric, *labels: str) -> list[float]:
+        return self._values.get((metric.name, labels), [])
+
+    def sum(self, metric: Metric, *labels: str) -> float:
+        return sum(self.all(metric, *labels))
+
+    def last(self, metric: Metric, *labels: str) -> float:
+        return self.all(metric, *labels)[-1]
+
+    def forget(self) -> None:
+        self._values.clear()
+
+
+class ToldInstrument:
+    def __init__(self, told: Told, metric: Metric) -> None:
+        self._told = told
+        self._metric = metric
+
+    def record(self, value: float, labels: Labels) -> None:
+        self._told.record(self._metric, value, labels)
+
+
+class BeamingGenerator(FakeGenerator):
+    async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
+        return TokenBeamReply((), 11)
+
+
+class World:
+    """A service whose searches are watched."""
+
+    def __init__(self, traces: Traces | None = None, log: SearchLog | None = None) -> None:
+        self.metrics, self.told = Metrics(), Told()
+        self.generator = BeamingGenerator()
+        self.scorer = FakeScorer()
+        self.telemetry = SearchTelemetry(self.metrics, traces, log)
+        self.watched = WatchedGenerator(self.generator, self.telemetry)
+        self.gate = Gate(100)
+        environment = SearchEnvironment(
+            generator=self.watched,
+            scorer=WatchedScorer(self.scorer, self.telemetry),
+            context_tokens=1000,
+            gate=self.gate,
+            matcher=AnswerMatcher(),
+        )
+        self.places = Places(4)
+        self.service = SearchService(environment, self.places, 60.0, self.telemetry.observed)
+
+    async def search(self, search_id: str = "s1", **settings: Any) -> SearchOutcome:
+        wanted = parse_search({"strategy": "beam_search", "n": 8, "m": 4, "seed": 7} | settings)
+        async with self.places.hold(Owner("one")) as place:
+            return await self.service.search(SearchJob(search_id, QUESTION, PROMPT, wanted), place)
+
+    def published(self) -> Told:
+        """What is told now, and was not before."""
+        self.told.forget()
+        self.metrics.publish(self.told)
+        return self.told

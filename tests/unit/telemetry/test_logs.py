@@ -1,0 +1,85 @@
+"""Warnings name their search, and quote nobody unless that is wanted."""
+
+import asyncio
+import io
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from deployments.config import TelemetrySettings
+from deployments.telemetry import logs
+from deployments.telemetry.context import SEARCH_ID
+
+SECRET = "the user's words"
+NAMES = (*logs.LOGGERS, "banyan.search")
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """The process's own stdout and stderr; the loggers are afterwards as they were."""
+    out, err = io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "__stdout__", out)
+    monkeypatch.setattr(sys, "__stderr__", err)
+    before = {name: (log.handlers, log.level, log.propagate) for name in NAMES if (log := logging.getLogger(name))}
+    yield out, err
+    for name, (handlers, level, propagate) in before.items():
+        log = logging.getLogger(name)
+        log.handlers, log.propagate = handlers, propagate
+        log.setLevel(level)
+
+
+def failed() -> None:
+    try:
+        try:
+            raise KeyError(SECRET)
+        except KeyError as error:
+            raise ValueError(f"no such thing: {SECRET}") from error
+    except ValueError:
+        logging.getLogger("banyan.http").exception("a request failed")
+
+
+async def test_a_warning_has_the_id_of_its_search(written: tuple[io.StringIO, io.StringIO]) -> None:
+    logs.configure(TelemetrySettings(), "WARNING")
+
+    async def warn(search_id: str) -> None:
+        SEARCH_ID.set(search_id)
+        await asyncio.sleep(0)
+        logging.getLogger("banyan.calls").warning("expand failed")
+
+    await asyncio.gather(warn("one"), warn("two"))
+    logging.getLogger("banyan.calls").warning("nobody's")
+    _, err = written
+    first, second, third = err.getvalue().splitlines()
+    assert first.endswith("WARNING banyan.calls search one: expand failed")
+    assert second.endswith("WARNING banyan.calls search two: expand failed")
+    assert third.endswith("WARNING banyan.calls: nobody's")
+
+
+def test_an_error_is_told_without_its_words(written: tuple[io.StringIO, io.StringIO]) -> None:
+    logs.configure(TelemetrySettings(), "WARNING")
+    failed()
+    text = written[1].getvalue()
+    assert SECRET not in text
+    assert text.index("KeyError (") < text.index("ValueError (")
+    assert "in failed" in text
+
+
+def test_its_words_are_told_where_that_is_wanted(written: tuple[io.StringIO, io.StringIO]) -> None:
+    logs.configure(TelemetrySettings(log_texts=True), "WARNING")
+    failed()
+    assert SECRET in written[1].getvalue()
+
+
+def test_lines_of_searches_come_out_whatever_the_level(written: tuple[io.StringIO, io.StringIO]) -> None:
+    logs.configure(TelemetrySettings(), "ERROR")
+    logging.getLogger("banyan.search").info("{}")
+    logging.getLogger("banyan.calls").warning("not so bad")
+    assert [stream.getvalue() for stream in written] == ["{}\n", ""]
+
+
+def test_no_lines_of_searches_where_they_are_off(written: tuple[io.StringIO, io.StringIO]) -> None:
+    logs.configure(TelemetrySettings(search_log=False), "DEBUG")
+    logging.getLogger("banyan.search").info("{}")
+    assert written[0].getvalue() == ""

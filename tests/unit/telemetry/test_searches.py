@@ -1,0 +1,150 @@
+"""Searches are counted and told of in the log, however they end."""
+
+import asyncio
+import json
+import logging
+
+import pytest
+
+from deployments.loop_delay import LoopDelay
+from deployments.telemetry import catalog
+from deployments.telemetry.context import CLIENT_KEY
+from deployments.telemetry.controller_telemetry import ControllerFigures
+from deployments.telemetry.search_log import SearchLog
+from search.errors import GeneratorError, LimitReached
+from search.ports import TokenBeamRequest
+from search.token_beam import TokenBeamSettings
+from tests.unit.search.search_fakes import broken
+from tests.unit.telemetry.telemetry_world import QUESTION, World
+
+
+async def test_a_search_is_counted_as_its_own_report_says() -> None:
+    world = World()
+    CLIENT_KEY.set("12345678")
+    outcome = await world.search()
+    told = world.published()
+    assert told.sum(catalog.SEARCHES, "beam_search", "finished", "false") == 1
+    assert told.sum(catalog.GENERATED_TOKENS, "12345678") == outcome.cost.generated_tokens
+    assert told.sum(catalog.STEPS_WRITTEN) == outcome.cost.nodes
+    assert told.sum(catalog.STEPS_SCORED) == outcome.cost.scored_steps - outcome.cost.repeated_steps
+    assert told.sum(catalog.STEPS_REPEATED) == outcome.cost.repeated_steps
+    calls = [told.all(catalog.EXPAND_SECONDS, lane) for lane in ("eager", "demand")]
+    assert len(calls[0]) == 1  # the first steps
+    assert sum(map(len, calls)) == outcome.cost.expand_calls
+    assert len(told.all(catalog.SCORE_SECONDS)) == outcome.cost.prm_calls
+    assert len(told.all(catalog.SEARCH_SECONDS, "beam_search")) == 1
+    assert told.sum(catalog.SEARCH_ROUNDS, "beam_search") >= 2
+
+
+async def test_counters_are_told_what_is_new_and_nothing_twice() -> None:
+    world = World()
+    await world.search("s1")
+    world.published()
+    await world.search("s2")
+    told = world.published()
+    assert told.sum(catalog.SEARCHES, "beam_search", "finished", "false") == 1
+    assert len(told.all(catalog.SEARCH_SECONDS, "beam_search")) == 1
+    assert world.published().names == set()
+
+
+async def test_a_scorer_that_is_gone_shows_as_degraded() -> None:
+    world = World()
+    world.scorer.spoil = broken
+    await world.search()
+    assert world.published().sum(catalog.SEARCHES, "beam_search", "finished", "true") == 1
+
+
+async def test_a_search_that_fails_is_counted_by_its_error() -> None:
+    world = World()
+    world.generator.fail_after = 0
+    with pytest.raises(GeneratorError):
+        await world.search()
+    assert world.published().sum(catalog.SEARCHES, "beam_search", "GeneratorError", "false") == 1
+
+
+async def test_a_limit_is_counted_by_what_it_limits() -> None:
+    world = World()
+    world.generator.stall_after = 0
+    with pytest.raises(LimitReached):
+        await world.search(budget={"seconds": 0.05})
+    assert world.published().sum(catalog.SEARCHES, "beam_search", "LimitReached:seconds", "false") == 1
+
+
+async def test_a_partial_answer_is_counted_by_its_stop_reason() -> None:
+    world = World()
+    outcome = await world.search(budget={"nodes": 9})
+    assert outcome.stop_reason == "nodes"
+    assert world.published().sum(catalog.SEARCHES, "beam_search", "nodes", "false") == 1
+
+
+async def test_a_search_whose_client_has_gone_is_cancelled() -> None:
+    world = World()
+    world.generator.stall_after = 0
+    searching = asyncio.create_task(world.search())
+    await world.generator.stalled.wait()
+    searching.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await searching
+    assert world.published().sum(catalog.SEARCHES, "beam_search", "cancelled", "false") == 1
+
+
+async def test_tokens_of_completions_count_for_their_key() -> None:
+    world = World()
+    request = TokenBeamRequest("c1", (), TokenBeamSettings(width=1, max_tokens=1), 1.0)
+    await world.watched.token_beam(request)
+    assert world.published().sum(catalog.GENERATED_TOKENS, "none") == 11
+
+
+async def test_places_and_gate_are_looked_at_when_metrics_are_published() -> None:
+    world = World()
+    world.metrics.read(ControllerFigures(world.metrics, world.places, world.gate, LoopDelay()).read)
+    world.generator.stall_after = 0
+    searching = asyncio.create_task(world.search())
+    await world.generator.stalled.wait()
+    told = world.published()
+    assert (told.last(catalog.PLACES), told.last(catalog.PLACES_TAKEN)) == (4, 1)
+    assert (told.last(catalog.GATE_CAPACITY), told.last(catalog.GATE_BRANCHES)) == (100, 8)
+    assert told.last(catalog.GATE_WAITING, "demand") == 0
+    assert told.all(catalog.RETRIES, "expand") == [0]  # published before it first moves
+    searching.cancel()
+    await asyncio.wait([searching])
+    told = world.published()
+    assert (told.last(catalog.PLACES_TAKEN), told.last(catalog.GATE_BRANCHES)) == (0, 0)
+
+
+async def test_one_line_of_json_for_each_search(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(log=SearchLog())
+    CLIENT_KEY.set("12345678")
+    with caplog.at_level(logging.INFO, "banyan.search"):
+        outcome = await world.search()
+        world.generator.fail_after = 0
+        with pytest.raises(GeneratorError):
+            await world.search("s2")
+    first, second = (json.loads(record.getMessage()) for record in caplog.records)
+    assert first.pop("seconds") >= 0
+    assert first == {
+        "search": "s1",
+        "key": "12345678",
+        "strategy": "beam_search",
+        "n": 8,
+        "ending": "finished",
+        "degraded": False,
+        "rounds": first["rounds"],
+        "nodes": outcome.cost.nodes,
+        "steps": outcome.cost.nodes,
+        "scored_steps": outcome.cost.scored_steps - outcome.cost.repeated_steps,
+        "prompt_tokens": 5,
+        "generated_tokens": outcome.cost.generated_tokens,
+        "expand_calls": outcome.cost.expand_calls,
+        "score_calls": outcome.cost.prm_calls,
+    }
+    assert (second["search"], second["ending"]) == ("s2", "GeneratorError")
+    assert QUESTION not in caplog.text
+
+
+async def test_texts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+    world = World(log=SearchLog(texts=True))
+    with caplog.at_level(logging.INFO, "banyan.search"):
+        outcome = await world.search()
+    line = json.loads(caplog.records[0].getMessage())
+    assert (line["question"], line["answer"]) == (QUESTION, outcome.selection.answer)
