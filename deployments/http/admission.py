@@ -1,8 +1,10 @@
 """Which requests are let in to work: what has no place is refused before its body is read, parsed or tokenized."""
 
+import uuid
 from collections.abc import Collection
 from contextlib import AsyncExitStack
 
+from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -11,6 +13,7 @@ from deployments.http.auth import key_of
 from deployments.http.disconnect import while_connected
 from deployments.http.errors import ApiError, Busy, api_error
 from deployments.http.limits import Bodies
+from deployments.http.proxy import ROOM
 from deployments.http.quotas import TokenQuotas
 from deployments.loop_delay import LoopDelay
 from deployments.places import NoPlace, Owner, Place, Places
@@ -34,9 +37,10 @@ class Admission:
         bodies: Bodies,
         loop_delay: LoopDelay,
         max_delay_s: float,
+        room: int,
     ) -> None:
         """``paths``: where work is asked for, by POST. ``max_delay_s``: nothing is let in while the event loop is later
-        than that."""
+        than that. ``room``: what the proxy is told that this controller has: how many requests it may hand over."""
         self._app = app
         self._paths = frozenset(paths)
         self._places = places
@@ -44,11 +48,15 @@ class Admission:
         self._quotas = TokenQuotas()
         self._loop_delay = loop_delay
         self._max_delay_s = max_delay_s
+        self._room = f"{uuid.uuid4().hex} {room}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
             await self._app(scope, receive, send)
             return
+        await self._work(scope, receive, self._telling(send))
+
+    async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = key_of(scope)
         async with AsyncExitStack() as stack:
             try:
@@ -66,6 +74,16 @@ class Admission:
             finally:
                 if key is not None:
                     await self._quotas.charge(key, place.tokens)
+
+    def _telling(self, send: Send) -> Send:
+        """``send`` with a word to the proxy about this controller's room."""
+
+        async def told(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)[ROOM] = self._room
+            await send(message)
+
+        return told
 
     async def _body(self, scope: Scope, receive: Receive, key: KeyRecord | None) -> bytes:
         """

@@ -64,8 +64,8 @@ class ApiError(Exception):
 
     def __init__(self, message: str, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message, param, code)
-        self.message = message if len(message) <= MAX_MESSAGE_CHARS else f"{message[:MAX_MESSAGE_CHARS]}…"
-        self.param = param
+        self.message = _in_short(message)
+        self.param = None if param is None else _in_short(param)
         self.code = code or self.default_code
 
     @property
@@ -78,6 +78,10 @@ class ApiError(Exception):
 
     def response(self) -> Response:
         return ErrorResponse(self.body, status_code=self.status, headers=self.headers)
+
+
+def _in_short(text: str) -> str:
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:MAX_MESSAGE_CHARS]}…"
 
 
 class BadRequest(ApiError):

@@ -4,8 +4,14 @@ Named by ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` (`cluster/launch/environm
 it imports next to nothing.
 """
 
+import json
+import time
+from typing import NamedTuple
+
+from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 ORDERS = frozenset({b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"})
 """Headers by which a request tells Serve what to do: not to notice that the client has gone, another time limit, a
@@ -13,10 +19,22 @@ replica that has a certain model. ``_`` counts as ``-``, as it does for Serve.""
 ROUTER_PREFIX = b"x-serve-router-"
 """Headers that Serve's own request router sets."""
 
+WORK = ("/v1/chat/completions", "/v1/search", "/v1/completions", "/v1/score")
+"""What a place is needed for."""
+ROOM = "x-banyan-room"
+"""The header by which a controller tells the proxy who it is and how many requests it has room for: ``3f6c 128``."""
+REMEMBERED_S = 60.0
+"""A controller that has said nothing for so long is not counted on."""
+RETRY_AFTER_S = 2
+FULL = "all places for searches are taken; try again shortly"
+_REFUSAL = json.dumps(
+    {"error": {"message": FULL, "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}}
+).encode()
+
 
 def middlewares() -> list[Middleware]:
     """Called by Serve when a proxy starts; the result is applied to every request."""
-    return [Middleware(DropOrders)]
+    return [Middleware(DropOrders), Middleware(Door)]
 
 
 class DropOrders:
@@ -42,3 +60,70 @@ def is_harmless(name: bytes, value: bytes) -> bool:
     except UnicodeDecodeError:
         return False
     return True
+
+
+class Room(NamedTuple):
+    """What a controller has said last."""
+
+    requests: int
+    said_at: float
+    """Monotonic seconds."""
+
+
+class Door:
+    """ASGI middleware: refuses work while as much is inside as the controllers have said to have room for.
+
+    To hand a request to a controller only to be refused costs the proxy and the controller milliseconds each: a burst
+    of hundreds would keep all others waiting, /health among them. What is inside here is inside there or on its way, so
+    who is refused at the door would be refused there too: rooms are larger than the places are many. A body that is
+    still coming is not inside: it may be slow. Until a controller has answered, the door is open.
+    """
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+        self._rooms: dict[str, Room] = {}
+        self._inside = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(WORK):
+            await self._app(scope, receive, send)
+            return
+        if self._is_full():
+            headers = {"Retry-After": str(RETRY_AFTER_S)}
+            await Response(_REFUSAL, 429, headers, "application/json")(scope, receive, send)
+            return
+        inside = False
+
+        async def entered() -> Message:
+            nonlocal inside
+            message = await receive()
+            if not inside and not message.get("more_body", False):
+                inside = True
+                self._inside += 1
+            return message
+
+        async def answered(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._listen(MutableHeaders(scope=message))
+            await send(message)
+
+        try:
+            await self._app(scope, entered, answered)
+        finally:
+            if inside:
+                self._inside -= 1
+
+    def _is_full(self) -> bool:
+        if not self._rooms:
+            return False
+        now = time.monotonic()
+        self._rooms = {name: room for name, room in self._rooms.items() if now - room.said_at <= REMEMBERED_S}
+        most = sum(room.requests for room in self._rooms.values())
+        return 0 < most <= self._inside
+
+    def _listen(self, headers: MutableHeaders) -> None:
+        said = headers.get(ROOM)
+        if said is not None:
+            del headers[ROOM]
+            name, _, requests = said.partition(" ")
+            self._rooms[name] = Room(int(requests), time.monotonic())

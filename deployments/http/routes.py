@@ -16,6 +16,7 @@ from deployments.http.documentation import body_of, chat_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.limits import Bodies
 from deployments.http.plan import notes
+from deployments.http.proxy import WORK
 from deployments.http.refusals import CountRefusals
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
@@ -23,8 +24,6 @@ from deployments.http.tree_reply import BytesResponse, with_tree
 from deployments.service import SearchJob
 
 router = APIRouter()
-WORK = ("/v1/chat/completions", "/v1/search", "/v1/completions", "/v1/score")
-"""What a place is needed for."""
 SEATS = 4
 """Bodies that are read at a time for each place, so that one client alone may send twice as many as there are."""
 
@@ -47,6 +46,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
         bodies=Bodies(controller.limits.body_bytes, SEATS * (controller.searches + controller.queue.places)),
         loop_delay=endpoint.loop_delay,
         max_delay_s=controller.max_loop_delay_s,
+        room=2 * controller.searches + controller.queue.places,
     )
     app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(CountRefusals, refused=endpoint.refused)

@@ -143,6 +143,65 @@ async def test_an_object_of_very_many_fields_is_refused_before_each_is_described
         assert f"{MAX_FIELDS} are allowed" in error["message"]
 
 
+def nested(depth: int, inner: Any) -> Any:
+    for _ in range(depth):
+        inner = [inner]
+    return inner
+
+
+HOSTILE: dict[str, str | bytes] = {
+    "a name of 50 kB": json.dumps(chat(**{"x" * 50_000: 1})),
+    "a name of 50 kB in search": json.dumps(chat(search={"x" * 50_000: 1})),
+    "a model of 50 kB": json.dumps(chat(model="m" * 50_000)),
+    "a strategy of 50 kB": json.dumps(chat(search={"strategy": "x" * 50_000})),
+    "a number of 400 digits": f'{{"model": "m", "seed": {"9" * 400}}}',
+    "an infinite exponent": '{"model": "m", "temperature": 1e999}',
+    "minus zero for n": json.dumps(chat()).replace('"seed": 1', '"search": {"n": -0}'),
+    "a fraction for n": json.dumps(chat(search={"n": 4.5})),
+    "a number for a text": json.dumps(message(7)),
+    "nested 900 deep": json.dumps(chat(search={"budget": nested(900, 1)})),
+    "nested 900 deep where nothing is read": json.dumps(chat(audio=nested(900, 1))),
+    "a budget that is a list": json.dumps(chat(search={"budget": [1, 2]})),
+    "names of paths": json.dumps(chat(search={"a.b.c": 1, "__class__": 1, "«tag»": 1})),
+    "format strings": json.dumps(chat(**{"{0.__class__}%s%n": 1})),
+    "the last of two models": json.dumps(chat())[:-1] + ', "model": "other"}',
+    "UTF-16": json.dumps(chat(top_k=1)).encode("utf-16"),
+    "a mark of the byte order": b"\xef\xbb\xbf" + json.dumps(chat(top_k=1)).encode(),
+    "an unpaired surrogate in a name": '{"\\ud800": 1}',
+    "a NUL in a name": '{"\\u0000": 1}',
+    "an overlong NUL": b'{"model": "\xc0\x80"}',
+    "a comment": "{/* */}",
+    "NaN in a list that is not read": '{"metadata": [NaN]}',
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+async def test_hostile_bodies_get_a_short_clear_error(world: World, case: str) -> None:
+    async with world.client as client:
+        for path in (CHAT, "/v1/search", "/v1/completions", "/v1/score"):
+            body = HOSTILE[case]
+            reply = await client.post(path, content=body, headers={"content-type": "application/json"})
+            assert reply.status_code in (400, 404), reply.text
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+            assert len(reply.content) < 4096
+    assert world.generator.calls == 0
+
+
+async def test_any_text_is_a_text(world: World) -> None:
+    for text in (
+        "\u202e\u2066 6*7?\u0007",
+        "🏴󠁧󠁢󠁥󠁮󠁧󠁿" * 20,
+        "e" + "\u0301" * 200,
+        "\ufeff\ufffe\U0010ffff",
+        "data: [DONE]\n\n",
+        "a\u2028\x85\r\n",
+    ):
+        async with world.client as client:
+            assert (await client.post(CHAT, json=message(text))).status_code == 200
+            streamed = (await client.post(CHAT, json=message(text) | {"stream": True})).text
+            assert streamed.count("data: [DONE]") == 1
+
+
 async def test_long_bodies_are_made_into_jobs_in_a_thread_and_say_the_same(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,14 +1,23 @@
 """No header of a client's is an order to Serve."""
 
+import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from http_world import World, chat
 
 from cluster.launch.environment import variables
-from deployments.http.proxy import DropOrders, is_harmless, middlewares
+from deployments.http import proxy
+from deployments.http.errors import Busy
+from deployments.http.proxy import FULL, RETRY_AFTER_S, ROOM, Door, DropOrders, is_harmless, middlewares
+from deployments.places import NoPlace, Refused
 from search.import_path import imported
 
 pytestmark = pytest.mark.asyncio
+
+CHAT = "/v1/chat/completions"
+MakeWorld = Callable[..., World]
 
 
 @pytest.mark.parametrize(
@@ -39,7 +48,7 @@ async def test_orders_and_what_is_not_utf8_are_dropped(name: bytes, value: bytes
 async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
     path = variables()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert imported(path) is middlewares
-    assert [each.cls for each in middlewares()] == [DropOrders]
+    assert [each.cls for each in middlewares()] == [DropOrders, Door]
     from ray.serve._private import constants
 
     orders = [value for name, value in vars(constants).items() if name.startswith("SERVE_HTTP_REQUEST_")]
@@ -48,3 +57,65 @@ async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
     assert [order for order in orders if is_harmless(order.encode(), b"1")] == [constants.SERVE_HTTP_REQUEST_ID_HEADER]
     assert not is_harmless(constants.SERVE_MULTIPLEXED_MODEL_ID.encode(), b"1")
     assert not is_harmless(f"{constants.SERVE_INGRESS_ROUTER_HEADER_PREFIX}x".encode(), b"1")
+
+
+def behind_a_door(world: World) -> World:
+    world.app = Door(world.app)  # type: ignore[assignment]
+    return world
+
+
+async def test_the_door_refuses_what_the_controller_would_and_nothing_else(make_world: MakeWorld) -> None:
+    world = behind_a_door(make_world(searches=2))
+    async with world.client as client:
+        told = await client.post(CHAT, json=chat())
+        assert told.status_code == 200
+        assert ROOM not in told.headers
+        world.generator.gate.clear()
+        inside = [asyncio.create_task(client.post(CHAT, json=chat(seed=seed))) for seed in range(2)]
+        while world.generator.running < 2:
+            await asyncio.sleep(0)
+        refused = await client.post(CHAT, json=chat())
+        assert refused.json() == Busy(str(NoPlace(Refused.PLACES, 2, 1))).body, "by the controller, whose room is twice"
+        for path in ("/v1/models", "/v1/status"):
+            assert (await client.get(path)).status_code == 200
+        world.app._inside += 2  # type: ignore[attr-defined]  # on their way to the controller
+        refused = await client.post(CHAT, json=chat())
+        assert (refused.status_code, refused.json()) == (429, Busy(FULL).body)
+        assert refused.headers["retry-after"] == str(RETRY_AFTER_S)
+        assert (await client.get("/v1/models")).status_code == 200
+        world.app._inside -= 2  # type: ignore[attr-defined]
+        world.generator.gate.set()
+        assert {reply.status_code for reply in await asyncio.gather(*inside)} == {200}
+        assert world.app._inside == 0  # type: ignore[attr-defined]
+    world.assert_idle()
+
+
+async def test_a_door_without_a_word_of_a_controller_is_open(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = behind_a_door(make_world(searches=1))
+    async with world.client as client:
+        world.app._inside = 100  # type: ignore[attr-defined]
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+        assert (await client.post(CHAT, json=chat())).status_code == 429
+        monkeypatch.setattr(proxy, "REMEMBERED_S", -1.0)
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+
+
+async def test_a_slow_body_is_not_inside() -> None:
+    door = Door(None)  # type: ignore[arg-type]
+    messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, False)]
+    seen = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        for _ in range(3):
+            seen.append(door._inside)
+            if messages:
+                await receive()
+
+    async def receive() -> Any:
+        return messages.pop(0)
+
+    door._app = app
+    await door({"type": "http", "method": "POST", "path": "/prefix" + CHAT}, receive, None)  # type: ignore[arg-type]
+    assert (seen, door._inside) == ([0, 0, 1], 0)
