@@ -2,6 +2,8 @@
 
 from typing import Any, Protocol
 
+from deployments.telemetry.engine_telemetry import EngineTelemetry
+
 ENGINE_DEPLOYMENT: dict[str, Any] = {
     "max_ongoing_requests": 512,
     "health_check_period_s": 5.0,
@@ -29,6 +31,7 @@ class EngineReplica:
     """Base of a replica: whoever derives from it makes the engine and starts it."""
 
     _engine: Engine
+    _telemetry: EngineTelemetry
 
     async def canary(self, deadline_s: float = 20.0) -> float:
         return await self._engine.canary(deadline_s)
@@ -46,4 +49,5 @@ class EngineReplica:
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; and by Python, also after a failed start."""
         if hasattr(self, "_engine"):
+            self._telemetry.close()
             self._engine.shutdown()
