@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.errors import SearchError
 
 logger = logging.getLogger("banyan.replica")
@@ -57,6 +58,7 @@ class EngineReplica:
     """
 
     _engine: Engine
+    _telemetry: EngineTelemetry
 
     async def _start(self, stat_loggers: Sequence[Any] = ()) -> None:
         """Raises EngineStartError."""
@@ -87,6 +89,7 @@ class EngineReplica:
             with suppress(RuntimeError):  # its loop is closed
                 self._watch.cancel()
         if hasattr(self, "_engine"):
+            self._telemetry.close()
             self._engine.shutdown()
 
     @contextmanager

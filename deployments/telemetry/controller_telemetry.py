@@ -70,5 +70,7 @@ class ControllerTelemetry:
         self.metrics.add(catalog.REFUSED, 1, str(status), reason)
 
     def close(self) -> None:
+        if self._publishing is not None:
+            self._publishing.cancel()
         if self._provider is not None:
             self._provider.shutdown()

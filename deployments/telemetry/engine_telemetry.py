@@ -82,3 +82,8 @@ class EngineTelemetry:
         metrics = Metrics()
         metrics.read(EngineFigures(metrics, stats, max_num_seqs).read)
         self._publishing = publish(metrics)
+
+    def close(self) -> None:
+        """Asks no more: the engine is about to end."""
+        if self._publishing is not None:
+            self._publishing.cancel()

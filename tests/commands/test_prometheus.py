@@ -80,9 +80,10 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Applicat
     serve.start(http_options={"host": "127.0.0.1", "port": port})
     config = AppConfig.model_validate({"http": {"api_keys_file": str(keys_file)}})
     serve.run(build(config), name=Application.NAME)
+    session_dir = Path(context.address_info["session_dir"])
     application = Application(f"http://127.0.0.1:{port}", key, config, started)
     try:
-        yield application, Path(context.address_info["session_dir"])
+        yield application, session_dir
     finally:
         application.http.close()
         serve.shutdown()
