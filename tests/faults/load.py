@@ -22,6 +22,8 @@ class Outcome(NamedTuple):
 
     index: int
     """Of its problem."""
+    began: float
+    """Monotonic seconds."""
     seconds: float
     status: int | None = None
     """None: no reply came, for the reason in ``error``."""
@@ -49,7 +51,7 @@ class Outcome(NamedTuple):
         return self.status == 200 or set(self.body.get("error", ())) == {"message", "type", "param", "code"}
 
     def __str__(self) -> str:
-        said = self.error if self.status is None else "" if self.status == 200 else str(self.body)[:300]
+        said = self.error if self.status is None else str(self.body.get("search", self.body))[:600]
         return f"problem {self.index}: {self.status} after {self.seconds:.1f} s {said}"
 
 
@@ -77,9 +79,9 @@ class Load:
         try:
             reply = client.post("/v1/search", json=body)
             content = reply.json() if "json" in reply.headers.get("content-type", "") else reply.text
-            return Outcome(index, time.monotonic() - started, reply.status_code, content)
+            return Outcome(index, started, time.monotonic() - started, reply.status_code, content)
         except httpx.HTTPError as error:
-            return Outcome(index, time.monotonic() - started, error=repr(error))
+            return Outcome(index, started, time.monotonic() - started, error=repr(error))
 
     @contextmanager
     def of(self, clients: int) -> Iterator[None]:
