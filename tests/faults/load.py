@@ -80,7 +80,7 @@ class Load:
             reply = client.post("/v1/search", json=body)
             content = reply.json() if "json" in reply.headers.get("content-type", "") else reply.text
             return Outcome(index, started, time.monotonic() - started, reply.status_code, content)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, ValueError) as error:
             return Outcome(index, started, time.monotonic() - started, error=repr(error))
 
     @contextmanager

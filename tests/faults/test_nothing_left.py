@@ -9,7 +9,7 @@ from tests.serve.application import Application, until
 
 def test_nothing_is_left_when_it_ends(application: Application, shared_memory_before: set[str]) -> None:
     processes = below(psutil.Process())[1:]
-    replicas = [each for each in processes if "ServeReplica" in " ".join(each.cmdline())]
+    replicas = [each for each in processes if f"ServeReplica:{application.NAME}:" in " ".join(each.cmdline())]
     engines = [child for replica in replicas for child in below(replica)]
     assert len(engines) > len(replicas)
     serve.delete(application.NAME)
