@@ -9,10 +9,10 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-serve test-commands test-models test-clients check format lock clean
+.PHONY: help setup run test test-unit test-engine test-serve test-faults test-faults-short test-commands test-models test-clients check format lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
 setup: ## install the locked dependencies into .venv; nothing to do when nothing changed
 	@scripts/setup
@@ -20,7 +20,7 @@ setup: ## install the locked dependencies into .venv; nothing to do when nothing
 run: setup ## set up and serve; Ctrl-C ends it
 	@exec $(BIN)/banyan serve --config $(CONFIG) $(if $(PORT),--port $(PORT))
 
-test: test-unit test-engine test-serve ## set up and run all tests, the quick ones first
+test: test-unit test-engine test-serve test-faults-short ## set up and run all tests, the quick ones first
 
 test-unit: setup ## the tests that start no engine
 	$(PYTEST) tests/unit $(ARGS)
@@ -30,6 +30,12 @@ test-engine: setup ## the tests with real vLLM engines
 
 test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
+
+test-faults: setup ## what dies, hangs, attacks and leaves, at length: half an hour; its short form is part of `test`
+	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --rolling-update $(ARGS)
+
+test-faults-short: setup ## the same for some minutes
+	$(PYTEST) tests/faults $(ARGS)
 
 test-commands: setup ## the commands of docs/operating.md, typed: minutes, Ray's own ports; not part of `test`
 	$(PYTEST) tests/commands $(ARGS)

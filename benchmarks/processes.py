@@ -39,14 +39,15 @@ def _snapshot() -> dict[int, tuple[str, float]]:
     for process in [this, *this.children(recursive=True)]:
         try:
             times = process.cpu_times()
-            role = "benchmark" if process.pid == this.pid else _role(process)
+            role = "benchmark" if process.pid == this.pid else role_of(process)
         except psutil.Error:
             continue
         found[process.pid] = (role, times.user + times.system)
     return found
 
 
-def _role(process: psutil.Process) -> str:
+def role_of(process: psutil.Process) -> str:
+    """What a process is to the application."""
     name = " ".join(process.cmdline()) or process.name()
     role = next((role for pattern, role in _NAMES if re.search(pattern, name)), "other")
     if role == "engine core":

@@ -10,7 +10,7 @@ from rich.text import Text
 from cluster.cli.growing_tree import GrowingTree, printable, reward_text, shorten
 from cluster.client.client import Client
 from cluster.client.errors import ProtocolError
-from cluster.client.replies import AnswerText, Completion, Event, Question, StepScored
+from cluster.client.replies import Completion, Event, Question, Restarted, StepScored
 
 FRAMES_PER_SECOND = 8
 FINAL_LINES = 40
@@ -44,9 +44,19 @@ async def _grow(events: AsyncIterator[Event], question: Question, console: Conso
         return Group(tree.draw(max(4, console.height - OTHER_LINES)), tree.status)
 
     with Live(get_renderable=screen, console=console, refresh_per_second=FRAMES_PER_SECOND, transient=True):
-        reply = await _last(events, tree)
+        async for event in events:
+            if isinstance(event, Completion):
+                break
+            if isinstance(event, StepScored):
+                tree.add(event)
+            elif isinstance(event, Restarted):
+                tree = GrowingTree(question.text)
+            else:
+                tree.answering = True
+        else:
+            raise ProtocolError("the stream ended without an answer")
     console.print(tree.draw(FINAL_LINES))
-    return reply
+    return event
 
 
 async def _list(events: AsyncIterator[Event], question: Question, console: Console) -> Completion:
@@ -62,17 +72,15 @@ async def _list(events: AsyncIterator[Event], question: Question, console: Conso
             end = "  (end)" if event.terminal else ""
             line = f"{node:<12} {reward_text(event.reward)}  {shorten(printable(event.text))}{end}"
             console.print(Text(line), soft_wrap=True)
+        if isinstance(event, Restarted):
+            console.print(Text(f"asked again, from the beginning: {printable(event.reason)}"), soft_wrap=True)
     raise ProtocolError("the stream ended without an answer")
 
 
-async def _last(events: AsyncIterator[Event], tree: GrowingTree | None = None) -> Completion:
+async def _last(events: AsyncIterator[Event]) -> Completion:
     async for event in events:
         if isinstance(event, Completion):
             return event
-        if tree is not None and isinstance(event, StepScored):
-            tree.add(event)
-        elif tree is not None and isinstance(event, AnswerText):
-            tree.answering = True
     raise ProtocolError("the stream ended without an answer")
 
 

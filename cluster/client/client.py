@@ -1,17 +1,18 @@
-"""A small asynchronous client of Banyan's HTTP endpoint: plain and streamed completions."""
+"""A small asynchronous client of Banyan's HTTP endpoint: plain and streamed completions, asked again where it helps."""
 
 import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
 import httpx
 
-from cluster.client.errors import ClientError, ProtocolError, TooLate, Unreachable
-from cluster.client.replies import AnswerText, Completion, Event, Question, SearchBlock, Usage
+from cluster.client.errors import ClientError, Disconnected, ProtocolError, TooLate, Unreachable
+from cluster.client.replies import AnswerText, Completion, Event, Question, Restarted, SearchBlock, Usage
+from cluster.client.retries import Retries, worth_another_try
 from cluster.client.wire import (
     capped,
     delta_of,
@@ -26,31 +27,46 @@ from cluster.client.wire import (
 
 CONNECT_S = 5.0
 DONE = "[DONE]"
+DEFAULT_RETRIES = Retries()
 
 
 class Client:
     """Talks to one endpoint. Use as an async context manager.
 
+    A request that meets a failure of the endpoint's (a 5xx, a connection that ends too soon) or a full house (429 with
+    ``Retry-After``) is made again under the same seed, until ``retries`` or its deadline end it; so what is returned in
+    the end is the tree that the first try would have grown. Searches change nothing at the endpoint: one that goes on
+    there without us only costs. An endpoint that was never reached is not asked again.
+
     Args:
         url: the endpoint's root, with or without ``/v1``.
         api_key: sent as ``Authorization: Bearer``.
-        timeout_s: the deadline of each whole request.
+        timeout_s: the deadline of each whole request, all its tries and the waits between them included.
         connections: most requests at once.
+        retries: how often and how patiently.
 
     Raises:
         ClientError: the URL or the key cannot be used.
     """
 
-    def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0, connections: int = 64) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None = None,
+        timeout_s: float = 600.0,
+        connections: int = 64,
+        retries: Retries = DEFAULT_RETRIES,
+    ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
+        self._retries = retries
+        self._reached = False
         self._model: str | None = None
         loopback = _check_url(self.url)
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.url,
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
-                timeout=httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s)),
                 limits=httpx.Limits(max_connections=connections),
                 trust_env=not loopback,  # a proxy cannot reach this machine's own loopback
             )
@@ -69,7 +85,7 @@ class Client:
     async def model(self) -> str:
         """The first model that the endpoint serves; asked once."""
         if self._model is None:
-            models = await self._whole("GET", "/v1/models")
+            models = await self._again("GET", "/v1/models")
             try:
                 self._model = str(models["data"][0]["id"])
             except (KeyError, IndexError, TypeError) as error:
@@ -77,17 +93,17 @@ class Client:
         return self._model
 
     async def healthy(self) -> bool:
-        """Whether ``/health`` says so; False also when nothing answers."""
+        """Whether ``/health`` says so, asked once; False also when nothing answers."""
         try:
-            await self._whole("GET", "/health")
+            await self._whole("GET", "/health", None, self._timeout_s)
         except ClientError:
             return False
         return True
 
     async def ask(self, question: Question) -> Completion:
         """The whole reply at once, with the tree if the question wants it."""
-        body = question.as_json(await self.model(), stream=False)
-        reply = await self._whole("POST", "/v1/search" if question.tree else "/v1/chat/completions", body)
+        body = question.seeded().as_json(await self.model(), stream=False)
+        reply = await self._again("POST", "/v1/search" if question.tree else "/v1/chat/completions", body)
         try:
             choice = reply["choices"][0]
             content, finish_reason = choice["message"]["content"] or "", choice["finish_reason"]
@@ -99,18 +115,39 @@ class Client:
     async def stream(self, question: Question) -> AsyncGenerator[Event, None]:
         """The reply as it comes about: scored steps, pieces of the answer, and last the Completion.
 
+        A stream that breaks is asked for again under the same seed, and begins anew: a `Restarted` says that all events
+        so far are void, and then they come again from the first step on, in an order of their own. So there may be
+        several Restarted, and there is one Completion, made of what came after the last of them. Where nothing had come
+        when it broke, nothing says so.
+
         Closing the iterator disconnects, which ends the search at the endpoint.
         """
-        body = question.as_json(await self.model(), stream=True)
+        body = question.seeded().as_json(await self.model(), stream=True)
+        deadline = Deadline(self._timeout_s)
+        told = False
+        broke: BaseException | None = None
+        async for attempt in self._retries.loop(self._timeout_s, self._is_worth_another_try):
+            with attempt:
+                if told:
+                    yield Restarted(str(broke))
+                    told = False
+                try:
+                    async with aclosing(self._events(body, deadline)) as events_:
+                        async for event in events_:
+                            told = True
+                            yield event
+                except ClientError as error:
+                    broke = error
+                    raise
+
+    async def _events(self, body: dict[str, object], deadline: "Deadline") -> AsyncGenerator[Event, None]:
+        """One try of a streamed request."""
         text: list[str] = []
         finish_reason: str | None = None
         search: SearchBlock | None = None
         usage: Usage | None = None
-        deadline = time.monotonic() + self._timeout_s
-        async with self._request("POST", "/v1/chat/completions", body) as response:
-            async for data in events(response):
-                if time.monotonic() > deadline:
-                    raise TooLate(f"no complete answer from {self.url} within {self._timeout_s:g} s")
+        async with self._request("POST", "/v1/chat/completions", body, deadline.remaining) as response:
+            async for data in self._until(deadline, events(response)):
                 if data == DONE:
                     break
                 chunk = parse_object(data)
@@ -127,22 +164,46 @@ class Client:
                     search = search_block(chunk)
                 usage = usage_of(chunk) or usage
         if finish_reason is None or search is None:
-            raise ProtocolError(f"the stream from {self.url} ended before the answer was complete")
+            raise Disconnected(f"the stream from {self.url} ended before the answer was complete")
         yield Completion("".join(text), finish_reason, search, usage)
 
-    async def _whole(self, method: str, path: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+    async def _until(self, deadline: "Deadline", pieces: AsyncIterator[str]) -> AsyncIterator[str]:
+        """What comes before the deadline. A stream that only says that it is alive is no answer either."""
+        while True:
+            try:
+                async with asyncio.timeout(deadline.remaining):
+                    piece = await anext(pieces)
+            except StopAsyncIteration:
+                return
+            except TimeoutError as error:
+                raise self._too_late() from error
+            yield piece
+
+    async def _again(self, method: str, path: str, body: dict[str, object] | None = None) -> dict[str, Any]:
+        """A whole reply, asked for as often as it takes."""
+        deadline = Deadline(self._timeout_s)
+        async for attempt in self._retries.loop(self._timeout_s, self._is_worth_another_try):
+            with attempt:
+                return await self._whole(method, path, body, deadline.remaining)
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _whole(self, method: str, path: str, body: dict[str, object] | None, timeout_s: float) -> dict[str, Any]:
         try:
-            async with asyncio.timeout(self._timeout_s), self._request(method, path, body) as response:
+            async with asyncio.timeout(timeout_s), self._request(method, path, body, timeout_s) as response:
                 content = await capped(response)
         except TimeoutError as error:
-            raise TooLate(f"no complete answer from {self.url} within {self._timeout_s:g} s") from error
+            raise self._too_late() from error
         return parse_object(content) if path.startswith("/v1/") else {}
 
     @asynccontextmanager
-    async def _request(self, method: str, path: str, body: dict[str, object] | None) -> AsyncIterator[httpx.Response]:
+    async def _request(
+        self, method: str, path: str, body: dict[str, object] | None, timeout_s: float
+    ) -> AsyncIterator[httpx.Response]:
         """An open response of status 200; transport errors, also while it is read, as typed ones."""
+        timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
         try:
-            async with self._http.stream(method, path, json=body) as response:
+            async with self._http.stream(method, path, json=body, timeout=timeout) as response:
+                self._reached = True
                 if response.status_code != httpx.codes.OK:
                     raise refusal(await capped(response), response)
                 yield response
@@ -151,9 +212,29 @@ class Client:
         except httpx.ConnectTimeout as error:
             raise Unreachable(f"{self.url} does not answer") from error
         except httpx.TimeoutException as error:
-            raise TooLate(f"no complete answer from {self.url} within {self._timeout_s:g} s") from error
+            raise self._too_late() from error
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            raise Disconnected(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from error
         except (httpx.TransportError, httpx.InvalidURL) as error:
-            raise ProtocolError(f"the connection to {self.url} broke: {str(error) or type(error).__name__}") from error
+            raise ProtocolError(f"the request to {self.url} failed: {str(error) or type(error).__name__}") from error
+
+    def _is_worth_another_try(self, error: BaseException) -> bool:
+        return worth_another_try(error) or (self._reached and isinstance(error, Unreachable))
+
+    def _too_late(self) -> TooLate:
+        return TooLate(f"no complete answer from {self.url} within {self._timeout_s:g} s")
+
+
+class Deadline:
+    """A point in this process's time, ``seconds`` from now."""
+
+    def __init__(self, seconds: float) -> None:
+        self._at = time.monotonic() + seconds
+
+    @property
+    def remaining(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self._at - time.monotonic())
 
 
 def _check_url(url: str) -> bool:

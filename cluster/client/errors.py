@@ -5,6 +5,7 @@ ClientError
 ├── Refused             the endpoint answered with an error (status, kind, param, code, retry_after_s)
 ├── TooLate             no complete answer within the deadline
 └── ProtocolError       the answer is not what a Banyan endpoint sends
+    └── Disconnected    the connection ended before the answer was complete
 """
 
 
@@ -22,6 +23,10 @@ class TooLate(ClientError):
 
 class ProtocolError(ClientError):
     """The answer is not what a Banyan endpoint sends."""
+
+
+class Disconnected(ProtocolError):
+    """The connection ended before the answer was complete."""
 
 
 class Refused(ClientError):

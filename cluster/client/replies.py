@@ -1,7 +1,8 @@
 """What goes to the HTTP endpoint and what comes back, as values."""
 
+import secrets
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -24,6 +25,13 @@ class Question:
     max_tokens: int | None = None
     tree: bool = False
     """Whether the reply is to have the whole tree; then it is not streamed."""
+
+    def seeded(self) -> "Question":
+        """The question with a seed: its own, or one drawn here (53 bits, which every JSON reader keeps exactly).
+        However often it is asked then, it is the same search."""
+        if self.seed is not None or "seed" in self.search:
+            return self
+        return replace(self, seed=secrets.randbits(53))
 
     def as_json(self, model: str, stream: bool) -> dict[str, object]:
         """The request's body."""
@@ -108,6 +116,12 @@ class AnswerText(NamedTuple):
     text: str
 
 
+class Restarted(NamedTuple):
+    """The stream broke and the search was asked for again: all events before this one are void."""
+
+    reason: str
+
+
 class Completion(NamedTuple):
     """The whole reply."""
 
@@ -128,5 +142,5 @@ class Completion(NamedTuple):
         }
 
 
-Event = StepScored | AnswerText | Completion
+Event = StepScored | AnswerText | Restarted | Completion
 """What a streamed reply consists of; the last one is the Completion."""

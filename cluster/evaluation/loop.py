@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from cluster.cli.search_field import search_field
-from cluster.client.errors import ClientError, Refused
+from cluster.client.errors import ClientError
 from cluster.client.replies import Completion, Question
 from cluster.evaluation.problem_files import EvalProblem
 from cluster.evaluation.statistics import Row
@@ -19,10 +19,6 @@ from cluster.evaluation.training_file import TrainingLine, training_line
 from search.answers.equivalence import AnswerMatcher
 
 MAX_IN_FLIGHT = 1024
-MAX_ATTEMPTS = 8
-MAX_WAIT_S = 30.0
-FULL = frozenset({429, 503})
-"""Statuses that say: later."""
 
 Ask = Callable[[Question], Awaitable[Completion]]
 OnRow = Callable[[Row], None]
@@ -98,7 +94,7 @@ async def _graded(
     seed = question.seed or 0
     started = time.monotonic()
     try:
-        reply = await _patiently(ask, question)
+        reply = await ask(question)
     except ClientError as error:
         seconds = time.monotonic() - started
         reason = f"{type(error).__name__}: {error}"
@@ -124,16 +120,3 @@ async def _graded(
         degraded=search.degraded,
     )
     return row, await training_line(problem, strategy, seed, reply.tree, matcher) if reply.tree else None
-
-
-async def _patiently(ask: Ask, question: Question) -> Completion:
-    """Asks again, with the same seed and after the time the endpoint names, while it is full."""
-    for attempt in range(1, MAX_ATTEMPTS + 1):
-        try:
-            return await ask(question)
-        except Refused as error:
-            if error.status not in FULL or attempt == MAX_ATTEMPTS:
-                raise
-            wait_s = 2.0 ** (attempt - 1) if error.retry_after_s is None else error.retry_after_s
-            await asyncio.sleep(min(wait_s, MAX_WAIT_S))
-    raise AssertionError("the last attempt returns or raises")

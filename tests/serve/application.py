@@ -2,17 +2,24 @@
 
 import asyncio
 import os
+import secrets
 import signal
+import socket
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Any, TypeVar
 
 import httpx
+import psutil
 import ray
+from ray import serve
 
+from deployments.app import build
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 
@@ -42,6 +49,14 @@ class Application:
 
     def client(self, timeout: httpx.Timeout) -> httpx.Client:
         return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
+
+    def async_client(self, timeout: httpx.Timeout) -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            base_url=self.url,
+            headers={"Authorization": f"Bearer {self.key}"},
+            timeout=timeout,
+            limits=httpx.Limits(max_connections=None),
+        )
 
     def chat(self, problem: Problem, seed: int, route: str = "/v1/chat/completions", **fields: Any) -> Json:
         reply = self.http.post(route, json=request(problem, seed, **fields))
@@ -75,13 +90,16 @@ class Application:
 
     def is_whole(self) -> bool:
         """All replicas answer, nothing runs, nothing is left over."""
-        status = self.status()
-        replicas = status["generator"]
+        try:
+            status: Json = self.http.get("/v1/status").raise_for_status().json()
+        except httpx.HTTPError:  # the controller is being replaced
+            return False
         return (
             status["searches"] == 0
             and status["integrity"] == []
-            and len(replicas) == self.config.generator.replicas.min_replicas
-            and all("error" not in replica for replica in [*replicas, *status["prm"]])
+            and len(status["generator"]) == self.config.generator.replicas.min_replicas
+            and len(status["prm"]) == self.config.prm.replicas.min_replicas
+            and all("error" not in replica for replica in [*status["generator"], *status["prm"]])
         )
 
     def wait_until_whole(self) -> None:
@@ -96,6 +114,31 @@ class Application:
         return sorted(pids)
 
 
+@contextmanager
+def running(settings: Json, directory: Path) -> Iterator[Application]:
+    """The application on a Ray of its own, for who has the key that is made in ``directory``."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    os.environ.pop("BANYAN_API_KEYS", None)
+    key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
+    keys_file = directory / "keys"
+    keys_file.write_text(f"{key}  # the tests\n{other_key}\n")
+    started_at = time.time()
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        http = {**settings.get("http", {}), "api_keys_file": str(keys_file)}
+        config = AppConfig.model_validate({**settings, "http": http})
+        serve.run(build(config), name=Application.NAME)
+        application = Application(f"http://127.0.0.1:{port}", key, config, started_at, other_key)
+        yield application
+        application.http.close()
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
 def request(problem: Problem, seed: int, **fields: Any) -> Json:
     return {
         "model": "banyan-arithmetic",
@@ -104,6 +147,19 @@ def request(problem: Problem, seed: int, **fields: Any) -> Json:
         "search": BEAM,
         **fields,
     }
+
+
+def cache_servers(application: Application) -> list[psutil.Process]:
+    """The application's LMCache servers: they detach from what started them, so they are known by their age."""
+    return [process for process in psutil.process_iter() if _is_cache_server(process, application.started_at)]
+
+
+def _is_cache_server(process: psutil.Process, since: float) -> bool:
+    try:
+        command = process.cmdline()
+        return "lmcache.v1.multiprocess.http_server" in command and "-m" in command and process.create_time() >= since
+    except psutil.Error:
+        return False
 
 
 def problems(count: int, seed: int, level: int | None = None) -> list[Problem]:

@@ -5,25 +5,11 @@ Last by name's order among the heavy ones on purpose: each test ends with the ap
 
 from uuid import uuid4
 
-import psutil
 import pytest
 from ray import serve
 
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
-from tests.serve.application import REPAIR_S, Application, kill, problems, until
-
-
-def cache_servers(application: Application) -> list[psutil.Process]:
-    """The application's LMCache servers: they detach from what started them, so they are known by their age."""
-    return [process for process in psutil.process_iter() if _is_cache_server(process, application.started_at)]
-
-
-def _is_cache_server(process: psutil.Process, since: float) -> bool:
-    try:
-        command = process.cmdline()
-        return "lmcache.v1.multiprocess.http_server" in command and "-m" in command and process.create_time() >= since
-    except psutil.Error:
-        return False
+from tests.serve.application import REPAIR_S, Application, cache_servers, kill, problems, until
 
 
 def cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:

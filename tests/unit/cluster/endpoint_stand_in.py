@@ -49,7 +49,12 @@ class Endpoint:
     refusals: list[tuple[int, dict[str, str]]] = field(default_factory=list)
     """Statuses and headers to answer with first, in order."""
     broken_questions: set[str] = field(default_factory=set)
-    cut_stream: bool = False
+    cut_streams: int = 0
+    """So many streams end after their steps."""
+    broken_streams: int = 0
+    """So many streams end after their steps with an error of the endpoint's."""
+    dropped_replies: int = 0
+    """So many connections are closed in the middle of a plain reply."""
     hang: bool = False
     api_key: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -103,6 +108,9 @@ class Endpoint:
         reply = {"choices": [choice], "usage": USAGE, "search": self.search_block(body)}
         if request.url.path == "/v1/search":
             reply["tree"] = self.trees.get(body["messages"][0]["content"], TREE)
+        if self.dropped_replies:
+            self.dropped_replies -= 1
+            return StreamingResponse(half(reply), headers={"Content-Length": "100000"})
         return JSONResponse(reply)
 
     async def chunks(self, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -111,7 +119,13 @@ class Endpoint:
             event |= {"terminal": terminal, "tokens": 10 * number, "nodes": number}
             delta = {"reasoning_content": f"step {number}"}
             yield _chunk({"choices": [{"index": 0, "delta": delta}], "search_event": event})
-        if self.cut_stream:
+        if self.cut_streams:
+            self.cut_streams -= 1
+            return
+        if self.broken_streams:
+            self.broken_streams -= 1
+            error = {"message": "no replica", "type": "server_error", "param": None, "code": "generator_unavailable"}
+            yield f"data: {json.dumps({'error': error})}\n\n"
             return
         for piece in ("1 + 1 = 2\n\n", "\\boxed{2} \u2028"):
             yield _chunk({"choices": [{"index": 0, "delta": {"content": piece}}]})
@@ -119,6 +133,11 @@ class Endpoint:
         yield _chunk({"choices": [last], "search": self.search_block(body)})
         yield _chunk({"choices": [], "usage": USAGE})
         yield "data: [DONE]\n\n"
+
+
+async def half(reply: dict[str, Any]) -> AsyncIterator[str]:
+    """A reply that breaks off: less comes than was announced."""
+    yield json.dumps(reply)[:20]
 
 
 USAGE = {

@@ -74,6 +74,15 @@ class TestSolve:
         assert endpoint.requests[0]["search"] == {"strategy": "beam_search", "n": 4}
         assert endpoint.requests[0]["seed"] == 9
 
+    def test_a_search_that_broke_off_is_shown_from_the_beginning_again(self, endpoint: Endpoint) -> None:
+        endpoint.cut_streams = 1
+        result = banyan("solve", "1 + 1?", "--url", endpoint.url)
+        assert result.exit_code == 0
+        before, _, after = result.stdout.partition("asked again, from the beginning: ")
+        assert before.count("1 + 1 = 2\n") == 1
+        assert after.index("0            0.95  1 + 1 = 2\n") < after.index("answer     2\n")
+        assert endpoint.requests[0] == endpoint.requests[1]
+
     def test_json_is_one_object_and_nothing_else(self, endpoint: Endpoint) -> None:
         reply = json.loads(banyan("solve", "1 + 1?", "--url", endpoint.url, "--json").stdout)
         assert reply["search"]["answer"] == "2"

@@ -8,20 +8,31 @@ import pytest
 from endpoint_stand_in import STEPS, Endpoint, tree_of
 
 from cluster.client.client import Client
-from cluster.client.errors import ClientError, ProtocolError, Refused, TooLate, Unreachable
-from cluster.client.replies import AnswerText, Completion, Event, Question, StepScored
+from cluster.client.errors import ClientError, Disconnected, ProtocolError, Refused, TooLate, Unreachable
+from cluster.client.replies import AnswerText, Completion, Event, Question, Restarted, StepScored
+from cluster.client.retries import Retries
 from search.run.report import SearchCost
 
 QUESTION = Question("1 + 1?", {"strategy": "beam_search", "n": 4}, seed=5)
 
 
-async def ask(url: str, api_key: str | None = None, timeout_s: float = 10.0) -> Completion:
-    async with Client(url, api_key, timeout_s) as client:
-        return await client.ask(QUESTION)
+ONCE = Retries(attempts=1)
+THRICE = Retries(attempts=3, backoff_s=0.01, backoff_max_s=0.01)
 
 
-async def stream(url: str, timeout_s: float = 10.0) -> list[Event]:
-    async with Client(url, timeout_s=timeout_s) as client:
+async def ask(
+    url: str,
+    api_key: str | None = None,
+    timeout_s: float = 10.0,
+    retries: Retries = ONCE,
+    question: Question = QUESTION,
+) -> Completion:
+    async with Client(url, api_key, timeout_s, retries=retries) as client:
+        return await client.ask(question)
+
+
+async def stream(url: str, timeout_s: float = 10.0, retries: Retries = ONCE) -> list[Event]:
+    async with Client(url, timeout_s=timeout_s, retries=retries) as client:
         return [event async for event in client.stream(QUESTION)]
 
 
@@ -91,7 +102,7 @@ def test_a_streamed_reply_has_every_step_then_the_answer_then_the_whole(endpoint
 
 
 def test_a_stream_that_ends_early_is_no_answer(endpoint: Endpoint) -> None:
-    endpoint.cut_stream = True
+    endpoint.cut_streams = 1
     with pytest.raises(ProtocolError, match="before the answer was complete"):
         asyncio.run(stream(endpoint.url))
 
@@ -117,6 +128,88 @@ def test_a_request_ends_by_its_deadline(endpoint: Endpoint) -> None:
         asyncio.run(ask(endpoint.url, timeout_s=0.2))
     with pytest.raises(TooLate):
         asyncio.run(stream(endpoint.url, timeout_s=0.2))
+
+
+def test_what_fails_at_the_endpoint_is_asked_again_under_the_same_seed(endpoint: Endpoint) -> None:
+    endpoint.refusals = [(500, {}), (429, {"Retry-After": "0"})]
+    reply = asyncio.run(ask(endpoint.url, retries=THRICE))
+    assert reply.search.answer == "2"
+    assert [body["seed"] for body in endpoint.requests] == [5, 5, 5]
+
+
+def test_without_a_seed_all_tries_have_the_same_drawn_one(endpoint: Endpoint) -> None:
+    endpoint.refusals = [(503, {}), (502, {})]
+    reply = asyncio.run(ask(endpoint.url, retries=THRICE, question=replace(QUESTION, seed=None)))
+    assert {body["seed"] for body in endpoint.requests} == {reply.search.seed}
+    assert len(endpoint.requests) == 3
+
+
+def test_a_seed_in_the_search_field_is_left_alone(endpoint: Endpoint) -> None:
+    asyncio.run(ask(endpoint.url, question=Question("1 + 1?", {"strategy": "greedy", "seed": 3})))
+    assert "seed" not in endpoint.requests[0]
+
+
+def test_a_reply_that_breaks_off_is_asked_for_again(endpoint: Endpoint) -> None:
+    endpoint.dropped_replies = 1
+    assert asyncio.run(ask(endpoint.url, retries=THRICE)).search.answer == "2"
+    assert endpoint.requests[0] == endpoint.requests[1]
+    endpoint.dropped_replies = 1
+    with pytest.raises(Disconnected):
+        asyncio.run(ask(endpoint.url))
+
+
+def test_the_last_try_tells_why(endpoint: Endpoint) -> None:
+    endpoint.refusals = [(500, {})] * 4
+    with pytest.raises(Refused) as refused:
+        asyncio.run(ask(endpoint.url, retries=THRICE))
+    assert refused.value.status == 500
+    assert len(endpoint.requests) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 404, 413])
+def test_what_is_wrong_is_not_asked_again(endpoint: Endpoint, status: int) -> None:
+    endpoint.refusals = [(status, {})]
+    with pytest.raises(Refused):
+        asyncio.run(ask(endpoint.url, retries=THRICE))
+    assert len(endpoint.requests) == 1
+
+
+def test_a_full_house_that_names_no_time_or_one_too_late_is_not_asked_again(endpoint: Endpoint) -> None:
+    for headers in ({}, {"Retry-After": "60"}):
+        endpoint.refusals = [(429, headers)]
+        with pytest.raises(Refused):
+            asyncio.run(ask(endpoint.url, retries=THRICE))
+    assert len(endpoint.requests) == 2
+
+
+@pytest.mark.parametrize("breaks", ["cut_streams", "broken_streams"])
+def test_a_broken_stream_begins_anew_and_says_so(endpoint: Endpoint, breaks: str) -> None:
+    setattr(endpoint, breaks, 2)
+    events = asyncio.run(stream(endpoint.url, retries=THRICE))
+    restarts = [index for index, event in enumerate(events) if isinstance(event, Restarted)]
+    assert restarts == [3, 7], "all three steps came each time"
+    undisturbed = asyncio.run(stream(endpoint.url))
+    assert events[8:] == undisturbed
+    assert len(endpoint.requests) == 4
+    assert all(body == endpoint.requests[0] for body in endpoint.requests)
+
+
+def test_a_stream_that_was_refused_before_anything_came_restarts_nothing(endpoint: Endpoint) -> None:
+    endpoint.refusals = [(503, {})]
+    events = asyncio.run(stream(endpoint.url, retries=THRICE))
+    assert not any(isinstance(event, Restarted) for event in events)
+
+
+def test_an_endpoint_that_was_reached_once_is_waited_for(endpoint: Endpoint, nobody: str) -> None:
+    async def go() -> None:
+        async with Client(endpoint.url, timeout_s=10.0, retries=THRICE) as client:
+            await client.ask(QUESTION)
+            client._http.base_url = nobody
+            returns = asyncio.get_running_loop().call_later(0.005, setattr, client._http, "base_url", endpoint.url)
+            assert (await client.ask(QUESTION)).search.answer == "2"
+            returns.cancel()
+
+    asyncio.run(go())
 
 
 def test_nobody_there(nobody: str) -> None:

@@ -9,6 +9,7 @@ from cluster.cli.search_field import SearchFieldError, search_field
 from cluster.client.client import Client
 from cluster.client.errors import TooLate
 from cluster.client.replies import Completion, Question
+from cluster.client.retries import Retries
 from cluster.evaluation.loop import Plan, evaluate, problem_seed
 from cluster.evaluation.problem_files import EvalProblem
 from cluster.evaluation.statistics import Row, summarize
@@ -20,7 +21,7 @@ def run(endpoint: Endpoint, problems: list[EvalProblem], plan: Plan, strategy: s
     rows: list[Row] = []
 
     async def go() -> None:
-        async with Client(endpoint.url, timeout_s=10) as client:
+        async with Client(endpoint.url, timeout_s=10, retries=Retries(3, backoff_s=0.01)) as client:
             await evaluate(client.ask, problems, strategy, plan, rows.append)
 
     asyncio.run(go())

@@ -1,0 +1,307 @@
+"""What is lost over time: memory, descriptors and KV of every process under searches that do not end.
+
+Sixteen clients search, one in ten hangs up at a random moment. After a warm-up, in which the reward cache and the cache
+server's memory fill, every process is sampled; a line through its samples says what it gains per minute. The config
+makes both caches small, so that they are full early.
+
+    python -m benchmarks.soak                          35 minutes
+    python -m benchmarks.soak --minutes 4 --warm-up 1
+"""
+
+import asyncio
+import importlib.util
+import itertools
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import httpx
+import numpy as np
+import psutil
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.processes import role_of
+from benchmarks.record import claim, write_result
+from benchmarks.served_overhead import application
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+from deployments.embedded.problems import Split, draw_problems
+
+SEED = 11
+SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
+REWARD_CACHE = 2_000
+CONFIG = AppConfig.model_validate(
+    {"prm": {"reward_cache_size": REWARD_CACHE}, "cache": {"l1_size_gb": 0.0625}, "http": {"canary_every_s": 0}}
+)
+PATIENCE_S = 2.0
+"""Whoever hangs up does so within this time: some before anything came, some just before the end."""
+SAMPLE_S = 10.0
+IDLE_S = 60.0
+MAX_MB = 1.0
+"""A minute."""
+MAX_DESCRIPTORS = 4
+"""Between the medians of the first and the last quarter: connections of clients come and go."""
+KEPT_POINTS = 120
+console = Console(stderr=True)
+
+
+class Sample(NamedTuple):
+    """One process at one moment."""
+
+    minute: float
+    rss_mb: float
+    pss_mb: float
+    descriptors: int
+
+
+class Samples:
+    """What was seen of every process since the application started."""
+
+    def __init__(self) -> None:
+        self._started_at = psutil.Process().create_time()
+        self.roles: dict[psutil.Process, str] = {}
+        self.of: dict[psutil.Process, list[Sample]] = {}
+
+    def take(self, minute: float) -> None:
+        for process in self._processes():
+            try:
+                role = self.roles.setdefault(process, role_of(process))
+                memory = process.memory_full_info()
+                sample = Sample(minute, memory.rss / 1e6, memory.pss / 1e6, process.num_fds())
+            except psutil.Error:
+                continue
+            if role != "benchmark":
+                self.of.setdefault(process, []).append(sample)
+
+    def _processes(self) -> Iterator[psutil.Process]:
+        """All below this one, and the cache servers, which detach."""
+        below = psutil.Process().children(recursive=True)
+        yield from below
+        for process in psutil.process_iter():
+            try:
+                ours = process.create_time() >= self._started_at and "lmcache.v1" in " ".join(process.cmdline())
+            except psutil.Error:
+                continue
+            if ours and process not in below:
+                yield process
+
+
+class Trend(NamedTuple):
+    """What became of one process."""
+
+    role: str
+    pid: int
+    mb_per_minute: float
+    """Of proportional set size, by least squares."""
+    first_mb: float
+    last_mb: float
+    descriptors_gained: float
+    samples: list[Sample]
+
+    @classmethod
+    def of(cls, role: str, pid: int, samples: list[Sample]) -> "Trend":
+        minutes, sizes = [each.minute for each in samples], [each.pss_mb for each in samples]
+        slope = float(np.polyfit(minutes, sizes, 1)[0])
+        quarter = max(1, len(samples) // 4)
+        first, last = samples[:quarter], samples[-quarter:]
+        gained = _median(each.descriptors for each in last) - _median(each.descriptors for each in first)
+        return cls(
+            role,
+            pid,
+            slope,
+            _median(each.pss_mb for each in first),
+            _median(each.pss_mb for each in last),
+            gained,
+            samples,
+        )
+
+    @property
+    def json(self) -> dict[str, Any]:
+        kept = self.samples[:: max(1, len(self.samples) // KEPT_POINTS)]
+        return {
+            "role": self.role,
+            "mb_per_minute": round(self.mb_per_minute, 3),
+            "pss_mb": [round(self.first_mb, 1), round(self.last_mb, 1)],
+            "descriptors_gained": self.descriptors_gained,
+            "minutes": [round(each.minute, 2) for each in kept],
+            "pss_mb_by_minute": [round(each.pss_mb, 1) for each in kept],
+            "rss_mb_by_minute": [round(each.rss_mb, 1) for each in kept],
+            "descriptors_by_minute": [each.descriptors for each in kept],
+        }
+
+
+class Load:
+    """Clients that search, of whom some hang up."""
+
+    def __init__(self, http: httpx.AsyncClient, leaving: float) -> None:
+        self._http = http
+        self._leaving = leaving
+        self._problems = draw_problems(Split.TEST, SEED)
+        self._seeds = itertools.count(SEED)
+        self._luck = random.Random(SEED)
+        self.ends: Counter[str] = Counter()
+
+    async def client(self) -> None:
+        while True:
+            problem, seed = next(self._problems), next(self._seeds)
+            messages = [{"role": "user", "content": problem.text}]
+            stream = self._luck.random() < 0.5
+            body = {
+                "model": "banyan-arithmetic",
+                "messages": messages,
+                "seed": seed,
+                "search": SEARCH,
+                "stream": stream,
+            }
+            leaves = self._luck.random() < self._leaving
+            try:
+                async with asyncio.timeout(self._luck.uniform(0, PATIENCE_S) if leaves else None):
+                    reply = await self._http.post("/v1/chat/completions", json=body | {"stream": stream})
+                self.ends[f"status {reply.status_code}"] += 1
+            except TimeoutError:
+                self.ends["hung up"] += 1
+            except httpx.HTTPError as error:
+                self.ends[type(error).__name__] += 1
+
+
+async def soak(url: str, clients: int, leaving: float, warm_up: float, minutes: float) -> dict[str, Any]:
+    """The figures of a run; ``warm_up`` and ``minutes`` in minutes."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits) as http:
+        load = Load(http, leaving)
+        samples = Samples()
+        working = [asyncio.create_task(load.client()) for _ in range(clients)]
+        await asyncio.sleep(60 * warm_up)
+        full = await status(http)
+        began = time.monotonic()
+        while (minute := (time.monotonic() - began) / 60) < minutes:
+            await asyncio.to_thread(samples.take, minute)
+            await asyncio.sleep(SAMPLE_S)
+        for each in working:
+            each.cancel()
+        await asyncio.wait(working)
+        idle = await settled(http)
+    seen = max(len(of) for of in samples.of.values())
+    trends = [
+        Trend.of(samples.roles[process], process.pid, of)
+        for process, of in samples.of.items()
+        if len(of) > max(2, seen // 2)
+    ]
+    return {
+        "clients": clients,
+        "leaving": leaving,
+        "warm_up_minutes": warm_up,
+        "minutes": minutes,
+        "searches": dict(load.ends),
+        "rewards_kept_when_it_began": [each["reward_cache_entries"] for each in full["prm"]],
+        "kv_blocks_in_use_when_idle": [each["total_blocks"] - each["free_blocks"] for each in engines(idle)],
+        "integrity_when_idle": idle["integrity"],
+        "processes_that_came_or_went": Counter(
+            samples.roles[process] for process, of in samples.of.items() if len(of) < seen - 1
+        ),
+        "trends": trends,
+    }
+
+
+async def status(http: httpx.AsyncClient) -> dict[str, Any]:
+    found: dict[str, Any] = (await http.get("/v1/status")).raise_for_status().json()
+    return found
+
+
+async def settled(http: httpx.AsyncClient) -> dict[str, Any]:
+    """The status once nothing runs any more, or after a minute."""
+    deadline = time.monotonic() + IDLE_S
+    while True:
+        now = await status(http)
+        rests = now["searches"] == 0 and not any(each["running"] or each["waiting"] for each in engines(now))
+        if (rests and not now["integrity"]) or time.monotonic() > deadline:
+            return now
+        await asyncio.sleep(1.0)
+
+
+def engines(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*status["generator"], *status["prm"]]
+
+
+def claims(figures: dict[str, Any]) -> list[dict[str, Any]]:
+    trends: list[Trend] = figures["trends"]
+    steepest = max(trend.mb_per_minute for trend in trends)
+    gained = max(trend.descriptors_gained for trend in trends)
+    blocks = sum(figures["kv_blocks_in_use_when_idle"])
+    kept = min(figures["rewards_kept_when_it_began"])
+    unknown = {end: count for end, count in figures["searches"].items() if end not in ("status 200", "hung up")}
+    return [
+        claim("the reward cache was full when it began", kept, REWARD_CACHE, kept >= REWARD_CACHE),
+        claim("MB a minute, the most of any process", round(steepest, 3), MAX_MB, steepest <= MAX_MB),
+        claim(
+            "descriptors gained, the most of any process",
+            gained,
+            MAX_DESCRIPTORS,
+            gained <= MAX_DESCRIPTORS,
+        ),
+        claim("KV blocks in use when idle", blocks, 0, blocks == 0),
+        claim("nothing is left when idle", figures["integrity_when_idle"], [], not figures["integrity_when_idle"]),
+        claim("every search was answered or left", unknown, {}, not unknown),
+    ]
+
+
+def plot(trends: list[Trend], path: Path) -> bool:
+    """Memory and descriptors over time, a line for each process; False where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (memory, descriptors) = plt.subplots(2, 1, figsize=(9, 9), sharex=True)
+    for trend in trends:
+        minutes = [each.minute for each in trend.samples]
+        memory.plot(minutes, [each.pss_mb - trend.samples[0].pss_mb for each in trend.samples], label=trend.role)
+        descriptors.plot(minutes, [each.descriptors for each in trend.samples])
+    memory.set_ylabel("MB gained (PSS)")
+    memory.legend(fontsize="small", ncols=2)
+    descriptors.set_ylabel("descriptors")
+    descriptors.set_xlabel("minutes")
+    figure.savefig(path, bbox_inches="tight")
+    return True
+
+
+def main(
+    minutes: Annotated[float, typer.Option(min=0.5)] = 30.0,
+    warm_up: Annotated[float, typer.Option(min=0.1, help="Minutes before anything is sampled.")] = 5.0,
+    clients: Annotated[int, typer.Option(min=1, max=64)] = 16,
+    leaving: Annotated[float, typer.Option(min=0, max=1, help="Share of the requests that are hung up.")] = 0.1,
+) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    with application(CONFIG) as url:
+        figures = asyncio.run(soak(url, clients, leaving, warm_up, minutes))
+    trends = sorted(figures.pop("trends"), key=lambda trend: -trend.mb_per_minute)
+    held = claims(figures | {"trends": trends})
+    path = write_result("soak", {**figures, "claims": held, "processes": [trend.json for trend in trends]})
+    plotted = plot(trends, path.with_suffix(".png"))
+    table = Table("process", "MB a minute", "PSS MB, first and last quarter", "descriptors gained")
+    for trend in trends:
+        gained = f"{trend.descriptors_gained:+.0f}"
+        table.add_row(trend.role, f"{trend.mb_per_minute:+.2f}", f"{trend.first_mb:.0f}, {trend.last_mb:.0f}", gained)
+    console.print(table)
+    for each in held:
+        console.print(
+            f"{'holds' if each['holds'] else 'FAILS'}: {each['name']}: {each['value']} (asked: {each['asked']})"
+        )
+    console.print(f"kept in {path.relative_to(path.parents[2])}{'' if plotted else '; no plot without matplotlib'}")
+
+
+def _median(values: Iterator[float]) -> float:
+    return float(statistics.median(values))
+
+
+if __name__ == "__main__":
+    typer.run(main)

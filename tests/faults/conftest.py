@@ -1,0 +1,97 @@
+"""One real application for all tests of faults: two generators, two reward models, a controller, LMCache, HTTP.
+
+Beside it, over the same engines, stand controllers with other settings: they cost seconds, engines a minute. By
+default all is short; `make test-faults` gives it longer.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tests.ray_environment  # noqa: F401  # before Ray is imported
+from tests.faults.misbehaviour import Misbehaviour
+from tests.faults.processes import shared_memory
+from tests.faults.variants import Variant, faulty_prm, small_limits
+from tests.serve.application import Application, running
+
+ORDER = (
+    "test_hostile.py",
+    "test_schema.py",
+    "test_leaving.py",
+    "test_reward_function.py",
+    "test_cache_server.py",
+    "test_controller.py",
+    "test_kills.py",
+    "test_rolling_update.py",
+    "test_nothing_left.py",
+)
+"""What harms least goes first; the last one ends the application."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--kill-seconds", type=float, default=45.0, help="how long replicas are killed at random")
+    parser.addoption("--least-kills", type=int, default=1, help="so many kills there must have been in that time")
+    parser.addoption("--schema-cases", type=int, default=100, help="requests made up from /openapi.json")
+    parser.addoption("--rolling-update", action="store_true", help="replace all replicas under load: minutes")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    ours = [item for item in items if here in item.path.parents]
+    for item in ours:
+        for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning"):
+            item.add_marker(pytest.mark.filterwarnings(f"default::{category}"))  # Ray's own
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(600))
+    others = [item for item in items if item not in ours]
+    items[:] = [*others, *sorted(ours, key=lambda item: ORDER.index(item.path.name))]
+
+
+@pytest.fixture(scope="session")
+def shared_memory_before() -> set[str]:
+    """What was in shared memory before the application was."""
+    return shared_memory()
+
+
+@pytest.fixture(scope="session")
+def application(
+    tmp_path_factory: pytest.TempPathFactory, shared_memory_before: set[str], misbehaviour: Misbehaviour
+) -> Iterator[Application]:
+    two = {"min_replicas": 2, "max_replicas": 2}
+    settings = {
+        "generator": {"replicas": two},
+        "prm": {"replicas": two},
+        "http": {"canary_every_s": 0},
+        "controller": {"limits": {"seconds": 120}},
+    }
+    with running(settings, tmp_path_factory.mktemp("keys")) as application:
+        application.wait_until_whole()
+        yield application
+
+
+@pytest.fixture
+def whole(application: Application) -> Iterator[Application]:
+    """The application, idle and whole before and after the test."""
+    application.wait_until_whole()
+    yield application
+    application.wait_until_whole()
+
+
+@pytest.fixture(scope="session")
+def limited(application: Application) -> Iterator[Variant]:
+    """The same engines behind a controller that allows little."""
+    with small_limits(application) as variant:
+        yield variant
+
+
+@pytest.fixture(scope="session")
+def misbehaviour(tmp_path_factory: pytest.TempPathFactory) -> Misbehaviour:
+    return Misbehaviour(tmp_path_factory.mktemp("reward"))
+
+
+@pytest.fixture(scope="session")
+def with_reward_function(application: Application) -> Iterator[Variant]:
+    """The same generators behind a controller whose rewards come from a function; `misbehaviour` tells it how."""
+    with faulty_prm(application) as variant:
+        yield variant

@@ -1,0 +1,110 @@
+"""Searches one after another from many clients at once, and what became of each."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import count
+from typing import Any, NamedTuple
+
+import httpx
+
+from deployments.embedded.problems import Problem
+from tests.serve.application import Application, request
+
+Json = dict[str, Any]
+GRACE_S = 30.0
+"""A request may take this much longer than its search."""
+
+
+class Outcome(NamedTuple):
+    """How a request ended."""
+
+    index: int
+    """Of its problem."""
+    began: float
+    """Monotonic seconds."""
+    seconds: float
+    status: int | None = None
+    """None: no reply came, for the reason in ``error``."""
+    body: Any = None
+    error: str | None = None
+
+    @property
+    def tree(self) -> Any:
+        return self.body["tree"] if self.status == 200 else None
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is an answer of a search that had all that it wanted."""
+        return (
+            self.status == 200
+            and self.body["search"]["stop_reason"] == "finished"
+            and not self.body["search"]["degraded"]
+        )
+
+    @property
+    def is_typed(self) -> bool:
+        """Whether it is an answer, or an error in OpenAI's shape."""
+        if self.status is None or not isinstance(self.body, dict):
+            return False
+        return self.status == 200 or set(self.body.get("error", ())) == {"message", "type", "param", "code"}
+
+    def __str__(self) -> str:
+        said = self.error if self.status is None else str(self.body.get("search", self.body))[:600]
+        return f"problem {self.index}: {self.status} after {self.seconds:.1f} s {said}"
+
+
+class Load:
+    """The outcomes so far of searches that are made all the while."""
+
+    def __init__(self, application: Application, problems: Sequence[Problem], seed: int, **fields: Any) -> None:
+        self._application = application
+        self._problems = problems
+        self._seed = seed
+        self._fields = fields
+        self._numbers = count()
+        self._ends = threading.Event()
+        self._outcomes: list[Outcome] = []
+        self.deadline_s = application.config.controller.limits.seconds + GRACE_S
+
+    @property
+    def outcomes(self) -> list[Outcome]:
+        return list(self._outcomes)
+
+    def once(self, client: httpx.Client, index: int) -> Outcome:
+        """One search of one of the problems, always under the same seed."""
+        body = request(self._problems[index], self._seed + index, **self._fields)
+        started = time.monotonic()
+        try:
+            reply = client.post("/v1/search", json=body)
+            content = reply.json() if "json" in reply.headers.get("content-type", "") else reply.text
+            return Outcome(index, started, time.monotonic() - started, reply.status_code, content)
+        except (httpx.HTTPError, ValueError) as error:
+            return Outcome(index, started, time.monotonic() - started, error=repr(error))
+
+    @contextmanager
+    def of(self, clients: int) -> Iterator[None]:
+        """So many clients at a time, until the end of the block; then those under way are awaited."""
+        threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._ends.set()
+            deadline = time.monotonic() + self.deadline_s + 10.0
+            for thread in threads:
+                thread.join(max(0.0, deadline - time.monotonic()))
+            assert not any(thread.is_alive() for thread in threads), "a client still waits"
+
+    def _ask(self) -> None:
+        with self._application.client(httpx.Timeout(self.deadline_s)) as client:
+            while not self._ends.is_set():
+                self._outcomes.append(self.once(client, next(self._numbers) % len(self._problems)))
+
+
+def told(outcomes: Sequence[Outcome], which: Callable[[Outcome], bool]) -> str:
+    """The first of those for which ``which`` does not hold, for an assertion's message."""
+    bad = [each for each in outcomes if not which(each)]
+    return f"{len(bad)} of {len(outcomes)}:\n" + "\n".join(map(str, bad[:8]))

@@ -1,0 +1,79 @@
+"""Processes of an application and what they leave: who dies with whom, and what stays in shared memory."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+SHARED_MEMORY = Path("/dev/shm")
+
+
+class Replica(NamedTuple):
+    """A replica of an engine's deployment, and the processes of its engine."""
+
+    deployment: str
+    process: psutil.Process
+    engine: tuple[psutil.Process, ...]
+
+
+def replicas(*deployments: str) -> list[Replica]:
+    """Those below this process, which started Ray. One that is just ending is left out."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            name = " ".join(process.cmdline())
+            match = re.match(r"ray::ServeReplica:banyan:(\w+)", name)
+            if match and match[1] in deployments:
+                found.append(Replica(match[1], process, tuple(_engine(process))))
+        except psutil.Error:
+            continue
+    return found
+
+
+def _engine(replica: psutil.Process) -> Iterator[psutil.Process]:
+    for child in replica.children(recursive=True):
+        if " ".join(child.cmdline()).startswith("VLLM::"):
+            yield child
+
+
+def below(process: psutil.Process) -> list[psutil.Process]:
+    """The process and all that it started and that still runs."""
+    try:
+        return [process, *process.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    """Those of them that still run: neither gone, nor zombies, nor another with the same number."""
+    return [each for each in processes if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
+
+
+def _status(process: psutil.Process) -> str:
+    try:
+        return process.status()
+    except psutil.NoSuchProcess:
+        return psutil.STATUS_ZOMBIE
+
+
+def shared_memory() -> set[str]:
+    """Names in shared memory, semaphores (``sem.…``) included."""
+    return {path.name for path in SHARED_MEMORY.iterdir()}
+
+
+def unused_since(before: set[str]) -> set[str]:
+    """Names in shared memory that are new and that no process maps or holds open: nobody will ever remove them."""
+    new = shared_memory() - before
+    if not new:
+        return set()
+    used: set[str] = set()
+    for process in psutil.process_iter():
+        try:
+            paths = [Path(entry.path) for entry in process.memory_maps(grouped=True)]
+            paths += [Path(entry.path) for entry in process.open_files()]
+        except (psutil.Error, OSError):
+            continue
+        used |= {path.name for path in paths if path.parent == SHARED_MEMORY}
+    return new - used

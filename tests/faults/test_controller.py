@@ -1,0 +1,119 @@
+"""The controller dies with all its searches: clients learn it at once, and ours asks again for the same tree."""
+
+import asyncio
+import time
+from typing import Any
+
+import httpx
+
+from cluster.client.client import Client
+from cluster.client.replies import Completion, Event, Question, Restarted, StepScored
+from tests.faults.processes import below, replicas, running
+from tests.serve.application import REPAIR_S, Application, kill, problems, until
+
+WIDE = {"strategy": "beam_search", "n": 64, "m": 4}
+SEARCHES = 4
+TOLD_WITHIN_S = 60.0
+
+
+class Killing:
+    """Kills the controller once all searches have shown a step."""
+
+    def __init__(self, searches: int) -> None:
+        self._waits_for = searches
+        self.at: float | None = None
+
+    def seen_a_step(self) -> None:
+        self._waits_for -= 1
+        if self._waits_for == 0:
+            [controller] = replicas("SearchController")
+            self.bereft = below(controller.process)
+            self.at = time.monotonic()
+            kill(controller.process.pid)
+
+
+def questions() -> list[Question]:
+    return [
+        Question(problem.text, WIDE, seed=400 + index)
+        for index, problem in enumerate(problems(SEARCHES, seed=83, level=5))
+    ]
+
+
+async def streamed(client: Client, question: Question, killing: Killing | None) -> tuple[list[Event], Completion]:
+    """Events after the last restart, and the reply; ``killing`` hears of the first step."""
+    events: list[Event] = []
+    told = killing is None
+    restarts = 0
+    async for event in client.stream(question):
+        if isinstance(event, Restarted):
+            events, restarts = [], restarts + 1
+        events.append(event)
+        if not told and isinstance(event, StepScored):
+            assert killing is not None
+            killing.seen_a_step()
+            told = True
+    assert (restarts > 0) == (killing is not None)
+    completion = events[-1]
+    assert isinstance(completion, Completion)
+    return [event for event in events if isinstance(event, StepScored)], completion
+
+
+def steps_of(events: list[Event]) -> dict[Any, Any]:
+    return {event.node: (event.text, event.reward) for event in events if isinstance(event, StepScored)}
+
+
+def test_our_client_gets_the_same_trees(whole: Application) -> None:
+    async def all_streamed(killing: Killing | None) -> list[tuple[list[Event], Completion]]:
+        async with Client(whole.url, whole.key, timeout_s=REPAIR_S) as client:
+            return await asyncio.gather(*(streamed(client, question, killing) for question in questions()))
+
+    undisturbed = asyncio.run(all_streamed(None))
+    killing = Killing(SEARCHES)
+    disturbed = asyncio.run(all_streamed(killing))
+    assert killing.at is not None
+    for (events, reply), (events_then, reply_then) in zip(disturbed, undisturbed, strict=True):
+        assert steps_of(events) == steps_of(events_then)
+        assert reply.text == reply_then.text
+        assert reply.search.answers == reply_then.search.answers
+    until(lambda: not running(killing.bereft), "what the controller had started has ended", 60.0)
+
+
+def test_any_client_learns_of_it_in_time(whole: Application) -> None:
+    """Streams and plain requests end with a 5xx or a closed connection; none waits for its deadline."""
+    killing = Killing(SEARCHES)
+
+    async def plain(client: httpx.AsyncClient, question: Question) -> str:
+        body = request_of(question)
+        try:
+            reply = await client.post("/v1/chat/completions", json=body)
+            return f"status {reply.status_code}"
+        except httpx.TransportError as error:
+            return f"closed: {error!r}"
+
+    async def stream(client: httpx.AsyncClient, question: Question) -> str:
+        lines: list[str] = []
+        try:
+            async with client.stream("POST", "/v1/chat/completions", json=request_of(question, stream=True)) as reply:
+                async for line in reply.aiter_lines():
+                    if '"search_event"' in line and not any('"search_event"' in each for each in lines):
+                        killing.seen_a_step()
+                    lines.append(line)
+        except httpx.TransportError as error:
+            return f"closed: {error!r}"
+        return "whole" if "data: [DONE]" in lines else f"ended after {lines[-2:]}"
+
+    async def all_asked() -> list[str]:
+        async with whole.async_client(httpx.Timeout(REPAIR_S)) as client, asyncio.timeout(REPAIR_S):
+            asked = [*(plain(client, each) for each in questions()), *(stream(client, each) for each in questions())]
+            return await asyncio.gather(*asked)
+
+    ends = asyncio.run(all_asked())
+    assert killing.at is not None
+    seconds = time.monotonic() - killing.at
+    print(f"{seconds:.1f} s after the death: {ends}")
+    assert all(each.startswith(("status 5", "closed", "ended")) for each in ends), ends
+    assert seconds < TOLD_WITHIN_S
+
+
+def request_of(question: Question, stream: bool = False) -> dict[str, object]:
+    return question.as_json("banyan-arithmetic", stream=stream)

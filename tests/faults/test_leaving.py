@@ -1,0 +1,137 @@
+"""Clients that hang up at any moment, or read slowly, leave nothing behind and slow nobody."""
+
+import json
+import random
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.serve.application import Application, problems, request, until
+
+LONG = {"strategy": "beam_search", "n": 64, "m": 4, "max_depth": 40}
+LUCK = random.Random(2)
+SOCKET_S = 60.0
+
+
+@contextmanager
+def connected(application: Application, receive_bytes: int | None = None) -> Iterator[socket.socket]:
+    """A plain connection: the kernel says goodbye at the end of the block, and nobody before."""
+    address = urlsplit(application.url)
+    connection = socket.socket()
+    if receive_bytes is not None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_bytes)
+    connection.settimeout(SOCKET_S)
+    connection.connect((address.hostname, address.port))
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def written(application: Application, seed: int, stream: bool, search: dict[str, object] = LONG) -> bytes:
+    """A whole request as it goes over the wire."""
+    body = json.dumps(request(problems(1, seed=seed, level=5)[0], seed, search=search, stream=stream)).encode()
+    head = (
+        "POST /v1/chat/completions HTTP/1.1\r\n"
+        "Host: banyan\r\n"
+        f"Authorization: Bearer {application.key}\r\n"
+        "Content-Type: application/json\r\n"
+        f"Content-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def in_the_headers(application: Application, seed: int) -> None:
+    with connected(application) as connection:
+        connection.sendall(written(application, seed, stream=False)[:60])
+
+
+def in_the_body(application: Application, seed: int) -> None:
+    with connected(application) as connection:
+        connection.sendall(written(application, seed, stream=False)[:-20])
+        time.sleep(LUCK.uniform(0, 0.2))
+
+
+def before_the_first_byte(application: Application, seed: int) -> None:
+    with connected(application) as connection:
+        connection.sendall(written(application, seed, stream=LUCK.random() < 0.5))
+
+
+def some_time_later(application: Application, seed: int) -> None:
+    with connected(application) as connection:
+        connection.sendall(written(application, seed, stream=LUCK.random() < 0.5))
+        time.sleep(LUCK.uniform(0, 1.5))
+
+
+def with_a_reset(application: Application, seed: int) -> None:
+    with connected(application) as connection:
+        connection.sendall(written(application, seed, stream=True))
+        time.sleep(LUCK.uniform(0, 0.5))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def in_the_stream(application: Application, seed: int) -> None:
+    with connected(application) as connection:
+        connection.sendall(written(application, seed, stream=True))
+        received = b""
+        while received.count(b"search_event") < 1 + seed % 5:
+            piece = connection.recv(4096)
+            assert piece, received[-200:]
+            received += piece
+
+
+def half_closed(application: Application, seed: int) -> None:
+    """Says that it will send no more, and then goes."""
+    with connected(application) as connection:
+        connection.sendall(written(application, seed, stream=True))
+        connection.shutdown(socket.SHUT_WR)
+        time.sleep(LUCK.uniform(0, 0.5))
+
+
+STAGES: tuple[Callable[[Application, int], None], ...] = (
+    in_the_headers,
+    in_the_body,
+    before_the_first_byte,
+    some_time_later,
+    with_a_reset,
+    in_the_stream,
+    half_closed,
+)
+
+
+@pytest.mark.parametrize("leave", STAGES)
+def test_who_hangs_up_leaves_nothing(whole: Application, leave: Callable[[Application, int], None]) -> None:
+    with ThreadPoolExecutor(4) as pool:
+        for _ in pool.map(lambda seed: leave(whole, seed), range(8)):
+            pass
+    until(whole.is_whole, "nothing runs and nothing is left", 30.0)
+
+
+def test_slow_readers_slow_nobody_and_end(whole: Application) -> None:
+    """Streams of which a few bytes are read a second: their searches end, and others do not wait for them."""
+    questions = problems(8, seed=85)
+    undisturbed = whole.trees(questions, seed=600)
+    readers = 8
+    enough = threading.Event()
+    with ThreadPoolExecutor(readers) as pool:
+        reading = [pool.submit(read_slowly, whole, seed, enough) for seed in range(readers)]
+        until(lambda: whole.status()["searches"] >= 1, "the slow ones have begun", 30.0)
+        assert [reply["tree"] for reply in whole.trees(questions, seed=600)] == [each["tree"] for each in undisturbed]
+        until(lambda: whole.status()["searches"] == 0, "the slow ones' searches have ended", 150.0)
+        assert not any(each.done() for each in reading), "their readers have not"
+        enough.set()
+        for each in reading:
+            each.result()
+
+
+def read_slowly(application: Application, seed: int, enough: threading.Event) -> None:
+    with connected(application, receive_bytes=2048) as connection:
+        connection.sendall(written(application, seed, stream=True))
+        while not enough.wait(0.25):
+            connection.recv(16)

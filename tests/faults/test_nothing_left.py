@@ -1,0 +1,17 @@
+"""Last of all: the application ends, and so does all that it started."""
+
+import psutil
+from ray import serve
+
+from tests.faults.processes import below, running, unused_since
+from tests.serve.application import Application, until
+
+
+def test_nothing_is_left_when_it_ends(application: Application, shared_memory_before: set[str]) -> None:
+    processes = below(psutil.Process())[1:]
+    replicas = [each for each in processes if f"ServeReplica:{application.NAME}:" in " ".join(each.cmdline())]
+    engines = [child for replica in replicas for child in below(replica)]
+    assert len(engines) > len(replicas)
+    serve.delete(application.NAME)
+    until(lambda: not running(engines), "all replicas and their engines have ended", 60.0)
+    until(lambda: not unused_since(shared_memory_before), "nothing is left in shared memory", 30.0)

@@ -1,0 +1,35 @@
+"""All replicas are replaced by others while searches run, and every search is answered."""
+
+from collections import Counter
+
+import pytest
+from ray import serve
+
+from deployments.app import build
+from tests.faults.load import Load, told
+from tests.faults.processes import replicas
+from tests.serve.application import Application, problems
+
+DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
+
+
+@pytest.fixture(autouse=True)
+def _only_where_there_is_time(pytestconfig: pytest.Config) -> None:
+    if not pytestconfig.getoption("--rolling-update"):
+        pytest.skip("--rolling-update")
+
+
+@pytest.mark.timeout(1200)
+def test_an_update_answers_everybody(whole: Application) -> None:
+    load = Load(whole, problems(16, seed=84), seed=500)
+    undisturbed = [load.once(whole.http, index) for index in range(16)]
+    before = {each.process for each in replicas(*DEPLOYMENTS)}
+    limits = whole.config.controller.limits.model_copy(update={"seconds": whole.config.controller.limits.seconds + 1})
+    controller = whole.config.controller.model_copy(update={"limits": limits})
+    with load.of(clients=8):
+        serve.run(build(whole.config.model_copy(update={"controller": controller})), name=whole.NAME)
+    outcomes = load.outcomes
+    print(f"{len(outcomes)} searches, {Counter(each.status for each in outcomes)}")
+    assert not before & {each.process for each in replicas(*DEPLOYMENTS)}, "all replicas are new"
+    assert all(each.is_whole for each in outcomes), told(outcomes, lambda each: each.is_whole)
+    assert all(each.tree == undisturbed[each.index].tree for each in outcomes)

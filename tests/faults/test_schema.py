@@ -1,0 +1,111 @@
+"""Requests made up from the published schema, right ones and wrong ones: none ends in a 5xx, no engine restarts."""
+
+from collections import Counter
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from schemathesis import APIOperation, Case, GenerationMode
+
+from tests.faults.processes import replicas
+from tests.faults.variants import Variant
+from tests.serve.application import until
+
+MODEL = "banyan-arithmetic"
+QUESTION = "Start with 1. Add 2. What is the result?"
+REQUEST_S = 60.0
+"""A request is allowed five seconds and some grace; this much shows that it hangs."""
+
+
+@pytest.mark.timeout(3600)
+def test_nothing_made_up_from_the_schema_fails_the_service(limited: Variant, pytestconfig: pytest.Config) -> None:
+    document = limited.application.http.get(f"{limited.prefix}/openapi.json").json()
+    operations = [found.ok() for found in schemathesis.openapi.from_dict(document).get_all_operations()]
+    assert len(operations) >= 8
+    cases = pytestconfig.getoption("--schema-cases")
+    plan = [(operation, mode) for operation in operations for mode in modes_of(operation)]
+    engines = {each.process for each in replicas("Generator", "ProcessRewardModel")}
+    statuses: Counter[tuple[str, str, int]] = Counter()
+    bodies = sum(has_body(operation) for operation, _ in plan)
+    small = max(1, cases // 50)
+    for operation, mode in plan:
+        share = (cases - small * (len(plan) - bodies)) // bodies if has_body(operation) else small
+        for status in answered(limited, operation, mode, share):
+            statuses[operation.path, mode.value, status] += 1
+    for (path, mode_name, status), count in sorted(statuses.items()):
+        print(f"{path:24} {mode_name:9} {status} {count:5}")
+    assert statuses.total() >= 0.9 * cases
+    assert any(status == 200 and path == "/v1/chat/completions" for path, _, status in statuses)
+    until(limited.is_idle, "nothing runs and nothing is left", 60.0)
+    assert {each.process for each in replicas("Generator", "ProcessRewardModel")} == engines, "no engine was restarted"
+
+
+def has_body(operation: APIOperation) -> bool:
+    return bool(operation.method == "post")
+
+
+def modes_of(operation: APIOperation) -> list[GenerationMode]:
+    """Where nothing can be wrong in a request, there are no wrong ones."""
+    return list(GenerationMode) if has_body(operation) else [GenerationMode.POSITIVE]
+
+
+def answered(limited: Variant, operation: APIOperation, mode: GenerationMode, cases: int) -> list[int]:
+    """The statuses of so many requests."""
+    statuses: list[int] = []
+
+    @seed(1)
+    @settings(
+        max_examples=cases,
+        deadline=None,
+        database=None,
+        derandomize=False,
+        phases=[Phase.generate],
+        verbosity=Verbosity.quiet,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def ask(case: Case) -> None:
+        if mode is GenerationMode.POSITIVE:
+            aim(case)
+        headers = {"Authorization": f"Bearer {limited.application.key}"}
+        reply = case.call(base_url=limited.url, headers=headers, timeout=REQUEST_S)
+        shown = f"{reply.status_code} for {case.as_curl_command()[:2000]}: {reply.text[:500]}"
+        assert is_no_failure(reply), shown
+        if reply.status_code >= 400 and "application/json" in str(reply.headers.get("content-type")):
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}, shown
+        statuses.append(reply.status_code)
+
+    ask()
+    return statuses
+
+
+def is_no_failure(reply: Any) -> bool:
+    """Whether it is no 5xx, or says that the time that the request itself or `small_limits` gave was too little."""
+    return reply.status_code < 500 or (
+        reply.status_code == 504 and reply.json()["error"]["code"] == "deadline_exceeded"
+    )
+
+
+def aim(case: Case) -> None:
+    """What no schema can say and a request needs to get further: the model's name, whole numbers without a point, the
+    user's last word, and nothing in fields that may carry nothing."""
+    body: Any = case.body
+    if not isinstance(body, dict):
+        return
+    for part in (body, body.get("search")):
+        if isinstance(part, dict):
+            part.update({name: int(value) for name, value in part.items() if is_whole(value)})
+    if "model" in body:
+        body["model"] = MODEL
+    if not body.get("stream"):
+        body.pop("stream_options", None)
+    if isinstance(body.get("messages"), list) and body["messages"]:
+        body["messages"] = [{"role": each["role"], "content": each["content"]} for each in body["messages"]]
+        body["messages"][-1] = {"role": "user", "content": QUESTION}
+    if "prompt" in body and not isinstance(body["prompt"], str | list):
+        body["prompt"] = QUESTION
+
+
+def is_whole(value: Any) -> bool:
+    return isinstance(value, float) and value.is_integer()

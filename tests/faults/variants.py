@@ -1,0 +1,70 @@
+"""Controllers with settings of their own over the engines of an application that runs."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ray import serve
+
+from deployments.config import AppConfig, ControllerUserConfig
+from deployments.controller import SearchController
+from deployments.engines.rewards.function import FunctionSettings
+from deployments.http.keys import read_records
+from deployments.prm import ProcessRewardModel
+from tests.serve.application import Application
+
+Json = dict[str, Any]
+LIMITS = {"n": 4, "tokens": 200, "seconds": 5}
+
+
+class Variant:
+    """Where such a controller is asked."""
+
+    def __init__(self, application: Application, name: str) -> None:
+        self.application = application
+        self.prefix = f"/{name}"
+        self.url = application.url + self.prefix
+
+    def post(self, path: str, body: Any) -> Any:
+        return self.application.http.post(f"{self.prefix}{path}", json=body)
+
+    def status(self) -> Json:
+        status: Json = self.application.http.get(f"{self.prefix}/v1/status").json()
+        return status
+
+    def is_idle(self) -> bool:
+        status = self.status()
+        return status["searches"] == 0 and status["integrity"] == []
+
+
+def small_limits(application: Application) -> Any:
+    """A controller that allows n 4, 200 tokens and 5 seconds."""
+    config = application.config
+    controller = config.controller.model_copy(
+        update={"limits": config.controller.limits.model_copy(update=LIMITS), "default_search": {"strategy": "greedy"}}
+    )
+    prm = serve.get_deployment_handle("ProcessRewardModel", application.NAME)
+    return _variant(application, "limited", config.model_copy(update={"controller": controller}), prm)
+
+
+def faulty_prm(application: Application) -> Any:
+    """A controller whose rewards come from `tests.faults.misbehaviour.reward`."""
+    prm = FunctionSettings(function="tests.faults.misbehaviour:reward", max_num_seqs=64)
+    bound = ProcessRewardModel.options(ray_actor_options={"num_cpus": 0}).bind(prm)
+    return _variant(application, "function", application.config.model_copy(update={"prm": prm}), bound)
+
+
+@contextmanager
+def _variant(application: Application, name: str, config: AppConfig, prm: Any) -> Iterator[Variant]:
+    generator = serve.get_deployment_handle("Generator", application.NAME)
+    keys = read_records(config.http.api_keys_file)
+    controller = SearchController.options(
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=256,
+        user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
+    ).bind(config, generator, prm)
+    serve.run(controller, name=name, route_prefix=f"/{name}")
+    try:
+        yield Variant(application, name)
+    finally:
+        serve.delete(name)

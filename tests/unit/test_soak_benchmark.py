@@ -1,0 +1,66 @@
+"""What the soak makes of its samples."""
+
+from typing import Any
+
+import psutil
+import pytest
+
+from benchmarks.soak import MAX_MB, REWARD_CACHE, Sample, Samples, Trend, claims
+
+
+def trend(mb_a_minute: float, descriptors: int = 20, gained: int = 0) -> Trend:
+    samples = [
+        Sample(index / 6, 110.0, 100.0 + mb_a_minute * index / 6, descriptors + gained * (index > 90))
+        for index in range(120)
+    ]
+    return Trend.of("engine", 7, samples)
+
+
+def figures(*trends: Trend, **changed: Any) -> dict[str, Any]:
+    return {
+        "trends": list(trends),
+        "rewards_kept_when_it_began": [REWARD_CACHE],
+        "kv_blocks_in_use_when_idle": [0, 0],
+        "integrity_when_idle": [],
+        "searches": {"status 200": 9, "hung up": 1},
+    } | changed
+
+
+def broken(figures: dict[str, Any]) -> list[str]:
+    return [each["name"] for each in claims(figures) if not each["holds"]]
+
+
+def test_a_line_through_the_samples() -> None:
+    assert trend(2.5).mb_per_minute == pytest.approx(2.5)
+    assert trend(-1).mb_per_minute == pytest.approx(-1)
+    assert trend(0, gained=5).descriptors_gained == 5
+    assert len(trend(0).json["minutes"]) <= 120
+
+
+def test_a_level_run_holds_all_claims() -> None:
+    assert broken(figures(trend(0.1), trend(-3))) == []
+
+
+@pytest.mark.parametrize(
+    ("lost", "name"),
+    [
+        (figures(trend(0), trend(MAX_MB + 0.1)), "MB a minute"),
+        (figures(trend(0, gained=9)), "descriptors gained"),
+        (figures(trend(0), kv_blocks_in_use_when_idle=[0, 1]), "KV blocks"),
+        (figures(trend(0), integrity_when_idle=["a branch"]), "nothing is left"),
+        (figures(trend(0), rewards_kept_when_it_began=[9]), "reward cache"),
+        (figures(trend(0), searches={"status 200": 9, "status 500": 1}), "every search"),
+    ],
+)
+def test_what_is_lost_breaks_the_claim_about_it(lost: dict[str, Any], name: str) -> None:
+    assert [each.startswith((name, "the " + name)) for each in broken(lost)] == [True]
+
+
+def test_processes_are_sampled_with_memory_and_descriptors() -> None:
+    samples = Samples()
+    with psutil.Popen(["sleep", "30"]) as child:
+        samples.take(0.5)
+        child.kill()
+    [sample] = next(of for process, of in samples.of.items() if process.pid == child.pid)
+    assert sample.minute == 0.5
+    assert min(sample.rss_mb, sample.pss_mb, sample.descriptors) > 0
