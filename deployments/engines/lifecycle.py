@@ -76,7 +76,7 @@ class EngineLifecycle(ABC, Generic[Started]):
         """Raises EngineStartError when the engine does not come up, or its model is of no use; nothing is left then."""
         engine = await _start_engine(self._settings, self._arguments())
         try:
-            # vLLM asks this with an engine's first pooling request, and would wait for the answer of a dead one for ever.
+            # vLLM asks this with an engine's first pooling request, and waits for ever for the answer of a dead one.
             await engine.get_supported_tasks()
             self._started = self._derive(engine)
         except BaseException:
