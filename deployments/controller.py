@@ -24,6 +24,7 @@ from deployments.http.health import Health
 from deployments.http.jobs import Encoder, Jobs
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
+from deployments.http.stopping import Door, StoppingMiddleware
 from deployments.loop_delay import LoopDelay
 from deployments.places import Places
 from deployments.serve_calls import Retries, everywhere
@@ -56,6 +57,7 @@ class SearchControllerReplica:
         require_authenticated_cluster(config.http)
         self._config = config
         self._keys = ApiKeys()
+        self._door = Door()
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
@@ -103,7 +105,9 @@ class SearchControllerReplica:
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made."""
-        return create_app(self._endpoint, self._keys)
+        app = create_app(self._endpoint, self._keys)
+        app.add_middleware(StoppingMiddleware, door=self._door)
+        return app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
         """Called by Serve with the deployment's ``user_config``, at the start and whenever it changed.
@@ -124,6 +128,10 @@ class SearchControllerReplica:
         """
         if not self._keys.told:
             raise AccessError("SearchController has no user_config, in which its API keys should be")
+
+    async def stop(self, grace_s: float) -> None:
+        """Serves nobody any more; what has begun is finished within ``grace_s``, or told that it will not be."""
+        await self._door.close(grace_s)
 
     async def status(self) -> dict[str, Any]:
         """Searches that run in this replica, counters of every engine, and what is wrong if anything is."""
@@ -162,6 +170,7 @@ SearchController = serve.deployment(
     health_check_period_s=5.0,
     health_check_timeout_s=20.0,
     graceful_shutdown_timeout_s=20.0,
+    graceful_shutdown_wait_loop_s=0.2,
 )(SearchControllerReplica)
 """To be bound with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
 

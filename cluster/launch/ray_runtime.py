@@ -1,5 +1,6 @@
 """Ray and Serve as the foreground application needs them. Imports Ray: import this only to start something."""
 
+import asyncio
 import io
 import logging
 import os
@@ -7,7 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from typing import Any, NamedTuple
 
 import ray
@@ -16,9 +17,14 @@ from ray import serve
 from ray.serve.context import _get_global_client
 from ray.serve.schema import ApplicationStatus, ServeDeploySchema
 
+from cluster.launch.config_file import CONTROLLER
 from cluster.launch.errors import LaunchError
 
 POLL_S = 0.5
+GRACE_S = 15.0
+"""How long searches that have begun may go on when serving ends."""
+TELL_S = 5.0
+"""How long controllers may take to hear of it, and to tell clients that their searches are not finished."""
 FAILED = frozenset({ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY})
 MAX_REASON_LINES = 6
 MAX_REASON_CHARACTERS = 2_000
@@ -108,10 +114,23 @@ def stop(before_ray_ends: Callable[[], None]) -> None:
     # Ray reports the controller's orderly end as a failed task, on stdout, somewhat later.
     with redirect_stdout(io.StringIO()):
         try:
+            with suppress(Exception):  # of an application that never ran, or whose controllers are gone
+                asyncio.run(_finish_requests())
             serve.shutdown()  # type: ignore[no-untyped-call]
         finally:
             before_ray_ends()
             ray.shutdown()
+
+
+async def _finish_requests() -> None:
+    """Has the controllers finish what they have begun; Serve's own end would cut it off."""
+    for name in serve.status().applications:
+        handle = serve.get_deployment_handle(CONTROLLER, name)
+        try:
+            replies = handle.broadcast("stop", GRACE_S)
+            await replies.results_async(timeout_s=GRACE_S + TELL_S, return_exceptions=True)
+        finally:
+            await handle.shutdown_async()  # type: ignore[no-untyped-call]
 
 
 def _reason(application: Any) -> str:

@@ -83,7 +83,7 @@ class EngineLifecycle(ABC, Generic[Started]):
         """
         engine = await _start_engine(self._settings, self._arguments(), stat_loggers)
         try:
-            # vLLM asks this with the first pooling request, and would wait for the answer of a dead engine for ever.
+            # vLLM asks this with an engine's first pooling request, and waits for ever for the answer of a dead one.
             await engine.get_supported_tasks()
             self._started = self._derive(engine)
         except BaseException:

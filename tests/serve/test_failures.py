@@ -28,6 +28,13 @@ async def _cached_by_call(application: Application, prefix: tuple[int, ...], cal
     return cached
 
 
+def engine_of(replica_pid: int) -> psutil.Process:
+    """The process of a replica's engine."""
+    children = psutil.Process(replica_pid).children(recursive=True)
+    [engine] = [child for child in children if "EngineCore" in " ".join(child.cmdline())]
+    return engine
+
+
 @pytest.fixture
 def fresh_prefix() -> tuple[int, ...]:
     """A prefix of 320 tokens that no test has used: ten whole blocks."""
@@ -77,3 +84,41 @@ def test_losing_a_replica_changes_no_tree(idle: Application) -> None:
     assert all(reply["search"]["stop_reason"] == "finished" for reply in disturbed)
     assert all(not reply["search"]["degraded"] for reply in disturbed)
     assert [reply["tree"] for reply in disturbed] == [reply["tree"] for reply in undisturbed]
+
+
+def test_an_engine_that_hangs_is_replaced_and_changes_no_tree(idle: Application) -> None:
+    questions = problems(16, seed=43)
+    undisturbed = idle.trees(questions, seed=300)
+    replica = idle.replica_pids("Generator")[0]
+    engine = engine_of(replica)
+    disturbed = idle.trees(questions, seed=300, during=engine.suspend)
+    assert all(reply["search"]["stop_reason"] == "finished" for reply in disturbed)
+    assert all(not reply["search"]["degraded"] for reply in disturbed)
+    assert [reply["tree"] for reply in disturbed] == [reply["tree"] for reply in undisturbed]
+    until(lambda: not psutil.pid_exists(replica), "the replica has ended", REPAIR_S)
+    until(lambda: not engine.is_running(), "its engine has ended", REPAIR_S)
+    until(lambda: len(idle.replica_pids("Generator")) == 2, "another is there", REPAIR_S)
+
+
+def test_searches_do_without_a_prm_that_hangs_until_it_is_back(idle: Application) -> None:
+    questions = problems(16, seed=44)
+    [replica] = idle.replica_pids("ProcessRewardModel")
+    engine = engine_of(replica)
+    without = idle.trees(questions, seed=400, during=engine.suspend)
+    assert any(reply["search"]["degraded"] for reply in without)
+    assert all(reply["choices"][0]["message"]["content"] for reply in without)
+    # The first ones have waited for it; these no longer do.
+    assert all(reply["search"]["degraded"] for reply in idle.trees(questions, seed=500))
+    until(lambda: not engine.is_running(), "its engine has ended", REPAIR_S)
+    until(lambda: not idle.chat(questions[0], 600)["search"]["degraded"], "the PRM is back", REPAIR_S, every_s=1.0)
+
+
+def test_a_replica_whose_process_hangs_is_replaced(idle: Application) -> None:
+    replica = psutil.Process(idle.replica_pids("Generator")[0])
+    engine = engine_of(replica.pid)
+    replica.suspend()
+    replies = idle.trees(problems(16, seed=45), seed=700)
+    assert all(reply["search"]["stop_reason"] == "finished" for reply in replies)
+    until(lambda: not replica.is_running(), "the replica has ended", REPAIR_S)
+    until(lambda: not engine.is_running(), "its engine has ended", REPAIR_S)
+    until(lambda: len(idle.replica_pids("Generator")) == 2, "another is there", REPAIR_S)
