@@ -5,6 +5,7 @@ Last by name's order among the heavy ones on purpose: each test ends with the ap
 
 from uuid import uuid4
 
+import psutil
 import pytest
 from ray import serve
 
