@@ -114,5 +114,9 @@ class EngineReplica:
             logger.error("%s; this replica ends", error)
             # By force after that time: nothing here may keep the process alive.
             threading.Timer(LEAVE_S, os._exit, (FAILED,)).start()
-            self._engine.shutdown()
-            os._exit(FAILED)
+            try:
+                self._engine.shutdown()
+            except BaseException:
+                logger.exception("the engine's end failed")
+            finally:
+                os._exit(FAILED)

@@ -1,0 +1,99 @@
+"""A replica whose engine is dead ends its process, whatever else goes wrong; one whose engine only refused stays."""
+
+import asyncio
+
+import pytest
+
+from deployments import replica
+from deployments.prm import PrmReplica
+from search.errors import ScorerError, ScorerRefused
+from search.ports import ScoreRequest
+
+pytestmark = pytest.mark.asyncio
+
+REQUEST = ScoreRequest("search", "question", (), 1.0)
+
+
+class Engine:
+    """Starts and scores as it is told."""
+
+    silent_s = 0.0
+
+    def __init__(self) -> None:
+        self.failure: ScorerError | None = None
+        self.dead = False
+
+    async def start(self) -> None:
+        pass
+
+    async def score(self, request: ScoreRequest) -> list[list[float]]:
+        if self.failure:
+            raise self.failure
+        return []
+
+    def check_alive(self) -> None:
+        if self.dead:
+            raise ScorerError("the engine is dead")
+
+    def shutdown(self) -> None:
+        if self.dead:
+            self.dead = False
+            raise OSError("no such process")
+
+
+class Exited(BaseException):
+    pass
+
+
+@pytest.fixture
+def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The statuses with which the process would have ended."""
+    statuses: list[int] = []
+
+    def leave(status: int) -> None:
+        statuses.append(status)
+        raise Exited
+
+    class NoTimer:
+        def __init__(self, *_: object) -> None: ...
+
+        def start(self) -> None: ...
+
+    monkeypatch.setattr(replica.os, "_exit", leave)
+    monkeypatch.setattr(replica.threading, "Timer", NoTimer)
+    monkeypatch.setattr(replica, "LOOK_EVERY_S", 0.01)
+    return statuses
+
+
+def prm_replica() -> tuple[PrmReplica, Engine]:
+    made, engine = PrmReplica.__new__(PrmReplica), Engine()
+    made._engine = engine  # type: ignore[assignment]
+    return made, engine
+
+
+async def test_a_call_that_fails_with_its_engine_ends_the_replica(exits: list[int]) -> None:
+    made, engine = prm_replica()
+    assert await made.score(REQUEST) == []
+    engine.failure, engine.dead = ScorerError("the engine failed"), True
+    with pytest.raises(Exited):
+        await made.score(REQUEST)
+    assert exits == [replica.FAILED]
+
+
+async def test_a_call_that_is_refused_ends_nothing(exits: list[int]) -> None:
+    made, engine = prm_replica()
+    engine.failure = ScorerRefused("too long")
+    with pytest.raises(ScorerRefused):
+        await made.score(REQUEST)
+    assert exits == []
+
+
+async def test_a_replica_without_calls_ends_with_its_engine_too(exits: list[int]) -> None:
+    made, engine = prm_replica()
+    await made._start()
+    await asyncio.sleep(0.05)
+    assert exits == []
+    engine.dead = True
+    with pytest.raises(Exited):
+        await asyncio.wait_for(made._watch, 10)
+    assert exits == [replica.FAILED]
