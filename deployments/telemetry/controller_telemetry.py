@@ -1,6 +1,7 @@
 """What a controller starts to be seen."""
 
 import asyncio
+from contextlib import suppress
 
 from deployments.config import TelemetrySettings
 from deployments.loop_delay import LoopDelay
@@ -71,6 +72,7 @@ class ControllerTelemetry:
 
     def close(self) -> None:
         if self._publishing is not None:
-            self._publishing.cancel()
+            with suppress(RuntimeError):  # its loop is closed
+                self._publishing.cancel()
         if self._provider is not None:
             self._provider.shutdown()

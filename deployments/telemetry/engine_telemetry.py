@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
 from deployments.config import TelemetrySettings
@@ -86,4 +87,5 @@ class EngineTelemetry:
     def close(self) -> None:
         """Asks no more: the engine is about to end."""
         if self._publishing is not None:
-            self._publishing.cancel()
+            with suppress(RuntimeError):  # its loop is closed
+                self._publishing.cancel()

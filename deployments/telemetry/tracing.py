@@ -22,6 +22,8 @@ from search.run.report import RoundStarted, StopReason
 if TYPE_CHECKING:
     from deployments.telemetry.searches import SearchRecord
 
+EXPORT_S = 2.0
+"""Longest attempt to send spans, retries included: a replica that stops waits for the last one."""
 ANSWERED = frozenset(reason.value for reason in StopReason)
 
 
@@ -105,7 +107,7 @@ def tracer_provider(settings: TracingSettings) -> TracerProvider:
     # Here and not above: its HTTP client is of no use to whoever does not trace.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
-    exporter: SpanExporter = OTLPSpanExporter(endpoint=settings.endpoint)
+    exporter: SpanExporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_S)
     provider = TracerProvider(
         sampler=ParentBased(TraceIdRatioBased(settings.ratio)), resource=Resource.create({"service.name": "banyan"})
     )

@@ -85,7 +85,7 @@ def test_off_by_default_and_sent_where_the_settings_say(monkeypatch: pytest.Monk
     sent: list[str | None] = []
 
     class Exporter(InMemorySpanExporter):
-        def __init__(self, endpoint: str | None) -> None:
+        def __init__(self, endpoint: str | None, timeout: float) -> None:
             sent.append(endpoint)
             super().__init__()
 
