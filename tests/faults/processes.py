@@ -1,6 +1,7 @@
 """Processes of an application and what they leave: who dies with whom, and what stays in shared memory."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -8,6 +9,7 @@ from typing import NamedTuple
 import psutil
 
 SHARED_MEMORY = Path("/dev/shm")
+REMOVED_WITHIN_S = 30.0
 
 
 class Replica(NamedTuple):
@@ -61,6 +63,14 @@ def _status(process: psutil.Process) -> str:
 def shared_memory() -> set[str]:
     """Names in shared memory, semaphores (``sem.…``) included."""
     return {path.name for path in SHARED_MEMORY.iterdir()}
+
+
+def assert_none_unused(before: set[str]) -> None:
+    """Nothing is left in shared memory, within the time that the cache server's keeper takes to look."""
+    deadline = time.monotonic() + REMOVED_WITHIN_S
+    while unused := unused_since(before):
+        assert time.monotonic() < deadline, f"left in shared memory: {sorted(unused)}"
+        time.sleep(1.0)
 
 
 def unused_since(before: set[str]) -> set[str]:
