@@ -10,7 +10,7 @@ import pytest
 from tests.serve.application import REPAIR_S, Application, cache_servers, problems, until
 
 
-@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("what", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_no_search_and_no_tree_depends_on_the_cache_server(whole: Application, what: signal.Signals) -> None:
     questions = problems(8, seed=82)
     undisturbed = whole.trees(questions, seed=300)
