@@ -35,10 +35,11 @@ class Application:
 
     NAME = "banyan"
 
-    def __init__(self, url: str, key: str, config: AppConfig, started_at: float) -> None:
-        """``key``: an API key that it accepts. ``started_at``: Unix seconds."""
+    def __init__(self, url: str, key: str, config: AppConfig, started_at: float, other_key: str) -> None:
+        """``key`` and ``other_key``: API keys that it accepts. ``started_at``: Unix seconds."""
         self.url = url
         self.key = key
+        self.other_key = other_key
         self.config = config
         self.started_at = started_at
         self.http = self.client(httpx.Timeout(300.0))
@@ -115,14 +116,14 @@ class Application:
 
 @contextmanager
 def running(settings: Json, directory: Path) -> Iterator[Application]:
-    """The application on a Ray of its own, for who has the key that is made in ``directory``."""
+    """The application on a Ray of its own, for who has one of the two keys that are made in ``directory``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
     os.environ.pop("BANYAN_API_KEYS", None)
-    key = secrets.token_urlsafe()
+    key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
     keys_file = directory / "keys"
-    keys_file.write_text(f"{key}  # the tests\n")
+    keys_file.write_text(f"{key}  # the tests\n{other_key}\n")
     started_at = time.time()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
@@ -130,7 +131,7 @@ def running(settings: Json, directory: Path) -> Iterator[Application]:
         http = {**settings.get("http", {}), "api_keys_file": str(keys_file)}
         config = AppConfig.model_validate({**settings, "http": http})
         serve.run(build(config), name=Application.NAME)
-        application = Application(f"http://127.0.0.1:{port}", key, config, started_at)
+        application = Application(f"http://127.0.0.1:{port}", key, config, started_at, other_key)
         yield application
         application.http.close()
     finally:

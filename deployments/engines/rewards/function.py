@@ -2,7 +2,6 @@
 
 import asyncio
 import inspect
-import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,7 +16,6 @@ from search.import_path import imported_function
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
 
-logger = logging.getLogger("banyan.reward_function")
 RewardFunction = Callable[[str, Sequence[str]], "float | Awaitable[float]"]
 """Told a question and the texts of a path's steps, it returns the last step's reward in [0, 1]."""
 CANARY = ("canary", ("canary",))
@@ -70,9 +68,7 @@ class FunctionScorer:
             raise ScorerError(f"{self._name} was not done within {request.deadline_s:g} s") from error
         except ExceptionGroup as group_of_failures:
             failure = group_of_failures.exceptions[0]
-            # What it says may name machines and quote users: not for clients, and for the log where that is wanted.
-            logger.debug("%s failed", self._name, exc_info=failure)
-            raise ScorerError(f"{self._name} failed: {type(failure).__name__}") from failure
+            raise ScorerError(f"{self._name} failed: {failure!r}") from failure
         rewards = [[task.result() for task in row] for row in tasks]
         return check_rewards(rewards, [item.unscored for item in request.items], self._name)
 
