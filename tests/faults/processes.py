@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import psutil
 
+PID = re.compile(r"(?<=[_-])\d{2,7}(?=[_-])")
 SHARED_MEMORY = Path("/dev/shm")
 REMOVED_WITHIN_S = 30.0
 
@@ -74,7 +75,8 @@ def assert_none_unused(before: set[str]) -> None:
 
 
 def unused_since(before: set[str]) -> set[str]:
-    """Names in shared memory that are new and that no process maps or holds open: nobody will ever remove them."""
+    """Names in shared memory that are new, that no process maps or holds open, and whose creator, where they name one
+    (``lmcache_kv_PID_0``, ``sem.loky-PID-…``), has gone: nobody will ever remove them."""
     new = shared_memory() - before
     if not new:
         return set()
@@ -86,4 +88,4 @@ def unused_since(before: set[str]) -> set[str]:
         except (psutil.Error, OSError):
             continue
         used |= {path.name for path in paths if path.parent == SHARED_MEMORY}
-    return new - used
+    return {name for name in new - used if not any(psutil.pid_exists(int(pid)) for pid in PID.findall(name))}
