@@ -32,7 +32,7 @@ test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
 
 test-faults: setup ## what dies, hangs, attacks and leaves, at length: half an hour; its short form is part of `test`
-	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --rolling-update $(ARGS)
+	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --long $(ARGS)
 
 test-faults-short: setup ## the same for some minutes
 	$(PYTEST) tests/faults $(ARGS)

@@ -373,5 +373,4 @@ class TestEngines:
         os.close(pidfd)
         until(lambda: not left & segments.segments())
         assert mapped - left <= segments.segments()
-        for semaphore in segments.SHM.glob(f"sem.loky-{victim}-*"):  # of a library the engine imports, 32 bytes
-            semaphore.unlink()
+        until(lambda: victim not in segments.semaphores().values())

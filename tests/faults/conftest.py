@@ -33,7 +33,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-seconds", type=float, default=45.0, help="how long replicas are killed at random")
     parser.addoption("--least-kills", type=int, default=1, help="so many kills there must have been in that time")
     parser.addoption("--schema-cases", type=int, default=100, help="requests made up from /openapi.json")
-    parser.addoption("--rolling-update", action="store_true", help="replace all replicas under load: minutes")
+    parser.addoption("--long", action="store_true", help="also what takes minutes each")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes minutes; only with --long")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +47,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning"):
             item.add_marker(pytest.mark.filterwarnings(f"default::{category}"))  # Ray's own
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(600))
+            item.add_marker(pytest.mark.timeout(600 + item.config.getoption("--kill-seconds")))
+        if item.get_closest_marker("long") and not item.config.getoption("--long"):
+            item.add_marker(pytest.mark.skip(reason="takes minutes: --long"))
     others = [item for item in items if item not in ours]
     items[:] = [*others, *sorted(ours, key=lambda item: ORDER.index(item.path.name))]
 

@@ -1,13 +1,16 @@
 """Processes of an application and what they leave: who dies with whom, and what stays in shared memory."""
 
 import re
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
+PID = re.compile(r"(?<=[_-])\d{2,7}(?=[_-])")
 SHARED_MEMORY = Path("/dev/shm")
+REMOVED_WITHIN_S = 30.0
 
 
 class Replica(NamedTuple):
@@ -63,8 +66,17 @@ def shared_memory() -> set[str]:
     return {path.name for path in SHARED_MEMORY.iterdir()}
 
 
+def assert_none_unused(before: set[str]) -> None:
+    """Nothing is left in shared memory, within the time that the cache server's keeper takes to look."""
+    deadline = time.monotonic() + REMOVED_WITHIN_S
+    while unused := unused_since(before):
+        assert time.monotonic() < deadline, f"left in shared memory: {sorted(unused)}"
+        time.sleep(1.0)
+
+
 def unused_since(before: set[str]) -> set[str]:
-    """Names in shared memory that are new and that no process maps or holds open: nobody will ever remove them."""
+    """Names in shared memory that are new, that no process maps or holds open, and whose creator, where they name one
+    (``lmcache_kv_PID_0``, ``sem.loky-PID-…``), has gone: nobody will ever remove them."""
     new = shared_memory() - before
     if not new:
         return set()
@@ -76,4 +88,4 @@ def unused_since(before: set[str]) -> set[str]:
         except (psutil.Error, OSError):
             continue
         used |= {path.name for path in paths if path.parent == SHARED_MEMORY}
-    return new - used
+    return {name for name in new - used if not any(psutil.pid_exists(int(pid)) for pid in PID.findall(name))}

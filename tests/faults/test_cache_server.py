@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 
 import psutil
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from tests.serve.application import REPAIR_S, Application, cache_servers, problems, until
 
 
-@pytest.mark.parametrize("what", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("what", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
 def test_no_search_and_no_tree_depends_on_the_cache_server(whole: Application, what: signal.Signals) -> None:
     questions = problems(8, seed=82)
     undisturbed = whole.trees(questions, seed=300)
@@ -17,7 +18,9 @@ def test_no_search_and_no_tree_depends_on_the_cache_server(whole: Application, w
     assert servers
     gone = {server.pid for server in servers}
     try:
+        began = time.monotonic()
         disturbed = whole.trees(questions, seed=300, during=lambda: [os.kill(pid, what) for pid in gone])
+        print(f"{what.name}: {len(questions)} searches took {time.monotonic() - began:.1f} s")
         assert [reply["tree"] for reply in disturbed] == [reply["tree"] for reply in undisturbed]
         assert all(reply["search"]["stop_reason"] == "finished" for reply in disturbed)
         until(
@@ -25,6 +28,7 @@ def test_no_search_and_no_tree_depends_on_the_cache_server(whole: Application, w
             "another server has taken its place",
             REPAIR_S,
         )
+        print(f"{what.name}: another server after {time.monotonic() - began:.1f} s")
         assert [reply["tree"] for reply in whole.trees(questions, seed=300)] == [each["tree"] for each in undisturbed]
     finally:
         for server in servers:

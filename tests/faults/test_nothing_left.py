@@ -3,7 +3,7 @@
 import psutil
 from ray import serve
 
-from tests.faults.processes import below, running, unused_since
+from tests.faults.processes import assert_none_unused, below, running
 from tests.serve.application import Application, until
 
 
@@ -14,4 +14,4 @@ def test_nothing_is_left_when_it_ends(application: Application, shared_memory_be
     assert len(engines) > len(replicas)
     serve.delete(application.NAME)
     until(lambda: not running(engines), "all replicas and their engines have ended", 60.0)
-    until(lambda: not unused_since(shared_memory_before), "nothing is left in shared memory", 30.0)
+    assert_none_unused(shared_memory_before)

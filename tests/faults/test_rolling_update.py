@@ -13,12 +13,7 @@ from tests.serve.application import Application, problems
 DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
 
 
-@pytest.fixture(autouse=True)
-def _only_where_there_is_time(pytestconfig: pytest.Config) -> None:
-    if not pytestconfig.getoption("--rolling-update"):
-        pytest.skip("--rolling-update")
-
-
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_an_update_answers_everybody(whole: Application) -> None:
     load = Load(whole, problems(16, seed=84), seed=500)

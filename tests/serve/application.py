@@ -116,7 +116,7 @@ class Application:
 
 @contextmanager
 def running(settings: Json, directory: Path) -> Iterator[Application]:
-    """The application on a Ray of its own, for who has the key that is made in ``directory``."""
+    """The application on a Ray of its own, for who has one of the two keys that are made in ``directory``."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

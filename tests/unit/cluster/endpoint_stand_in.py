@@ -56,6 +56,8 @@ class Endpoint:
     dropped_replies: int = 0
     """So many connections are closed in the middle of a plain reply."""
     hang: bool = False
+    only_pings: bool = False
+    """Streams say that they are alive, and nothing else."""
     api_key: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
@@ -114,6 +116,9 @@ class Endpoint:
         return JSONResponse(reply)
 
     async def chunks(self, body: dict[str, Any]) -> AsyncIterator[str]:
+        while self.only_pings:
+            yield ": ping\n\n"
+            await asyncio.sleep(0.05)
         for number, (node, text, reward, terminal) in enumerate(STEPS, start=1):
             event = {"type": "step_scored", "node": node, "text": text, "reward": reward, "score": reward}
             event |= {"terminal": terminal, "tokens": 10 * number, "nodes": number}

@@ -212,6 +212,13 @@ def test_an_endpoint_that_was_reached_once_is_waited_for(endpoint: Endpoint, nob
     asyncio.run(go())
 
 
+def test_a_stream_that_only_lives_ends_by_its_deadline(endpoint: Endpoint) -> None:
+    endpoint.only_pings = True
+    with pytest.raises(TooLate):
+        asyncio.run(stream(endpoint.url, timeout_s=0.3))
+    endpoint.only_pings = False
+
+
 def test_nobody_there(nobody: str) -> None:
     with pytest.raises(Unreachable, match="nothing listens"):
         asyncio.run(ask(nobody))
