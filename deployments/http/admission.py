@@ -95,7 +95,7 @@ class Admission:
         owner = _owner(scope, key)
         late = self._loop_delay.seconds
         if late > self._max_delay_s:
-            raise Busy(f"the server is {late:.1f} s behind its work; try again shortly")
+            raise Busy(f"the server is {late:.1f} s behind its work; try again shortly", "event_loop")
         if key is not None:
             await self._quotas.check(key)
         self._places.check(owner)

@@ -34,18 +34,18 @@ MAX_MESSAGE_CHARS = 500
 
 
 REFUSAL = "banyan.refusal"
-"""The key in a request's ASGI scope under which the code of the error stands that answers it."""
+"""The key in a request's ASGI scope under which the reason of the error stands that answers it."""
 
 
 class ErrorResponse(JSONResponse):
-    """An error in OpenAI's shape, which leaves its code where `deployments.http.refusals` finds it."""
+    """An error in OpenAI's shape, which leaves its reason where `deployments.http.refusals` finds it."""
 
-    def __init__(self, content: dict[str, Any], status_code: int, headers: Mapping[str, str]) -> None:
-        super().__init__(content, status_code, headers)
-        self._code = str(content["error"]["code"])
+    def __init__(self, error: "ApiError", status_code: int, headers: Mapping[str, str]) -> None:
+        super().__init__(error.body, status_code, headers)
+        self._reason = error.reason
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        scope[REFUSAL] = self._code
+        scope[REFUSAL] = self._reason
         await super().__call__(scope, receive, send)
 
 
@@ -76,8 +76,13 @@ class ApiError(Exception):
     def headers(self) -> dict[str, str]:
         return {}
 
+    @property
+    def reason(self) -> str:
+        """What it is counted as among the refusals: a word of ours, none of the request's."""
+        return self.code or "none"
+
     def response(self) -> Response:
-        return ErrorResponse(self.body, status_code=self.status, headers=self.headers)
+        return ErrorResponse(self, self.status, self.headers)
 
 
 def _in_short(text: str) -> str:
@@ -120,10 +125,16 @@ class Busy(ApiError):
 
     status, type, default_code = 429, "rate_limit_error", "rate_limit_exceeded"
 
-    def __init__(self, message: str, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, reason: str, retry_after_s: int = 1) -> None:
+        """``reason``: a word for the metrics."""
         super().__init__(message)
-        self.args = (message, retry_after_s)
+        self.args = (message, reason, retry_after_s)
+        self._reason = reason
         self.retry_after_s = retry_after_s
+
+    @property
+    def reason(self) -> str:
+        return self._reason
 
     @property
     def headers(self) -> dict[str, str]:
@@ -147,7 +158,7 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NoPlace):
-        return Busy(str(error), error.retry_after_s)
+        return Busy(str(error), error.reason, error.retry_after_s)
     if isinstance(error, TimeoutError):
         return DeadlineExceeded("the request was not done by its deadline")
     if isinstance(error, PromptTooLong):
@@ -179,7 +190,7 @@ def install(app: FastAPI) -> None:
             405: f"{request.method} is not allowed for {request.url.path}",
         }.get(error.status_code, str(error.detail))
         reply = NotFound(message, code={404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code))
-        return ErrorResponse(reply.body, status_code=error.status_code, headers=dict(error.headers or {}))
+        return ErrorResponse(reply, error.status_code, dict(error.headers or {}))
 
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)

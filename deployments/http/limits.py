@@ -48,7 +48,7 @@ class Bodies:
         if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
             raise self._too_large(f"{declared[:18]} bytes")
         if self._reading[client] >= self._seats - self._reading.total():
-            raise Busy(f"{self._reading[client]} bodies are on their way already; send fewer at a time")
+            raise Busy(f"{self._reading[client]} bodies are on their way already; send fewer at a time", "bodies")
         self._reading[client] += 1
         try:
             return await self._read(receive)

@@ -34,6 +34,7 @@ class TokenQuotas:
             window = await self._limiter.get_window_stats(item, key.digest)
             raise Busy(
                 f"this API key has used its {most} tokens of the minute (limits.tokens_per_minute)",
+                "tokens_per_minute",
                 max(1, math.ceil(window.reset_time - time.time())),
             )
 

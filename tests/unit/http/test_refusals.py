@@ -1,6 +1,7 @@
 """Errors that leave the endpoint are counted by status and code."""
 
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -11,6 +12,7 @@ from http_world import World, chat, generator_is_dead
 from deployments.http.auth import ApiKeys
 from deployments.http.keys import key_digest, key_record
 from deployments.http.routes import create_app
+from deployments.places import Owner
 from deployments.telemetry.context import CLIENT_KEY
 from search.answers.equivalence import AnswerMatcher
 
@@ -54,6 +56,14 @@ async def test_each_error_is_counted_once_by_its_code(counted: Counted) -> None:
     assert counted.refused[401, "invalid_api_key"] == 1
     assert counted.refused[503, "generator_unavailable"] == 1
     assert counted.refused.total() == 3
+
+
+async def test_past_the_places_the_reason_says_what_is_short(counted: Counted) -> None:
+    async with AsyncExitStack() as stack:
+        for place in range(counted.world.service.places.count):
+            await stack.enter_async_context(counted.world.service.places.hold(Owner(str(place))))
+        assert await counted.post() == 429
+    assert counted.refused == {(429, "places"): 1}
 
 
 async def test_what_nobody_expected_is_counted_too(counted: Counted) -> None:
