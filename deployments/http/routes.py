@@ -24,7 +24,7 @@ from deployments.service import SearchJob
 
 router = APIRouter()
 SPARE = 16
-"""Requests, at least, that the proxy hands over beyond those that find a place: some of what it counts is refused here."""
+"""Requests, at least, that the proxy hands over beyond those that find a place: some that it counts get refused."""
 SEATS = 4
 """Bodies that are read at a time for each place, so that one client alone may send twice as many as there are."""
 
