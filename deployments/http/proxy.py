@@ -4,6 +4,7 @@ Named by ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` (`cluster/launch/environm
 it imports next to nothing.
 """
 
+import asyncio
 import json
 import time
 from typing import NamedTuple
@@ -26,6 +27,7 @@ ROOM = "x-banyan-room"
 REMEMBERED_S = 60.0
 """A controller that has said nothing for so long is not counted on."""
 RETRY_AFTER_S = 2
+FIRST_PART_S = 1.0
 FULL = "all places for searches are taken; try again shortly"
 _REFUSAL = json.dumps(
     {"error": {"message": FULL, "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}}
@@ -88,19 +90,32 @@ class Door:
         if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(WORK):
             await self._app(scope, receive, send)
             return
+        # Of a burst all would be past the door before the first of them counts, if it did not look for itself whether
+        # the body is there already, as a short one is.
+        first = None if self._is_full() else await _begun(receive)
         if self._is_full():
             headers = {"Retry-After": str(RETRY_AFTER_S)}
             await Response(_REFUSAL, 429, headers, "application/json")(scope, receive, send)
             return
         inside = False
 
-        async def entered() -> Message:
+        def note(message: Message) -> None:
             nonlocal inside
-            message = await receive()
             if not inside and not message.get("more_body", False):
                 inside = True
                 self._inside += 1
+
+        async def entered() -> Message:
+            nonlocal first
+            if first is not None:
+                message, first = first, None
+                return message
+            message = await receive()
+            note(message)
             return message
+
+        if first is not None:
+            note(first)
 
         async def answered(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -127,3 +142,12 @@ class Door:
             del headers[ROOM]
             name, _, requests = said.partition(" ")
             self._rooms[name] = Room(int(requests), time.monotonic())
+
+
+async def _begun(receive: Receive) -> Message | None:
+    """The first part of a body; None where it does not come soon. How long it may take is the controller's business."""
+    try:
+        async with asyncio.timeout(FIRST_PART_S):
+            return await receive()
+    except TimeoutError:
+        return None

@@ -24,6 +24,8 @@ from deployments.http.tree_reply import BytesResponse, with_tree
 from deployments.service import SearchJob
 
 router = APIRouter()
+SPARE = 16
+"""Requests, at least, that the proxy hands over beyond those that find a place: some that it counts get refused."""
 SEATS = 4
 """Bodies that are read at a time for each place, so that one client alone may send twice as many as there are."""
 
@@ -46,7 +48,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
         bodies=Bodies(controller.limits.body_bytes, SEATS * (controller.searches + controller.queue.places)),
         loop_delay=endpoint.loop_delay,
         max_delay_s=controller.max_loop_delay_s,
-        room=2 * controller.searches + controller.queue.places,
+        room=controller.searches + controller.queue.places + max(SPARE, controller.searches // 4),
     )
     app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(CountRefusals, refused=endpoint.refused)

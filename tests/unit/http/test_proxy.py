@@ -1,6 +1,7 @@
 """No header of a client's is an order to Serve."""
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,8 @@ from http_world import World, chat
 from cluster.launch.environment import variables
 from deployments.http import proxy
 from deployments.http.errors import Busy
-from deployments.http.proxy import FULL, RETRY_AFTER_S, ROOM, Door, DropOrders, is_harmless, middlewares
+from deployments.http.proxy import FULL, RETRY_AFTER_S, ROOM, Door, DropOrders, Room, is_harmless, middlewares
+from deployments.http.routes import SPARE
 from deployments.places import NoPlace, Refused
 from search.import_path import imported
 
@@ -75,15 +77,17 @@ async def test_the_door_refuses_what_the_controller_would_and_nothing_else(make_
         while world.generator.running < 2:
             await asyncio.sleep(0)
         refused = await client.post(CHAT, json=chat())
-        assert refused.json() == Busy(str(NoPlace(Refused.PLACES, 2, 1))).body, "by the controller, whose room is twice"
+        assert refused.json() == Busy(str(NoPlace(Refused.PLACES, 2, 1))).body, (
+            "by the controller, whose room is larger"
+        )
         for path in ("/v1/models", "/v1/status"):
             assert (await client.get(path)).status_code == 200
-        world.app._inside += 2  # type: ignore[attr-defined]  # on their way to the controller
+        world.app._inside += SPARE  # type: ignore[attr-defined]  # on their way to the controller
         refused = await client.post(CHAT, json=chat())
         assert (refused.status_code, refused.json()) == (429, Busy(FULL).body)
         assert refused.headers["retry-after"] == str(RETRY_AFTER_S)
         assert (await client.get("/v1/models")).status_code == 200
-        world.app._inside -= 2  # type: ignore[attr-defined]
+        world.app._inside -= SPARE  # type: ignore[attr-defined]
         world.generator.gate.set()
         assert {reply.status_code for reply in await asyncio.gather(*inside)} == {200}
         assert world.app._inside == 0  # type: ignore[attr-defined]
@@ -119,3 +123,43 @@ async def test_a_slow_body_is_not_inside() -> None:
     door._app = app
     await door({"type": "http", "method": "POST", "path": "/prefix" + CHAT}, receive, None)  # type: ignore[arg-type]
     assert (seen, door._inside) == ([0, 0, 1], 0)
+
+
+async def test_of_a_burst_no_more_than_there_is_room_for_is_handed_over() -> None:
+    door = Door(None)  # type: ignore[arg-type]
+    door._rooms["a"] = Room(5, time.monotonic())
+    handed, let_go, statuses = [], asyncio.Event(), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        handed.append(await asyncio.create_task(receive()))  # later, as Serve does
+        await let_go.wait()
+
+    async def receive() -> Any:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        statuses.append(message.get("status"))
+
+    door._app = app
+    scope = {"type": "http", "method": "POST", "path": CHAT}
+    burst = [asyncio.create_task(door(dict(scope), receive, send)) for _ in range(50)]
+    while statuses.count(429) < 45:
+        await asyncio.sleep(0)
+    let_go.set()
+    await asyncio.gather(*burst)
+    assert (len(handed), statuses.count(429), door._inside) == (5, 45, 0)
+
+
+async def test_a_body_that_does_not_begin_is_left_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "FIRST_PART_S", 0.01)
+    passed = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        passed.append(receive)
+
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    door = Door(app)
+    await door({"type": "http", "method": "POST", "path": CHAT}, receive, None)  # type: ignore[arg-type]
+    assert (len(passed), door._inside) == (1, 0)
