@@ -1,9 +1,8 @@
-"""What engines leave in shared memory: above all that through which, without a GPU, they hand their KV to the server.
+"""Shared memory through which engines without a GPU hand their KV to the cache server.
 
 Who makes what, in LMCache 0.5.6: the *engine's* worker process creates one segment per KV tensor, named
 ``lmcache_kv_<its pid>_<n>``, and unlinks it when it exits in good order; the server maps it and creates none. So the
-server's death leaves nothing behind, but an engine that is killed leaves its whole KV cache in ``/dev/shm``. It also
-leaves a semaphore of 32 bytes, ``sem.loky-<its pid>-…``, of a library that it imports.
+server's death leaves nothing behind, but an engine that is killed leaves its whole KV cache in ``/dev/shm``.
 Only segments whose creator is gone are ever removed. Standard library only: the guard process imports this.
 """
 
@@ -15,7 +14,6 @@ from pathlib import Path
 
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"lmcache_kv_(?P<pid>\d+)_\d+")
-_SEMAPHORE = re.compile(r"sem\.loky-(?P<pid>\d+)-\w+")
 _SETTLED_S = 5.0
 """A segment this old has long been mapped by its creator."""
 
@@ -32,15 +30,6 @@ def segments() -> set[str]:
         return {name for name in os.listdir(SHM) if creator(name) is not None}
     except OSError:
         return set()
-
-
-def semaphores() -> dict[str, int]:
-    """Names of the semaphores that engines have, each with the pid of its creator."""
-    try:
-        found = map(_SEMAPHORE.fullmatch, os.listdir(SHM))
-    except OSError:
-        return {}
-    return {match[0]: int(match["pid"]) for match in found if match}
 
 
 def mapped_by(pid: int) -> set[str]:
@@ -75,26 +64,16 @@ def is_orphan(name: str) -> bool:
 
 
 def remove_orphans(names: Iterable[str] | None = None) -> list[str]:
-    """Unlink those of ``names`` (None: of all KV segments and semaphores) that are orphans; the names unlinked."""
-    orphans = [name for name in (segments() if names is None else names) if is_orphan(name)]
-    if names is None:
-        # Their creators do not map them: under a recycled pid one stays.
-        orphans += [name for name, pid in semaphores().items() if _is_ours(name) and not Path(f"/proc/{pid}").exists()]
+    """Unlink those of ``names`` (None: of all KV segments) that are orphans; the names unlinked."""
     removed = []
-    for name in orphans:
-        try:
-            (SHM / name).unlink()
-        except OSError:
-            continue
-        removed.append(name)
+    for name in segments() if names is None else names:
+        if is_orphan(name):
+            try:
+                (SHM / name).unlink()
+            except OSError:
+                continue
+            removed.append(name)
     return removed
-
-
-def _is_ours(name: str) -> bool:
-    try:
-        return (SHM / name).stat().st_uid == os.getuid()
-    except OSError:
-        return False
 
 
 def _readable(pid: int) -> bool:

@@ -373,4 +373,4 @@ class TestEngines:
         os.close(pidfd)
         until(lambda: not left & segments.segments())
         assert mapped - left <= segments.segments()
-        until(lambda: victim not in segments.semaphores().values())
+        assert not list(segments.SHM.glob(f"sem.*-{victim}-*"))

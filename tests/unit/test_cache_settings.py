@@ -80,17 +80,6 @@ def test_only_the_dead_leave_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert {path.name for path in tmp_path.iterdir()} == {living, *foreign}
 
 
-def test_a_dead_engines_semaphore_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segments, "SHM", tmp_path)
-    dead, living = f"sem.loky-{NO_SUCH_PID}-1twweuzj", f"sem.loky-{os.getpid()}-_0rd1949"
-    foreign = [f"sem.mp-{NO_SUCH_PID}", f"sem.loky-{NO_SUCH_PID}"]
-    for name in (dead, living, *foreign):
-        (tmp_path / name).touch()
-    assert segments.remove_orphans([living]) == []
-    assert segments.remove_orphans() == [dead]
-    assert {path.name for path in tmp_path.iterdir()} == {living, *foreign}
-
-
 def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SHM", tmp_path)
     monkeypatch.setattr(segments, "_SETTLED_S", -1.0)
