@@ -88,8 +88,9 @@ class EngineReplica:
         if hasattr(self, "_watch"):
             with suppress(RuntimeError):  # its loop is closed
                 self._watch.cancel()
-        if hasattr(self, "_engine"):
+        if hasattr(self, "_telemetry"):
             self._telemetry.close()
+        if hasattr(self, "_engine"):
             self._engine.shutdown()
 
     @contextmanager

@@ -15,6 +15,7 @@ from deployments.http.errors import ApiError, Busy, api_error
 from deployments.http.limits import Bodies
 from deployments.http.proxy import ROOM
 from deployments.http.quotas import TokenQuotas
+from deployments.http.route_path import route_path
 from deployments.loop_delay import LoopDelay
 from deployments.places import NoPlace, Owner, Place, Places
 
@@ -51,7 +52,7 @@ class Admission:
         self._room = f"{uuid.uuid4().hex} {room}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or scope["path"] not in self._paths:
+        if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in self._paths:
             await self._app(scope, receive, send)
             return
         await self._work(scope, receive, self._telling(send))

@@ -9,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from deployments.config import KeyRecord
 from deployments.http.errors import Unauthorized
 from deployments.http.keys import key_digest
+from deployments.http.route_path import route_path
 from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
 OPEN_PATHS = frozenset({"/health"})
@@ -68,7 +69,7 @@ class RequireKey:
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys.wanted or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or not self._keys.wanted or route_path(scope) in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")

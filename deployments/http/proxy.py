@@ -36,7 +36,7 @@ _REFUSAL = json.dumps(
 
 def middlewares() -> list[Middleware]:
     """Called by Serve when a proxy starts; the result is applied to every request."""
-    return [Middleware(DropOrders), Middleware(Door)]
+    return [Middleware(DropOrders), Middleware(RoomCheck)]
 
 
 class DropOrders:
@@ -72,7 +72,7 @@ class Room(NamedTuple):
     """Monotonic seconds."""
 
 
-class Door:
+class RoomCheck:
     """ASGI middleware: refuses work while as much is inside as the controllers have said to have room for.
 
     To hand a request to a controller only to be refused costs the proxy and the controller milliseconds each: a burst

@@ -114,6 +114,17 @@ async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str)
         assert int(refused.headers["retry-after"]) >= 1
 
 
+async def test_below_a_route_prefix_the_rules_are_the_same(make_world: MakeWorld) -> None:
+    """Serve leaves the prefix in the path and says it again as the root path."""
+    world = make_world(keys=["k" * 20])
+    transport = httpx.ASGITransport(world.app, root_path="/banyan")
+    async with httpx.AsyncClient(transport=transport, base_url="http://banyan") as client:
+        assert (await client.get("/banyan/health")).status_code == 200
+        assert (await client.post(f"/banyan{CHAT}", json=chat())).status_code == 401
+        authorized = {"Authorization": f"Bearer {'k' * 20}"}
+        assert (await client.post(f"/banyan{CHAT}", json=chat(), headers=authorized)).status_code == 200
+
+
 async def test_what_needs_no_place_is_answered_in_a_full_house(make_world: MakeWorld) -> None:
     world = make_world(searches=1)
     async with full(world), world.client as client:

@@ -1,12 +1,14 @@
 """``/v1/completions``: token-level beam search as vLLM's users know it."""
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 from http_world import World, generator_is_dead
 
+from search.errors import GeneratorError
 from search.token_beam import MAX_WIDTH
 
 pytestmark = pytest.mark.asyncio
@@ -17,6 +19,16 @@ GOOD: dict[str, Any] = {"model": "m", "prompt": "abc", "use_beam_search": True}
 async def post(world: World, body: dict[str, Any]) -> Any:
     async with world.client as client:
         return await client.post("/v1/completions", json=body)
+
+
+async def test_what_is_not_done_by_its_deadline_is_told_so(make_world: Callable[..., World]) -> None:
+    """Whatever the last replica says then."""
+    world = make_world(limits={"seconds": 0.01})
+    world.generator.gate.clear()
+    world.generator.error = GeneratorError("no reply until its deadline")
+    asyncio.get_running_loop().call_later(0.1, world.generator.gate.set)
+    reply = await post(world, GOOD)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
 async def test_n_sequences_for_each_prompt_in_order(world: World) -> None:

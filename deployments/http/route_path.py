@@ -1,0 +1,10 @@
+"""The path of a request below the application's route prefix, which Serve leaves in front of it."""
+
+from starlette.types import Scope
+
+
+def route_path(scope: Scope) -> str:
+    """``/v1/models`` for ``/banyan/v1/models`` where the application is served at ``/banyan``."""
+    path: str = scope["path"]
+    prefix: str = scope.get("root_path", "").rstrip("/")
+    return path.removeprefix(prefix) if path == prefix or path.startswith(f"{prefix}/") else path
