@@ -114,23 +114,24 @@ def stop(before_ray_ends: Callable[[], None]) -> None:
     # Ray reports the controller's orderly end as a failed task, on stdout, somewhat later.
     with redirect_stdout(io.StringIO()):
         try:
-            with suppress(Exception):  # of an application that never ran, or whose controllers are gone
-                asyncio.run(_finish_requests())
-            serve.shutdown()  # type: ignore[no-untyped-call]
+            asyncio.run(_end_serve())
         finally:
             before_ray_ends()
             ray.shutdown()
 
 
+async def _end_serve() -> None:
+    """Handles belong to the loop of their first use, and Serve's end closes them: so both in one loop."""
+    with suppress(Exception):  # of an application that never ran, or whose controllers are gone
+        await _finish_requests()
+    await serve.shutdown_async()  # type: ignore[no-untyped-call]
+
+
 async def _finish_requests() -> None:
     """Has the controllers finish what they have begun; Serve's own end would cut it off."""
     for name in serve.status().applications:
-        handle = serve.get_deployment_handle(CONTROLLER, name)
-        try:
-            replies = handle.broadcast("stop", GRACE_S)
-            await replies.results_async(timeout_s=GRACE_S + TELL_S, return_exceptions=True)
-        finally:
-            await handle.shutdown_async()  # type: ignore[no-untyped-call]
+        replies = serve.get_deployment_handle(CONTROLLER, name).broadcast("stop", GRACE_S)
+        await replies.results_async(timeout_s=GRACE_S + TELL_S, return_exceptions=True)
 
 
 def _reason(application: Any) -> str:
