@@ -70,12 +70,7 @@ def test_losing_the_cache_server_loses_no_search(idle: Application, fresh_prefix
         cached = cached_by_call(idle, prefix, calls=12)
         return all(tokens >= 288 for tokens in cached[1:])
 
-    # The engines notice the server's return at a heartbeat.
-    for _ in range(60):
-        if shared_again():
-            break
-    else:
-        pytest.fail("no prefix was shared after the server came back")
+    until(shared_again, "the engines have noticed the server's return, at a heartbeat", REPAIR_S)
 
 
 def test_losing_a_replica_changes_no_tree(idle: Application) -> None:

@@ -21,6 +21,7 @@ MAY_REST = {
     "banyan_preemptions_total",  # nor is there too little memory
     "banyan_gate_waiting_calls",  # nor are there more branches than the gate lets pass
     "banyan_engine_waiting_requests",
+    "banyan_search_queue_waiting_requests",  # there is no queue
 }
 """What need not move under an ordinary load; it is published all the same."""
 
