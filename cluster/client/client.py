@@ -55,11 +55,11 @@ class Client:
         api_key: str | None = None,
         timeout_s: float = 600.0,
         connections: int = 64,
-        retries: Retries = DEFAULT_RETRIES,
+        retries: Retries | None = None,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
-        self._retries = retries
+        self._retries = retries or DEFAULT_RETRIES
         self._reached = False
         self._model: str | None = None
         loopback = _check_url(self.url)

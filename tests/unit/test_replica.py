@@ -1,6 +1,7 @@
 """A replica whose engine is dead ends its process, whatever else goes wrong; one whose engine only refused stays."""
 
 import asyncio
+from collections.abc import Sequence
 
 import pytest
 
@@ -23,7 +24,7 @@ class Engine:
         self.failure: ScorerError | None = None
         self.dead = False
 
-    async def start(self) -> None:
+    async def start(self, stat_loggers: Sequence[object]) -> None:
         pass
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:

@@ -6,11 +6,19 @@ from pathlib import Path
 
 import pytest
 
+from cluster.client import client
+from cluster.client.retries import Retries
 from cluster.launch.application import free_port
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from endpoint_stand_in import Endpoint, listening
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits half a minute for an endpoint that fails on purpose."""
+    monkeypatch.setattr(client, "DEFAULT_RETRIES", Retries(backoff_s=0.005, backoff_max_s=0.01))
 
 
 @pytest.fixture
