@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
+from vllm.exceptions import VLLMClientError
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
@@ -97,7 +98,7 @@ class EngineCall(Generic[Label]):
         except Exception as error:
             if self._pending.pop(request_id, self) is not self:
                 self._registry.end(request_id, Ending.FAILED)
-            if isinstance(error, ValueError | TypeError):
+            if isinstance(error, ValueError | TypeError | VLLMClientError):
                 raise RequestRefused(f"the engine refused a request: {error}") from error
             raise EngineCallError(f"the engine failed: {error!r}") from error
         if request_id not in self._pending:

@@ -9,7 +9,7 @@ import pytest
 from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
-from search.errors import GeneratorError
+from search.errors import GeneratorError, GeneratorRefused
 from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from search.tree import NodeId, Step, StepEnd
 
@@ -206,7 +206,7 @@ async def test_headroom_comes_with_the_children_and_the_canary_answers(generatio
 
 
 async def test_a_token_that_is_none_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
-    with pytest.raises(GeneratorError, match="refused"):
+    with pytest.raises(GeneratorRefused, match="refused"):
         await children(generation, wanted([10**6], [0, 1]))
     generation.check_alive()
 
