@@ -1,6 +1,7 @@
 """LMCache's connector as vLLM loads it, made good for requests that are given up. Imports vLLM and LMCache."""
 
 import logging
+import time
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -10,6 +11,8 @@ from lmcache.integration.vllm import lmcache_mp_connector
 from kvstore.transfers import Transfers
 
 logger = logging.getLogger(__name__)
+ASK_EVERY_S = 0.01
+"""The pause before a lookup that has not ended is asked for again."""
 
 
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
@@ -108,8 +111,15 @@ class GivenUpLookups:
         hits = lookup.hits.get(url)
         if hits is None and url in lookup.asked:
             hits = lookup.asked[url].result(timeout_s)
-        if hits is None:
-            hits = client.wait_prefetch_status(tracker.request_id, timeout_s).result(timeout_s)
+        deadline = time.monotonic() + timeout_s
+        while hits is None:
+            # Asked again and again: a call that waits at the server occupies the one worker that all lookups share,
+            # and the answers to heartbeats.
+            hits = client.query_prefetch_status(tracker.request_id).result(timeout_s)
+            if hits is None:
+                if time.monotonic() >= deadline:
+                    raise TimeoutError(f"the lookup of {tracker.request_id} has not ended in {timeout_s:g} s")
+                time.sleep(ASK_EVERY_S)
         if hits:
             key = adapter._create_key(
                 tracker.get_token_ids(),
