@@ -30,6 +30,7 @@ LOOPBACK = "127.0.0.1"
 _LOG_TAIL_BYTES = 4000
 _LOG_LIMIT_BYTES = 8 << 20
 _POLL_S = 0.1
+_MISSED_MARGIN_S = 0.5
 _PROBE_TIMEOUT_S = 3.0
 _RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 _ENVIRONMENT_KEPT = ("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
@@ -74,6 +75,7 @@ class CacheServer:
         self._closing = threading.Event()
         self._guard: subprocess.Popen[str] | None = None
         self._pidfd = -1
+        self._gone_since = time.monotonic()
         self.pid: int | None = None
         """The server's process, None when there is none."""
         handle, path = tempfile.mkstemp(prefix="banyan-lmcache-", suffix=".log")
@@ -106,6 +108,7 @@ class CacheServer:
             if self.alive():
                 return self.address
             self._closing.clear()
+            self._await_missed()
             remove_orphans()
             deadline = time.monotonic() + self._settings.start_timeout_s
             while True:
@@ -201,6 +204,18 @@ class CacheServer:
         except ProcessLookupError:
             self._pidfd = -1
 
+    def _await_missed(self) -> None:
+        """Until every engine has missed the server that had this address before.
+
+        An engine registers again when a heartbeat of its went unanswered. One that is sent meanwhile is answered by the
+        new server, so one that is back sooner would refuse all that the engine stores, for good.
+        """
+        if self._address is None:
+            return
+        missed = self._gone_since + 2 * self._settings.heartbeat_interval_s + _MISSED_MARGIN_S
+        if self._closing.wait(max(0.0, missed - time.monotonic())):
+            raise CacheServerError("the cache server was stopped while it started")
+
     def _await_free_ports(self, address: CacheAddress, deadline: float) -> None:
         # A predecessor on these ports may still be on its way out: its guard gives it its grace.
         while taken := [port for port in (address.port, address.http_port) if not _port_free(port)]:
@@ -241,6 +256,7 @@ class CacheServer:
         if self._pidfd >= 0:
             os.close(self._pidfd)
         self._pidfd, self.pid = -1, None
+        self._gone_since = time.monotonic()
         remove_orphans()
 
     def _request(self, method: str, path: str) -> dict[str, Any]:

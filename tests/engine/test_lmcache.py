@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 BLOCK = 32
 VOCABULARY = 384
 SETTINGS = CacheSettings(
-    # The heartbeat's interval is its deadline too: a shorter one is missed on a busy machine.
+    # The heartbeat's interval is its deadline too: a shorter one is missed on a busy machine, and a few probes as well.
     l1_size_gb=0.25,
     chunk_size=BLOCK,
-    heartbeat_interval_s=2.0,
+    heartbeat_interval_s=5.0,
     mq_timeout_s=5,
     probe_interval_s=0.5,
+    probe_failures=10,
 )
 pytestmark = [
     pytest.mark.timeout(600),
@@ -124,8 +125,11 @@ class TestServer:
             address = keeper.start()
             first = keeper.server.pid
             assert first is not None
+            killed = time.monotonic()
             os.kill(first, signal.SIGKILL)
             until(lambda: keeper.restarts == 1)
+            # Or an engine whose heartbeat fell between would never know that it has to register again.
+            assert time.monotonic() - killed > 2 * SETTINGS.heartbeat_interval_s
             assert keeper.server.healthy()
             assert keeper.server.address == address
             assert keeper.server.pid != first
