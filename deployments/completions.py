@@ -1,12 +1,10 @@
 """Completions by token-level beam search: what ``/v1/completions`` does, without HTTP."""
 
 import asyncio
-import time
 from typing import NamedTuple, Protocol
 
 from deployments.places import Place
-from deployments.service import GRACE_S, SearchService
-from search.errors import GeneratorError
+from deployments.service import GRACE_S, SearchService, late_is_timeout
 from search.ports import TokenBeamReply, TokenBeamRequest
 
 
@@ -47,12 +45,7 @@ class CompletionService:
         at_once = min(settings.concurrency_limit or 1, len(job.request.prompts)) * settings.width
         # The request's own deadline begins when there is room; this one also ends the wait for it.
         async with asyncio.timeout(job.request.deadline_s + GRACE_S), self._searches.branches(at_once):
-            began = time.monotonic()
-            try:
+            with late_is_timeout(job.request.deadline_s):
                 reply = await self._generator.token_beam(job.request)
-            except GeneratorError:
-                if time.monotonic() - began >= job.request.deadline_s:
-                    raise TimeoutError from None  # whatever it was about to say
-                raise
         place.tokens += reply.generated_tokens
         return reply

@@ -4,11 +4,13 @@ The controller deployment gives it an environment over handles, the unit tests o
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from deployments.places import Place, Places
+from search.errors import SearchError
 from search.ports import Lane, ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
@@ -40,6 +42,18 @@ def unobserved(
 ) -> AbstractContextManager[EventSink | None]:
     """The observer of searches that nobody watches."""
     return nullcontext(on_event)
+
+
+@contextmanager
+def late_is_timeout(deadline_s: float) -> Iterator[None]:
+    """Around a call of a port with that deadline: failing then is a TimeoutError, whatever it was about to say."""
+    began = time.monotonic()
+    try:
+        yield
+    except SearchError:
+        if time.monotonic() - began >= deadline_s:
+            raise TimeoutError from None
+        raise
 
 
 class SearchService:
@@ -75,7 +89,7 @@ class SearchService:
             TimeoutError: the search did not end by its own clock.
         """
         tree = SearchTree()
-        self._disposal.watch(tree)
+        free = self._disposal.watch(tree)
         place.tokens += len(job.prompt)
         before = place.tokens
 
@@ -87,25 +101,33 @@ class SearchService:
             if on_event is not None:
                 on_event(event)
 
-        with self._observed(job, tree, charged) as told:
-            async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
-                return await run_search(
-                    job.question,
-                    job.prompt,
-                    job.settings,
-                    self._environment,
-                    search_id=job.search_id,
-                    on_event=told,
-                    tree=tree,
-                )
+        try:
+            with self._observed(job, tree, charged) as told:
+                async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
+                    return await run_search(
+                        job.question,
+                        job.prompt,
+                        job.settings,
+                        self._environment,
+                        search_id=job.search_id,
+                        on_event=told,
+                        tree=tree,
+                    )
+        except BaseException:
+            # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree
+            # would stay until all garbage is collected (`deployments.garbage`).
+            free()
+            raise
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """For each item its rewards.
 
         Raises:
             ScorerError: no usable rewards could be had.
+            TimeoutError: not by the request's deadline.
         """
-        return await self._environment.scorer.score(request)
+        with late_is_timeout(request.deadline_s):
+            return await self._environment.scorer.score(request)
 
     def check_integrity(self) -> list[str]:
         """What is left over though no search runs; empty when all is well."""

@@ -7,7 +7,7 @@ parents are left to the garbage collector, which looks at all trees that are gro
 import asyncio
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from search.tree import Node, SearchTree
@@ -25,8 +25,11 @@ class Disposal:
         self._waiting: deque[Iterator[None]] = deque()
         self._task: asyncio.Task[None] | None = None
 
-    def watch(self, tree: SearchTree) -> None:
-        """Frees ``tree`` when its last user has dropped it. To be called on the event loop."""
+    def watch(self, tree: SearchTree) -> Callable[[], object]:
+        """Frees ``tree`` when its last user has dropped it. To be called on the event loop.
+
+        Returns what frees it at once, whoever still has it.
+        """
         loop = asyncio.get_running_loop()
 
         def dropped(parts: dict[str, Any]) -> None:
@@ -34,7 +37,9 @@ class Disposal:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._take, dismantled(parts))
 
-        weakref.finalize(tree, dropped, vars(tree)).atexit = False
+        free = weakref.finalize(tree, dropped, vars(tree))
+        free.atexit = False
+        return free
 
     async def finish(self) -> None:
         """Waits until all trees that were dropped are freed."""

@@ -1,6 +1,7 @@
 """Replies as OpenAI clients read them, plain and streamed, and the official client itself."""
 
 import asyncio
+import gc
 import json
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -15,6 +16,7 @@ from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead
 from deployments.http import tree_reply
 from search import turns
 from search.errors import ScorerError
+from search.tree import SearchTree
 
 pytestmark = pytest.mark.asyncio
 
@@ -212,6 +214,46 @@ async def test_scores_of_given_steps(world: World) -> None:
         wrong = await client.post("/v1/score", json={"question": "6*7?", "steps": []})
     assert len(reply.json()["rewards"]) == 2
     assert wrong.json()["error"]["param"] == "steps"
+
+
+def trees_alive() -> int:
+    """Of those that have nodes."""
+    return sum(isinstance(each, SearchTree) and "_nodes" in vars(each) for each in gc.get_objects())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_search_that_is_given_up_leaves_no_tree_to_the_collector(world: World, stream: bool) -> None:
+    gc.collect()
+    before = trees_alive()
+    gc.disable()
+    try:
+        world.generator.gate.clear()
+        async with world.client as client:
+            asked = [asyncio.create_task(client.post(CHAT, json=chat(stream=stream))) for _ in range(8)]
+            while world.generator.running < len(asked):
+                await asyncio.sleep(0)
+            assert trees_alive() == before + len(asked)
+            for each in asked:
+                each.cancel()
+            await asyncio.wait(asked)
+            async with asyncio.timeout(10):
+                while trees_alive() > before:
+                    await asyncio.sleep(0.01)
+    finally:
+        gc.enable()
+    world.assert_idle()
+
+
+@pytest.mark.parametrize(("seconds", "status"), [(20.0, 503), (1e-6, 504)])
+async def test_scores_that_fail_at_their_deadline_were_too_late(
+    make_world: Callable[..., World], seconds: float, status: int
+) -> None:
+    """Whatever the last replica says then."""
+    world = make_world(limits={"seconds": seconds})
+    world.scorer.error = ScorerError("no reply")
+    async with world.client as client:
+        reply = await client.post("/v1/score", json={"question": "6*7?", "steps": ["a"]})
+    assert reply.status_code == status
 
 
 async def test_models_are_listed_base_first(world: World) -> None:

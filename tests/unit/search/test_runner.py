@@ -140,7 +140,7 @@ def test_a_margin_stops_whole_solutions_once_there_are_enough(strategy: str) -> 
     full = [search(settings | {"seed": seed})[1] for seed in range(6)]
     early = [search(settings | {"seed": seed, "margin": 0.5, "margin_after": 5})[1] for seed in range(6)]
     never = [search(settings | {"seed": seed, "margin": 24})[1] for seed in range(6)]
-    ended = [len(outcome.tree.with_status(NodeStatus.TERMINAL)) for outcome in early]
+    ended = [outcome.tree.ended(outcome.tree.deepest) for outcome in early]
     assert min(ended) >= 5
     assert sum(ended) < 6 * 24
     for outcome in early:
