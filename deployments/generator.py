@@ -44,8 +44,7 @@ class GeneratorReplica(EngineReplica):
             os.environ.update(QUIET_ENVIRONMENT)
             kv_transfer = connector_config(self._cache, cache)
         self._engine = GenerationEngine(settings, kv_transfer)
-        await self._start(self._telemetry.stat_loggers)
-        self._telemetry.start(self._engine.stats, settings.max_num_seqs)
+        await self._start(settings.max_num_seqs)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """A streaming method: cancelling the call aborts its branches at the engine."""

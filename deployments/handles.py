@@ -146,8 +146,7 @@ class HandleScorer:
         raise ReplicaLost(f"no replica answers: {replies}")
 
     async def _probe(self) -> None:
-        deadline = Deadline(PROBE_S)
-        await answer(self._canary.remote(PROBE_S), deadline)
+        await answer(self._canary.remote(PROBE_S), Deadline(PROBE_S))
 
 
 async def retried(

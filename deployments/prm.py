@@ -32,8 +32,7 @@ class PrmReplica(EngineReplica):
 
             # No client of the KV cache server: its own prefix cache holds what one new step stands on.
             self._engine = ScoringEngine(settings)
-        await self._start(self._telemetry.stat_loggers)
-        self._telemetry.start(self._engine.stats, settings.max_num_seqs)
+        await self._start(settings.max_num_seqs)
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         """Cancelling the call aborts its requests at the engine."""

@@ -60,9 +60,10 @@ class EngineReplica:
     _engine: Engine
     _telemetry: EngineTelemetry
 
-    async def _start(self, stat_loggers: Sequence[Any] = ()) -> None:
-        """Raises EngineStartError."""
-        await self._engine.start(stat_loggers)
+    async def _start(self, max_num_seqs: int | None) -> None:
+        """``max_num_seqs``: requests in a full batch of the engine. Raises EngineStartError."""
+        await self._engine.start(self._telemetry.stat_loggers)
+        self._telemetry.start(self._engine.stats, max_num_seqs)
         self._watch = asyncio.create_task(self._leave_with_engine())
 
     async def canary(self, deadline_s: float = 20.0) -> float:

@@ -6,6 +6,7 @@ from contextlib import AsyncExitStack
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import ClientDisconnect
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.config import KeyRecord
@@ -13,11 +14,15 @@ from deployments.http.auth import key_of
 from deployments.http.disconnect import while_connected
 from deployments.http.errors import ApiError, Busy, api_error
 from deployments.http.limits import Bodies
-from deployments.http.proxy import ROOM
+from deployments.http.proxy import REST, ROOM
 from deployments.http.quotas import TokenQuotas
 from deployments.http.route_path import route_path
 from deployments.loop_delay import LoopDelay
 from deployments.places import NoPlace, Owner, Place, Places
+
+RESTS = {"owner": 0.5, "tokens_per_minute": 5.0}
+"""For how many seconds at most the proxy refuses for us a key that is at its limits, by the reason: a place may come
+free at any time, tokens come with the next minute."""
 
 
 class Admission:
@@ -65,7 +70,7 @@ class Admission:
                 holding = stack.enter_async_context(self._places.hold(_owner(scope, key)))
                 place: Place = await while_connected(receive, holding)
             except (ApiError, NoPlace) as error:
-                await api_error(error).response()(scope, receive, send)
+                await _refused(error)(scope, receive, send)
                 return
             except ClientDisconnect:
                 return
@@ -101,6 +106,15 @@ class Admission:
             await self._quotas.check(key)
         self._places.check(owner)
         return await self._bodies.read(scope, receive, owner.name)
+
+
+def _refused(error: ApiError | NoPlace) -> Response:
+    """The reply; where the key is at its limits, with a word to the proxy."""
+    told = api_error(error)
+    response = told.response()
+    if isinstance(told, Busy) and (rest_s := RESTS.get(told.reason)):
+        response.headers[REST] = f"{told.reason} {min(rest_s, told.retry_after_s)} {told.retry_after_s}"
+    return response
 
 
 def place_of(scope: Scope) -> Place:

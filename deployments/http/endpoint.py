@@ -45,8 +45,8 @@ class Endpoint:
     operations: Operations
     strategies: Catalog = field(default_factory=lambda: STRATEGIES)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
-    refused: Callable[[int, str], None] = lambda status, reason: None
-    """Told the status and the code of every error."""
+    refused: Callable[[int, str, int], None] = lambda status, reason, count: None
+    """Told the status and the code of every error, and how many there were."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 

@@ -29,11 +29,6 @@ class Bodies:
         self._seats = seats
         self._reading: Counter[str] = Counter()
 
-    @property
-    def reading(self) -> int:
-        """Bodies that are not complete yet."""
-        return self._reading.total()
-
     async def read(self, scope: Scope, receive: Receive, client: str) -> bytes:
         """The whole body.
 

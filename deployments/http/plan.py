@@ -22,18 +22,17 @@ Flat = dict[str, Any]
 
 
 class Planner:
-    """Turns requests into search settings, under one set of defaults and caps."""
+    """Turns requests into search settings, over one set of defaults."""
 
     @classmethod
     def of(cls, config: AppConfig) -> "Planner":
         controller = config.controller
-        return cls(config.generator.served_name, controller.default_search, controller.limits, controller.catalog)
+        return cls(config.generator.served_name, controller.default_search, controller.catalog)
 
     def __init__(
         self,
         served_name: str,
         default_search: Mapping[str, Any],
-        limits: LimitSettings,
         strategies: Catalog = STRATEGIES,
     ) -> None:
         """
@@ -44,10 +43,9 @@ class Planner:
         self._strategies = strategies
         self._served_name = served_name
         self._default = dict(default_search)
-        self._limits = limits
 
-    def settings(self, request: ChatRequest, limits: LimitSettings | None = None) -> SearchSettings:
-        """``limits``: the caps in force, where they are not the operator's for everybody.
+    def settings(self, request: ChatRequest, limits: LimitSettings) -> SearchSettings:
+        """``limits``: the caps in force.
 
         Raises:
             NotFound: the model is unknown.
@@ -56,7 +54,7 @@ class Planner:
         merged, settings = self._merged(request, request.temperature)
         if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
             merged, settings = self._merged(request, None)
-        return self._capped(merged, settings, limits or self._limits)
+        return self._capped(merged, settings, limits)
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless it is the served model's name or an alias of it."""

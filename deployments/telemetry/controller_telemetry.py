@@ -66,9 +66,9 @@ class ControllerTelemetry:
         """A call is made again."""
         self.metrics.add(catalog.RETRIES, 1, call)
 
-    def refused(self, status: int, reason: str) -> None:
-        """A request got an error."""
-        self.metrics.add(catalog.REFUSED, 1, str(status), reason)
+    def refused(self, status: int, reason: str, count: int) -> None:
+        """So many requests got an error."""
+        self.metrics.add(catalog.REFUSED, count, str(status), reason)
 
     def close(self) -> None:
         if self._publishing is not None:

@@ -6,7 +6,9 @@ from collections.abc import Sequence
 import pytest
 
 from deployments import replica
+from deployments.config import UNSEEN
 from deployments.prm import PrmReplica
+from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreRequest
 
@@ -31,6 +33,9 @@ class Engine:
         if self.failure:
             raise self.failure
         return []
+
+    def stats(self) -> dict[str, int]:
+        return {}
 
     def check_alive(self) -> None:
         if self.dead:
@@ -69,6 +74,7 @@ def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def prm_replica() -> tuple[PrmReplica, Engine]:
     made, engine = PrmReplica.__new__(PrmReplica), Engine()
     made._engine = engine  # type: ignore[assignment]
+    made._telemetry = EngineTelemetry(UNSEEN, "WARNING")
     return made, engine
 
 
@@ -91,7 +97,7 @@ async def test_a_call_that_is_refused_ends_nothing(exits: list[int]) -> None:
 
 async def test_a_replica_without_calls_ends_with_its_engine_too(exits: list[int]) -> None:
     made, engine = prm_replica()
-    await made._start()
+    await made._start(1)
     await asyncio.sleep(0.05)
     assert exits == []
     engine.dead = True

@@ -11,7 +11,7 @@ from http_world import World, chat
 from cluster.launch.environment import variables
 from deployments.http import proxy
 from deployments.http.errors import Busy
-from deployments.http.proxy import FULL, RETRY_AFTER_S, ROOM, DropOrders, Room, RoomCheck, is_harmless, middlewares
+from deployments.http.proxy import RETRY_AFTER_S, ROOM, SAID, Door, DropOrders, Room, is_harmless, middlewares
 from deployments.http.routes import SPARE
 from deployments.places import NoPlace, Refused
 from search.import_path import imported
@@ -32,6 +32,7 @@ MakeWorld = Callable[..., World]
         (b"serve_multiplexed_model_id", b"a"),
         (b"serve-multiplexed-model-id", b"a"),
         (b"x-serve-router-replica", b"a"),
+        (b"X-Banyan-Turned-Away", b"9"),
         (b"x-request-id", b"\xff"),
         (b"x-session-id", b"\xc3"),
     ],
@@ -50,7 +51,7 @@ async def test_orders_and_what_is_not_utf8_are_dropped(name: bytes, value: bytes
 async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
     path = variables()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert imported(path) is middlewares
-    assert [each.cls for each in middlewares()] == [DropOrders, RoomCheck]
+    assert [each.cls for each in middlewares()] == [DropOrders, Door]
     from ray.serve._private import constants
 
     orders = [value for name, value in vars(constants).items() if name.startswith("SERVE_HTTP_REQUEST_")]
@@ -62,7 +63,7 @@ async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
 
 
 def behind_a_door(world: World) -> World:
-    world.app = RoomCheck(world.app)  # type: ignore[assignment]
+    world.app = Door(world.app)  # type: ignore[assignment]
     return world
 
 
@@ -84,7 +85,7 @@ async def test_the_door_refuses_what_the_controller_would_and_nothing_else(make_
             assert (await client.get(path)).status_code == 200
         world.app._inside += SPARE  # type: ignore[attr-defined]  # on their way to the controller
         refused = await client.post(CHAT, json=chat())
-        assert (refused.status_code, refused.json()) == (429, Busy(FULL, "places").body)
+        assert (refused.status_code, refused.json()) == (429, Busy(SAID["places"], "places").body)
         assert refused.headers["retry-after"] == str(RETRY_AFTER_S)
         assert (await client.get("/v1/models")).status_code == 200
         world.app._inside -= SPARE  # type: ignore[attr-defined]
@@ -107,7 +108,7 @@ async def test_a_door_without_a_word_of_a_controller_is_open(
 
 
 async def test_a_slow_body_is_not_inside() -> None:
-    door = RoomCheck(None)  # type: ignore[arg-type]
+    door = Door(None)  # type: ignore[arg-type]
     messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, False)]
     seen = []
 
@@ -121,12 +122,12 @@ async def test_a_slow_body_is_not_inside() -> None:
         return messages.pop(0)
 
     door._app = app
-    await door({"type": "http", "method": "POST", "path": "/prefix" + CHAT}, receive, None)  # type: ignore[arg-type]
+    await door({"type": "http", "method": "POST", "path": "/prefix" + CHAT, "headers": []}, receive, None)  # type: ignore[arg-type]
     assert (seen, door._inside) == ([0, 0, 1], 0)
 
 
 async def test_of_a_burst_no_more_than_there_is_room_for_is_handed_over() -> None:
-    door = RoomCheck(None)  # type: ignore[arg-type]
+    door = Door(None)  # type: ignore[arg-type]
     door._rooms["a"] = Room(5, time.monotonic())
     handed, let_go, statuses = [], asyncio.Event(), []
 
@@ -141,7 +142,7 @@ async def test_of_a_burst_no_more_than_there_is_room_for_is_handed_over() -> Non
         statuses.append(message.get("status"))
 
     door._app = app
-    scope = {"type": "http", "method": "POST", "path": CHAT}
+    scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
     burst = [asyncio.create_task(door(dict(scope), receive, send)) for _ in range(50)]
     while statuses.count(429) < 45:
         await asyncio.sleep(0)
@@ -160,6 +161,6 @@ async def test_a_body_that_does_not_begin_is_left_to_the_controller(monkeypatch:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    door = RoomCheck(app)
-    await door({"type": "http", "method": "POST", "path": CHAT}, receive, None)  # type: ignore[arg-type]
+    door = Door(app)
+    await door({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive, None)  # type: ignore[arg-type]
     assert (len(passed), door._inside) == (1, 0)

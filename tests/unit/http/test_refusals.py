@@ -1,22 +1,30 @@
 """Errors that leave the endpoint are counted by status and code."""
 
+import asyncio
+import time
 from collections import Counter
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from http_world import World, chat, generator_is_dead
+from starlette.datastructures import MutableHeaders
 
+from deployments.config import KeyLimits
+from deployments.http import admission, proxy
 from deployments.http.auth import ApiKeys
 from deployments.http.keys import key_digest, key_record
+from deployments.http.proxy import REST, TURNED_AWAY, Door
 from deployments.http.routes import create_app
 from deployments.places import Owner
 from deployments.telemetry.context import CLIENT_KEY
 from search.answers.equivalence import AnswerMatcher
 
-KEY = "a-key-of-the-tests"
+KEY, OTHER_KEY = "a-key-of-the-tests", "another-key-of-the-tests"
+CHAT = "/v1/chat/completions"
 
 
 class Counted:
@@ -26,16 +34,28 @@ class Counted:
         self.refused: Counter[tuple[int, str]] = Counter()
         self.world = World(matcher)
         endpoint = replace(self.world.app.state.endpoint, refused=self._count)
-        self.app = create_app(endpoint, ApiKeys([key_record(KEY)]))
+        self.keys = ApiKeys([key_record(KEY)])
+        self.app = create_app(endpoint, self.keys)
 
-    def _count(self, status: int, reason: str) -> None:
-        self.refused[status, reason] += 1
+    def _count(self, status: int, reason: str, count: int) -> None:
+        self.refused[status, reason] += count
+
+    def client(self) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
+        return httpx.AsyncClient(transport=transport, base_url="http://banyan", timeout=30)
 
     async def post(self, key: str = KEY, **fields: Any) -> int:
-        transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://banyan", timeout=30) as client:
-            headers = {"Authorization": f"Bearer {key}"}
-            return (await client.post("/v1/chat/completions", headers=headers, json=chat(**fields))).status_code
+        async with self.client() as client:
+            return (await client.post(CHAT, headers=bearer(key), json=chat(**fields))).status_code
+
+
+def bearer(key: str) -> dict[str, Any]:
+    return {"Authorization": f"Bearer {key}"}
+
+
+def later(seconds: float) -> SimpleNamespace:
+    """A clock that is ahead."""
+    return SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
 
 
 @pytest.fixture
@@ -64,6 +84,74 @@ async def test_past_the_places_the_reason_says_what_is_short(counted: Counted) -
             await stack.enter_async_context(counted.world.service.places.hold(Owner(str(place))))
         assert await counted.post() == 429
     assert counted.refused == {(429, "places"): 1}
+
+
+async def test_what_the_proxy_has_refused_is_counted_with_the_next_request(counted: Counted) -> None:
+    door = Door(counted.app)
+    counted.app = door  # type: ignore[assignment]
+    assert await counted.post() == 200
+    door._inside = 1000
+    assert [await counted.post() for _ in range(3)] == [429] * 3
+    assert counted.refused == Counter()
+    door._inside = 0
+    assert [await counted.post() for _ in range(2)] == [200] * 2
+    assert counted.refused == {(429, "places"): 3}
+
+
+async def test_the_proxy_refuses_a_key_at_its_limits_until_the_controller_wants_to_hear_of_it_again(
+    counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other key. What it says is what the controller says."""
+    counted.keys.replace([key_record(KEY, KeyLimits(places=1)), key_record(OTHER_KEY)])
+    counted.app = Door(counted.app)  # type: ignore[assignment]
+    monkeypatch.setitem(admission.RESTS, "owner", 60.0)
+    counted.world.generator.gate.clear()
+    async with counted.client() as client:
+        working = asyncio.create_task(client.post(CHAT, headers=bearer(KEY), json=chat()))
+        while not counted.world.generator.running:
+            await asyncio.sleep(0)
+        first, second = [await client.post(CHAT, headers=bearer(KEY), json=chat()) for _ in range(2)]
+        assert counted.refused == {(429, "owner"): 1}, "of the second the controller has not heard"
+        counted.world.generator.gate.set()
+        assert (await client.post(CHAT, headers=bearer(OTHER_KEY), json=chat())).status_code == 200
+        assert counted.refused == {(429, "owner"): 2}
+        assert (await working).status_code == 200
+    assert (first.status_code, second.status_code) == (429, 429)
+    assert REST not in first.headers
+    assert second.headers["retry-after"] == first.headers["retry-after"]
+    words, said = second.json()["error"], first.json()["error"]
+    assert words | {"message": None} == said | {"message": None}
+    assert "limits.places" in words["message"]
+    assert "limits.places" in said["message"]
+    monkeypatch.setattr(proxy, "time", later(2.0))
+    assert await counted.post() == 200
+
+
+async def test_a_key_rests_at_one_application_only() -> None:
+    headers = [(b"authorization", b"Bearer key")]
+    paths = ["/v1/search", CHAT, "/b/v1/search", "/b/v1/score"]
+    here, chatting, there, scoring = [proxy._client({"path": path, "headers": headers}) for path in paths]
+    assert here == chatting != there == scoring
+    assert proxy._client({"path": CHAT, "headers": []}) is None
+
+
+async def test_keys_that_rest_are_forgotten(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy, "MOST_RESTING", 2)
+    door = Door(counted.app)
+    for name in (b"a", b"b", b"c"):
+        door._listen(MutableHeaders({REST: "owner 0.5 1"}), name)
+    assert set(door._resting) == {b"a", b"b"}
+    monkeypatch.setattr(proxy, "time", later(0.6))
+    door._listen(MutableHeaders({REST: "owner 0.5 1"}), b"c")
+    assert set(door._resting) == {b"c"}
+
+
+@pytest.mark.parametrize("told", ["places", "places x", "places -1", "places 9999999999", "nothing 3", "", "owner ²"])
+async def test_what_is_no_count_of_the_proxys_is_not_counted(counted: Counted, told: str) -> None:
+    async with counted.client() as client:
+        headers = bearer(KEY) | {TURNED_AWAY.decode(): told.encode()}
+        assert (await client.post(CHAT, headers=headers, json=chat())).status_code == 200
+    assert counted.refused == Counter()
 
 
 async def test_what_nobody_expected_is_counted_too(counted: Counted) -> None:
