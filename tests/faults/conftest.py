@@ -13,7 +13,7 @@ import tests.ray_environment  # noqa: F401  # before Ray is imported
 from tests.faults.misbehaviour import Misbehaviour
 from tests.faults.processes import shared_memory
 from tests.faults.variants import Variant, faulty_prm, small_limits
-from tests.serve.application import Application, running
+from tests.serve.application import Application, running, tolerate_rays_warnings
 
 ORDER = (
     "test_hostile.py",
@@ -22,6 +22,7 @@ ORDER = (
     "test_reward_function.py",
     "test_cache_server.py",
     "test_controller.py",
+    "test_hangs.py",
     "test_kills.py",
     "test_rolling_update.py",
     "test_nothing_left.py",
@@ -31,7 +32,7 @@ ORDER = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-seconds", type=float, default=45.0, help="how long replicas are killed at random")
-    parser.addoption("--least-kills", type=int, default=1, help="so many kills there must have been in that time")
+    parser.addoption("--least-kills", type=int, default=1, help="killed is for longer, until there were so many")
     parser.addoption("--schema-cases", type=int, default=100, help="requests made up from /openapi.json")
     parser.addoption("--long", action="store_true", help="also what takes minutes each")
 
@@ -44,10 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     ours = [item for item in items if here in item.path.parents]
     for item in ours:
-        for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning"):
-            item.add_marker(pytest.mark.filterwarnings(f"default::{category}"))  # Ray's own
+        tolerate_rays_warnings(item)
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(600 + item.config.getoption("--kill-seconds")))
+            item.add_marker(pytest.mark.timeout(1200 + item.config.getoption("--kill-seconds")))
         if item.get_closest_marker("long") and not item.config.getoption("--long"):
             item.add_marker(pytest.mark.skip(reason="takes minutes: --long"))
     others = [item for item in items if item not in ours]

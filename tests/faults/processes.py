@@ -3,10 +3,13 @@
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
+
+from tests.serve.application import is_engine
 
 PID = re.compile(r"(?<=[_-])\d{2,7}(?=[_-])")
 SHARED_MEMORY = Path("/dev/shm")
@@ -37,8 +40,9 @@ def replicas(*deployments: str) -> list[Replica]:
 
 def _engine(replica: psutil.Process) -> Iterator[psutil.Process]:
     for child in replica.children(recursive=True):
-        if " ".join(child.cmdline()).startswith("VLLM::"):
-            yield child
+        with suppress(psutil.Error):  # it ends just now, or has ended
+            if is_engine(child):
+                yield child
 
 
 def below(process: psutil.Process) -> list[psutil.Process]:

@@ -50,7 +50,7 @@ def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config)
     luck = random.Random(1)
     with load.of(CLIENTS):
         ends_at = time.monotonic() + seconds
-        while time.monotonic() < ends_at:
+        while time.monotonic() < ends_at or len(kills) < least:
             victim = luck.choice(replicas(*ENGINES))
             bereft += below(victim.process)
             engine = bool(victim.engine) and luck.random() < 0.5
@@ -62,7 +62,6 @@ def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config)
     for each in kills:
         print(each.told(outcomes))
     print(f"{len(outcomes)} searches, {Counter(each.status for each in outcomes)}, {len(kills)} kills")
-    assert len(kills) >= least
     assert all(each.is_typed for each in outcomes), told(outcomes, lambda each: each.is_typed)
     answered = [each for each in outcomes if each.is_whole]
     assert all(each.tree == undisturbed[each.index].tree for each in answered), "a kill changed a tree"

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 import httpx
 import psutil
+import pytest
 import ray
 from ray import serve
 
@@ -114,6 +115,11 @@ class Application:
         return sorted(pids)
 
 
+def tolerate_rays_warnings(item: pytest.Item) -> None:
+    for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning"):
+        item.add_marker(pytest.mark.filterwarnings(f"default::{category}"))
+
+
 @contextmanager
 def running(settings: Json, directory: Path) -> Iterator[Application]:
     """The application on a Ray of its own, for who has one of the two keys that are made in ``directory``."""
@@ -164,6 +170,12 @@ def _is_cache_server(process: psutil.Process, since: float) -> bool:
 
 def problems(count: int, seed: int, level: int | None = None) -> list[Problem]:
     return list(islice(draw_problems(Split.TEST, seed, level), count))
+
+
+def is_engine(process: psutil.Process) -> bool:
+    """Of a replica's children: by the title that vLLM gives it; or, should that not show, as what was spawned."""
+    command = " ".join(process.cmdline())
+    return command.startswith("VLLM::") or "multiprocessing.spawn" in command
 
 
 def kill(pid: int) -> None:

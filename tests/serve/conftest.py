@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tests.ray_environment  # noqa: F401  # before Ray is imported
-from tests.serve.application import Application, running
+from tests.serve.application import Application, running, tolerate_rays_warnings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -14,8 +14,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     here = Path(__file__).parent
     ours = [item for item in items if here in item.path.parents]
     for item in ours:
-        for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning"):
-            item.add_marker(pytest.mark.filterwarnings(f"default::{category}"))  # Ray's own
+        tolerate_rays_warnings(item)
         item.add_marker(pytest.mark.timeout(900))
     others = [item for item in items if item not in ours]
     items[:] = [*others, *sorted(ours, key=lambda item: item.path.name != "test_node_cache.py")]
