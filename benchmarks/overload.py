@@ -20,7 +20,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from benchmarks.record import claim, write_result
+from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
@@ -84,16 +84,20 @@ async def _trickle(writer: asyncio.StreamWriter, body: bytes, every_s: float) ->
         await asyncio.sleep(every_s)
 
 
-def head_of(length: int, path: str = PATH, method: str = "POST") -> bytes:
-    lines = (f"{method} {path} HTTP/1.1", "host: banyan", "content-type: application/json", f"content-length: {length}")
+def head_of(length: int, path: str = PATH, method: str = "POST", key: str | None = None) -> bytes:
+    """``key``: an API key, where they are wanted."""
+    lines = [f"{method} {path} HTTP/1.1", "host: banyan", "content-type: application/json", f"content-length: {length}"]
+    if key is not None:
+        lines.append(f"authorization: Bearer {key}")
     return "\r\n".join((*lines, "", "")).encode()
 
 
 class Requests:
     """Searches of new problems, one after the other: nothing is answered from what a cache remembers."""
 
-    def __init__(self, target: Target, search: dict[str, Any], seed: int) -> None:
+    def __init__(self, target: Target, search: dict[str, Any], seed: int, key: str | None = None) -> None:
         self._target = target
+        self._key = key
         self._search = search
         self._problems: Iterator[Problem] = draw_problems(Split.TEST, seed)
         self._numbers = count(1)
@@ -107,7 +111,7 @@ class Requests:
         messages = [{"role": "user", "content": text}]
         asked = {"model": "banyan-arithmetic", "messages": messages, "seed": number, "search": self._search}
         body = json.dumps(asked).encode()
-        return await ask(self._target, head_of(len(body)), body)
+        return await ask(self._target, head_of(len(body), key=self._key), body)
 
     async def slow(self) -> Reply:
         """A body that will not be complete in a quarter of an hour."""
@@ -166,7 +170,7 @@ async def burst(requests: Requests) -> Burst:
 async def steady(requests: Requests, seconds: float) -> Burst:
     """A full house that stays full, and so many requests a second that find it so."""
     until = time.perf_counter() + seconds
-    house = [asyncio.create_task(_resident(requests, until)) for _ in range(PLACES)]
+    house = [asyncio.create_task(resident(requests, until)) for _ in range(PLACES)]
     await asyncio.sleep(1.0)
     slow = [asyncio.create_task(requests.slow()) for _ in range(SLOW)]
     refused: list[asyncio.Task[Reply]] = []
@@ -180,7 +184,7 @@ async def steady(requests: Requests, seconds: float) -> Burst:
     return Burst(replies, list(await asyncio.gather(*slow)))
 
 
-async def _resident(requests: Requests, until: float) -> None:
+async def resident(requests: Requests, until: float) -> None:
     """Searches one after the other; refused because another came first, it tries again soon."""
     while time.perf_counter() < until:
         if (await requests.searched()).status != 200:
@@ -224,16 +228,16 @@ def _figures(alone: list[list[Reply]], bursts: list[Burst], stream: Burst, watch
     unhealthy = sum(reply.status != 200 for reply in watch.health)
     p99, last, slowest = quantile(steadily, 0.99), quantile(refused, 1.0), quantile(health, 1.0)
     return {
-        "full_house_alone": _told(house),
+        "full_house_alone": told(house),
         "burst": {
-            "accepted": _told(accepted),
-            "refused": _told(refused),
+            "accepted": told(accepted),
+            "refused": told(refused),
             "statuses": [_statuses(each.replies) for each in bursts],
         },
-        "steady": {"refused": _told(steadily), "statuses": _statuses(stream.replies)},
-        "slow_bodies": {"ended": _told([reply.seconds for reply in slow]), "statuses": _statuses(slow)},
-        "health": _told(health) | {"not_200": unhealthy},
-        "client_loop_delay_s": _told(watch.client_delays),
+        "steady": {"refused": told(steadily), "statuses": _statuses(stream.replies)},
+        "slow_bodies": {"ended": told([reply.seconds for reply in slow]), "statuses": _statuses(slow)},
+        "health": told(health) | {"not_200": unhealthy},
+        "client_loop_delay_s": told(watch.client_delays),
         "claims": [
             claim("steady: refusals p99, seconds", round(p99, 3), "< 0.25", p99 < 0.25),
             claim("burst: the last refusal, seconds", round(last, 3), "< 3", last < 3),
@@ -244,7 +248,7 @@ def _figures(alone: list[list[Reply]], bursts: list[Burst], stream: Burst, watch
     }
 
 
-def _told(seconds: Sequence[float]) -> dict[str, Any]:
+def told(seconds: Sequence[float]) -> dict[str, Any]:
     ordered = sorted(seconds)
     parts = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return {"count": len(ordered)} | {name: round(quantile(ordered, part), 3) for name, part in parts.items()}
@@ -271,10 +275,7 @@ def main(
         figures = uvloop.run(measure(Target(host, int(port)), search, repeats, steady_s, seed))
     asked = {"places": PLACES, "burst": BURST, "steady_per_s": STEADY_PER_S, "slow_bodies": SLOW}
     path = write_result("overload", {"search": search, "lmcache": cache, "asked": asked, **figures})
-    for each in figures["claims"]:
-        console.print(
-            f"{'holds' if each['holds'] else 'FAILS'}  {each['name']}: {each['value']} (asked: {each['asked']})"
-        )
+    show_claims(console, figures["claims"])
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 

@@ -4,11 +4,13 @@ import json
 import platform
 import subprocess
 import time
+from collections.abc import Iterable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import psutil
+from rich.console import Console
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -33,6 +35,13 @@ def write_result(name: str, figures: dict[str, Any], path: Path | None = None) -
 def claim(name: str, value: Any, asked: Any, holds: bool) -> dict[str, Any]:
     """What was promised and whether it holds, as a result keeps it under ``claims``."""
     return {"name": name, "value": value, "asked": asked, "holds": holds}
+
+
+def show_claims(console: Console, claims: Iterable[dict[str, Any]]) -> None:
+    """A line for each."""
+    for each in claims:
+        verdict = "holds" if each["holds"] else "FAILS"
+        console.print(f"{verdict}  {each['name']}: {each['value']} (asked: {each['asked']})")
 
 
 def _json(value: Any, indent: str = "") -> str:

@@ -30,6 +30,8 @@ from search.settings import parse_search
 
 SEED = 1
 WARM_UP = 8
+LEAST = {True: 0.84, False: 0.75}
+"""Asked of the ratio, with LMCache on both sides and without: then the engines are faster, and serving weighs more."""
 console = Console(stderr=True)
 
 
@@ -158,19 +160,23 @@ def main(
     same = all(
         here.searches == there.searches for here, there in zip(rounds["in_process"], rounds["served"], strict=True)
     )
+    ratio, least = statistics.median(ratios), LEAST[cache]
     path = write_result(
-        "served_overhead",
+        "served_overhead" if cache else "served_overhead_uncached",
         {
             "search": search,
             "problems": problems,
             "in_flight": in_flight,
             "lmcache": cache,
             "served_over_in_process": {
-                "median": round(statistics.median(ratios), 3),
+                "median": round(ratio, 3),
                 "each": [round(ratio, 3) for ratio in ratios],
             },
             "same_answers_steps_and_tokens": same,
-            "claims": [claim("served gives the answers, steps and tokens of in-process", same, True, same)],
+            "claims": [
+                claim("served gives the answers, steps and tokens of in-process", same, True, same),
+                claim("served over in process, median", round(ratio, 3), f">= {least}", ratio >= least),
+            ],
             "sides": {name: [_as_json(done) for done in done_rounds] for name, done_rounds in rounds.items()},
         },
     )

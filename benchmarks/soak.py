@@ -27,7 +27,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.processes import role_of
-from benchmarks.record import claim, write_result
+from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
@@ -98,7 +98,8 @@ class Trend(NamedTuple):
     role: str
     pid: int
     mb_per_minute: float
-    """Of proportional set size, by least squares."""
+    """Of what is resident, by least squares. The proportional set size, kept beside it, moves with what other processes
+    map of the same libraries: with anything that begins or ends on the machine."""
     first_mb: float
     last_mb: float
     descriptors_gained: float
@@ -106,7 +107,7 @@ class Trend(NamedTuple):
 
     @classmethod
     def of(cls, role: str, pid: int, samples: list[Sample]) -> "Trend":
-        minutes, sizes = [each.minute for each in samples], [each.pss_mb for each in samples]
+        minutes, sizes = [each.minute for each in samples], [each.rss_mb for each in samples]
         slope = float(np.polyfit(minutes, sizes, 1)[0])
         quarter = max(1, len(samples) // 4)
         first, last = samples[:quarter], samples[-quarter:]
@@ -115,8 +116,8 @@ class Trend(NamedTuple):
             role,
             pid,
             slope,
-            _median(each.pss_mb for each in first),
-            _median(each.pss_mb for each in last),
+            _median(each.rss_mb for each in first),
+            _median(each.rss_mb for each in last),
             gained,
             samples,
         )
@@ -127,7 +128,7 @@ class Trend(NamedTuple):
         return {
             "role": self.role,
             "mb_per_minute": round(self.mb_per_minute, 3),
-            "pss_mb": [round(self.first_mb, 1), round(self.last_mb, 1)],
+            "rss_mb": [round(self.first_mb, 1), round(self.last_mb, 1)],
             "descriptors_gained": self.descriptors_gained,
             "minutes": [round(each.minute, 2) for each in kept],
             "pss_mb_by_minute": [round(each.pss_mb, 1) for each in kept],
@@ -263,9 +264,9 @@ def plot(trends: list[Trend], path: Path) -> bool:
     figure, (memory, descriptors) = plt.subplots(2, 1, figsize=(9, 9), sharex=True)
     for trend in trends:
         minutes = [each.minute for each in trend.samples]
-        memory.plot(minutes, [each.pss_mb - trend.samples[0].pss_mb for each in trend.samples], label=trend.role)
+        memory.plot(minutes, [each.rss_mb - trend.samples[0].rss_mb for each in trend.samples], label=trend.role)
         descriptors.plot(minutes, [each.descriptors for each in trend.samples])
-    memory.set_ylabel("MB gained (PSS)")
+    memory.set_ylabel("MB gained (resident)")
     memory.legend(fontsize="small", ncols=2)
     descriptors.set_ylabel("descriptors")
     descriptors.set_xlabel("minutes")
@@ -287,15 +288,12 @@ def main(
     held = claims(figures | {"trends": trends})
     path = write_result("soak", {**figures, "claims": held, "processes": [trend.json for trend in trends]})
     plotted = plot(trends, path.with_suffix(".png"))
-    table = Table("process", "MB a minute", "PSS MB, first and last quarter", "descriptors gained")
+    table = Table("process", "MB a minute", "resident MB, first and last quarter", "descriptors gained")
     for trend in trends:
         gained = f"{trend.descriptors_gained:+.0f}"
         table.add_row(trend.role, f"{trend.mb_per_minute:+.2f}", f"{trend.first_mb:.0f}, {trend.last_mb:.0f}", gained)
     console.print(table)
-    for each in held:
-        console.print(
-            f"{'holds' if each['holds'] else 'FAILS'}: {each['name']}: {each['value']} (asked: {each['asked']})"
-        )
+    show_claims(console, held)
     console.print(f"kept in {path.relative_to(path.parents[2])}{'' if plotted else '; no plot without matplotlib'}")
 
 
