@@ -57,11 +57,12 @@ class HandleGenerator:
         deadline = Deadline(request.deadline_s)
         missing = Missing(request)
         try:
-            async for attempt in self._retries.loop(deadline, "expand"):
-                with attempt:
-                    async with aclosing(self._attempt(missing, deadline)) as groups:
-                        async for group in groups:
-                            yield group
+            with self._retries.loop(deadline, "expand") as attempts:
+                async for attempt in attempts:
+                    with attempt:
+                        async with aclosing(self._attempt(missing, deadline)) as groups:
+                            async for group in groups:
+                                yield group
         except Exception as error:
             if not is_replica_failure(error):
                 raise refusal(error) from None
@@ -158,9 +159,10 @@ async def retried(
         SearchError: ``failure``, when the last attempt failed for reasons of its replica.
     """
     try:
-        async for made in retries.loop(deadline, what):
-            with made:
-                return await attempt()
+        with retries.loop(deadline, what) as attempts:
+            async for made in attempts:
+                with made:
+                    return await attempt()
     except Exception as error:
         if not is_replica_failure(error):
             raise refusal(error) from None

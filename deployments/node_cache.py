@@ -113,7 +113,8 @@ async def attach_node_cache(settings: CacheSettings) -> CacheAddress | None:
     To be awaited in a replica's constructor, before the engine is built: an engine without its server fails to start.
 
     Raises:
-        CacheServerError: there is none within ``settings.start_timeout_s`` plus ten seconds and two heartbeats, with the last reason.
+        CacheServerError: there is none within ``settings.start_timeout_s`` plus ten seconds and two heartbeats, with
+            the last reason.
     """
     if not settings.enabled:
         return None

@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc  # type: ignore[import-untyped]
@@ -39,21 +40,36 @@ class Retries(NamedTuple):
     def of(cls, settings: ControllerSettings, on_retry: Callable[[str], None]) -> "Retries":
         return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s, on_retry)
 
-    def loop(self, deadline: "Deadline", what: str) -> AsyncRetrying:
-        """Attempts until one succeeds, their number is used up, or the deadline has passed."""
+    @contextmanager
+    def loop(self, deadline: "Deadline", what: str) -> Iterator[AsyncRetrying]:
+        """Attempts until one succeeds, their number is used up, or the deadline has passed: to be gone through within
+        the block."""
 
         def note(state: RetryCallState) -> None:
             error = state.outcome.exception() if state.outcome else None
             logger.warning("%s failed (attempt %d): %s", what, state.attempt_number, in_short(error) if error else "")
             self.on_retry(what)
 
-        return AsyncRetrying(
+        retrying = AsyncRetrying(
             retry=retry_if_exception(is_replica_failure),
             stop=lambda state: stop_after_attempt(self.attempts)(state) or deadline.remaining <= 0,
             wait=wait_random_exponential(multiplier=self.backoff_s, max=self.backoff_max_s),
             before_sleep=note,
             reraise=True,
         )
+        try:
+            yield retrying
+        finally:
+            _dismantle(retrying)
+
+
+def _dismantle(retrying: AsyncRetrying) -> None:
+    """Its parts name each other, and the last error with all frames that it went through: 4 kB a call that only the
+    garbage collector would free."""
+    state = vars(retrying).get("_retry_state")
+    if state is not None:
+        vars(state).clear()
+    vars(retrying).clear()
 
 
 class Deadline:
@@ -87,34 +103,51 @@ async def reply(
     Raises:
         ReplicaLost: nothing came in time, or the replica was stopped while it worked.
     """
-    loop = asyncio.get_running_loop()
     limit = asyncio.timeout(deadline.remaining)
-    timer: asyncio.TimerHandle | None = None
-
-    def look(patience_s: float) -> None:
-        nonlocal timer
-        if assigned():
-            limit.reschedule(loop.time())
-        else:
-            timer = loop.call_later(patience_s, look, patience_s)
-
-    if silence_s is not None:
-        timer = loop.call_later(silence_s, look, silence_s)
+    silence = None if silence_s is None else _Silence(limit, silence_s, assigned)
     try:
         async with limit:
             return await ask()
     except TimeoutError:
-        silence = "until its deadline" if deadline.remaining <= 0 else f"for {silence_s} s"
-        raise ReplicaLost(f"no reply {silence}") from None
+        how_long = "until its deadline" if deadline.remaining <= 0 else f"for {silence_s} s"
+        raise ReplicaLost(f"no reply {how_long}") from None
     except asyncio.CancelledError:
-        task = asyncio.current_task()
-        if task is not None and task.cancelling():
+        if _is_cancelled():
             raise
         # A replica that is shut down sends its own CancelledError; nobody has cancelled this task.
         raise ReplicaLost("the replica was stopped") from None
     finally:
-        if timer is not None:
-            timer.cancel()
+        if silence is not None:
+            silence.over()
+        # A cancelled task keeps its traceback, and that this frame: it must not name what names the task.
+        del limit, silence
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+class _Silence:
+    """Ends a wait that has lasted so long, unless there is no replica yet: then it looks again."""
+
+    def __init__(self, limit: asyncio.Timeout, patience_s: float, assigned: Callable[[], bool]) -> None:
+        self._limit = limit
+        self._patience_s = patience_s
+        self._assigned = assigned
+        self._wait()
+
+    def over(self) -> None:
+        self._timer.cancel()
+
+    def _wait(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._patience_s, self._look)
+
+    def _look(self) -> None:
+        if self._assigned():
+            self._limit.reschedule(asyncio.get_running_loop().time())
+        else:
+            self._wait()
 
 
 def was_assigned(response: Any) -> bool:

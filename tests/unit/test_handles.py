@@ -1,6 +1,7 @@
 """The ports over handles: every branch once, retries for what the replica is to blame for, and no call left behind."""
 
 import asyncio
+import gc
 import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
@@ -298,6 +299,49 @@ async def test_cancelling_a_score_cancels_its_call() -> None:
     with pytest.raises(asyncio.CancelledError):
         await task
     assert handle.responses[0].cancelled
+
+
+async def expands(script: Callable[[Any], AsyncIterator[Any]]) -> None:
+    await arrivals(Handle(script, all_of), request(), QUICK)
+
+
+async def scores(script: Callable[[Any], AsyncIterator[Any]]) -> None:
+    await HandleScorer(Handle(script, answers(GOOD)), QUICK, 15.0).score(SCORES)
+
+
+async def is_given_up(script: Callable[[Any], AsyncIterator[Any]]) -> None:
+    task = asyncio.create_task(expands(script))
+    await asyncio.sleep(0.01)
+    task.cancel()
+    await asyncio.wait([task])
+
+
+@pytest.mark.parametrize(
+    ("call", "script"),
+    [
+        (expands, all_of),
+        (expands, dies_after(child((), 0))),
+        (expands, hangs),
+        (is_given_up, hangs),
+        (scores, answers(GOOD)),
+        (scores, raises(ActorDiedError())),
+    ],
+    ids=["written", "lost", "silent", "given up", "scored", "lost and scored"],
+)
+async def test_a_call_leaves_nothing_of_ours_to_the_garbage_collector(call: Any, script: Any) -> None:
+    await call(script)
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        await call(script)
+        gc.collect()
+        left = {type(each).__module__ for each in gc.garbage}
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not {name for name in left if name.startswith(("tenacity", "deployments", "search", "asyncio"))}
 
 
 async def test_what_the_ports_raise_survives_pickling() -> None:
