@@ -66,7 +66,7 @@ class ControllerSettings(Settings):
         description="A generator's replica that is silent for so long is given up; at work it never is for over 5.",
     )
     prm_patience_s: float = Field(
-        15.0,
+        10.0,
         gt=0,
         description="A PRM that gives no sign of life for so long counts as gone (see fallback) until it is back.",
     )

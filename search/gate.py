@@ -5,19 +5,23 @@ request takes it out of the queue.
 """
 
 import asyncio
-from collections import deque
-from collections.abc import AsyncIterator
+from collections import Counter
+from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from search.ports import Lane
 
+LEAST_PART = 16
+"""A call in parts takes no less than a 16th of the capacity at a time: each part becomes a call to a generator."""
+
 
 class Slot:
     """Room in a gate for some branches, given back one by one as they finish."""
 
-    def __init__(self, gate: "Gate", weight: int) -> None:
+    def __init__(self, gate: "Gate", owner: Hashable, weight: int) -> None:
         self._gate = gate
+        self.owner = owner
         self.weight = weight
         """Branches still held."""
 
@@ -25,21 +29,29 @@ class Slot:
         """Gives back the room of ``count`` branches, of no more than are still held."""
         count = min(count, self.weight)
         self.weight -= count
-        self._gate._leave(count)
+        self._gate._leave(self.owner, count)
 
 
 @dataclass(eq=False)
 class _Waiter:
+    lane: Lane
+    arrival: int
     weight: int
+    in_parts: bool
+    slot: Slot
     admitted: asyncio.Future[None]
 
 
 class Gate:
     """Admits calls while at most ``capacity`` branches are in flight.
 
-    Strictly by lane, then by arrival: while a call waits for room, none behind it is admitted, however
-    small. Speculative calls are admitted only up to ``speculative_share`` of the capacity. A call that is
-    larger than what its lane may have is admitted alone.
+    By lane; of a lane whoever has least in flight, then by arrival: while that call waits for room, none behind it is
+    admitted, however small. Speculative calls are admitted only up to ``speculative_share`` of the capacity. A call
+    that is larger than what it may have is admitted alone, or in parts if it says so.
+
+    Searches share alike. What an owner asks for beyond its fair share (the capacity by the number of owners, and one
+    that may yet come) goes behind the first steps of the others, and a quarter of the capacity is not for it: they need
+    not wait until some of it has finished.
     """
 
     def __init__(self, capacity: int, speculative_share: float = 0.75) -> None:
@@ -49,8 +61,12 @@ class Gate:
             raise ValueError(f"speculative_share must be in [0, 1], got {speculative_share}")
         self.capacity = capacity
         self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * speculative_share)}
+        self._open_room = capacity - capacity // 4
+        """Of it even those may take who have their share."""
         self._usage = 0
-        self._queues: dict[Lane, deque[_Waiter]] = {lane: deque() for lane in sorted(Lane)}
+        self._held: Counter[Hashable] = Counter()
+        self._waiters: list[_Waiter] = []
+        self._arrivals = 0
 
     @property
     def usage(self) -> int:
@@ -60,41 +76,73 @@ class Gate:
     @property
     def waiting(self) -> dict[Lane, int]:
         """Calls that wait, by lane."""
-        return {lane: len(queue) for lane, queue in self._queues.items()}
+        waiting = Counter(waiter.lane for waiter in self._waiters)
+        return {lane: waiting[lane] for lane in sorted(Lane)}
 
     @asynccontextmanager
-    async def admit(self, lane: Lane, weight: int) -> AsyncIterator[Slot]:
-        """Waits until ``weight`` branches may start; gives back on leaving what was not released."""
+    async def admit(
+        self, lane: Lane, weight: int, owner: Hashable = None, in_parts: bool = False
+    ) -> AsyncIterator[Slot]:
+        """Waits until ``weight`` branches may start; gives back on leaving what was not released.
+
+        Args:
+            owner: whose they are; those without are somebody's of their own.
+            in_parts: the slot may be for fewer branches than asked for; the caller asks again for the others.
+        """
         if weight < 1:
             raise ValueError(f"weight must be at least 1, got {weight}")
-        waiter = _Waiter(weight, asyncio.get_running_loop().create_future())
-        self._queues[lane].append(waiter)
+        self._arrivals += 1
+        slot = Slot(self, self._arrivals if owner is None else owner, 0)
+        admitted = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(lane, self._arrivals, weight, in_parts, slot, admitted)
+        self._waiters.append(waiter)
         self._serve()
-        slot = Slot(self, weight)
         try:
-            await waiter.admitted
+            await admitted
             yield slot
         finally:
-            if waiter in self._queues[lane]:
-                self._queues[lane].remove(waiter)
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
                 self._serve()
-            else:
-                # Also when the wait was cancelled just after it was served: the room was taken then.
-                slot.release(slot.weight)
+            # Also when the wait was cancelled just after it was served: the room was taken then.
+            slot.release(slot.weight)
 
-    def _leave(self, count: int) -> None:
+    def _leave(self, owner: Hashable, count: int) -> None:
         self._usage -= count
+        self._held[owner] -= count
+        if not self._held[owner]:
+            del self._held[owner]
         self._serve()
 
     def _serve(self) -> None:
-        for lane, queue in self._queues.items():
-            while queue and self._fits(lane, queue[0].weight):
-                waiter = queue.popleft()
-                self._usage += waiter.weight
-                if not waiter.admitted.done():
-                    waiter.admitted.set_result(None)
-            if queue:
+        while self._waiters:
+            owners = self._held.keys() | {waiter.slot.owner for waiter in self._waiters}
+            share = self.capacity // (len(owners) + 1)
+            waiter = min(self._waiters, key=lambda waiter: self._turn(waiter, share))
+            granted = self._grant(waiter, share)
+            if not granted:
                 return
+            self._waiters.remove(waiter)
+            waiter.slot.weight = granted
+            self._usage += granted
+            self._held[waiter.slot.owner] += granted
+            if not waiter.admitted.done():
+                waiter.admitted.set_result(None)
 
-    def _fits(self, lane: Lane, weight: int) -> bool:
-        return self._usage == 0 or self._usage + weight <= self._room[lane]
+    def _turn(self, waiter: _Waiter, share: int) -> tuple[int, int, int]:
+        """The lowest is next."""
+        held = self._held[waiter.slot.owner]
+        behind = held >= max(share, 1) and waiter.lane is not Lane.SPECULATIVE
+        return 2 * Lane.EAGER + 1 if behind else 2 * waiter.lane, held, waiter.arrival
+
+    def _grant(self, waiter: _Waiter, share: int) -> int:
+        """How many branches may start now; none if it has to wait."""
+        room = self._room[waiter.lane] - self._usage
+        if not waiter.in_parts:
+            return waiter.weight if waiter.weight <= room or not self._usage else 0
+        least = min(waiter.weight, max(1, self.capacity // LEAST_PART))
+        own = max(share, least) - self._held[waiter.slot.owner]
+        granted = min(waiter.weight, room, max(own, self._open_room - self._usage))
+        if granted >= least:
+            return granted
+        return 0 if self._usage else least

@@ -15,6 +15,8 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from deployments.engines.branches import BranchRegistry, Ending
+from deployments.engines.fair_order import LAST, FairOrder
+from search.ports import Lane
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput
 Label = TypeVar("Label")
@@ -36,6 +38,7 @@ class Finished(NamedTuple, Generic[Label]):
 class _Request(NamedTuple, Generic[Label]):
     label: Label
     collector: RequestOutputCollector
+    place: int
 
 
 class EngineCall(Generic[Label]):
@@ -48,14 +51,20 @@ class EngineCall(Generic[Label]):
         self,
         engine: AsyncLLM,
         registry: BranchRegistry,
+        order: FairOrder,
         search_id: str,
         deadline_s: float,
         on_discard: Callable[[Output], None] = lambda output: None,
     ) -> None:
-        """``on_discard`` gets what an aborted request had brought forth so far."""
+        """
+        Args:
+            order: says which of the engine's requests goes first.
+            on_discard: gets what an aborted request had brought forth so far.
+        """
         self.search_id = search_id
         self._engine = engine
         self._registry = registry
+        self._order = order
         self._deadline_s = deadline_s
         self._on_discard = on_discard
         self._pending: dict[str, _Request[Label] | None] = {}
@@ -81,9 +90,9 @@ class EngineCall(Generic[Label]):
         await self.aborted()  # the aborts themselves go on if this wait is cancelled once more
 
     async def submit(
-        self, label: Label, token_ids: list[int], params: SamplingParams | PoolingParams, priority: int = 0
+        self, label: Label, token_ids: list[int], params: SamplingParams | PoolingParams, lane: Lane = Lane.DEMAND
     ) -> None:
-        """Hands one request to the engine.
+        """Hands one request to the engine, behind all others where its lane is the speculative one.
 
         Raises:
             RequestRefused: the engine will not take it.
@@ -93,6 +102,8 @@ class EngineCall(Generic[Label]):
             raise EngineCallError(self._stopped)
         request_id = self._registry.begin(self.search_id)
         self._pending[request_id] = None
+        place = self._order.place(self.search_id)
+        priority = place + (LAST if lane is Lane.SPECULATIVE else 0)
         try:
             collector = await self._engine.add_request(request_id, tokens_input(token_ids), params, priority=priority)
         except Exception as error:
@@ -108,7 +119,7 @@ class EngineCall(Generic[Label]):
             # The collector wakes whoever waits on its event: give it ours. What it got before is in
             # ``output`` and is seen by the next look, which comes before any wait.
             collector.ready = self._changed
-            self._pending[request_id] = _Request(label, collector)
+            self._pending[request_id] = _Request(label, collector, place)
 
     async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
         """Takes what has finished, waiting until there is something, or ``within_s`` have passed.
@@ -144,6 +155,7 @@ class EngineCall(Generic[Label]):
                 self.stop(f"the engine failed: {output!r}")
                 raise EngineCallError(self._stopped) from output
             self._registry.end(request_id, Ending.FINISHED)
+            self._order.served(request.place)
             finished.append(Finished(request.label, output))
         return finished
 

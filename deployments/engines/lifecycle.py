@@ -21,6 +21,7 @@ from deployments.engines.arguments import engine_environment
 from deployments.engines.branches import BranchRegistry
 from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.errors import EngineStartError
+from deployments.engines.fair_order import FairOrder
 from deployments.engines.settings import EngineSettings
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
 from search.errors import SearchError
@@ -56,6 +57,7 @@ class EngineLifecycle(ABC, Generic[Started]):
         self._settings = settings
         self._started: Started | None = None
         self._registry = BranchRegistry()
+        self._order = FairOrder()
         self._canaries = 0
         self._hangs = HangDetector(settings.stall_s, settings.max_step_s)
         self._hung: str | None = None

@@ -122,7 +122,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         rewards: dict[PathKey, float] = {}
         try:
             async with EngineCall[_Wanted](
-                running.engine, self._registry, request.search_id, request.deadline_s
+                running.engine, self._registry, self._order, request.search_id, request.deadline_s
             ) as call:
                 for label in wanted:
                     await call.submit(label, label.query.token_ids, label.query.params)

@@ -42,6 +42,20 @@ class Batch:
     reservations: dict[NodeId, Cost] = field(default_factory=dict)
     """What was reserved for each child that has not arrived yet."""
 
+    def split(self, count: int) -> "Batch":
+        """Keeps its first ``count`` children; the others go into the batch that is returned."""
+        rest = Batch(self.stop_condition, self.lookahead)
+        kept, self.expansions = self.expansions, []
+        for parent, prefix, branches in kept:
+            for batch, part in ((self, branches[:count]), (rest, branches[count:])):
+                if part:
+                    batch.expansions.append(ExpandItem(parent, prefix, part))
+            for branch in branches[count:]:
+                node_id = (*parent, branch.index)
+                rest.reservations[node_id] = self.reservations.pop(node_id)
+            count = max(0, count - len(branches))
+        return rest
+
 
 class Planner:
     """Turns expansions into batches and enters their children into the tree."""

@@ -267,11 +267,17 @@ class _Search:
             self._emit(RoundStarted(self._rounds, sum(len(batch.reservations) for batch in batches)))
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
-        """One call to the generator; its children are scored as they come."""
+        """One call to the generator, or more as there is room; its children are scored as they come."""
         self._awaited += (expected := len(batch.reservations))
         turns = Turns()
         try:
-            async with self._gate.admit(lane, len(batch.reservations)) as slot:
+            async with self._gate.admit(lane, expected, self._search_id, in_parts=True) as slot:
+                if slot.weight < expected:
+                    # What has no room yet comes in another call.
+                    rest = batch.split(slot.weight)
+                    self._awaited -= len(rest.reservations)
+                    expected = slot.weight
+                    self._start(group, self._expand, group, rest, lane)
                 self._results.tally.expand_calls += 1
                 async with _closing(self._generator.expand(self._expand_request(batch, lane))) as stream:
                     async for arrived in stream:

@@ -8,21 +8,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.gate import Gate
+from search.gate import Gate, Slot
 from search.ports import Lane
 
 
 class Caller:
     """Asks for admission in a task of its own and holds it until told to leave."""
 
-    def __init__(self, gate: Gate, lane: Lane, weight: int, admitted: list["Caller"]) -> None:
+    def __init__(self, gate: Gate, lane: Lane, weight: int, admitted: list["Caller"], owner: int | None = None) -> None:
         self.lane = lane
         self.weight = weight
+        self._owner = owner
         self.leave = asyncio.Event()
         self.task = asyncio.create_task(self._call(gate, admitted))
 
     async def _call(self, gate: Gate, admitted: list["Caller"]) -> None:
-        async with gate.admit(self.lane, self.weight):
+        async with gate.admit(self.lane, self.weight, self._owner, in_parts=self._owner is not None) as slot:
+            self.weight = slot.weight
             admitted.append(self)
             try:
                 await self.leave.wait()
@@ -122,6 +124,106 @@ def test_speculation_stays_below_its_watermark() -> None:
     asyncio.run(main())
 
 
+class Search:
+    """Wants so many branches at a time, in parts, and finishes them when told to."""
+
+    def __init__(self, gate: Gate, name: str, width: int) -> None:
+        self._gate = gate
+        self._name = name
+        self.slots: list[Slot] = []
+        self.waits = 0
+        self.calls = 0
+        self._leave = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self.want(width)
+
+    @property
+    def held(self) -> int:
+        return sum(slot.weight for slot in self.slots)
+
+    def want(self, width: int, lane: Lane = Lane.DEMAND) -> None:
+        self.waits += width
+        task = asyncio.create_task(self._call(width, lane))
+        self._tasks.add(task)
+
+    def finish(self, count: int) -> None:
+        for slot in self.slots:
+            done = min(count, slot.weight)
+            slot.release(done)
+            count -= done
+
+    async def end(self) -> None:
+        self._leave.set()
+        await asyncio.gather(*self._tasks)
+
+    async def _call(self, width: int, lane: Lane) -> None:
+        async with self._gate.admit(lane, width, self._name, in_parts=True) as slot:
+            self.calls += 1
+            self.waits -= slot.weight
+            self.slots.append(slot)
+            if slot.weight < width:
+                self.waits -= width - slot.weight
+                self.want(width - slot.weight, lane)
+            await self._leave.wait()
+
+
+def test_a_wide_search_leaves_room_for_others() -> None:
+    async def main() -> None:
+        gate = Gate(64)
+        wide = Search(gate, "wide", 256)
+        await settle()
+        assert (wide.held, wide.calls) == (48, 1)
+        small = [Search(gate, f"small {number}", 4) for number in range(4)]
+        await settle()
+        assert [each.held for each in small] == [4] * 4
+        # First come those who have less, also with their first steps.
+        late = Search(gate, "late", 4)
+        late.want(4, Lane.EAGER)
+        await settle()
+        assert late.held == 0
+        wide.finish(8)
+        await settle()
+        assert late.held == 8
+        assert wide.held == 40
+        for each in small:
+            each.finish(4)
+        await settle()
+        assert wide.held == 40, "a quarter is for others"
+        wide.finish(1)
+        late.finish(8)
+        await settle()
+        assert wide.held == 48
+        for each in (wide, late, *small):
+            await each.end()
+        assert gate.usage == 0
+
+    asyncio.run(main())
+
+
+def test_wide_searches_come_to_share_alike() -> None:
+    async def main() -> None:
+        gate = Gate(64)
+        searches = [Search(gate, f"{number}", 1000) for number in range(3)]
+        rng = random.Random(3)
+        for _ in range(200):
+            await settle()
+            rng.choice(searches).finish(1)
+        for _ in range(400):
+            await settle()
+            max(searches, key=lambda each: each.held).finish(1)
+        held = [each.held for each in searches]
+        assert max(held) - min(held) <= 2 * 64 // 16
+        assert gate.usage <= 64
+        for each in searches:
+            for task in each._tasks:
+                task.cancel()
+            await asyncio.gather(*each._tasks, return_exceptions=True)
+        assert gate.usage == 0
+        assert not any(gate.waiting.values())
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("make", [lambda: Gate(0), lambda: Gate(1, speculative_share=1.5)])
 def test_refuses_senseless_settings(make: Callable[[], Gate]) -> None:
     with pytest.raises(ValueError, match="must be"):
@@ -146,7 +248,8 @@ def test_never_over_capacity_and_nothing_is_left(seed: int, capacity: int) -> No
         for _ in range(40):
             action = rng.random()
             if action < 0.5 or not callers:
-                callers.append(Caller(gate, rng.choice(list(Lane)), rng.randint(1, capacity + 2), admitted))
+                owner = rng.choice([None, 1, 2, 3])
+                callers.append(Caller(gate, rng.choice(list(Lane)), rng.randint(1, capacity + 2), admitted, owner))
             elif action < 0.75:
                 rng.choice(callers).leave.set()
             else:

@@ -360,6 +360,22 @@ def test_searches_share_a_gate() -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("settings", [*ALL, {"strategy": "dvts", "n": 16, "m": 4}], ids=lambda each: each["strategy"])
+def test_a_search_that_is_let_in_by_parts_grows_the_same_tree(settings: dict[str, Any]) -> None:
+    async def grown(capacity: int) -> tuple[str, int, int]:
+        bench = Bench(order=capacity, capacity=capacity)
+        outcome = await bench.search(settings)
+        bench.check_idle()
+        return tree_as_json(outcome.tree), bench.generator.most_live, outcome.cost.expand_calls
+
+    tree, most, calls = asyncio.run(grown(1000))
+    for capacity in (1, 3, 40):
+        in_parts, live, parts = asyncio.run(grown(capacity))
+        assert in_parts == tree
+        assert live <= capacity
+        assert (parts > calls) == (most > capacity - capacity // 4)
+
+
 def test_without_a_seed_one_is_drawn_and_told() -> None:
     _, first = search(BEAM | {"seed": None})
     _, again = search(BEAM | {"seed": first.seed}, order=5)

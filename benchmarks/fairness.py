@@ -1,0 +1,112 @@
+"""What one wide search costs narrow ones that run beside it.
+
+    python -m benchmarks.fairness
+
+Fifteen clients search with n = 4, one search after the other, against the served application: in turns alone, and
+beside one client that searches with n = 256. How long the wide one takes is told for both: alone and beside them.
+"""
+
+import asyncio
+import statistics
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+
+from benchmarks.overload import Reply, Requests, Target, quantile, seconds_of, told
+from benchmarks.record import claim, show_claims, write_result
+from benchmarks.served_overhead import application
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+
+NARROW = {"strategy": "beam_search", "n": 4, "m": 4}
+WIDE = {"strategy": "beam_search", "n": 256, "m": 4}
+CLIENTS = 15
+MOST = 1.5
+console = Console(stderr=True)
+
+
+async def narrow_searches(requests: Requests, number: int) -> list[Reply]:
+    """So many of them, `CLIENTS` at a time."""
+    left = iter(range(number))
+
+    async def client() -> list[Reply]:
+        return [await requests.searched() for _ in left]
+
+    return [reply for each in await asyncio.gather(*(client() for _ in range(CLIENTS))) for reply in each]
+
+
+@asynccontextmanager
+async def beside(requests: Requests, ended: list[Reply]) -> AsyncIterator[None]:
+    """One search after the other; what ends meanwhile is kept."""
+
+    async def search_on() -> None:
+        while True:
+            reply = await requests.searched()
+            ended.append(reply)
+
+    task = asyncio.create_task(search_on())
+    await asyncio.sleep(1.0)  # it is under way
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def measure(target: Target, number: int, repeats: int, seed: int) -> dict[str, Any]:
+    narrow, wide = Requests(target, NARROW, seed), Requests(target, WIDE, seed + 1)
+    await narrow_searches(narrow, 2 * CLIENTS)
+    await wide.searched()
+    seconds: dict[str, list[float]] = {"alone": [], "beside wide": [], "wide alone": [], "wide beside": []}
+    for repeat in range(repeats):
+        for arm in ("alone", "beside wide")[:: 1 if repeat % 2 == 0 else -1]:
+            if arm == "alone":
+                replies = await narrow_searches(narrow, number)
+                wide_replies = [await wide.searched()]
+            else:
+                wide_replies = []
+                async with beside(wide, wide_replies):
+                    replies = await narrow_searches(narrow, number)
+            if {reply.status for reply in [*replies, *wide_replies]} - {200}:
+                raise RuntimeError(f"{arm}: {Counter(reply.status for reply in [*replies, *wide_replies])}")
+            seconds[arm] += seconds_of(replies, 200)
+            seconds["wide alone" if arm == "alone" else "wide beside"] += seconds_of(wide_replies, 200)
+            console.print(
+                f"repeat {repeat + 1}, {arm}: {statistics.median(seconds_of(replies, 200)):.2f} s at the median"
+            )
+    ordered = {arm: sorted(values) for arm, values in seconds.items()}
+    ratios = {part: quantile(ordered["beside wide"], part) / quantile(ordered["alone"], part) for part in (0.5, 0.95)}
+    return {
+        "arms": {arm: told(values) for arm, values in ordered.items() if values},
+        "claims": [
+            claim(f"narrow beside wide over alone, p{part * 100:.0f}", round(ratio, 3), f"<= {MOST}", ratio <= MOST)
+            for part, ratio in ratios.items()
+        ],
+    }
+
+
+def main(
+    problems: Annotated[int, typer.Option(min=15, max=10_000, help="Narrow searches in each turn.")] = 150,
+    repeats: Annotated[int, typer.Option(min=1, max=50)] = 3,
+    seed: Annotated[int, typer.Option(min=0)] = 1,
+    cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
+) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    config = AppConfig.model_validate({"cache": {"enabled": cache}})
+    with application(config) as url:
+        host, _, port = url.removeprefix("http://").partition(":")
+        figures = uvloop.run(measure(Target(host, int(port)), problems, repeats, seed))
+    asked = {"clients": CLIENTS, "problems": problems, "repeats": repeats}
+    path = write_result("fairness", {"narrow": NARROW, "wide": WIDE, "lmcache": cache, "asked": asked, **figures})
+    show_claims(console, figures["claims"])
+    console.print(f"kept in {path.relative_to(path.parents[2])}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,40 @@
+"""In which order an engine takes the requests of several searches."""
+
+FEW = 256
+"""So many searches are remembered without a look at which of them still matter."""
+LAST = 1 << 40
+"""Added to the place of a request that is only wanted where there is room."""
+
+
+class FairOrder:
+    """Places in the engine's queue: searches take turns, however much each asks for at once.
+
+    Start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queueing", IEEE/ACM Transactions on Networking 5,
+    1997) in which every request counts one. A search that asks for 256 branches gets the next 256 places of its own;
+    one that asks for four meanwhile begins where the engine is now, not behind them all. Whoever waits is passed by no
+    more of each other search than it asked for itself, so nobody waits for ever.
+    """
+
+    def __init__(self) -> None:
+        self._now = 0
+        """The highest place that was served."""
+        self._next: dict[str, int] = {}
+        """The first place that a search has not taken yet."""
+        self._look_at = FEW
+
+    def place(self, search_id: str) -> int:
+        """The place of a search's next request: a priority for vLLM, lower goes first."""
+        place = max(self._now, self._next.get(search_id, 0))
+        self._next[search_id] = place + 1
+        if len(self._next) > self._look_at:
+            self._forget()
+        return place
+
+    def served(self, place: int) -> None:
+        """The request at that place has finished."""
+        self._now = max(self._now, place)
+
+    def _forget(self) -> None:
+        """Of a search whose places were all served nothing need be known."""
+        self._next = {search_id: after for search_id, after in self._next.items() if after > self._now}
+        self._look_at = max(FEW, 2 * len(self._next))

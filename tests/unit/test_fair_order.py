@@ -1,0 +1,53 @@
+"""Searches take turns at an engine, whatever each of them asks for at once."""
+
+from collections import Counter
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from deployments.engines import fair_order
+from deployments.engines.fair_order import FairOrder
+
+
+def test_a_narrow_search_does_not_wait_behind_a_wide_one() -> None:
+    order = FairOrder()
+    wide = [order.place("wide") for _ in range(256)]
+    for place in wide[:100]:
+        order.served(place)
+    assert [order.place("narrow") for _ in range(4)] == [99, 100, 101, 102]
+    assert wide == list(range(256))
+
+
+def test_whoever_asks_again_and_again_passes_nobody_for_ever() -> None:
+    order = FairOrder()
+    last = [order.place("wide") for _ in range(64)][-1]
+    rounds = 0
+    while (place := order.place("busy")) < last:
+        order.served(place)
+        rounds += 1
+    assert rounds == 63
+
+
+@given(asked=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 20)), max_size=20), slots=st.integers(1, 8))
+def test_while_two_searches_wait_they_are_served_alike(asked: list[tuple[str, int]], slots: int) -> None:
+    order = FairOrder()
+    waiting = [
+        (order.place(search), number, search) for number, (search, many) in enumerate(asked) for _ in range(many)
+    ]
+    served: Counter[str] = Counter()
+    while waiting:
+        for _ in range(min(slots, len(waiting))):
+            waiting.remove(first := min(waiting))
+            order.served(first[0])
+            served[first[2]] += 1
+        left = {search for _, _, search in waiting}
+        taken = [served[search] for search in left]
+        assert not taken or max(taken) - min(taken) <= 1
+
+
+def test_what_was_served_is_forgotten() -> None:
+    order = FairOrder()
+    for number in range(10 * fair_order.FEW):
+        order.served(order.place(f"search {number}"))
+        order.served(order.place(f"search {number}"))
+    assert len(order._next) <= fair_order.FEW + 1
