@@ -127,6 +127,9 @@ class HttpSettings(Settings):
     allow_unauthenticated_cluster: bool = Field(
         False, description="Serve on a Ray cluster without token authentication: something else guards its ports."
     )
+    isolate_keys: bool = Field(
+        True, description="What one API key leaves in caches is of no use to another, which so cannot time it."
+    )
     canary_timeout_s: float = Field(20.0, gt=0, description="/health waits this long for its canary generation.")
     canary_every_s: float = Field(5.0, ge=0, description="/health answers from the last canary within this time.")
 

@@ -31,6 +31,8 @@ class SearchJob(NamedTuple):
     """What the process reward model is told."""
     prompt: tuple[int, ...]
     settings: SearchSettings
+    cache_salt: str = ""
+    """See `search.ports`."""
 
 
 Observer = Callable[[SearchJob, SearchTree, EventSink | None], AbstractContextManager[EventSink | None]]
@@ -112,6 +114,7 @@ class SearchService:
                         search_id=job.search_id,
                         on_event=told,
                         tree=tree,
+                        cache_salt=job.cache_salt,
                     )
         except BaseException:
             # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree

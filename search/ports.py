@@ -70,6 +70,8 @@ class ExpandRequest(NamedTuple):
     """Seconds from now after which the caller no longer wants the answer."""
     logprobs: bool = False
     """Whether steps come with their log-probabilities."""
+    cache_salt: str = ""
+    """What this leaves in caches serves requests of the same salt only."""
 
 
 class Child(NamedTuple):
@@ -114,6 +116,8 @@ class ScoreRequest(NamedTuple):
     question: str
     items: tuple[ScoreItem, ...]
     deadline_s: float
+    cache_salt: str = ""
+    """What this leaves in caches serves requests of the same salt only."""
 
 
 class TokenBeamRequest(NamedTuple):
@@ -123,6 +127,8 @@ class TokenBeamRequest(NamedTuple):
     prompts: tuple[tuple[int, ...], ...]
     settings: TokenBeamSettings
     deadline_s: float
+    cache_salt: str = ""
+    """What this leaves in caches serves requests of the same salt only."""
 
 
 class WrittenSequence(NamedTuple):

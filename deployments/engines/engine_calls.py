@@ -6,7 +6,7 @@ share one event instead: a call costs one task whatever its width.
 
 import asyncio
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeAlias, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -28,6 +28,19 @@ class EngineCallError(RuntimeError):
 
 class RequestRefused(EngineCallError):
     """The engine will not take a request, for reasons of the request."""
+
+
+class Asked(Protocol):
+    """What the requests of `search.ports` share."""
+
+    @property
+    def search_id(self) -> str: ...
+
+    @property
+    def deadline_s(self) -> float: ...
+
+    @property
+    def cache_salt(self) -> str: ...
 
 
 class Finished(NamedTuple, Generic[Label]):
@@ -52,8 +65,7 @@ class EngineCall(Generic[Label]):
         engine: AsyncLLM,
         registry: BranchRegistry,
         order: FairOrder,
-        search_id: str,
-        deadline_s: float,
+        request: Asked,
         on_discard: Callable[[Output], None] = lambda output: None,
     ) -> None:
         """
@@ -61,11 +73,12 @@ class EngineCall(Generic[Label]):
             order: says which of the engine's requests goes first.
             on_discard: gets what an aborted request had brought forth so far.
         """
-        self.search_id = search_id
+        self.search_id = request.search_id
         self._engine = engine
         self._registry = registry
         self._order = order
-        self._deadline_s = deadline_s
+        self._deadline_s = request.deadline_s
+        self._cache_salt = request.cache_salt or None
         self._on_discard = on_discard
         self._pending: dict[str, _Request[Label] | None] = {}
         self._changed = asyncio.Event()
@@ -105,7 +118,9 @@ class EngineCall(Generic[Label]):
         place = self._order.place(self.search_id)
         priority = place + (LAST if lane is Lane.SPECULATIVE else 0)
         try:
-            collector = await self._engine.add_request(request_id, tokens_input(token_ids), params, priority=priority)
+            collector = await self._engine.add_request(
+                request_id, tokens_input(token_ids, cache_salt=self._cache_salt), params, priority=priority
+            )
         except Exception as error:
             if self._pending.pop(request_id, self) is not self:
                 self._registry.end(request_id, Ending.FAILED)

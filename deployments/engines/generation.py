@@ -111,9 +111,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
-        call = EngineCall[_Wanted](
-            running.engine, self._registry, self._order, request.search_id, request.deadline_s, self._discard
-        )
+        call = EngineCall[_Wanted](running.engine, self._registry, self._order, request, self._discard)
         self._calls.add(call)
         try:
             async with call:
@@ -148,9 +146,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
-        call = EngineCall[int](
-            running.engine, self._registry, self._order, request.search_id, request.deadline_s, self._discard
-        )
+        call = EngineCall[int](running.engine, self._registry, self._order, request, self._discard)
         steps = _NextTokens(call, request.settings)
         self._calls.add(call)
         try:

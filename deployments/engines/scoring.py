@@ -25,7 +25,7 @@ from search.rewards import check_rewards
 MAX_CHARACTERS_PER_TOKEN = 32
 """More than any text has on average."""
 PathKey = bytes
-"""A digest of a question and the steps of a path."""
+"""A digest of a question, the steps of a path, and the salt of whose caches they are."""
 
 
 class _Wanted(NamedTuple):
@@ -78,7 +78,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
             ScorerRefused: an item is malformed, or longer than the model can read.
             ScorerError: the engine failed, or gave no usable rewards, or not in time.
         """
-        keys = [_path_keys(request.question, item) for item in request.items]
+        keys = [_path_keys(request, item) for item in request.items]
         known: dict[PathKey, float] = {}
         missing: dict[PathKey, _Wanted] = {}
         for item, wanted in zip(request.items, keys, strict=True):
@@ -121,9 +121,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         running = self._running
         rewards: dict[PathKey, float] = {}
         try:
-            async with EngineCall[_Wanted](
-                running.engine, self._registry, self._order, request.search_id, request.deadline_s
-            ) as call:
+            async with EngineCall[_Wanted](running.engine, self._registry, self._order, request) as call:
                 for label in wanted:
                     await call.submit(label, label.query.token_ids, label.query.params)
                 while call.pending:
@@ -159,15 +157,15 @@ class ScoringEngine(EngineLifecycle[_Running]):
         return queries
 
 
-def _path_keys(question: str, item: ScoreItem) -> tuple[PathKey, ...]:
-    """The keys of the item's unscored steps. A step's key stands for all before it too.
+def _path_keys(request: ScoreRequest, item: ScoreItem) -> tuple[PathKey, ...]:
+    """The keys of the item's unscored steps. A step's key stands for all before it too, and for whom it was scored.
 
     Raises:
         ScorerRefused: ``unscored`` is not between 1 and the number of steps.
     """
     if not 1 <= item.unscored <= len(item.steps):
         raise ScorerRefused(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")
-    digest = hashlib.blake2b(_framed(question), digest_size=16)
+    digest = hashlib.blake2b(_framed(request.cache_salt) + _framed(request.question), digest_size=16)
     keys: list[PathKey] = []
     for step in item.steps:
         digest.update(_framed(step.strip()))

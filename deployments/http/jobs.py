@@ -35,6 +35,7 @@ class Jobs:
         self._controller = config.controller
         self._context = config.generator.max_model_len
         self._search_context = config.search_context
+        self._isolates_keys = config.http.isolate_keys
         self._planner = planner
         self._encoder = encoder
 
@@ -60,7 +61,7 @@ class Jobs:
             raise BadRequest(str(error), "messages") from None
         if len(prompt) >= self._search_context:
             raise self._too_long(str(len(prompt)))
-        return SearchJob(uuid.uuid4().hex, request.question, tuple(prompt), settings)
+        return SearchJob(uuid.uuid4().hex, request.question, tuple(prompt), settings, self._cache_salt(key))
 
     def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
         """
@@ -97,9 +98,10 @@ class Jobs:
             skip_reading_prefix_cache=body.skip_reading_prefix_cache,
             concurrency_limit=most_at_once if limit is None else max(1, min(limit, most_at_once)),
         )
-        return CompletionJob(TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds), body.n)
+        request = TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds, self._cache_salt(key))
+        return CompletionJob(request, body.n)
 
-    def scoring(self, body: ScoreBody) -> ScoreRequest:
+    def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreRequest:
         """
         Raises:
             BadRequest: more steps than a path may have.
@@ -108,11 +110,15 @@ class Jobs:
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
         item = ScoreItem(tuple(body.steps), len(body.steps))
-        return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds)
+        return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, self._cache_salt(key))
 
     def _too_long(self, tokens: str) -> BadRequest:
         message = f"the prompt has {tokens} tokens; the context of {self._search_context} leaves no room to answer"
         return BadRequest(message, "messages", "context_length_exceeded")
+
+    def _cache_salt(self, key: KeyRecord | None) -> str:
+        """Nobody can tell by the time of a reply what another key has asked."""
+        return key.cache_salt if key is not None and self._isolates_keys else ""
 
     def _limits(self, key: KeyRecord | None) -> LimitSettings:
         """The caps on a request that came with that key."""

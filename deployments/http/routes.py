@@ -22,6 +22,7 @@ from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
 from deployments.service import SearchJob
+from search.ports import ScoreRequest
 
 router = APIRouter()
 SPARE = 16
@@ -94,7 +95,11 @@ async def text_completions(request: Request, served: Served) -> Response:
 @router.post("/v1/score", openapi_extra=body_of(ScoreBody))
 async def score(request: Request, served: Served) -> Response:
     """The process reward of each step of a given path."""
-    wanted = await served.prepared(request, lambda given: served.jobs.scoring(validated(ScoreBody, given)))
+
+    def prepare(given: dict[str, Any]) -> ScoreRequest:
+        return served.jobs.scoring(validated(ScoreBody, given), key_of(request.scope))
+
+    wanted = await served.prepared(request, prepare)
     [rewards] = await while_connected(request.receive, served.searches.score(wanted))
     return _json(replies.rewards(served.served_name, rewards))
 

@@ -63,6 +63,7 @@ async def run_search(
     search_id: str,
     on_event: EventSink | None = None,
     tree: SearchTree | None = None,
+    cache_salt: str = "",
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -76,6 +77,7 @@ async def run_search(
             seed, and as that search would have if the settings are the same. What was under way when it was saved or
             when that search ended is taken up: steps that were not written are asked for again, those that were not
             scored are scored, also those whose neutral rewards have decided nothing yet.
+        cache_salt: what the ports remember of this search is of use to searches of the same salt only.
 
     Returns when every stream has ended or was closed.
 
@@ -95,7 +97,8 @@ async def run_search(
         raise PromptTooLong(f"the prompt has {len(prompt)} tokens, the context holds {context_tokens}")
     limits = PathLimits(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
     grown = SearchTree() if tree is None else tree
-    search = _Search(question, settings, environment, limits, search_id, on_event or (lambda event: None), grown)
+    emit = on_event or (lambda event: None)
+    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt)
     try:
         try:
             reason = await search.grow()
@@ -118,8 +121,10 @@ class _Search:
         search_id: str,
         emit: EventSink,
         tree: SearchTree,
+        cache_salt: str,
     ) -> None:
         self._question = question
+        self._cache_salt = cache_salt
         self._strategy = settings.strategy
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
@@ -336,7 +341,7 @@ class _Search:
                     items.append(ScoreItem(tuple(map(_TEXT, chain[-1].steps)), len(chain)))
                     await turns.pass_on()
                 rewards, neutral = await self._scorer.rewards(
-                    ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s())
+                    ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s(), self._cache_salt)
                 )
             for chain, row in zip(chains, rewards, strict=True):
                 self._arrive(self._results.complete(chain, row, neutral))
@@ -387,6 +392,7 @@ class _Search:
             lane,
             self._deadline_s(),
             self._logprobs,
+            self._cache_salt,
         )
 
     def _scored(self, node: Node) -> StepScored:

@@ -144,6 +144,16 @@ async def test_a_prefix_is_read_from_the_cache_the_second_time(generation: Gener
     assert child.cached_tokens >= len(prefix) - 64
 
 
+async def test_a_prefix_of_one_salt_is_of_no_use_to_another(generation: GenerationEngine) -> None:
+    prefix = prompt(generation, "Take 8." + " Increase by 12." * 30)
+    request = wanted(prefix, [0], temperature=0.0, max_tokens=2)
+    read = []
+    for salt in ("", "mine", "yours", "mine", "yours", ""):
+        (child,) = await children(generation, request._replace(cache_salt=salt))
+        read.append((child.cached_tokens > 0, child.steps))
+    assert read == [(again, read[0][1]) for again in (False, False, False, True, True, True)]
+
+
 @pytest.mark.parametrize("how", ["closed", "cancelled", "late"])
 async def test_what_is_no_longer_wanted_ends_at_the_engine(generation: GenerationEngine, how: str) -> None:
     """The fixture checks afterwards that the registry is empty and the engine idle."""

@@ -165,14 +165,16 @@ class Engine:
         self.llm = llm
         self._requests = 0
 
-    async def ask(self, token_ids: list[int], max_tokens: int = 8, began: asyncio.Event | None = None) -> Reply:
+    async def ask(
+        self, token_ids: list[int], max_tokens: int = 8, began: asyncio.Event | None = None, salt: str | None = None
+    ) -> Reply:
         from vllm import SamplingParams
 
         self._requests += 1
         params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=False)
         tokens: list[int] = []
         cached = 0
-        prompt_: Any = {"prompt_token_ids": token_ids}
+        prompt_: Any = {"prompt_token_ids": token_ids} | ({"cache_salt": salt} if salt else {})
         async for output in self.llm.generate(prompt_, params, f"request-{id(self)}-{self._requests}"):
             tokens, cached = list(output.outputs[0].token_ids), output.num_cached_tokens or 0
             if began is not None:
@@ -284,6 +286,16 @@ class TestEngines:
         until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(kept)))
         assert runner.run(second.ask(kept)) == Reply(expected.tokens, 8 * BLOCK)
 
+    def test_what_one_salt_has_left_is_of_no_use_to_another(
+        self, engines: tuple[Engine, Engine], keeper: CacheKeeper, runner: asyncio.Runner
+    ) -> None:
+        first, second = engines
+        empty(keeper.server)
+        runner.run(first.ask(prompt(4), salt="mine"))
+        until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(prompt(4), salt="mine")))
+        found = {salt: runner.run(second.ask(prompt(4), salt=salt)).cached for salt in (None, "yours", "mine")}
+        assert found == {None: 0, "yours": 0, "mine": 8 * BLOCK}
+
     def test_requests_given_up_while_their_prefix_loads_harm_nobody(
         self, engines: tuple[Engine, Engine], keeper: CacheKeeper, runner: asyncio.Runner
     ) -> None:
@@ -378,3 +390,27 @@ class TestEngines:
         until(lambda: not left & segments.segments())
         assert mapped - left <= segments.segments()
         assert not list(segments.SHM.glob(f"sem.*-{victim}-*"))
+
+
+def test_the_second_tier_keeps_salts_apart_over_a_restart(model: Path, runner: asyncio.Runner, tmp_path: Path) -> None:
+    settings = SETTINGS.model_copy(update={"l2_adapters": ({"type": "fs", "base_path": str(tmp_path)},)})
+    with CacheServer(settings) as server, ExitStack() as stack:
+
+        async def start() -> Engine:
+            return stack.enter_context(engine_of(model, server.address))
+
+        engine = runner.run(start())
+        runner.run(engine.ask(prompt(1), salt="mine"))
+        until(
+            lambda: len(list(tmp_path.rglob("*.data"))) >= 8,
+            again=lambda: runner.run(engine.ask(prompt(1), salt="mine")),
+        )
+        server.restart()
+
+        def cached(seed: int, salt: str) -> int:
+            runner.run(engine.llm.reset_prefix_cache())
+            return runner.run(engine.ask(prompt(seed), salt=salt)).cached
+
+        until(lambda: cached(1, "mine") == 8 * BLOCK)
+        assert cached(1, "yours") == 0
+        assert cached(1, "mine") == 8 * BLOCK

@@ -66,10 +66,12 @@ class FakeGenerator:
         self.calls = 0
         self.cached = 0
         self.beams: list[TokenBeamRequest] = []
+        self.salts: set[str] = set()
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         self.calls += 1
         self.running += 1
+        self.salts.add(request.cache_salt)
         try:
             await self.gate.wait()
             if self.error is not None:
@@ -118,8 +120,10 @@ class FakeScorer:
     def __init__(self) -> None:
         self.error: Exception | None = None
         self.running = 0
+        self.salts: set[str] = set()
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
+        self.salts.add(request.cache_salt)
         if self.error is not None:
             raise self.error
         return [[self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items]
@@ -138,13 +142,14 @@ class World:
         records: Sequence[KeyRecord] = (),
         **controller: Any,
     ) -> None:
+        isolate_keys = controller.pop("isolate_keys", True)
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
                 "generator": {"served_name": "m", "max_model_len": 512},
                 "controller": {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}, "limits": limits}
                 | controller,
-                "http": {"canary_timeout_s": 0.1, "canary_every_s": 0},
+                "http": {"canary_timeout_s": 0.1, "canary_every_s": 0, "isolate_keys": isolate_keys},
             }
         )
         self.encoder = Letters()

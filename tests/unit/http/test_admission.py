@@ -284,6 +284,38 @@ async def test_who_hangs_up_pays_for_what_was_written(make_world: MakeWorld, str
     assert (await Call(world, whole(), key=MINE).ended()).status == 429
 
 
+@pytest.mark.parametrize("isolate", [True, False])
+async def test_each_key_has_caches_of_its_own(make_world: MakeWorld, isolate: bool) -> None:
+    """Unless they are to share them. A client names none."""
+    salts = {}
+    for key in (MINE, YOURS, MINE):
+        world = make_world(records=[key_record(MINE), key_record(YOURS)], isolate_keys=isolate)
+        headers = {"authorization": f"Bearer {key}"}
+        async with world.client as client:
+            for path, body in (
+                (CHAT, chat()),
+                (CHAT, chat(stream=True)),
+                ("/v1/search", chat()),
+                ("/v1/completions", {"model": "m", "prompt": "a", "use_beam_search": True, "n": 2, "max_tokens": 3}),
+                ("/v1/score", {"question": "6*7?", "steps": ["a"]}),
+            ):
+                assert (await client.post(path, json=body, headers=headers)).status_code == 200
+            named = chat() | {"cache_salt": "another's"}
+            assert (await client.post(CHAT, json=named, headers=headers)).status_code == 400
+        seen = world.generator.salts | world.scorer.salts | {beam.cache_salt for beam in world.generator.beams}
+        assert salts.setdefault(key, seen) == seen
+    assert salts == (
+        {key: {key_record(key).cache_salt} for key in (MINE, YOURS)} if isolate else {MINE: {""}, YOURS: {""}}
+    )
+
+
+async def test_without_keys_all_share_the_caches(make_world: MakeWorld) -> None:
+    world = make_world()
+    async with world.client as client:
+        assert (await client.post(CHAT, json=chat())).status_code == 200
+    assert world.generator.salts == world.scorer.salts == {""}
+
+
 async def test_a_key_has_a_budget_for_one_request(make_world: MakeWorld) -> None:
     world = make_world(records=[limited(MINE, tokens=50), key_record(YOURS)])
     async with world.client as client:
