@@ -1,4 +1,7 @@
-"""LMCache's connector as vLLM loads it, made good for requests that are given up. Imports vLLM and LMCache."""
+"""LMCache's connector as vLLM loads it, made good for requests that are given up, and for engines that run for long.
+
+Imports vLLM and LMCache.
+"""
 
 import logging
 import time
@@ -8,20 +11,33 @@ from typing import Any, NamedTuple
 
 from lmcache.integration.vllm import lmcache_mp_connector
 
+from kvstore.recent import Recent
 from kvstore.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 ASK_EVERY_S = 0.01
 """The pause before a lookup that has not ended is asked for again."""
+REMEMBERED = 16_384
+"""Requests whose end the worker's side has told. It may be asked of one again for a few steps; LMCache remembers them
+all, 2 MB a minute on two busy cores."""
 
 
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
-    """Under the name that vLLM knows. What is overridden is the scheduler's side."""
+    """Under the name that vLLM knows."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._transfers = Transfers()
         self._lookups = GivenUpLookups(self.scheduler_adapter) if hasattr(self, "scheduler_adapter") else None
+        if hasattr(self, "worker_adapter"):
+            self.worker_adapter._returned_finished = Recent(REMEMBERED)
+
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+        finished: tuple[set[str] | None, set[str] | None] = super().get_finished(finished_req_ids)
+        # What was stored for a request after its end was told would be kept for good as well.
+        adapter = self.worker_adapter
+        adapter.finished_stores.difference_update(adapter.finished_stores & adapter._returned_finished)
+        return finished
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)

@@ -1,0 +1,22 @@
+"""A set that forgets."""
+
+from collections import deque
+from collections.abc import Iterable
+
+
+class Recent(set[str]):
+    """The last ``most`` names that were added with ``update``. Nothing else may add to it."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__()
+        self._most = most
+        self._order: deque[str] = deque()
+
+    def update(self, *names: Iterable[str]) -> None:
+        for each in names:
+            for name in each:
+                if name not in self:
+                    self.add(name)
+                    self._order.append(name)
+        while len(self._order) > self._most:
+            self.discard(self._order.popleft())

@@ -1,0 +1,19 @@
+"""A set that forgets the oldest."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.recent import Recent
+
+
+@given(st.lists(st.sets(st.sampled_from("abcdefghij"), max_size=4), max_size=30), st.integers(0, 5))
+def test_it_holds_what_was_added_last(added: list[set[str]], most: int) -> None:
+    recent = Recent(most)
+    order: list[str] = []
+    for names in added:
+        # In the order in which the set gives them, as `update` sees them.
+        order += [name for name in names if name not in order]
+        order = order[max(0, len(order) - most) :]
+        recent.update(names)
+        assert recent == set(order)
+        assert len(recent._order) == len(recent)
