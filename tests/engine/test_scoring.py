@@ -106,7 +106,7 @@ async def test_what_was_scored_for_one_salt_is_scored_again_for_another(scoring:
     """Neither the rewards nor the prefix are found: nobody can tell by the time what others have asked."""
     steps = tuple(f"{n} + 7 = {n + 7}\n\n" for n in range(30))
     asked = request(ScoreItem(steps), question="Of salts?")
-    seen = []
+    seen: list[tuple[float, dict[str, int]]] = []
     for salt in ("", "mine", "yours", "mine"):
         before = scoring.stats()
         rewards = await scoring.score(asked._replace(cache_salt=salt))
@@ -116,7 +116,7 @@ async def test_what_was_scored_for_one_salt_is_scored_again_for_another(scoring:
     fresh = {"reward_cache_hits": 0, "items_begun": 1, "prefix_hits": 0}
     again = {"reward_cache_hits": 1, "items_begun": 0, "prefix_hits": 0}
     assert [gained for _, gained in seen] == [fresh, fresh, fresh, again]
-    assert [rewards for rewards, _ in seen] == [pytest.approx(seen[0][0])] * 4
+    assert [reward for reward, _ in seen] == pytest.approx([seen[0][0]] * 4)
 
 
 async def test_equal_items_of_one_call_are_scored_once(scoring: ScoringEngine) -> None:
