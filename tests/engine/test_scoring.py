@@ -112,7 +112,7 @@ async def test_what_was_scored_for_one_salt_is_scored_again_for_another(scoring:
         rewards = await scoring.score(asked._replace(cache_salt=salt))
         after = scoring.stats()
         gained = {name: after[name] - before[name] for name in ("reward_cache_hits", "items_begun", "prefix_hits")}
-        seen.append((rewards, gained))
+        seen.append((rewards[0][0], gained))
     fresh = {"reward_cache_hits": 0, "items_begun": 1, "prefix_hits": 0}
     again = {"reward_cache_hits": 1, "items_begun": 0, "prefix_hits": 0}
     assert [gained for _, gained in seen] == [fresh, fresh, fresh, again]
