@@ -63,7 +63,6 @@ class Gate:
         self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * speculative_share)}
         self._open_room = capacity - capacity // 4
         """Of it even those may take who have their share."""
-        self._usage = 0
         self._held: Counter[Hashable] = Counter()
         self._waiters: list[_Waiter] = []
         self._arrivals = 0
@@ -71,7 +70,7 @@ class Gate:
     @property
     def usage(self) -> int:
         """Branches in flight."""
-        return self._usage
+        return self._held.total()
 
     @property
     def waiting(self) -> dict[Lane, int]:
@@ -108,7 +107,6 @@ class Gate:
             slot.release(slot.weight)
 
     def _leave(self, owner: Hashable, count: int) -> None:
-        self._usage -= count
         self._held[owner] -= count
         if not self._held[owner]:
             del self._held[owner]
@@ -124,7 +122,6 @@ class Gate:
                 return
             self._waiters.remove(waiter)
             waiter.slot.weight = granted
-            self._usage += granted
             self._held[waiter.slot.owner] += granted
             if not waiter.admitted.done():
                 waiter.admitted.set_result(None)
@@ -137,12 +134,13 @@ class Gate:
 
     def _grant(self, waiter: _Waiter, share: int) -> int:
         """How many branches may start now; none if it has to wait."""
-        room = self._room[waiter.lane] - self._usage
+        usage = self.usage
+        room = self._room[waiter.lane] - usage
         if not waiter.in_parts:
-            return waiter.weight if waiter.weight <= room or not self._usage else 0
+            return waiter.weight if waiter.weight <= room or not usage else 0
         least = min(waiter.weight, max(1, self.capacity // LEAST_PART))
         own = max(share, least) - self._held[waiter.slot.owner]
-        granted = min(waiter.weight, room, max(own, self._open_room - self._usage))
+        granted = min(waiter.weight, room, max(own, self._open_room - usage))
         if granted >= least:
             return granted
-        return 0 if self._usage else least
+        return 0 if usage else least

@@ -12,13 +12,16 @@ from ray import serve
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from tests.serve.application import REPAIR_S, Application, cache_servers, is_engine, kill, problems, until
 
-STORED_S = 0.5
+STORED_S = 2.0
 """A reply does not wait until what was computed for it has been stored."""
 
 
-def cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
-    """Cached tokens of the same prefix, call after call, on whichever replica Serve picks."""
-    return application.run(_cached_by_call(application, prefix, calls))
+def cached_by_prefix(application: Application, calls: int) -> list[int]:
+    """Cached tokens of one new prefix of ten whole blocks, call after call, on whichever replica Serve picks."""
+    prefix = tuple(4 + byte for byte in uuid4().bytes * 20)
+    cached = application.run(_cached_by_call(application, prefix, 1))
+    time.sleep(STORED_S)
+    return cached + application.run(_cached_by_call(application, prefix, calls - 1))
 
 
 async def _cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
@@ -39,25 +42,14 @@ def engine_of(replica_pid: int) -> psutil.Process:
     return engine
 
 
-def new_prefix() -> tuple[int, ...]:
-    """A prefix of 320 tokens that no test has used: ten whole blocks."""
-    return tuple(4 + byte for byte in uuid4().bytes * 20)
-
-
 def test_a_prefix_is_computed_once_for_all_replicas(idle: Application) -> None:
-    def computed_once() -> bool:
-        prefix = new_prefix()
-        before = [replica["branches_finished"] for replica in idle.status()["generator"]]
-        cached = cached_by_call(idle, prefix, calls=1)
-        time.sleep(STORED_S)
-        cached += cached_by_call(idle, prefix, calls=15)
-        after = [replica["branches_finished"] for replica in idle.status()["generator"]]
-        assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
-        # The first call computes all of it; without LMCache the other replica's first call would as well, every time.
-        assert cached[0] == 0
-        return all(tokens >= 288 for tokens in cached[1:])
-
-    until(computed_once, "what one replica computed was there for the other", REPAIR_S)
+    before = [replica["branches_finished"] for replica in idle.status()["generator"]]
+    cached = cached_by_prefix(idle, calls=16)
+    after = [replica["branches_finished"] for replica in idle.status()["generator"]]
+    assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
+    # The first call computes all of it; without LMCache the other replica's first call would as well.
+    assert cached[0] == 0
+    assert all(tokens >= 288 for tokens in cached[1:]), cached
 
 
 def test_losing_the_cache_server_loses_no_search(idle: Application) -> None:
@@ -74,10 +66,7 @@ def test_losing_the_cache_server_loses_no_search(idle: Application) -> None:
     until(lambda: any(server.pid not in gone for server in cache_servers(idle)), "the server is back", REPAIR_S)
 
     def shared_again() -> bool:
-        prefix = new_prefix()
-        cached = cached_by_call(idle, prefix, calls=1)
-        time.sleep(STORED_S)
-        cached += cached_by_call(idle, prefix, calls=11)
+        cached = cached_by_prefix(idle, calls=12)
         return all(tokens >= 288 for tokens in cached[1:])
 
     until(shared_again, "the engines have noticed the server's return, at a heartbeat", REPAIR_S)
