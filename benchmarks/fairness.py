@@ -17,7 +17,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from benchmarks.overload import Reply, Requests, Target, quantile, seconds_of, told
+from benchmarks.overload import Reply, Requests, Target, quantile, searches, seconds_of, told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
@@ -28,16 +28,6 @@ WIDE = {"strategy": "beam_search", "n": 256, "m": 4}
 CLIENTS = 15
 MOST = 1.5
 console = Console(stderr=True)
-
-
-async def narrow_searches(requests: Requests, number: int) -> list[Reply]:
-    """So many of them, `CLIENTS` at a time."""
-    left = iter(range(number))
-
-    async def client() -> list[Reply]:
-        return [await requests.searched() for _ in left]
-
-    return [reply for each in await asyncio.gather(*(client() for _ in range(CLIENTS))) for reply in each]
 
 
 @asynccontextmanager
@@ -60,18 +50,18 @@ async def beside(requests: Requests, ended: list[Reply]) -> AsyncIterator[None]:
 
 async def measure(target: Target, number: int, repeats: int, seed: int) -> dict[str, Any]:
     narrow, wide = Requests(target, NARROW, seed), Requests(target, WIDE, seed + 1)
-    await narrow_searches(narrow, 2 * CLIENTS)
+    await searches(narrow, 2 * CLIENTS, CLIENTS)
     await wide.searched()
     seconds: dict[str, list[float]] = {"alone": [], "beside wide": [], "wide alone": [], "wide beside": []}
     for repeat in range(repeats):
         for arm in ("alone", "beside wide")[:: 1 if repeat % 2 == 0 else -1]:
             if arm == "alone":
-                replies = await narrow_searches(narrow, number)
+                replies = await searches(narrow, number, CLIENTS)
                 wide_replies = [await wide.searched()]
             else:
                 wide_replies = []
                 async with beside(wide, wide_replies):
-                    replies = await narrow_searches(narrow, number)
+                    replies = await searches(narrow, number, CLIENTS)
             if {reply.status for reply in [*replies, *wide_replies]} - {200}:
                 raise RuntimeError(f"{arm}: {Counter(reply.status for reply in [*replies, *wide_replies])}")
             seconds[arm] += seconds_of(replies, 200)
@@ -100,8 +90,7 @@ def main(
     ensure_token()
     config = AppConfig.model_validate({"cache": {"enabled": cache}})
     with application(config) as url:
-        host, _, port = url.removeprefix("http://").partition(":")
-        figures = uvloop.run(measure(Target(host, int(port)), problems, repeats, seed))
+        figures = uvloop.run(measure(Target.of(url), problems, repeats, seed))
     asked = {"clients": CLIENTS, "problems": problems, "repeats": repeats}
     path = write_result("fairness", {"narrow": NARROW, "wide": WIDE, "lmcache": cache, "asked": asked, **figures})
     show_claims(console, figures["claims"])

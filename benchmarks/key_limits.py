@@ -21,7 +21,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from benchmarks.overload import Reply, Requests, Target, quantile, resident, seconds_of, told
+from benchmarks.overload import Requests, Target, quantile, resident, searches, seconds_of, told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
@@ -38,16 +38,6 @@ LIMITS = {"other": "", "spent": "tokens_per_minute=1 places=1", "full": f"places
 """Those of each key, as a file of keys has them."""
 ARMS = ("alone", "beside spent", "beside full", "beside more than full")
 console = Console(stderr=True)
-
-
-async def searches(requests: Requests, count: int) -> list[Reply]:
-    """So many searches, a few at a time."""
-    left = iter(range(count))
-
-    async def client() -> list[Reply]:
-        return [await requests.searched() for _ in left]
-
-    return [reply for each in await asyncio.gather(*(client() for _ in range(CLIENTS))) for reply in each]
 
 
 @asynccontextmanager
@@ -99,17 +89,17 @@ async def measure(
     for repeat in range(repeats):
         for arm in ARMS if repeat % 2 == 0 else ARMS[::-1]:
             if arm == "alone":
-                replies = await searches(other, count)
+                replies = await searches(other, count, CLIENTS)
             elif arm == "beside spent":
                 await spent.searched()  # a minute after the last one it has to be spent again
                 async with asking(spent, statuses[arm]):
-                    replies = await searches(other, count)
+                    replies = await searches(other, count, CLIENTS)
             elif arm == "beside full":
                 async with working(full):
-                    replies = await searches(other, count)
+                    replies = await searches(other, count, CLIENTS)
             else:
                 async with working(full), asking(full, statuses[arm]):
-                    replies = await searches(other, count)
+                    replies = await searches(other, count, CLIENTS)
             if {reply.status for reply in replies} != {200}:
                 raise RuntimeError(f"{arm}: {Counter(reply.status for reply in replies)}")
             seconds[arm].append(seconds_of(replies, 200))
@@ -150,8 +140,7 @@ def main(
         file.flush()
         config = AppConfig.model_validate({"cache": {"enabled": cache}, "http": {"api_keys_file": file.name}})
         with application(config) as url:
-            host, _, port = url.removeprefix("http://").partition(":")
-            figures = uvloop.run(measure(Target(host, int(port)), search, keys, problems, repeats, seed))
+            figures = uvloop.run(measure(Target.of(url), search, keys, problems, repeats, seed))
     asked = {"clients": CLIENTS, "places_of_full": PLACES, "asked_per_s": ASKED_PER_S, "problems": problems}
     path = write_result("key_limits", {"search": search, "lmcache": cache, "asked": asked, **figures})
     show_claims(console, figures["claims"])

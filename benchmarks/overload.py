@@ -55,6 +55,12 @@ class Target(NamedTuple):
     host: str
     port: int
 
+    @classmethod
+    def of(cls, url: str) -> "Target":
+        """Of an address without a path."""
+        host, _, port = url.removeprefix("http://").partition(":")
+        return cls(host, int(port))
+
 
 async def ask(target: Target, head: bytes, body: bytes = b"", every_s: float = 0.0) -> Reply:
     """One request on a connection of its own; its body at once, or a byte every ``every_s`` until there is a reply."""
@@ -191,6 +197,16 @@ async def resident(requests: Requests, until: float) -> None:
             await asyncio.sleep(0.2)
 
 
+async def searches(requests: Requests, number: int, clients: int) -> list[Reply]:
+    """So many searches, ``clients`` at a time."""
+    left = iter(range(number))
+
+    async def client() -> list[Reply]:
+        return [await requests.searched() for _ in left]
+
+    return [reply for each in await asyncio.gather(*(client() for _ in range(clients))) for reply in each]
+
+
 def seconds_of(replies: Sequence[Reply], *statuses: int) -> list[float]:
     return sorted(reply.seconds for reply in replies if reply.status in statuses)
 
@@ -271,8 +287,7 @@ def main(
     config = AppConfig.model_validate({"cache": {"enabled": cache}, "controller": {"searches": PLACES}})
     search = {"strategy": "beam_search", "n": n, "m": m}
     with application(config) as url:
-        host, _, port = url.removeprefix("http://").partition(":")
-        figures = uvloop.run(measure(Target(host, int(port)), search, repeats, steady_s, seed))
+        figures = uvloop.run(measure(Target.of(url), search, repeats, steady_s, seed))
     asked = {"places": PLACES, "burst": BURST, "steady_per_s": STEADY_PER_S, "slow_bodies": SLOW}
     path = write_result("overload", {"search": search, "lmcache": cache, "asked": asked, **figures})
     show_claims(console, figures["claims"])
