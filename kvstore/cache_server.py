@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from kvstore.guard import GuardSpec
+from kvstore.malloc import malloc_environment
 from kvstore.segments import remove_orphans
 from kvstore.settings import CacheSettings
 
@@ -355,7 +356,8 @@ def _command(settings: CacheSettings, address: CacheAddress) -> list[str]:
 
 def _environment() -> dict[str, str]:
     """What the server needs and nothing more: it shows its environment on ``/env``."""
-    return {name: os.environ[name] for name in _ENVIRONMENT_KEPT if name in os.environ} | _ENVIRONMENT_SET
+    kept = {name: os.environ[name] for name in _ENVIRONMENT_KEPT if name in os.environ}
+    return kept | malloc_environment() | _ENVIRONMENT_SET
 
 
 def _choose_address(settings: CacheSettings) -> CacheAddress:

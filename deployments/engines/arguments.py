@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
+from kvstore.malloc import malloc_environment
 from search.token_beam import MAX_WIDTH
 
 CPU_KV_BYTES = 256 << 20
@@ -75,8 +76,8 @@ def engine_args(
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """What only the environment can tell the engine's processes."""
     if not current_platform.is_cpu():
-        return {}
-    return {
+        return malloc_environment()
+    return malloc_environment() | {
         # "auto" would bind every engine of the machine to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.cpu_threads),
