@@ -8,7 +8,7 @@ object more than before.
 import os
 
 _STEADY = {
-    # From this size on a piece of memory is mapped by itself and returned when it is freed. Being set, it is not learned.
+    # From this size on a piece of memory is mapped by itself and returned when it is freed. Set, it is not learned.
     "MALLOC_MMAP_THRESHOLD_": str(128 << 10),
     # An arena for each of LMCache's threads would keep holes of its own.
     "MALLOC_ARENA_MAX": "2",

@@ -89,9 +89,11 @@ class Headroom(NamedTuple):
     """What a replica can still afford, sent along with every reply."""
 
     free_blocks: int
+    """Neither held by a branch nor promised to one."""
     total_blocks: int
     running: int
     waiting: int
+    """In the engine's queue or for blocks."""
 
 
 class ChildGroup(NamedTuple):

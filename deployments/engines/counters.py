@@ -96,9 +96,13 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
             self.idle.set()
 
     @property
-    def headroom(self) -> Headroom:
+    def usable_blocks(self) -> int:
         # One block is vLLM's null block: never free, never used.
-        usable = max(self.total_blocks - 1, 0)
+        return max(self.total_blocks - 1, 0)
+
+    @property
+    def headroom(self) -> Headroom:
+        usable = self.usable_blocks
         return Headroom(round(usable * (1.0 - self._usage)), usable, self._running, self._waiting)
 
     @property

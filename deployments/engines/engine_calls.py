@@ -16,6 +16,8 @@ from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from deployments.engines.branches import BranchRegistry, Ending
 from deployments.engines.fair_order import LAST, FairOrder
+from kvstore.clamp import KVClamp, Ticket
+from kvstore.ledger import Prefix, TooLarge
 from search.ports import Lane
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput
@@ -54,6 +56,16 @@ class _Request(NamedTuple, Generic[Label]):
     place: int
 
 
+class _Wanted(NamedTuple, Generic[Label]):
+    """A request that the engine does not have yet."""
+
+    label: Label
+    token_ids: list[int]
+    params: SamplingParams | PoolingParams
+    place: int
+    priority: int
+
+
 class EngineCall(Generic[Label]):
     """The requests of one call. An async context manager: what is unfinished on leaving is aborted.
 
@@ -67,10 +79,12 @@ class EngineCall(Generic[Label]):
         order: FairOrder,
         request: Asked,
         on_discard: Callable[[Output], None] = lambda output: None,
+        clamp: KVClamp | None = None,
     ) -> None:
         """
         Args:
             order: says which of the engine's requests goes first.
+            clamp: holds back requests for which the engine has no room; None where it takes all.
             on_discard: gets what an aborted request had brought forth so far.
         """
         self.search_id = request.search_id
@@ -80,6 +94,11 @@ class EngineCall(Generic[Label]):
         self._deadline_s = request.deadline_s
         self._cache_salt = request.cache_salt or None
         self._on_discard = on_discard
+        self._clamp = clamp
+        self._held_back: dict[Ticket, _Wanted[Label]] = {}
+        """What waits for the clamp."""
+        self._tickets: dict[str, Ticket] = {}
+        """Of the requests that the engine has."""
         self._pending: dict[str, _Request[Label] | None] = {}
         self._changed = asyncio.Event()
         self._stopped: str | None = None
@@ -89,7 +108,7 @@ class EngineCall(Generic[Label]):
     @property
     def pending(self) -> int:
         """Requests that were neither taken nor aborted."""
-        return len(self._pending)
+        return len(self._pending) + len(self._held_back)
 
     async def __aenter__(self) -> "EngineCall[Label]":
         loop = asyncio.get_running_loop()
@@ -103,9 +122,21 @@ class EngineCall(Generic[Label]):
         await self.aborted()  # the aborts themselves go on if this wait is cancelled once more
 
     async def submit(
-        self, label: Label, token_ids: list[int], params: SamplingParams | PoolingParams, lane: Lane = Lane.DEMAND
+        self,
+        label: Label,
+        token_ids: list[int],
+        params: SamplingParams | PoolingParams,
+        lane: Lane = Lane.DEMAND,
+        *,
+        prefix: Prefix | None = None,
+        growth: int = 1,
     ) -> None:
-        """Hands one request to the engine, behind all others where its lane is the speculative one.
+        """Hands one request to the engine, behind all others where its lane is the speculative one; later, from
+        ``wait``, where the clamp holds it back.
+
+        Args:
+            prefix: ``token_ids`` as the clamp wants them, where the caller has them for several requests.
+            growth: tokens that it is expected to write; for the clamp.
 
         Raises:
             RequestRefused: the engine will not take it.
@@ -113,17 +144,32 @@ class EngineCall(Generic[Label]):
         """
         if self._stopped:
             raise EngineCallError(self._stopped)
-        request_id = self._registry.begin(self.search_id)
-        self._pending[request_id] = None
         place = self._order.place(self.search_id)
         priority = place + (LAST if lane is Lane.SPECULATIVE else 0)
+        wanted = _Wanted(label, token_ids, params, place, priority)
+        ticket = None
+        if self._clamp is not None:
+            prefix = prefix or self._clamp.prefix(token_ids, self._cache_salt or "")
+            try:
+                ticket = self._clamp.ask(priority, prefix, growth, self._changed.set, lane is Lane.SPECULATIVE)
+            except TooLarge as error:
+                raise RequestRefused(f"{error}; kv_cache_memory_bytes of the generator gives it that many") from None
+            if not ticket.granted:
+                self._held_back[ticket] = wanted
+                return
+        await self._hand_over(wanted, ticket)
+
+    async def _hand_over(self, wanted: _Wanted[Label], ticket: Ticket | None) -> None:
+        request_id = self._registry.begin(self.search_id)
+        self._pending[request_id] = None
+        if ticket is not None:
+            self._tickets[request_id] = ticket
+        prompt = tokens_input(wanted.token_ids, cache_salt=self._cache_salt)
         try:
-            collector = await self._engine.add_request(
-                request_id, tokens_input(token_ids, cache_salt=self._cache_salt), params, priority=priority
-            )
+            collector = await self._engine.add_request(request_id, prompt, wanted.params, priority=wanted.priority)
         except Exception as error:
             if self._pending.pop(request_id, self) is not self:
-                self._registry.end(request_id, Ending.FAILED)
+                self._end(request_id, Ending.FAILED)
             if isinstance(error, ValueError | TypeError | VLLMClientError):
                 raise RequestRefused(f"the engine refused a request: {error}") from error
             raise EngineCallError(f"the engine failed: {error!r}") from error
@@ -134,7 +180,7 @@ class EngineCall(Generic[Label]):
             # The collector wakes whoever waits on its event: give it ours. What it got before is in
             # ``output`` and is seen by the next look, which comes before any wait.
             collector.ready = self._changed
-            self._pending[request_id] = _Request(label, collector, place)
+            self._pending[request_id] = _Request(wanted.label, collector, wanted.place)
 
     async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
         """Takes what has finished, waiting until there is something, or ``within_s`` have passed.
@@ -144,6 +190,7 @@ class EngineCall(Generic[Label]):
         """
         while True:
             self._changed.clear()
+            await self._hand_over_granted()
             if finished := self.take():
                 return finished
             if self._stopped:
@@ -166,10 +213,10 @@ class EngineCall(Generic[Label]):
                 continue
             del self._pending[request_id]
             if isinstance(output, Exception):
-                self._registry.end(request_id, Ending.FAILED)
+                self._end(request_id, Ending.FAILED)
                 self.stop(f"the engine failed: {output!r}")
                 raise EngineCallError(self._stopped) from output
-            self._registry.end(request_id, Ending.FINISHED)
+            self._end(request_id, Ending.FINISHED)
             self._order.served(request.place)
             finished.append(Finished(request.label, output))
         return finished
@@ -178,14 +225,27 @@ class EngineCall(Generic[Label]):
         """Aborts every pending request, now; whoever waits is told why. Does nothing if already stopped."""
         self._stopped = self._stopped or reason
         self._changed.set()
+        held_back, self._held_back = self._held_back, {}
+        for ticket in held_back:
+            ticket.close()
         if not self._pending:
             return
         aborted, self._pending = self._pending, {}
         for request_id in aborted:
-            self._registry.end(request_id, Ending.ABORTED)
+            self._end(request_id, Ending.ABORTED)
         task = asyncio.get_running_loop().create_task(self._abort(aborted))
         self._aborting.add(task)
         task.add_done_callback(self._aborting.discard)
+
+    async def _hand_over_granted(self) -> None:
+        for ticket in [ticket for ticket in self._held_back if ticket.granted]:
+            if wanted := self._held_back.pop(ticket, None):  # gone where the call was stopped meanwhile
+                await self._hand_over(wanted, ticket)
+
+    def _end(self, request_id: str, ending: Ending) -> None:
+        self._registry.end(request_id, ending)
+        if ticket := self._tickets.pop(request_id, None):
+            ticket.close()
 
     async def aborted(self) -> None:
         """Waits until every abort so far has been sent to the engine."""

@@ -24,6 +24,8 @@ from deployments.engines.engine_calls import EngineCall, EngineCallError, Finish
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
+from kvstore.clamp import KVClamp, Lengths
+from kvstore.ledger import KVLedger
 from search.errors import GeneratorError, GeneratorRefused
 from search.ports import (
     Branch,
@@ -31,6 +33,7 @@ from search.ports import (
     ChildGroup,
     ExpandItem,
     ExpandRequest,
+    Headroom,
     Lane,
     Sampling,
     StopCondition,
@@ -73,6 +76,9 @@ class _Running(StartedEngine):
     splitter: StepSplitter
     eos: int | None
     """The tokenizer's end of the sequence."""
+    block_size: int
+    """Tokens per KV block."""
+    clamp: KVClamp | None
 
 
 class GenerationEngine(EngineLifecycle[_Running]):
@@ -88,6 +94,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._calls: set[EngineCall[_Wanted] | EngineCall[int]] = set()
         self._written_tokens = 0
         self._discarded_tokens = 0
+        self._recomputed_tokens = 0
+        self._lengths = {condition: Lengths() for condition in StopCondition}
+        """Of what is written at a time, for the clamp."""
 
     def _arguments(self) -> AsyncEngineArgs:
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
@@ -95,9 +104,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _derive(self, engine: AsyncLLM) -> _Running:
         tokenizer = engine_tokenizer(engine)
         splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
-        eos = tokenizer.eos_token_id
+        eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
-        return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos if isinstance(eos, int) else None)
+        block_size = engine.vllm_config.cache_config.block_size
+        clamp = KVClamp(KVLedger(counters.usable_blocks, block_size)) if self._settings.clamp == "wait" else None
+        return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
@@ -111,28 +122,28 @@ class GenerationEngine(EngineLifecycle[_Running]):
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
-        call = EngineCall[_Wanted](running.engine, self._registry, self._order, request, self._discard)
+        call = EngineCall[_Wanted](running.engine, self._registry, self._order, request, self._discard, running.clamp)
         self._calls.add(call)
         try:
             async with call:
                 full = await self._submit(call, request)
                 if full:
-                    yield ChildGroup(full, running.counters.headroom)
+                    yield ChildGroup(full, self._headroom)
                 missing = sum(len(expansion.branches) for expansion in request.expansions) - len(full)
                 while missing:
                     finished = await call.wait(HEARTBEAT_S)
                     if not finished:
                         if not self.silent_s:
-                            yield ChildGroup((), running.counters.headroom)
+                            yield ChildGroup((), self._headroom)
                         continue
                     if call.pending and self._settings.group_ms:
                         await asyncio.sleep(self._settings.group_ms / 1000)
                         finished += call.take()
-                    self._written_tokens += sum(len(done.output.outputs[0].token_ids) for done in finished)
+                    self._saw(finished, request.stop_condition)
                     children = [child for done in finished if (child := await self._child(call, request, done))]
                     missing -= len(children)
                     if children:
-                        yield ChildGroup(tuple(children), running.counters.headroom)
+                        yield ChildGroup(tuple(children), self._headroom)
         except EngineCallError as error:
             raise _told(error) from error
         finally:
@@ -146,7 +157,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
-        call = EngineCall[int](running.engine, self._registry, self._order, request, self._discard)
+        call = EngineCall[int](running.engine, self._registry, self._order, request, self._discard, running.clamp)
         steps = _NextTokens(call, request.settings)
         self._calls.add(call)
         try:
@@ -181,25 +192,50 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def stats(self) -> dict[str, int]:
         """The engine's counters and this one's: ``written_tokens`` by finished requests,
-        ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``."""
+        ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``;
+        ``recomputed_tokens`` of paths, of which some engine had the KV before; and what the clamp promised and holds
+        back."""
+        clamp = self._running.clamp
+        clamped = {}
+        if clamp is not None:
+            clamped = {
+                "reserved_blocks": clamp.ledger.reserved,
+                "branches_waiting": clamp.waiting,
+                "branches_held_back": clamp.held_back,
+            }
         return {
             **super().stats(),
+            **clamped,
             "calls": len(self._calls),
             "written_tokens": self._written_tokens,
             "discarded_tokens": self._discarded_tokens,
+            "recomputed_tokens": self._recomputed_tokens,
         }
 
+    @property
+    def _headroom(self) -> Headroom:
+        running = self._running
+        headroom = running.counters.headroom
+        if running.clamp is None:
+            return headroom
+        clamp = running.clamp
+        return headroom._replace(free_blocks=clamp.ledger.free, waiting=headroom.waiting + clamp.waiting)
+
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
-        open_calls = [f"{len(self._calls)} calls are open"] if self._calls else []
-        return [*open_calls, *await super().check_integrity(settle_s)]
+        left = [f"{len(self._calls)} calls are open"] if self._calls else []
+        if (clamp := self._running.clamp) and clamp.ledger.reserved:
+            left.append(f"{clamp.ledger.reserved} KV blocks are promised")
+        return [*left, *await super().check_integrity(settle_s)]
 
     async def _submit(self, call: EngineCall[_Wanted], request: ExpandRequest) -> tuple[Child, ...]:
         """Hands all branches to the engine; returns those for which the context has no room."""
         template = self._sampling_params(request)
         running = self._running
+        lengths = self._lengths[request.stop_condition]
         full: list[Child] = []
         for expansion in request.expansions:
             room = running.context - len(expansion.prefix)
+            prefix = running.clamp.prefix(expansion.prefix, request.cache_salt) if running.clamp else None
             for branch in expansion.branches:
                 if room <= 0:
                     step = running.splitter.step((), cut_off=True)
@@ -210,7 +246,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 if request.sampling.temperature > 0:
                     params.seed = branch.seed
                 wanted = _Wanted(expansion.parent, branch.index, params, _Written())
-                await call.submit(wanted, list(expansion.prefix), params, request.lane)
+                growth = lengths.expected(params.max_tokens)
+                await call.submit(wanted, list(expansion.prefix), params, request.lane, prefix=prefix, growth=growth)
         return tuple(full)
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
@@ -259,7 +296,20 @@ class GenerationEngine(EngineLifecycle[_Running]):
             # Not the seed of the tokens before: it would draw the same random numbers again.
             params.seed = branch_seed(params.seed, (), len(wanted.begun.token_ids))
         prefix = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]
-        await call.submit(wanted._replace(params=params), prefix, params, lane)
+        growth = self._lengths[StopCondition.STEP].expected(left)
+        await call.submit(wanted._replace(params=params), prefix, params, lane, growth=growth)
+
+    def _saw(self, finished: Sequence[Finished[_Wanted]], stop_condition: StopCondition) -> None:
+        block_size = self._running.block_size
+        for output, wanted in finished:
+            assert isinstance(output, RequestOutput)
+            written = len(output.outputs[0].token_ids)
+            self._written_tokens += written
+            self._lengths[stop_condition].saw(written)
+            if wanted.parent:
+                # Only whole blocks are kept, and the engine computes a prompt's last token in any case.
+                whole = (len(output.prompt_token_ids or ()) - 1) // block_size * block_size
+                self._recomputed_tokens += max(0, whole - (output.num_cached_tokens or 0))
 
     def _discard(self, output: Output) -> None:
         assert isinstance(output, RequestOutput)

@@ -1,0 +1,137 @@
+"""Holds back the branches for which an engine has no KV blocks, until it has."""
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import count
+
+from kvstore.ledger import Hold, KVLedger, Prefix
+
+SPARE_SHARE = 0.02
+"""Of the blocks, for steps that become longer than was thought."""
+SPECULATIVE_SHARE = 0.25
+"""Of the blocks, left free by what is only wanted where there is room."""
+LENGTHS = 512
+"""So many of the last ones say how long the next will be."""
+QUANTILE = 0.9
+FEWEST = 16
+"""Until so many are known each may become as long as it is allowed to."""
+LOOK_EVERY = 16
+
+
+class Lengths:
+    """How long what is written becomes: a running quantile, in tokens."""
+
+    def __init__(self) -> None:
+        self._last: deque[int] = deque(maxlen=LENGTHS)
+        self._seen = 0
+        self._quantile: int | None = None
+
+    def saw(self, tokens: int) -> None:
+        self._last.append(tokens)
+        self._seen += 1
+        if self._seen >= FEWEST and self._seen % LOOK_EVERY == 0:
+            self._quantile = sorted(self._last)[int(QUANTILE * (len(self._last) - 1))]
+
+    def expected(self, most: int) -> int:
+        """What to be ready for where ``most`` tokens are allowed."""
+        return most if self._quantile is None else min(most, self._quantile)
+
+
+class Ticket:
+    """A branch that has its blocks or waits for them."""
+
+    __slots__ = ("_clamp", "_hold", "closed", "growth", "prefix", "speculative", "wake")
+
+    def __init__(
+        self, clamp: "KVClamp", prefix: Prefix, growth: int, speculative: bool, wake: Callable[[], None]
+    ) -> None:
+        self._clamp = clamp
+        self._hold: Hold | None = None
+        self.prefix = prefix
+        self.growth = growth
+        self.speculative = speculative
+        self.wake = wake
+        self.closed = False
+
+    @property
+    def granted(self) -> bool:
+        """Whether the engine has room for the branch."""
+        return self._hold is not None
+
+    def grant(self, hold: Hold) -> None:
+        self._hold = hold
+
+    def close(self) -> None:
+        """The branch has ended, or is no longer wanted. A second time does nothing."""
+        if self.closed:
+            return
+        self.closed = True
+        if self._hold is not None:
+            self._hold.release()
+        self._clamp.closed(self)
+
+
+class KVClamp:
+    """Grants branches their blocks in order; what does not fit waits, and holds back whatever is behind it.
+
+    A branch that finds nothing promised to anybody is granted in any case, so that one always goes on.
+    """
+
+    def __init__(self, ledger: KVLedger) -> None:
+        self.ledger = ledger
+        self._spare = int(SPARE_SHARE * ledger.capacity)
+        self._speculative_spare = int(SPECULATIVE_SHARE * ledger.capacity)
+        self._queue: list[tuple[int, int, Ticket]] = []
+        self._arrivals = count()
+        self.waiting = 0
+        """Branches that are held back."""
+        self.held_back = 0
+        """How many ever were."""
+
+    def prefix(self, token_ids: Sequence[int], salt: str) -> Prefix:
+        """``token_ids`` as ``ask`` wants them: the same for all branches that continue them."""
+        return Prefix.of(token_ids, self.ledger.block_size, salt)
+
+    def ask(
+        self, order: int, prefix: Prefix, growth: int, wake: Callable[[], None], speculative: bool = False
+    ) -> Ticket:
+        """A ticket, perhaps granted already.
+
+        Args:
+            order: lower goes first; equals by arrival.
+            growth: tokens to be ready for.
+            wake: called when it is granted later.
+            speculative: to be granted only while plenty is free.
+
+        Raises:
+            TooLarge: it could never be granted.
+        """
+        self.ledger.check(prefix)
+        ticket = Ticket(self, prefix, growth, speculative, wake)
+        if (not self._queue or order < self._queue[0][0]) and self._granted(ticket):
+            return ticket
+        heapq.heappush(self._queue, (order, next(self._arrivals), ticket))
+        self.waiting += 1
+        self.held_back += 1
+        return ticket
+
+    def closed(self, ticket: Ticket) -> None:
+        """Called by a ticket that was closed: its room is the next one's."""
+        self.waiting -= not ticket.granted
+        while self._queue:
+            first = self._queue[0][2]
+            if not first.closed:
+                if not self._granted(first):
+                    return
+                self.waiting -= 1
+                first.wake()
+            heapq.heappop(self._queue)
+
+    def _granted(self, ticket: Ticket) -> bool:
+        spare = self._speculative_spare if ticket.speculative else self._spare
+        hold = self.ledger.reserve(ticket.prefix, ticket.growth, spare)
+        if hold is None:
+            return False
+        ticket.grant(hold)
+        return True

@@ -1,0 +1,156 @@
+"""What the requests of one engine hold of its KV blocks and will still need.
+
+The engine itself knows only what it has given out so far; which of its requests will still grow, and by how much, is
+known here. Used from one thread; nothing in it waits.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+ROOT = 0
+"""The key of no block: what every chain begins with."""
+
+
+class TooLarge(ValueError):
+    """A prefix that the whole cache could not hold with one more token."""
+
+    def __init__(self, needed: int, capacity: int) -> None:
+        super().__init__(f"needs {needed} KV blocks, there are {capacity}")
+        self.needed = needed
+        self.capacity = capacity
+
+
+class Prefix(NamedTuple):
+    """A prefix as an engine caches it: in whole blocks."""
+
+    keys: tuple[int, ...]
+    """A block's key is a hash of its tokens and of the key before it: the same key, the same tokens from the first."""
+    tokens: int
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], block_size: int, salt: str = "") -> "Prefix":
+        """
+        Args:
+            salt: whose cache it is: prefixes of different salts share nothing.
+        """
+        # The engine computes the last token of a prompt in any case, and its block with it.
+        whole = max(0, len(token_ids) - 1) // block_size * block_size
+        key = hash((ROOT, salt))
+        keys: list[int] = []
+        for begin in range(0, whole, block_size):
+            key = hash((key, *token_ids[begin : begin + block_size]))
+            keys.append(key)
+        return cls(tuple(keys), len(token_ids))
+
+
+@dataclass(slots=True)
+class _Shared:
+    """A block of a prefix, and how many requests and blocks behind it need it."""
+
+    before: int
+    users: int = 0
+
+
+class KVLedger:
+    """Promises the blocks of one engine, each once.
+
+    A request holds the blocks of its prefix, which others may share, and blocks of its own for the rest of its prompt
+    and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching.
+    """
+
+    def __init__(self, capacity: int, block_size: int) -> None:
+        """``capacity``: blocks that requests can use. ``block_size``: tokens per block."""
+        if capacity < 1 or block_size < 1:
+            raise ValueError(f"capacity and block_size must be positive, got {capacity} and {block_size}")
+        self.capacity = capacity
+        self.block_size = block_size
+        self._shared: dict[int, _Shared] = {}
+        self._own = 0
+
+    @property
+    def reserved(self) -> int:
+        """Blocks that are promised, never more than ``capacity``."""
+        return len(self._shared) + self._own
+
+    @property
+    def free(self) -> int:
+        """Blocks that are promised to nobody."""
+        return self.capacity - self.reserved
+
+    def reserve(self, prefix: Prefix, growth: int, spare: int = 0) -> "Hold | None":
+        """Promises a request its prefix and ``growth`` tokens behind it; None where fewer than ``spare`` blocks would
+        be left.
+
+        A request that is alone gets what it needs or, if that is more than there is, all of it.
+
+        Raises:
+            TooLarge: as ``check``.
+        """
+        self.check(prefix)
+        shared = len(prefix.keys)
+        own = self._blocks(prefix.tokens + max(growth, 1)) - shared
+        if not self.reserved:
+            own = min(own, self.capacity - shared)
+        elif self._missing(prefix) + own + spare > self.free:
+            return None
+        self._take(prefix)
+        self._own += own
+        return Hold(self, prefix.keys[-1] if prefix.keys else ROOT, own)
+
+    def check(self, prefix: Prefix) -> None:
+        """Raises TooLarge where the prefix with one token more fits into no empty cache."""
+        whole = self._blocks(prefix.tokens + 1)
+        if whole > self.capacity:
+            raise TooLarge(whole, self.capacity)
+
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
+
+    def _missing(self, prefix: Prefix) -> int:
+        """How many of its blocks nobody holds yet."""
+        missing = 0
+        for key in reversed(prefix.keys):
+            if key in self._shared:
+                break
+            missing += 1
+        return missing
+
+    def _take(self, prefix: Prefix) -> None:
+        keys = prefix.keys
+        for place in range(len(keys) - 1, -1, -1):
+            block = self._shared.get(keys[place])
+            known = block is not None
+            if block is None:
+                block = self._shared[keys[place]] = _Shared(keys[place - 1] if place else ROOT)
+            block.users += 1
+            if known:
+                return
+
+    def _give_back(self, last: int, own: int) -> None:
+        self._own -= own
+        key = last
+        while key != ROOT:
+            block = self._shared[key]
+            block.users -= 1
+            if block.users:
+                return
+            del self._shared[key]
+            key = block.before
+
+
+class Hold:
+    """What one request was promised, until it is released."""
+
+    __slots__ = ("_last", "_ledger", "_own")
+
+    def __init__(self, ledger: KVLedger, last: int, own: int) -> None:
+        self._ledger: KVLedger | None = ledger
+        self._last = last
+        self._own = own
+
+    def release(self) -> None:
+        """Gives it back. A second time does nothing."""
+        ledger, self._ledger = self._ledger, None
+        if ledger is not None:
+            ledger._give_back(self._last, self._own)

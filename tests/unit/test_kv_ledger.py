@@ -1,0 +1,244 @@
+"""The ledger and the clamp: nothing is promised twice, nothing is lost, somebody always goes on."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from kvstore.clamp import FEWEST, KVClamp, Lengths, Ticket
+from kvstore.ledger import Hold, KVLedger, Prefix, TooLarge
+
+BLOCK = 4
+
+
+def prefix(*token_ids: int, salt: str = "") -> Prefix:
+    return Prefix.of(token_ids, BLOCK, salt)
+
+
+def test_blocks_that_branches_share_are_counted_once() -> None:
+    ledger = KVLedger(100, BLOCK)
+    path = prefix(*range(17))  # four whole blocks and a token
+
+    holds = [ledger.reserve(path, growth=6) for _ in range(3)]
+
+    assert ledger.reserved == 4 + 3 * 2
+    for hold in holds:
+        assert hold is not None
+        hold.release()
+    assert ledger.reserved == 0
+
+
+def test_a_longer_path_shares_what_it_begins_with() -> None:
+    ledger = KVLedger(100, BLOCK)
+    short = ledger.reserve(prefix(*range(9)), growth=1)
+    long = ledger.reserve(prefix(*range(17)), growth=1)
+    other = ledger.reserve(prefix(*range(8), 99, 98, 97, 96, 95), growth=1)
+
+    assert ledger.reserved == (2 + 1) + (2 + 1) + (1 + 1)
+    for hold in (short, other, long):
+        assert hold is not None
+        hold.release()
+    assert ledger.reserved == 0
+
+
+def test_another_salt_shares_nothing() -> None:
+    ledger = KVLedger(100, BLOCK)
+    ledger.reserve(prefix(*range(9)), growth=1)
+    ledger.reserve(prefix(*range(9), salt="other"), growth=1)
+
+    assert ledger.reserved == 6
+
+
+def test_the_block_of_a_prompts_last_token_is_the_branchs_own() -> None:
+    """The engine computes that token again for each of them."""
+    assert len(prefix(*range(8)).keys) == 1
+    assert len(prefix(*range(9)).keys) == 2
+    assert prefix().keys == prefix(1).keys == ()
+
+
+def test_the_last_block_is_promised_once() -> None:
+    ledger = KVLedger(3, BLOCK)
+    assert ledger.reserve(prefix(1), growth=7) is not None
+    assert ledger.free == 1
+
+    granted = [ledger.reserve(prefix(1), growth=1) for _ in range(64)]
+
+    assert sum(hold is not None for hold in granted) == 1
+    assert ledger.free == 0
+
+
+def test_what_is_alone_gets_all_there_is() -> None:
+    ledger = KVLedger(3, BLOCK)
+
+    hold = ledger.reserve(prefix(*range(6)), growth=1000)
+
+    assert hold is not None
+    assert ledger.reserved == 3
+
+
+def test_what_can_never_fit_is_refused() -> None:
+    ledger = KVLedger(3, BLOCK)
+
+    assert ledger.reserve(prefix(*range(11)), growth=50) is not None
+    with pytest.raises(TooLarge, match="needs 4 KV blocks, there are 3"):
+        ledger.reserve(prefix(*range(12)), growth=1)
+
+
+@pytest.mark.parametrize(("capacity", "block_size"), [(0, 4), (4, 0)])
+def test_a_ledger_of_nothing_is_none(capacity: int, block_size: int) -> None:
+    with pytest.raises(ValueError, match="must be positive"):
+        KVLedger(capacity, block_size)
+
+
+def test_the_clamp_keeps_order_and_takes_no_small_one_past_a_large_one() -> None:
+    clamp = KVClamp(KVLedger(4, BLOCK))
+    first = clamp.ask(0, prefix(1), 10, nothing)
+    woken: list[str] = []
+    large = clamp.ask(1, prefix(2), 15, lambda: woken.append("large"))
+    small = clamp.ask(2, prefix(3), 1, lambda: woken.append("small"))
+    sooner = clamp.ask(0, prefix(4), 1, lambda: woken.append("sooner"))
+
+    assert (first.granted, large.granted, small.granted, sooner.granted) == (True, False, False, True)
+    first.close()
+    assert not woken  # the large one needs all four
+    sooner.close()
+    assert woken == ["large"]
+    large.close()
+    assert woken == ["large", "small"]
+    small.close()
+    assert clamp.ledger.reserved == clamp.waiting == 0
+    assert clamp.held_back == 2
+
+
+def test_speculative_branches_leave_a_quarter_free() -> None:
+    clamp = KVClamp(KVLedger(100, BLOCK))
+    demand = [clamp.ask(0, prefix(n), 1, nothing) for n in range(74)]
+    speculative = [clamp.ask(9, prefix(n), 1, nothing, speculative=True) for n in range(2)]
+
+    assert [ticket.granted for ticket in speculative] == [True, False]
+    assert all(ticket.granted for ticket in demand)
+    assert clamp.ask(0, prefix(1), 1, nothing).granted, "behind none of them"
+    demand[0].close()
+    demand[1].close()
+    assert speculative[1].granted
+
+
+def test_the_length_of_steps_is_learned() -> None:
+    lengths = Lengths()
+    for _ in range(FEWEST - 1):
+        lengths.saw(10)
+    assert lengths.expected(256) == 256
+    lengths.saw(10)
+    assert lengths.expected(256) == 10
+    assert lengths.expected(4) == 4
+    for _ in range(512):
+        lengths.saw(30)
+    assert lengths.expected(256) == 30
+
+
+def nothing() -> None:
+    pass
+
+
+paths = st.lists(st.integers(0, 1), max_size=40)
+growths = st.integers(0, 30)
+
+
+class Ledger(RuleBasedStateMachine):
+    """Against counting the blocks of all that hold any."""
+
+    CAPACITY = 12
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = KVLedger(self.CAPACITY, BLOCK)
+        self.held: list[tuple[Hold, Prefix, int]] = []
+
+    @rule(path=paths, growth=growths, spare=st.integers(0, 3))
+    def reserve(self, path: list[int], growth: int, spare: int) -> None:
+        wanted = prefix(*path)
+        before = self.ledger.reserved
+        alone = not self.held
+        hold = self.ledger.reserve(wanted, growth, spare)
+        own = -(-(len(path) + max(growth, 1)) // BLOCK) - len(wanted.keys)
+        new = len(set(wanted.keys) - {key for _, each, _ in self.held for key in each.keys})
+        fits = before + new + own + spare <= self.CAPACITY
+        assert (hold is not None) == (alone or fits)
+        if hold is not None:
+            self.held.append((hold, wanted, min(own, self.CAPACITY - len(wanted.keys))))
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        hold, _, _ = self.held.pop(data.draw(st.integers(0, len(self.held) - 1)))
+        hold.release()
+        hold.release()
+
+    @invariant()
+    def counts_each_block_once(self) -> None:
+        shared = {key for _, each, _ in self.held for key in each.keys}
+        assert self.ledger.reserved == len(shared) + sum(own for _, _, own in self.held)
+        assert 0 <= self.ledger.reserved <= self.CAPACITY
+
+    def teardown(self) -> None:
+        for hold, _, _ in self.held:
+            hold.release()
+        assert self.ledger.reserved == 0
+
+
+TestLedger = Ledger.TestCase
+
+
+class Clamp(RuleBasedStateMachine):
+    """Branches come, end, die in the queue: somebody always goes on and nothing stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clamp = KVClamp(KVLedger(12, BLOCK))
+        self.open: list[Ticket] = []
+        self.woken: list[Ticket] = []
+
+    @rule(path=paths, growth=growths, order=st.integers(0, 5), speculative=st.booleans())
+    def ask(self, path: list[int], growth: int, order: int, speculative: bool) -> None:
+        tickets: list[Ticket] = []
+        ticket = self.clamp.ask(
+            order, prefix(*path), growth, lambda: self.woken.append(tickets[0]), speculative=speculative
+        )
+        tickets.append(ticket)
+        self.open.append(ticket)
+
+    @precondition(lambda self: self.open)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        ticket = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
+        ticket.close()
+        ticket.close()
+
+    @invariant()
+    def somebody_goes_on(self) -> None:
+        assert not self.open or any(ticket.granted for ticket in self.open)
+        assert self.clamp.waiting == sum(not ticket.granted for ticket in self.open)
+        assert self.clamp.ledger.reserved <= self.clamp.ledger.capacity
+        assert all(ticket.granted for ticket in self.woken)
+        assert len(self.woken) == len(set(map(id, self.woken))), "woken twice"
+
+    def teardown(self) -> None:
+        for ticket in self.open:
+            ticket.close()
+        assert self.clamp.ledger.reserved == self.clamp.waiting == 0
+
+
+TestClamp = Clamp.TestCase
+
+
+@given(lengths=st.lists(st.integers(1, 400), max_size=600), most=st.integers(1, 400))
+@settings(max_examples=50)
+def test_the_expected_length_is_within_what_is_allowed_and_was_seen(lengths: list[int], most: int) -> None:
+    seen = Lengths()
+    for length in lengths:
+        seen.saw(length)
+
+    expected = seen.expected(most)
+
+    assert 1 <= expected <= most
+    assert len(lengths) < FEWEST or expected == most or expected in lengths
