@@ -10,7 +10,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from deployments.config import ControllerUserConfig, HttpSettings, KeyRecord
+from deployments.config import AppConfig, ControllerSettings, ControllerUserConfig, HttpSettings, KeyRecord
 from deployments.http.keys import ENVIRONMENT
 
 
@@ -55,8 +55,21 @@ def read_user_config(user_config: Any) -> ControllerUserConfig:
     try:
         return ControllerUserConfig.model_validate(user_config)
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, ('user_config', *each['loc'])))}: {each['msg']}" for each in error.errors())
-        raise AccessError("SearchController: " + "; ".join(wrong)) from None
+        raise AccessError(f"SearchController: {_places(error, 'user_config')}") from None
+
+
+def changed_settings(config: AppConfig, told: ControllerUserConfig) -> ControllerSettings:
+    """The controller's settings with what its ``user_config`` changes.
+
+    Raises:
+        AccessError: it changes them to something malformed; names the place.
+    """
+    try:
+        return config.controller.changed(told.controller)
+    except ValidationError as error:
+        raise AccessError(f"SearchController: {_places(error, 'user_config', 'controller')}") from None
+    except ValueError as error:
+        raise AccessError(f"SearchController: user_config.controller.{error}") from None
 
 
 def require_keys(
@@ -79,6 +92,10 @@ def require_keys(
             f"http_options.host {host} can be reached by other machines, and there are no API keys: set "
             f"http.api_keys_file or {ENVIRONMENT}, serve on 127.0.0.1, or say http.allow_anonymous: true"
         )
+
+
+def _places(error: ValidationError, *within: str) -> str:
+    return "; ".join(f"{'.'.join(map(str, (*within, *each['loc'])))}: {each['msg']}" for each in error.errors())
 
 
 def _is_loopback(host: str | None) -> bool:

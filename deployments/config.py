@@ -3,8 +3,9 @@
 Checked when the application is built; a wrong value is refused with its path and what is allowed.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -42,6 +43,10 @@ class QueueSettings(Settings):
 
     places: int = Field(0, ge=0, le=4096, description="Requests that wait, per replica.")
     seconds: float = Field(5.0, gt=0, le=600, description="Longest wait; then 429.")
+
+
+LiveName = Literal["searches", "queue", "max_loop_delay_s", "branches", "default_search", "limits"]
+"""The settings of the controller that may change while it serves."""
 
 
 class ControllerSettings(Settings):
@@ -104,6 +109,23 @@ class ControllerSettings(Settings):
         if "strategies" in info.data:  # else these are refused already
             parse_search(given, catalog_of(info.data["strategies"]))
         return given
+
+    @property
+    def most_inside(self) -> int:
+        """Requests that work or wait for a place."""
+        return self.searches + self.queue.places
+
+    def changed(self, given: Mapping[LiveName, Any]) -> "ControllerSettings":
+        """These with what is ``given`` in their place, mappings within by their keys.
+
+        Raises:
+            ValidationError: the result is malformed.
+            ValueError: paths would be deeper than the reward model's context was checked for.
+        """
+        changed = ControllerSettings.model_validate(_merged(self.model_dump(), given))
+        if changed.limits.depth > self.limits.depth:
+            raise ValueError(f"limits.depth may be at most {self.limits.depth}, what the application was built with")
+        return changed
 
     @property
     def catalog(self) -> Catalog:
@@ -201,3 +223,16 @@ class ControllerUserConfig(Settings):
     """What ``user_config`` of SearchController may say: it changes while the application serves."""
 
     keys: tuple[KeyRecord, ...] = Field((), description="All keys that are accepted; empty: none is wanted.")
+    controller: dict[LiveName, Any] = Field(
+        default_factory=dict,
+        description="In place of what args.controller says; what is not named stays as it is there.",
+    )
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
+    """``default_search`` is one thing: of another strategy's settings nothing stays."""
+    merged = dict(old)
+    for name, value in new.items():
+        whole = name == "default_search" or not isinstance(value, Mapping) or not isinstance(old.get(name), Mapping)
+        merged[name] = value if whole else _merged(old[name], value)
+    return merged

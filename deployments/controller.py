@@ -9,6 +9,7 @@ from ray.serve.handle import DeploymentHandle
 
 from deployments.access import (
     AccessError,
+    changed_settings,
     endpoint_host,
     read_user_config,
     require_authenticated_cluster,
@@ -25,6 +26,7 @@ from deployments.http.jobs import Encoder, Jobs
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.http.stopping import Door, StoppingMiddleware
+from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.places import Places
 from deployments.serve_calls import Retries, everywhere
@@ -57,6 +59,7 @@ class SearchControllerReplica:
         require_authenticated_cluster(config.http)
         self._config = config
         self._keys = ApiKeys()
+        self._live = LiveSettings(config.controller)
         self._door = Door()
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             self._host = await endpoint_host()
@@ -83,15 +86,15 @@ class SearchControllerReplica:
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
         queue = controller.queue
         places = Places(controller.searches, queue.places, queue.seconds, self._garbage.place_freed)
-        self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
+        self._service = SearchService(environment, places, self._live, self._telemetry.searches.observed)
         self._loop_delay = LoopDelay()
         self._telemetry.start(places, environment.gate, self._loop_delay)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
             served_name=config.generator.served_name,
-            controller=controller,
-            jobs=Jobs(config, Planner.of(config), encoder),
+            live=self._live,
+            jobs=Jobs(config, self._live, Planner.of(config), encoder),
             searches=self._service,
             completions=CompletionService(self._service, written_by),
             health=Health(canaries, config.http),
@@ -116,9 +119,11 @@ class SearchControllerReplica:
             AccessError: it is malformed, or leaves the endpoint open though nothing says that it should be.
                 Serve then stops the replica.
         """
-        records = read_user_config(user_config).keys
-        require_keys(records, self._config.http, self._host)
-        self._keys.replace(records)
+        told = read_user_config(user_config)
+        now = changed_settings(self._config, told)
+        require_keys(told.keys, self._config.http, self._host)
+        self._keys.replace(told.keys)
+        self._live.change(now)
 
     async def check_health(self) -> None:
         """Called by Serve before the first request and every few seconds.

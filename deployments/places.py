@@ -79,6 +79,11 @@ class Places:
         self._owned: Counter[str] = Counter()
         """Places held or waited for, by owner."""
 
+    def resize(self, count: int, queue: int, queue_s: float) -> None:
+        """From now on as if made like this; whoever has a place or waits for one keeps it."""
+        self.count, self._queue, self._queue_s = count, queue, queue_s
+        self._pass_on()
+
     @property
     def held(self) -> int:
         return len(self._held)

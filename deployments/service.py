@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
+from deployments.config import ControllerSettings
+from deployments.live import LiveSettings
 from deployments.places import Place, Places
 from search.errors import SearchError
 from search.ports import Lane, ScoreRequest
@@ -62,15 +64,19 @@ class SearchService:
     """All searches of one controller replica. Single-threaded: one event loop."""
 
     def __init__(
-        self, environment: SearchEnvironment, places: Places, seconds: float, observed: Observer = unobserved
+        self, environment: SearchEnvironment, places: Places, live: LiveSettings, observed: Observer = unobserved
     ) -> None:
-        """``places``: whatever works for a client holds one meanwhile. ``seconds``: the wall clock of those that name
-        none."""
+        """``places``: whatever works for a client holds one meanwhile."""
         self.places = places
         self._environment = environment
         self._observed = observed
-        self._seconds = seconds
+        self._live = live
+        live.follow(self._resize)
         self._disposal = Disposal()
+
+    def _resize(self, now: ControllerSettings) -> None:
+        self.places.resize(now.searches, now.queue.places, now.queue.seconds)
+        self._environment.gate.resize(now.branches)
 
     @property
     def running(self) -> int:
@@ -105,7 +111,7 @@ class SearchService:
 
         try:
             with self._observed(job, tree, charged) as told:
-                async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
+                async with asyncio.timeout((job.settings.budget.seconds or self._live.now.limits.seconds) + GRACE_S):
                     return await run_search(
                         job.question,
                         job.prompt,

@@ -55,17 +55,27 @@ class Gate:
     """
 
     def __init__(self, capacity: int, speculative_share: float = 0.75) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity must be at least 1, got {capacity}")
         if not 0.0 <= speculative_share <= 1.0:
             raise ValueError(f"speculative_share must be in [0, 1], got {speculative_share}")
-        self.capacity = capacity
-        self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * speculative_share)}
-        self._open_room = capacity - capacity // 4
-        """Of it even those may take who have their share."""
+        self._speculative_share = speculative_share
         self._held: Counter[Hashable] = Counter()
         self._waiters: list[_Waiter] = []
         self._arrivals = 0
+        self.resize(capacity)
+
+    def resize(self, capacity: int) -> None:
+        """From now on as if made like this; what is in flight beyond that stays until it has finished.
+
+        Raises:
+            ValueError: there would be no room at all.
+        """
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self.capacity = capacity
+        self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * self._speculative_share)}
+        self._open_room = capacity - capacity // 4
+        """Of it even those may take who have their share."""
+        self._serve()
 
     @property
     def usage(self) -> int:

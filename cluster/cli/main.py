@@ -64,7 +64,9 @@ def keys(config: Config = None) -> None:
     from cluster.launch.key_records import with_key_records
 
     with plain_failures():
-        typer.echo(yaml.safe_dump(with_key_records(read_config(_config(config))), sort_keys=False), nl=False)
+        typer.echo(
+            yaml.safe_dump(with_key_records(read_config(_config(config), keys_to_come=True)), sort_keys=False), nl=False
+        )
 
 
 @app.command()

@@ -23,9 +23,11 @@ SERVES_HOST = "0.0.0.0"
 MAX_BYTES = 1 << 20
 
 
-def read_config(path: Path | None, host: str | None = None, port: int | None = None) -> dict[str, Any]:
+def read_config(
+    path: Path | None, host: str | None = None, port: int | None = None, *, keys_to_come: bool = False
+) -> dict[str, Any]:
     """The file's content, or without a file the application with its defaults. ``host`` and ``port``
-    replace what it says under ``http_options``.
+    replace what it says under ``http_options``. ``keys_to_come``: a ``user_config`` gets its keys later.
 
     Raises:
         LaunchError: it cannot be read or says something wrong; names the place and what is allowed.
@@ -44,7 +46,8 @@ def read_config(path: Path | None, host: str | None = None, port: int | None = N
             raise LaunchError(f"{source}: applications.{index} must be a mapping")
         if application.get("import_path") == BUILDER:
             args = _checked_args(f"{source}: applications.{index}.args", application.get("args") or {})
-            _check_keys(f"{source}: applications.{index}", application, args, options.get("host", SERVES_HOST))
+            reached_at = options.get("host", SERVES_HOST)
+            _check_user_config(f"{source}: applications.{index}", application, args, reached_at, keys_to_come)
     return {**config, "http_options": options}
 
 
@@ -71,10 +74,12 @@ def _checked_args(where: str, args: object) -> "AppConfig":
         raise LaunchError("\n".join(wrong)) from error
 
 
-def _check_keys(where: str, application: dict[str, Any], args: "AppConfig", host: str) -> None:
+def _check_user_config(
+    where: str, application: dict[str, Any], args: "AppConfig", host: str, keys_to_come: bool
+) -> None:
     """What a controller would refuse when everything else has been started. Keys that are read when the application is
     built are not looked for: it may be built on another machine."""
-    from deployments.access import AccessError, read_user_config, require_keys
+    from deployments.access import AccessError, changed_settings, read_user_config, require_keys
     from deployments.http.keys import ENVIRONMENT
 
     deployments = application.get("deployments") or []
@@ -85,7 +90,10 @@ def _check_keys(where: str, application: dict[str, Any], args: "AppConfig", host
     )
     try:
         if told is not None:
-            require_keys(read_user_config(told).keys, args.http, host)
+            read = read_user_config(told)
+            changed_settings(args, read)
+            if "keys" in told or not keys_to_come:
+                require_keys(read.keys, args.http, host)
         elif not args.http.api_keys_file and not os.environ.get(ENVIRONMENT):
             require_keys((), args.http, host)
     except AccessError as error:

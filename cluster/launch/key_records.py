@@ -32,5 +32,6 @@ def _with_records(application: dict[str, Any]) -> dict[str, Any]:
     deployments: list[dict[str, Any]] = application.get("deployments") or []
     others = [each for each in deployments if each.get("name") != CONTROLLER]
     ours: dict[str, Any] = next((each for each in deployments if each.get("name") == CONTROLLER), {"name": CONTROLLER})
-    told = (ours.get("user_config") or {}) | ControllerUserConfig(keys=records).model_dump(mode="json")
+    keys = ControllerUserConfig(keys=records).model_dump(mode="json", include={"keys"})
+    told = (ours.get("user_config") or {}) | keys
     return {**application, "deployments": [*others, {**ours, "user_config": told}]}

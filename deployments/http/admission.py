@@ -17,9 +17,12 @@ from deployments.http.limits import Bodies
 from deployments.http.proxy import REST, ROOM
 from deployments.http.quotas import TokenQuotas
 from deployments.http.route_path import route_path
+from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.places import NoPlace, Owner, Place, Places
 
+SPARE = 16
+"""Requests, at least, that the proxy hands over beyond those that find a place: some that it counts get refused."""
 RESTS = {"owner": 0.5, "tokens_per_minute": 5.0}
 """For how many seconds at most the proxy refuses for us a key that is at its limits, by the reason: a place may come
 free at any time, tokens come with the next minute."""
@@ -40,21 +43,18 @@ class Admission:
         app: ASGIApp,
         paths: Collection[str],
         places: Places,
-        bodies: Bodies,
         loop_delay: LoopDelay,
-        max_delay_s: float,
-        room: int,
+        live: LiveSettings,
     ) -> None:
-        """``paths``: where work is asked for, by POST. ``max_delay_s``: nothing is let in while the event loop is later
-        than that. ``room``: what the proxy is told that this controller has: how many requests it may hand over."""
+        """``paths``: where work is asked for, by POST."""
         self._app = app
         self._paths = frozenset(paths)
         self._places = places
-        self._bodies = bodies
+        self._bodies = Bodies(live)
         self._quotas = TokenQuotas()
         self._loop_delay = loop_delay
-        self._max_delay_s = max_delay_s
-        self._room = f"{uuid.uuid4().hex} {room}"
+        self._live = live
+        self._name = uuid.uuid4().hex
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in self._paths:
@@ -86,7 +86,9 @@ class Admission:
 
         async def told(message: Message) -> None:
             if message["type"] == "http.response.start":
-                MutableHeaders(scope=message)[ROOM] = self._room
+                now = self._live.now
+                room = now.most_inside + max(SPARE, now.searches // 4)
+                MutableHeaders(scope=message)[ROOM] = f"{self._name} {room}"
             await send(message)
 
         return told
@@ -100,7 +102,7 @@ class Admission:
         """
         owner = _owner(scope, key)
         late = self._loop_delay.seconds
-        if late > self._max_delay_s:
+        if late > self._live.now.max_loop_delay_s:
             raise Busy(f"the server is {late:.1f} s behind its work; try again shortly", "event_loop")
         if key is not None:
             await self._quotas.check(key)

@@ -10,10 +10,10 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Depends, Request
 
 from deployments.completions import CompletionService
-from deployments.config import ControllerSettings
 from deployments.http.body import check_media, parsed_object
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
+from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.service import SearchService
 from search.strategies.catalog import STRATEGIES, Catalog
@@ -37,7 +37,7 @@ class Endpoint:
 
     served_name: str
     """The model's name."""
-    controller: ControllerSettings
+    live: LiveSettings
     jobs: Jobs
     searches: SearchService
     completions: CompletionService

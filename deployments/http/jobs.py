@@ -9,6 +9,7 @@ from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http.errors import BadRequest
 from deployments.http.plan import Planner
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
+from deployments.live import LiveSettings
 from deployments.service import SearchJob
 from search.ports import ScoreItem, ScoreRequest, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
@@ -31,8 +32,8 @@ class Encoder(Protocol):
 class Jobs:
     """Makes jobs for one served model under one set of limits."""
 
-    def __init__(self, config: AppConfig, planner: Planner, encoder: Encoder) -> None:
-        self._controller = config.controller
+    def __init__(self, config: AppConfig, live: LiveSettings, planner: Planner, encoder: Encoder) -> None:
+        self._live = live
         self._context = config.generator.max_model_len
         self._search_context = config.search_context
         self._isolates_keys = config.http.isolate_keys
@@ -49,7 +50,7 @@ class Jobs:
             NotFound: unknown model.
             BadRequest: a setting is wrong, or the prompt does not fit the context.
         """
-        settings = self._planner.settings(request, self._limits(key))
+        settings = self._planner.settings(request, self._limits(key), self._live.now.default_search)
         # What fits no context is not tokenized to find that out. Of the last turn: templates drop parts of others.
         least = len(request.question) // self._encoder.longest_token
         if least >= self._search_context:
@@ -89,7 +90,7 @@ class Jobs:
                     "context_length_exceeded",
                 )
         limit = body.concurrency_limit
-        most_at_once = max(1, self._controller.branches // width)
+        most_at_once = max(1, self._live.now.branches // width)
         settings = TokenBeamSettings(
             width=width,
             max_tokens=body.max_tokens,
@@ -106,7 +107,7 @@ class Jobs:
         Raises:
             BadRequest: more steps than a path may have.
         """
-        limits = self._controller.limits
+        limits = self._live.now.limits
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
         item = ScoreItem(tuple(body.steps), len(body.steps))
@@ -122,7 +123,7 @@ class Jobs:
 
     def _limits(self, key: KeyRecord | None) -> LimitSettings:
         """The caps on a request that came with that key."""
-        limits = self._controller.limits
+        limits = self._live.now.limits
         if key is None or key.limits.tokens is None or key.limits.tokens >= limits.tokens:
             return limits
         return limits.model_copy(update={"tokens": key.limits.tokens})

@@ -8,10 +8,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
 from deployments.http.errors import BodyTimeout, BodyTooLarge, Busy
+from deployments.live import LiveSettings
 
 BODY_TIMEOUT_S = 30.0
 """A body that is not complete by then is given up, however fast it comes."""
 GRACE_S = 5.0
+SEATS = 4
+"""Bodies that are read at a time for each place, so that one client alone may send twice as many as there are."""
 MIN_BYTES_PER_S = 16_384
 """After the grace a body is given up as soon as it falls behind this."""
 
@@ -23,11 +26,14 @@ class Bodies:
     clients hold theirs with slow bodies, the next one still finds some.
     """
 
-    def __init__(self, limit: int, seats: int) -> None:
-        """``limit``: bytes of a body. ``seats``: bodies at a time, two at least."""
-        self._limit = limit
-        self._seats = seats
+    def __init__(self, live: LiveSettings) -> None:
+        """``live``: how long a body may be, and how many places there are."""
+        self._live = live
         self._reading: Counter[str] = Counter()
+
+    @property
+    def _limit(self) -> int:
+        return self._live.now.limits.body_bytes
 
     async def read(self, scope: Scope, receive: Receive, client: str) -> bytes:
         """The whole body.
@@ -42,7 +48,7 @@ class Bodies:
         # Only digits: int() would take "-1" and "1_0", and raise on thousands of digits.
         if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
             raise self._too_large(f"{declared[:18]} bytes")
-        if self._reading[client] >= self._seats - self._reading.total():
+        if self._reading[client] >= SEATS * self._live.now.most_inside - self._reading.total():
             raise Busy(f"{self._reading[client]} bodies are on their way already; send fewer at a time", "bodies")
         self._reading[client] += 1
         try:

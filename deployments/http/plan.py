@@ -22,38 +22,28 @@ Flat = dict[str, Any]
 
 
 class Planner:
-    """Turns requests into search settings, over one set of defaults."""
+    """Turns requests into search settings."""
 
     @classmethod
     def of(cls, config: AppConfig) -> "Planner":
-        controller = config.controller
-        return cls(config.generator.served_name, controller.default_search, controller.catalog)
+        return cls(config.generator.served_name, config.controller.catalog)
 
-    def __init__(
-        self,
-        served_name: str,
-        default_search: Mapping[str, Any],
-        strategies: Catalog = STRATEGIES,
-    ) -> None:
-        """
-        Raises:
-            ValidationError: the default search is none.
-        """
-        parse_search(default_search, strategies)
+    def __init__(self, served_name: str, strategies: Catalog = STRATEGIES) -> None:
         self._strategies = strategies
         self._served_name = served_name
-        self._default = dict(default_search)
 
-    def settings(self, request: ChatRequest, limits: LimitSettings) -> SearchSettings:
-        """``limits``: the caps in force.
+    def settings(
+        self, request: ChatRequest, limits: LimitSettings, default_search: Mapping[str, Any]
+    ) -> SearchSettings:
+        """``limits``: the caps in force. ``default_search``: what holds where the request says nothing.
 
         Raises:
             NotFound: the model is unknown.
             BadRequest: a setting is wrong or above its cap; ``param`` is where the client wrote it.
         """
-        merged, settings = self._merged(request, request.temperature)
+        merged, settings = self._merged(request, request.temperature, default_search)
         if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
-            merged, settings = self._merged(request, None)
+            merged, settings = self._merged(request, None, default_search)
         return self._capped(merged, settings, limits)
 
     def check_model(self, name: str) -> None:
@@ -69,8 +59,10 @@ class Planner:
             raise NotFound(message, "model", "model_not_found")
         return settings
 
-    def _merged(self, request: ChatRequest, temperature: float | None) -> "tuple[_Merged, SearchSettings]":
-        merged = _Merged(self._default)
+    def _merged(
+        self, request: ChatRequest, temperature: float | None, default_search: Mapping[str, Any]
+    ) -> "tuple[_Merged, SearchSettings]":
+        merged = _Merged(default_search)
         merged.lay(self._alias(request.model), "model")
         own = {
             "temperature": temperature,
@@ -112,7 +104,7 @@ class Planner:
 class _Merged:
     """Flat settings laid over one another, and where a client wrote each of them."""
 
-    def __init__(self, base: Flat) -> None:
+    def __init__(self, base: Mapping[str, Any]) -> None:
         self.flat = dict(base)
         self.origins: dict[str, str] = {}
 

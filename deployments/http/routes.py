@@ -14,7 +14,6 @@ from deployments.http.body import validated
 from deployments.http.disconnect import while_connected
 from deployments.http.documentation import body_of, chat_body
 from deployments.http.endpoint import Endpoint, Served
-from deployments.http.limits import Bodies
 from deployments.http.plan import notes
 from deployments.http.proxy import WORK
 from deployments.http.refusals import CountRefusals
@@ -25,10 +24,6 @@ from deployments.service import SearchJob
 from search.ports import ScoreRequest
 
 router = APIRouter()
-SPARE = 16
-"""Requests, at least, that the proxy hands over beyond those that find a place: some that it counts get refused."""
-SEATS = 4
-"""Bodies that are read at a time for each place, so that one client alone may send twice as many as there are."""
 
 
 def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
@@ -40,16 +35,13 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
         if isinstance(route, APIRoute) and route.endpoint in (chat_completions, search):
             route.openapi_extra = chat_body(endpoint.strategies)
     errors.install(app)
-    controller = endpoint.controller
     # The last one added is the first one asked: no key, no place, no byte of the body; and what they refuse is counted.
     app.add_middleware(
         Admission,
         paths=WORK,
         places=endpoint.searches.places,
-        bodies=Bodies(controller.limits.body_bytes, SEATS * (controller.searches + controller.queue.places)),
         loop_delay=endpoint.loop_delay,
-        max_delay_s=controller.max_loop_delay_s,
-        room=controller.searches + controller.queue.places + max(SPARE, controller.searches // 4),
+        live=endpoint.live,
     )
     app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(CountRefusals, refused=endpoint.refused)

@@ -21,6 +21,7 @@ class Owner(StrEnum):
 
     CONTROLLER = "SearchController"
     ENGINES = "Generator, ProcessRewardModel"
+    GENERATORS = "Generator"
     PRM = "ProcessRewardModel"
 
 
@@ -63,7 +64,7 @@ def _seconds(owner: Owner, name: str, meaning: str, *labels: str) -> Metric:
     return _declared(Kind.HISTOGRAM, owner, name, meaning, *labels, boundaries=SECONDS)
 
 
-_C, _E, _P = Owner.CONTROLLER, Owner.ENGINES, Owner.PRM
+_C, _E, _G, _P = Owner.CONTROLLER, Owner.ENGINES, Owner.GENERATORS, Owner.PRM
 
 SEARCHES = _counter(
     _C,
@@ -114,6 +115,14 @@ WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait in the engin
 KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks of the engine")
 KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks that running requests hold")
 KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request holds; cached but idle ones are free")
+KV_RESERVED = _gauge(_G, "kv_reserved_blocks", "KV blocks that branches hold or were promised for what they will write")
+WAITING_BRANCHES = _gauge(
+    _G, "clamp_waiting_branches", "Branches that are held back until there are KV blocks for them"
+)
+HELD_BACK = _counter(_G, "clamp_held_back_branches_total", "Branches that had to wait for KV blocks")
+RECOMPUTED = _counter(
+    _G, "recomputed_tokens_total", "Tokens of paths, in whole blocks, that were computed before and were in no cache"
+)
 PREEMPTIONS = _counter(_E, "preemptions_total", "Requests that the engine put back for want of KV blocks")
 PROMPT_TOKENS = _counter(_E, "engine_prompt_tokens_total", "Tokens of the requests' prefixes")
 ENGINE_TOKENS = _counter(

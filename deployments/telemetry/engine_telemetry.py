@@ -14,10 +14,14 @@ GAUGES = {
     "waiting": catalog.WAITING,
     "total_blocks": catalog.KV_BLOCKS,
     "free_blocks": catalog.KV_FREE,
+    "reserved_blocks": catalog.KV_RESERVED,
+    "branches_waiting": catalog.WAITING_BRANCHES,
     "reward_cache_entries": catalog.REWARD_CACHE_ENTRIES,
 }
 TOTALS = {
     "preemptions": catalog.PREEMPTIONS,
+    "branches_held_back": catalog.HELD_BACK,
+    "recomputed_tokens": catalog.RECOMPUTED,
     "prompt_tokens": catalog.PROMPT_TOKENS,
     "generated_tokens": catalog.ENGINE_TOKENS,
     "reward_cache_hits": catalog.REWARD_CACHE_HITS,

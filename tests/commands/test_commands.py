@@ -229,11 +229,55 @@ def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Sh
         assert (answers("cleo"), answers("bob"), answers(None)) == (200, 401, 401)
 
 
-def answers(name: str | None) -> int:
+def test_limits_and_replicas_change_while_it_serves(shell: Shell, tmp_path: Path) -> None:
+    """A limit, then one generator more, then one less, under load: no engine restarts and nobody notices."""
+    keys_file, config_file, deployed = (tmp_path / name for name in ("api.keys", "config.yaml", "deployed.yaml"))
+    keys_file.write_text(f"{KEYS['ann']}\n")
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    application = config["applications"][0]
+    application["args"]["http"] = {"api_keys_file": str(keys_file)}
+
+    def deploy(generators: int, **controller: Any) -> None:
+        application["deployments"] = [
+            {"name": "Generator", "num_replicas": generators},
+            {"name": "SearchController", "user_config": {"controller": controller}},
+        ]
+        config_file.write_text(yaml.safe_dump(config))
+        shell(f"banyan keys --config {config_file} > {deployed} && serve deploy {deployed}")
+
+    def engines() -> dict[int, str]:
+        return {pid: name for pid, name in _replicas(shell).items() if "SearchController" not in name}
+
+    with head(shell):
+        deploy(1)
+        shell.wait_for("RUNNING")
+        assert answers("ann", n=16) == 200
+        before, caches = _replicas(shell), _cache_servers(shell)
+        assert (len(before), len(caches)) == (3, 1)
+        with load("ann") as seen:
+            deploy(1, limits={"n": 8})
+            _until(lambda: answers("ann", n=16) == 400, lambda: "the new limit is not in force", ROTATE_S)
+            assert _replicas(shell) == before
+
+            deploy(2, limits={"n": 8})
+            _until(lambda: len(engines()) == 3, lambda: json.dumps(shell.status()))
+            shell.wait_for("RUNNING")
+            assert before.items() <= _replicas(shell).items()
+            assert _cache_servers(shell) == caches
+
+            deploy(1)
+            _until(lambda: len(engines()) == 2, lambda: json.dumps(shell.status()))
+            _until(lambda: answers("ann", n=16) == 200, lambda: "the old limit is not back", ROTATE_S)
+            assert _cache_servers(shell) == caches
+        print(f"{len(seen)} searches meanwhile")
+        assert set(seen) == {200}
+
+
+def answers(name: str | None, n: int = 4) -> int:
     """The status that a search gets with that key, or none; 0 where none comes in time."""
     headers = {"Authorization": f"Bearer {KEYS[name]}"} if name else {}
     question = [{"role": "user", "content": "Take 12. Increase by 74. Take away 51. What do you get?"}]
-    body = {"model": "banyan-arithmetic", "messages": question, "search": {"strategy": "beam_search", "n": 4, "m": 2}}
+    body = {"model": "banyan-arithmetic", "messages": question, "search": {"strategy": "beam_search", "n": n, "m": 2}}
     try:
         return httpx.post(f"{URL}/v1/chat/completions", json=body, headers=headers, timeout=60).status_code
     except httpx.TimeoutException:  # Serve's proxy waits for a replica
@@ -265,6 +309,10 @@ def _replicas(shell: Shell) -> dict[int, str]:
     """Process ids of the replicas, with their names; Ray adds to these what a replica is doing."""
     names = {process.pid: " ".join(process.cmdline()).partition(".")[0].strip() for process in shell.processes()}
     return {pid: name for pid, name in names.items() if name.startswith("ray::ServeReplica:")}
+
+
+def _cache_servers(shell: Shell) -> set[int]:
+    return {process.pid for process in shell.processes() if "lmcache.v1" in " ".join(process.cmdline())}
 
 
 def _until(condition: Callable[[], Any], told: Callable[[], str], timeout_s: float = START_S) -> Any:

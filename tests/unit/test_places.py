@@ -146,3 +146,23 @@ async def test_many_come_and_go_at_random_and_nothing_is_left() -> None:
     assert (places.held, places.waiting, places.check_integrity()) == (0, 0, [])
     for owner in range(3):
         places.check(Owner(str(owner), 1))
+
+
+async def test_a_change_lets_in_who_waits_and_takes_nothing_away() -> None:
+    places, let_go, order = Places(1, queue=2, queue_s=60), asyncio.Event(), list[str]()
+    tasks = [asyncio.create_task(hold(places, let_go, order, owner)) for owner in (ANNE, BEN, ANNE)]
+    await turns()
+    assert order == ["anne"]
+
+    places.resize(2, 2, 60)
+    await turns()
+    assert order == ["anne", "ben"]
+    places.resize(1, 0, 60)
+    await turns()
+    assert (places.held, places.waiting, places.count) == (2, 1, 1)
+    with pytest.raises(NoPlace):
+        places.check(BEN)
+
+    let_go.set()
+    await asyncio.gather(*tasks)
+    assert places.check_integrity() == []

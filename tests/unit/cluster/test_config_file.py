@@ -99,10 +99,14 @@ http_options: {{host: 0.0.0.0}}
 applications:
 - {OURS}
   args: {{http: {{api_keys_file: {keys}}}}}
-  deployments: [{{name: Generator, num_replicas: 2}}, {{name: SearchController, max_ongoing_requests: 9}}]
+  deployments:
+  - {{name: Generator, num_replicas: 2}}
+  - {{name: SearchController, max_ongoing_requests: 9, user_config: {{controller: {{searches: 9}}}}}}
 - import_path: other:app
 """)
-    config = read_config(path)
+    with pytest.raises(LaunchError, match="promises API keys"):
+        read_config(path)  # they would be lost
+    config = read_config(path, keys_to_come=True)
     told = with_key_records(config)
     ours = told["applications"][0]["deployments"]
     assert ours == [
@@ -110,7 +114,7 @@ applications:
         {
             "name": "SearchController",
             "max_ongoing_requests": 9,
-            "user_config": {"keys": [key_record(KEY).model_dump(mode="json")]},
+            "user_config": {"controller": {"searches": 9}, "keys": [key_record(KEY).model_dump(mode="json")]},
         },
     ]
     del told["applications"][0]["deployments"], config["applications"][0]["deployments"]

@@ -17,6 +17,7 @@ from deployments.http.jobs import Jobs
 from deployments.http.keys import key_record
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
+from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.places import Places
 from deployments.service import SearchService
@@ -166,12 +167,13 @@ class World:
             settings.extractor,
         )
         places = Places(settings.searches, settings.queue.places, settings.queue.seconds)
-        self.service = SearchService(self.environment, places, settings.limits.seconds)
+        self.live = LiveSettings(settings)
+        self.service = SearchService(self.environment, places, self.live)
         self.loop_delay = LoopDelay()
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
-            controller=settings,
-            jobs=Jobs(self.config, Planner.of(self.config), self.encoder),
+            live=self.live,
+            jobs=Jobs(self.config, self.live, Planner.of(self.config), self.encoder),
             searches=self.service,
             completions=CompletionService(self.service, self.generator),
             health=Health({"generator": self._canary, "prm": self._prm_canary}, self.config.http),

@@ -38,7 +38,7 @@ def asked(**fields: Any) -> ChatRequest:
 
 
 def planned(default: dict[str, Any] = DEFAULT, limits: LimitSettings | None = None, **fields: Any) -> SearchSettings:
-    return Planner("m", default).settings(asked(**fields), limits or LimitSettings())
+    return Planner("m").settings(asked(**fields), limits or LimitSettings(), default)
 
 
 class TestWhoWins:
@@ -138,11 +138,11 @@ class TestCaps:
         assert (settings.budget.tokens, settings.max_step_tokens) == (16, 8)
 
     def test_a_width_that_a_new_strategy_brings_is_held_too(self) -> None:
-        planner = Planner("m", DEFAULT, {**STRATEGIES, "fan": Fan})
-        strategy = planner.settings(asked(search={"strategy": "fan"}), TIGHT).strategy
+        planner = Planner("m", {**STRATEGIES, "fan": Fan})
+        strategy = planner.settings(asked(search={"strategy": "fan"}), TIGHT, DEFAULT).strategy
         assert strategy.model_dump(include={"name", "fan_out"}) == {"name": "fan", "fan_out": 2}
         with pytest.raises(BadRequest) as refused:
-            planner.settings(asked(search={"strategy": "fan", "fan_out": 3}), TIGHT)
+            planner.settings(asked(search={"strategy": "fan", "fan_out": 3}), TIGHT, DEFAULT)
         assert (refused.value.param, refused.value.code) == ("search.fan_out", "above_limit")
 
     def test_every_cap_is_a_limit_that_operators_set(self) -> None:

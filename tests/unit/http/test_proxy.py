@@ -10,9 +10,9 @@ from http_world import World, chat
 
 from cluster.launch.environment import variables
 from deployments.http import proxy
+from deployments.http.admission import SPARE
 from deployments.http.errors import Busy
 from deployments.http.proxy import RETRY_AFTER_S, ROOM, SAID, Door, DropOrders, Room, is_harmless, middlewares
-from deployments.http.routes import SPARE
 from deployments.places import NoPlace, Refused
 from search.import_path import imported
 

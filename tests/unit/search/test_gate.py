@@ -268,3 +268,30 @@ def test_never_over_capacity_and_nothing_is_left(seed: int, capacity: int) -> No
         assert not any(gate.waiting.values())
 
     asyncio.run(main())
+
+
+def test_a_change_lets_in_who_waits_and_takes_nothing_away() -> None:
+    async def main() -> None:
+        gate = Gate(4)
+        admitted: list[Caller] = []
+        first, second, third = (Caller(gate, Lane.DEMAND, 3, admitted) for _ in range(3))
+        await settle()
+        assert admitted == [first]
+
+        gate.resize(6)
+        await settle()
+        assert admitted == [first, second]
+        gate.resize(3)
+        first.leave.set()
+        await settle()
+        assert (admitted, gate.usage) == ([second], 3)
+        second.leave.set()
+        await settle()
+        assert admitted == [third]
+        third.leave.set()
+        await asyncio.gather(first.task, second.task, third.task)
+        assert gate.usage == 0
+        with pytest.raises(ValueError, match="at least 1"):
+            gate.resize(0)
+
+    asyncio.run(main())

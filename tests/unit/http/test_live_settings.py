@@ -1,0 +1,70 @@
+"""What ``user_config`` changes of a controller holds from the next request on."""
+
+import json
+from typing import Any
+
+import pytest
+from http_world import World, chat
+
+from deployments.access import AccessError, changed_settings, read_user_config
+from deployments.config import AppConfig
+
+CHAT = "/v1/chat/completions"
+
+
+def change(world: World, **controller: Any) -> None:
+    told = read_user_config({"keys": [], "controller": controller})
+    world.live.change(changed_settings(world.config, told))
+
+
+@pytest.mark.asyncio
+async def test_limits_the_default_search_and_places_change_while_it_serves(world: World) -> None:
+    async with world.client as http:
+
+        async def asked(**fields: Any) -> tuple[int, dict[str, Any]]:
+            reply = await http.post(CHAT, json=chat(**fields))
+            return reply.status_code, reply.json()
+
+        assert (await asked(search={"n": 8}))[0] == 200
+        change(world, limits={"n": 4}, default_search={"strategy": "best_of_n", "n": 3}, searches=2, branches=7)
+
+        status, refused = await asked(search={"n": 8})
+        assert (status, refused["error"]["param"]) == (400, "search.n")
+        status, answered = await asked()
+        assert (status, answered["search"]["strategy"], answered["search"]["nodes"] > 0) == (200, "best_of_n", True)
+        assert world.service.places.count == 2
+        assert world.environment.gate.capacity == 7
+
+        change(world, limits={"body_bytes": 1024})
+        assert (await asked(search={"n": 8}))[0] == 200, "what is not said any more is as it was built"
+        assert (await http.post(CHAT, content=json.dumps(chat()) + " " * 1024)).status_code == 413
+        assert world.environment.gate.capacity == world.config.controller.branches
+
+
+@pytest.mark.parametrize(
+    ("controller", "told"),
+    [
+        ({"limits": {"n": 1000}}, r"user_config\.controller\.limits\.n: .*256"),
+        ({"limits": {"m": 1}}, r"user_config\.controller\.limits\.m: "),
+        ({"limits": {"depth": 99}}, r"user_config\.controller\.limits\.depth may be at most 50"),
+        ({"attempts": 1}, r"user_config\.controller\.attempts.*'searches', 'queue', .* or 'limits'"),
+        ({"default_search": {"strategy": "none such"}}, r"user_config\.controller\.default_search"),
+        ({"searches": 0}, r"user_config\.controller\.searches"),
+    ],
+)
+def test_what_may_not_change_is_refused_by_its_place(controller: dict[str, Any], told: str) -> None:
+    config = AppConfig.model_validate({"controller": {"limits": {"depth": 50}}})
+
+    with pytest.raises(AccessError, match=told):
+        changed_settings(config, read_user_config({"keys": [], "controller": controller}))
+
+
+def test_of_a_limit_only_what_is_named_changes() -> None:
+    config = AppConfig.model_validate({"controller": {"limits": {"depth": 50, "n": 9}, "queue": {"places": 3}}})
+
+    now = changed_settings(config, read_user_config({"controller": {"limits": {"n": 8}, "queue": {"seconds": 1.0}}}))
+
+    assert (now.limits.n, now.limits.depth, now.queue.places, now.queue.seconds) == (8, 50, 3, 1.0)
+    assert now.model_copy(update={"limits": config.controller.limits, "queue": config.controller.queue}) == (
+        config.controller
+    )
