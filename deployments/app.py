@@ -22,6 +22,9 @@ from deployments.prm import ProcessRewardModel
 MAX_REQUESTS = 16_384
 """Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
 in OpenAI's words. What Serve held back instead would wait only to be refused, and /health with it."""
+ENGINE_DRAIN_S = 10.0
+LOOK_BACK_S = 5.0
+"""What presses is a mean over this time."""
 MAX_QUEUED = 4096
 """Calls that wait in one process for a replica; one more fails and is made again after a pause."""
 
@@ -50,7 +53,7 @@ def build(args: AppConfig) -> serve.Application:
     controller = args.controller
     taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(
-        **{**_replicas(controller.replicas), "max_ongoing_requests": taken},
+        **{**_replicas(controller.replicas, controller.limits.seconds), "max_ongoing_requests": taken},
         max_queued_requests=MAX_QUEUED,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
@@ -58,9 +61,10 @@ def build(args: AppConfig) -> serve.Application:
     ).bind(args, generator, prm)
 
 
-def _replicas(settings: ReplicaSettings) -> dict[str, Any]:
+def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S) -> dict[str, Any]:
     """A deployment's options for one set of replica settings."""
     options: dict[str, Any] = {
+        "graceful_shutdown_timeout_s": settings.drain_s or drain_s,
         "max_ongoing_requests": settings.max_ongoing_requests,
         "ray_actor_options": {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
     }
@@ -68,7 +72,10 @@ def _replicas(settings: ReplicaSettings) -> dict[str, Any]:
         options["autoscaling_config"] = {
             "min_replicas": settings.min_replicas,
             "max_replicas": settings.max_replicas,
-            "target_ongoing_requests": settings.target_ongoing_requests,
+            "upscale_delay_s": settings.upscale_delay_s,
+            "downscale_delay_s": settings.downscale_delay_s,
+            "look_back_period_s": LOOK_BACK_S,
+            "policy": {"policy_function": "cluster.autoscaling:by_pressure"},
         }
     else:
         options["num_replicas"] = settings.min_replicas

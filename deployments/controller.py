@@ -59,7 +59,6 @@ class SearchControllerReplica:
         require_authenticated_cluster(config.http)
         self._config = config
         self._keys = ApiKeys()
-        self._live = LiveSettings(config.controller)
         self._door = Door()
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             self._host = await endpoint_host()
@@ -86,7 +85,8 @@ class SearchControllerReplica:
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
         queue = controller.queue
         places = Places(controller.searches, queue.places, queue.seconds, self._garbage.place_freed)
-        self._service = SearchService(environment, places, self._live, self._telemetry.searches.observed)
+        self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
+        self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._telemetry.start(places, environment.gate, self._loop_delay)
         timeout_s = config.http.canary_timeout_s
@@ -134,6 +134,11 @@ class SearchControllerReplica:
         if not self._keys.told:
             raise AccessError("SearchController has no user_config, in which its API keys should be")
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the pool may grow; see `cluster.autoscaling`."""
+        places = self._service.places
+        return {"pressure": (places.held + places.waiting) / places.count}
+
     async def stop(self, grace_s: float) -> None:
         """Serves nobody any more; what has begun is finished within ``grace_s``, or told that it will not be."""
         await self._door.close(grace_s)
@@ -174,7 +179,6 @@ SearchController = serve.deployment(
     name="SearchController",
     health_check_period_s=5.0,
     health_check_timeout_s=20.0,
-    graceful_shutdown_timeout_s=20.0,
     graceful_shutdown_wait_loop_s=0.2,
 )(SearchControllerReplica)
 """To be bound with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""

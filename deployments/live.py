@@ -1,22 +1,19 @@
 """The settings of a controller that change while it serves."""
 
-from collections.abc import Callable
-
 from deployments.config import ControllerSettings
+from deployments.service import SearchService
 
 
 class LiveSettings:
-    """The controller's settings as they are now. Whoever asks every time keeps this; whoever is to be told, follows."""
+    """The controller's settings as they are now: whoever goes by them asks every time."""
 
-    def __init__(self, settings: ControllerSettings) -> None:
+    def __init__(self, settings: ControllerSettings, service: SearchService) -> None:
         self.now = settings
-        self._followers: list[Callable[[ControllerSettings], None]] = []
-
-    def follow(self, follower: Callable[[ControllerSettings], None]) -> None:
-        """``follower`` is called with the settings whenever they have changed."""
-        self._followers.append(follower)
+        self._service = service
 
     def change(self, settings: ControllerSettings) -> None:
+        """From the next request on; what was let in goes on."""
         self.now = settings
-        for follower in self._followers:
-            follower(settings)
+        queue = settings.queue
+        self._service.places.resize(settings.searches, queue.places, queue.seconds)
+        self._service.resize(settings.branches, settings.limits.seconds)

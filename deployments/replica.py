@@ -19,7 +19,6 @@ ENGINE_DEPLOYMENT: dict[str, Any] = {
     # own watch, and its process ends: the next check, which fails at once, is soon enough.
     "health_check_period_s": 3.0,
     "health_check_timeout_s": 5.0,
-    "graceful_shutdown_timeout_s": 10.0,
     "graceful_shutdown_wait_loop_s": 0.2,
 }
 """The options of a deployment whose replicas hold an engine."""
@@ -32,6 +31,9 @@ FAILED = 70
 
 class Engine(Protocol):
     """What is asked of every engine whatever it does; see ``deployments.engines.lifecycle.EngineLifecycle``."""
+
+    @property
+    def pressure(self) -> float: ...
 
     @property
     def silent_s(self) -> float: ...
@@ -73,6 +75,10 @@ class EngineReplica:
     async def silent_s(self) -> float:
         """For how long the engine has neither said nor computed anything although it owes a reply, seconds."""
         return self._engine.silent_s
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Called by Serve where the pool may grow; see `cluster.autoscaling`."""
+        return {"pressure": float(self._engine.pressure)}
 
     async def stats(self) -> dict[str, int]:
         return self._engine.stats()

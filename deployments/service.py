@@ -9,8 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from deployments.config import ControllerSettings
-from deployments.live import LiveSettings
 from deployments.places import Place, Places
 from search.errors import SearchError
 from search.ports import Lane, ScoreRequest
@@ -64,19 +62,20 @@ class SearchService:
     """All searches of one controller replica. Single-threaded: one event loop."""
 
     def __init__(
-        self, environment: SearchEnvironment, places: Places, live: LiveSettings, observed: Observer = unobserved
+        self, environment: SearchEnvironment, places: Places, seconds: float, observed: Observer = unobserved
     ) -> None:
-        """``places``: whatever works for a client holds one meanwhile."""
+        """``places``: whatever works for a client holds one meanwhile. ``seconds``: the wall clock of those that name
+        none."""
         self.places = places
         self._environment = environment
         self._observed = observed
-        self._live = live
-        live.follow(self._resize)
+        self._seconds = seconds
         self._disposal = Disposal()
 
-    def _resize(self, now: ControllerSettings) -> None:
-        self.places.resize(now.searches, now.queue.places, now.queue.seconds)
-        self._environment.gate.resize(now.branches)
+    def resize(self, branches: int, seconds: float) -> None:
+        """From now on so many branches in flight, and that wall clock for searches that name none."""
+        self._environment.gate.resize(branches)
+        self._seconds = seconds
 
     @property
     def running(self) -> int:
@@ -111,7 +110,7 @@ class SearchService:
 
         try:
             with self._observed(job, tree, charged) as told:
-                async with asyncio.timeout((job.settings.budget.seconds or self._live.now.limits.seconds) + GRACE_S):
+                async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
                     return await run_search(
                         job.question,
                         job.prompt,

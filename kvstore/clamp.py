@@ -84,6 +84,10 @@ class KVClamp:
         self._speculative_spare = int(SPECULATIVE_SHARE * ledger.capacity)
         self._queue: list[tuple[int, int, Ticket]] = []
         self._arrivals = count()
+        self.wanted = 0
+        """Branches that have their blocks or wait for them, but for speculative ones."""
+        self._wanted_blocks = 0
+        """Of those, the blocks that each has or wants for itself."""
         self.waiting = 0
         """Branches that are held back."""
         self.held_back = 0
@@ -109,6 +113,9 @@ class KVClamp:
         """
         self.ledger.check(prefix)
         ticket = Ticket(self, prefix, growth, speculative, wake)
+        if not speculative:
+            self.wanted += 1
+            self._wanted_blocks += self.ledger.own(prefix, growth)
         if (not self._queue or order < self._queue[0][0]) and self._granted(ticket):
             return ticket
         heapq.heappush(self._queue, (order, next(self._arrivals), ticket))
@@ -118,6 +125,9 @@ class KVClamp:
 
     def closed(self, ticket: Ticket) -> None:
         """Called by a ticket that was closed: its room is the next one's."""
+        if not ticket.speculative:
+            self.wanted -= 1
+            self._wanted_blocks -= self.ledger.own(ticket.prefix, ticket.growth)
         self.waiting -= not ticket.granted
         while self._queue:
             first = self._queue[0][2]
@@ -127,6 +137,11 @@ class KVClamp:
                 self.waiting -= 1
                 first.wake()
             heapq.heappop(self._queue)
+
+    @property
+    def pressure(self) -> float:
+        """The blocks that are wanted over those there are, more than 1 where they do not suffice."""
+        return (self.ledger.shared + self._wanted_blocks) / self.ledger.capacity
 
     def _granted(self, ticket: Ticket) -> bool:
         spare = self._speculative_spare if ticket.speculative else self._spare

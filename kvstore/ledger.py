@@ -74,6 +74,11 @@ class KVLedger:
         return len(self._shared) + self._own
 
     @property
+    def shared(self) -> int:
+        """Blocks of prefixes that are promised."""
+        return len(self._shared)
+
+    @property
     def free(self) -> int:
         """Blocks that are promised to nobody."""
         return self.capacity - self.reserved
@@ -89,7 +94,7 @@ class KVLedger:
         """
         self.check(prefix)
         shared = len(prefix.keys)
-        own = self._blocks(prefix.tokens + max(growth, 1)) - shared
+        own = self.own(prefix, growth)
         if not self.reserved:
             own = min(own, self.capacity - shared)
         elif self._missing(prefix) + own + spare > self.free:
@@ -103,6 +108,10 @@ class KVLedger:
         whole = self._blocks(prefix.tokens + 1)
         if whole > self.capacity:
             raise TooLarge(whole, self.capacity)
+
+    def own(self, prefix: Prefix, growth: int) -> int:
+        """Blocks that a request needs for itself alone."""
+        return self._blocks(prefix.tokens + max(growth, 1)) - len(prefix.keys)
 
     def _blocks(self, tokens: int) -> int:
         return -(-tokens // self.block_size)

@@ -190,6 +190,14 @@ class GenerationEngine(EngineLifecycle[_Running]):
         async for _ in self.expand(request):
             pass
 
+    @property
+    def pressure(self) -> float:
+        """The greater of its batch's and its KV memory's; what is only speculation counts for neither."""
+        clamp = self._running.clamp
+        if clamp is None:
+            return super().pressure
+        return max(clamp.wanted / self._settings.max_num_seqs, clamp.pressure)
+
     def stats(self) -> dict[str, int]:
         """The engine's counters and this one's: ``written_tokens`` by finished requests,
         ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``;

@@ -113,6 +113,11 @@ class EngineLifecycle(ABC, Generic[Started]):
         }
 
     @property
+    def pressure(self) -> float:
+        """The work that is wanted over what the engine can do at once: here, requests over its largest batch."""
+        return len(self._registry) / self._settings.max_num_seqs
+
+    @property
     def silent_s(self) -> float:
         """For how long the engine has neither said nor computed anything although it owes a reply."""
         return self._hangs.silent_s

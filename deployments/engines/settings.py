@@ -33,7 +33,15 @@ class ReplicaSettings(Settings):
 
     min_replicas: int = Field(1, ge=1, le=1024)
     max_replicas: int = Field(1, ge=1, le=1024, description="More than min_replicas turns autoscaling on.")
-    target_ongoing_requests: float = Field(32.0, gt=0, description="Calls per replica that autoscaling aims at.")
+    upscale_delay_s: float = Field(10.0, ge=0, le=86_400, description="More are started when too few for so long.")
+    downscale_delay_s: float = Field(300.0, ge=0, le=86_400, description="Some are ended when too many for so long.")
+    drain_s: float | None = Field(
+        None,
+        gt=0,
+        le=86_400,
+        description="How long one that is to end may finish what it has: 10 s for an engine, whose work others take "
+        "over, and controller.limits.seconds for a controller.",
+    )
     max_ongoing_requests: int = Field(512, ge=1, le=100_000, description="Calls a replica works on at once.")
     num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
     num_gpus: float = Field(0.0, ge=0)

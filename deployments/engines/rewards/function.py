@@ -89,6 +89,11 @@ class FunctionScorer:
         return {"running": self._running, "waiting": 0, "calls": self._called}
 
     @property
+    def pressure(self) -> float:
+        """Calls at work over those that can be."""
+        return self._running / self._slots
+
+    @property
     def silent_s(self) -> float:
         """Never silent: how long a call takes is the function's own business."""
         return 0.0

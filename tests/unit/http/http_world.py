@@ -167,8 +167,8 @@ class World:
             settings.extractor,
         )
         places = Places(settings.searches, settings.queue.places, settings.queue.seconds)
-        self.live = LiveSettings(settings)
-        self.service = SearchService(self.environment, places, self.live)
+        self.service = SearchService(self.environment, places, settings.limits.seconds)
+        self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,

@@ -2,8 +2,6 @@
 
 from typing import Any
 
-from deployments.config import ControllerSettings
-from deployments.live import LiveSettings
 from deployments.places import Owner, Places
 from deployments.service import SearchJob, SearchService
 from deployments.telemetry.catalog import Metric
@@ -85,9 +83,7 @@ class World:
             matcher=AnswerMatcher(),
         )
         self.places = Places(4)
-        self.service = SearchService(
-            environment, self.places, LiveSettings(ControllerSettings()), self.telemetry.observed
-        )
+        self.service = SearchService(environment, self.places, 60.0, self.telemetry.observed)
 
     async def search(self, search_id: str = "s1", **settings: Any) -> SearchOutcome:
         wanted = parse_search({"strategy": "beam_search", "n": 8, "m": 4, "seed": 7} | settings)

@@ -1,0 +1,181 @@
+"""A pool of generators under a load that rises, falls and rises again: does it follow, and does anybody notice?
+
+    python -m benchmarks.autoscaling
+
+KV memory is what is short: a second generator adds memory here, not cores. Searches are longer than a replica that
+ends may take to finish (``drain_s``), so what they had there is written elsewhere, under the same seeds. Beside the
+figures a plot is kept where matplotlib is installed.
+"""
+
+import asyncio
+import importlib.util
+import itertools
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import uvloop
+from rich.console import Console
+
+from benchmarks.kv_clamp import BLOCK_BYTES
+from benchmarks.overload import told
+from benchmarks.record import claim, show_claims, write_result
+from benchmarks.served_overhead import application
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+from deployments.embedded.problems import Split, draw_problems
+
+LOADS = {"low": 1, "high": 8, "low again": 1, "high again": 8}
+"""Clients in each step."""
+SEARCH = {"strategy": "beam_search", "n": 64, "m": 4}
+BLOCKS = 256
+"""KV blocks of a generator: two such searches have room, eight have not."""
+DRAIN_S = 0.5
+MOST_TURNS = 2
+SEED = 21
+SAMPLE_S = 1.0
+console = Console(stderr=True)
+
+
+def config() -> AppConfig:
+    replicas = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 5, "downscale_delay_s": 20, "drain_s": DRAIN_S}
+    generator = {"kv_cache_memory_bytes": BLOCKS * BLOCK_BYTES, "max_num_seqs": 256, "replicas": replicas}
+    return AppConfig.model_validate({"generator": generator, "http": {"canary_every_s": 0}})
+
+
+@dataclass
+class Seen:
+    """What was seen of the pool, once a second."""
+
+    minutes: list[float] = field(default_factory=list)
+    step: list[str] = field(default_factory=list)
+    generators: list[int] = field(default_factory=list)
+    reserved: list[float] = field(default_factory=list)
+    """Blocks that are promised, over those there are."""
+    waiting: list[int] = field(default_factory=list)
+    """Branches that wait for blocks."""
+
+    def turns(self, step: str) -> int:
+        """How often the pool changed its direction within a step."""
+        counts = [count for count, at in zip(self.generators, self.step, strict=True) if at == step]
+        moves = [after - before for before, after in itertools.pairwise(counts) if after != before]
+        return sum((one > 0) != (other > 0) for one, other in itertools.pairwise(moves))
+
+    def last(self, step: str) -> int:
+        return [count for count, at in zip(self.generators, self.step, strict=True) if at == step][-1]
+
+
+async def measure(url: str, seconds: float) -> dict[str, Any]:
+    seen, ended, took = Seen(), Counter[str](), list[float]()
+    problems = list(itertools.islice(draw_problems(Split.TEST, SEED), 24))
+    numbers = itertools.count()
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=httpx.Limits(max_connections=None)) as http:
+
+        async def search(number: int) -> tuple[Any, ...]:
+            messages = [{"role": "user", "content": problems[number].text}]
+            body = {"model": "banyan-arithmetic", "messages": messages, "seed": SEED + number, "search": SEARCH}
+            reply = await http.post("/v1/search", json=body)
+            if reply.status_code != 200:
+                return (reply.status_code,)
+            found = reply.json()
+            facts = found["search"]
+            return 200, facts["degraded"], facts["stop_reason"], facts["answer"], facts["nodes"]
+
+        undisturbed = {number: await search(number) for number in range(len(problems))}
+
+        async def client(place: int) -> None:
+            """Searches one after the other while there are to be so many clients; what it has begun it finishes."""
+            while place < wanted:
+                number = next(numbers) % len(problems)
+                began = time.monotonic()
+                try:
+                    outcome = await search(number)
+                except httpx.HTTPError as error:
+                    ended[type(error).__name__] += 1
+                    continue
+                took.append(time.monotonic() - began)
+                ended["as undisturbed" if outcome == undisturbed[number] else f"otherwise: {outcome}"] += 1
+
+        started = time.monotonic()
+        clients: dict[int, asyncio.Task[None]] = {}
+        for step, wanted in LOADS.items():
+            for place in range(wanted):
+                if place not in clients or clients[place].done():
+                    clients[place] = asyncio.create_task(client(place))
+            until = time.monotonic() + seconds
+            while time.monotonic() < until:
+                generators = (await http.get("/v1/status")).json()["generator"]
+                whole = [each for each in generators if "total_blocks" in each]
+                blocks = sum(each["total_blocks"] for each in whole)
+                seen.minutes.append(round((time.monotonic() - started) / 60, 3))
+                seen.step.append(step)
+                seen.generators.append(len(generators))
+                seen.reserved.append(round(sum(each["reserved_blocks"] for each in whole) / max(1, blocks), 3))
+                seen.waiting.append(sum(each["branches_waiting"] for each in whole))
+                await asyncio.sleep(SAMPLE_S)
+            console.print(f"{step}: {seen.last(step)} generators, {ended.total()} searches so far")
+        wanted = 0
+        await asyncio.gather(*clients.values())
+    return {"seen": seen, "ended": ended, "took": took}
+
+
+def claims(seen: Seen, ended: Counter[str]) -> list[dict[str, Any]]:
+    others = {end: count for end, count in ended.items() if end != "as undisturbed"}
+    turns = max(seen.turns(step) for step in LOADS)
+    last = [seen.last(step) for step in LOADS]
+    return [
+        claim("generators at the end of each step", last, [1, 2, 1, 2], last == [1, 2, 1, 2]),
+        claim("changes of direction within a step, at most", turns, f"<= {MOST_TURNS}", turns <= MOST_TURNS),
+        claim("searches that did not come to what they come to undisturbed", others, {}, not others),
+    ]
+
+
+def plot(seen: Seen, path: Path) -> bool:
+    """False where matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return False
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, (pool, memory, queue) = plt.subplots(3, 1, figsize=(9, 7), sharex=True)
+    pool.step(seen.minutes, seen.generators, where="post")
+    pool.set_ylabel("generators")
+    pool.set_yticks([0, 1, 2])
+    memory.plot(seen.minutes, seen.reserved)
+    memory.set_ylabel("KV blocks promised\nover those there are")
+    queue.plot(seen.minutes, seen.waiting)
+    queue.set_ylabel("branches that wait\nfor blocks")
+    queue.set_xlabel("minutes")
+    for axes in (pool, memory, queue):
+        for begin in (seen.minutes[seen.step.index(step)] for step in LOADS):
+            axes.axvline(begin, color="grey", linewidth=0.5)
+    for step, clients in LOADS.items():
+        label = f"{clients} client{'s' * (clients > 1)}"
+        pool.annotate(label, (seen.minutes[seen.step.index(step)], 0.1), xytext=(4, 0), textcoords="offset points")
+    figure.savefig(path, bbox_inches="tight")
+    return True
+
+
+def main(seconds: Annotated[float, typer.Option(min=30, help="Of each of the four steps.")] = 150.0) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    with application(config()) as url:
+        figures = uvloop.run(measure(url, seconds))
+    seen, ended = figures["seen"], figures["ended"]
+    held = claims(seen, ended)
+    asked = {"clients": LOADS, "seconds": seconds, "search": SEARCH, "blocks": BLOCKS, "drain_s": DRAIN_S}
+    kept = {"asked": asked, "ended": dict(ended), "seconds": told(figures["took"]), "claims": held, **vars(seen)}
+    path = write_result("autoscaling", kept)
+    plotted = plot(seen, path.with_suffix(".png"))
+    show_claims(console, held)
+    console.print(f"kept in {path.relative_to(path.parents[2])}{'' if plotted else '; no plot without matplotlib'}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
