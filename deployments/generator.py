@@ -42,7 +42,7 @@ class GeneratorReplica(EngineReplica):
         kv_transfer = None
         if cache and self._cache:
             os.environ.update(QUIET_ENVIRONMENT)
-            kv_transfer = connector_config(self._cache, cache)
+            kv_transfer = connector_config(self._cache, cache, shared=settings.replicas.max_replicas > 1)
         self._engine = GenerationEngine(settings, kv_transfer)
         await self._start(settings.max_num_seqs)
 

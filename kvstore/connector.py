@@ -12,14 +12,17 @@ QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "
 """No reports to LMCache's statistics server, no banner. To be set before an engine starts."""
 
 
-def connector_arguments(address: CacheAddress, settings: CacheSettings) -> dict[str, Any]:
+def connector_arguments(address: CacheAddress, settings: CacheSettings, shared: bool = True) -> dict[str, Any]:
     """Keyword arguments of vLLM's ``KVTransferConfig``, also valid as JSON for ``--kv-transfer-config``.
 
     Four values differ from the defaults because those would break a promise: the connector is LMCache's own but for
     requests that are given up (see ``lmcache_connector``), a failed load recomputes the prefix
     (default: fails the request), the transfer mode is the one the server speaks (default on a CPU: another one, which
     it refuses, so that nothing is ever cached), and replies are waited for seconds (default: five minutes).
+
+    ``shared``: whether there may be other engines that can make use of what this one computes.
     """
+    evicted_only = settings.store == "evicted" or (settings.store == "auto" and not shared and not settings.l2_adapters)
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
@@ -32,12 +35,13 @@ def connector_arguments(address: CacheAddress, settings: CacheSettings) -> dict[
             "lmcache.mp.heartbeat_interval": settings.heartbeat_interval_s,
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.save_decode_cache": settings.save_decode,
+            "lmcache.mp.lazy_offload": evicted_only,
         },
     }
 
 
-def connector_config(address: CacheAddress, settings: CacheSettings) -> "KVTransferConfig":
-    """The ``kv_transfer_config`` engine argument. Imports vLLM, which takes seconds."""
+def connector_config(address: CacheAddress, settings: CacheSettings, shared: bool = True) -> "KVTransferConfig":
+    """As `connector_arguments`, for the ``kv_transfer_config`` engine argument. Imports vLLM, which takes seconds."""
     from vllm.config import KVTransferConfig
 
-    return KVTransferConfig(**connector_arguments(address, settings))
+    return KVTransferConfig(**connector_arguments(address, settings, shared))

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 from lmcache.integration.vllm import lmcache_mp_connector
 
-from kvstore.recent import Recent
+from kvstore.evicted import EvictedPathsManager
+from kvstore.recent import Lately, Recent
 from kvstore.transfers import Transfers
 
 logger = logging.getLogger(__name__)
@@ -22,13 +23,27 @@ REMEMBERED = 16_384
 all, 2 MB a minute on two busy cores."""
 
 
+KNOWN_S = 30.0
+"""For so long a path that was stored is taken to be there still."""
+
+
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
     """Under the name that vLLM knows."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._transfers = Transfers()
-        self._lookups = GivenUpLookups(self.scheduler_adapter) if hasattr(self, "scheduler_adapter") else None
+        self._lookups: GivenUpLookups | None = None
+        if hasattr(self, "scheduler_adapter"):
+            self._lookups = GivenUpLookups(self.scheduler_adapter)
+            self._sessions = Sessions(self.scheduler_adapter)
+            self._stored = Lately(KNOWN_S, REMEMBERED)
+            self._hashed_tokens = self._vllm_config.cache_config.block_size
+            if self.lazy_offload:
+                extra = self._kv_transfer_config.kv_connector_extra_config
+                self._lazy_offload_manager = EvictedPathsManager(
+                    extra, self._group_tokens_per_block, self.scheduler_adapter
+                )
         if hasattr(self, "worker_adapter"):
             self.worker_adapter._returned_finished = Recent(REMEMBERED)
 
@@ -38,6 +53,48 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         adapter = self.worker_adapter
         adapter.finished_stores.difference_update(adapter.finished_stores & adapter._returned_finished)
         return finished
+
+    def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
+        # The engine computes the last token in any case.
+        whole = (request.num_tokens - 1) // chunk * chunk
+        if num_computed_tokens >= whole and request.request_id not in self._sessions and self._need_not_ask(request):
+            tracker = self._get_or_create_request_tracker(request)
+            alignment = self._hit_alignment_tokens
+            tracker.num_vllm_hit_tokens = num_computed_tokens // alignment * alignment
+            if not self.lazy_offload:
+                tracker.num_stored_tokens = whole
+            return 0, False
+        self._sessions.begun(request.request_id)
+        found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
+        if found[0] is not None:
+            self._note(request, whole)  # what was not there is stored as it is computed
+        return found
+
+    def _need_not_ask(self, request: Any) -> bool:
+        """Whether a request of which the engine holds the whole prefix need not ask what the server holds of it."""
+        # The server may have been lost, or have evicted it: from time to time it is asked, and gets what it lacks.
+        return self.lazy_offload or self._block_before(request, request.num_tokens - 1) in self._stored
+
+    def _note(self, request: Any, tokens: int) -> None:
+        """The server has the first ``tokens`` of this request, or will soon."""
+        if tokens and (block := self._block_before(request, tokens)) is not None:
+            self._stored.note(block)
+
+    def _block_before(self, request: Any, tokens: int) -> Any:
+        """The hash of the last whole chunk within the first ``tokens``; None where there is none."""
+        chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
+        last = tokens // chunk * chunk // self._hashed_tokens - 1
+        return request.block_hashes[last] if 0 <= last < len(request.block_hashes) else None
+
+    def build_connector_meta(self, scheduler_output: Any) -> Any:
+        metadata = super().build_connector_meta(scheduler_output)
+        for each in metadata.requests:
+            self._sessions.begun(each.request_id)
+        return metadata
+
+    def _report_block_allocation_deltas(self, scheduler_output: Any) -> None:
+        """Nothing: the server would only count, and every step would send it all new tokens."""
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -50,8 +107,16 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         tracker = self.request_trackers.get(request.request_id)
         if self._lookups is not None and tracker is not None and self._lookups.take(tracker):
             self._cleanup_request_tracker(request.request_id)
+            self._sessions.forget(request.request_id)
+            if self.lazy_offload:
+                self._lazy_offload_manager.on_request_finished(request.request_id)
+                return False, None
             # The worker reports this request as stored like any other, so it is told the same as of any other.
             return self._can_store, None
+        if tracker is not None and not self.lazy_offload:
+            # Of what goes on from here the last token is computed again, and perhaps its chunk with it.
+            for end in (tracker.num_stored_tokens, tracker.num_stored_tokens - 1):
+                self._note(request, end)
         finished: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
         return finished
 
@@ -64,6 +129,30 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if self._lookups is not None:
             self._lookups.close()
         super().shutdown()
+
+
+class Sessions:
+    """Spares the servers the end of sessions that they never began: of requests that neither looked up nor stored."""
+
+    def __init__(self, adapter: Any) -> None:
+        self._begun: set[str] = set()
+        self._end_session = adapter.end_session
+        adapter.end_session = self._end
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._begun
+
+    def begun(self, request_id: str) -> None:
+        self._begun.add(request_id)
+
+    def forget(self, request_id: str) -> None:
+        """Somebody else ends that one."""
+        self._begun.discard(request_id)
+
+    def _end(self, request_id: str) -> None:
+        if request_id in self._begun:
+            self._begun.discard(request_id)
+            self._end_session(request_id)
 
 
 class _Lookup(NamedTuple):

@@ -221,7 +221,9 @@ def runner() -> Iterator[asyncio.Runner]:
 
 
 @contextmanager
-def engine_of(model: Path, address: CacheAddress) -> Iterator[Engine]:
+def engine_of(
+    model: Path, address: CacheAddress, settings: CacheSettings = SETTINGS, kv_bytes: int = 32 << 20
+) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET_ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -243,8 +245,8 @@ def engine_of(model: Path, address: CacheAddress) -> Iterator[Engine]:
                 enable_chunked_prefill=False,
                 enable_prefix_caching=True,
                 enforce_eager=True,
-                kv_cache_memory_bytes=32 << 20,
-                kv_transfer_config=connector_config(address, SETTINGS),
+                kv_cache_memory_bytes=kv_bytes,
+                kv_transfer_config=connector_config(address, settings),
             )
         )
     engine = Engine(llm)
@@ -414,3 +416,25 @@ def test_the_second_tier_keeps_salts_apart_over_a_restart(model: Path, runner: a
         until(lambda: cached("mine") == 8 * BLOCK)
         assert cached("yours") == 0
         assert cached("mine") == 8 * BLOCK
+
+
+def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
+    model: Path, keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    assert keeper.server.address is not None
+    settings = SETTINGS.model_copy(update={"store": "evicted"})
+    blocks = 32  # three such prompts with what is written to them
+    path, *others = (prompt(seed) for seed in range(901, 907))
+    with engine_of(model, keeper.server.address, settings, kv_bytes=blocks * 65_536) as engine:
+        before = objects(keeper.server)
+        written = runner.run(engine.ask(path))
+        again = runner.run(engine.ask([*path, *written.tokens]))
+        assert again.cached == len(path) - 1
+        assert objects(keeper.server) == before, "nothing is about to be lost"
+
+        for other in others:
+            runner.run(engine.ask(other))
+        until(lambda: objects(keeper.server) >= before + 8)
+        came_back = runner.run(engine.ask(path))
+
+    assert came_back == written._replace(cached=len(path) - 1)

@@ -3,6 +3,7 @@
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -55,6 +56,7 @@ def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
         "lmcache.mp.heartbeat_interval": 1.0,
         "lmcache.mp.mp_transfer_mode": "lmcache_driven",
         "lmcache.mp.save_decode_cache": True,
+        "lmcache.mp.lazy_offload": False,
     }
     assert json.loads(json.dumps(arguments)) == arguments
 
@@ -86,3 +88,21 @@ def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pyt
     name = f"lmcache_kv_{os.getpid()}_0"  # this process lives, but has not mapped it
     (tmp_path / name).touch()
     assert segments.remove_orphans() == [name]
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared", "evicted_only"),
+    [
+        ({}, True, False),
+        ({}, False, True),
+        ({"l2_adapters": ({"type": "fs"},)}, False, False),
+        ({"store": "always"}, False, False),
+        ({"store": "evicted"}, True, True),
+    ],
+)
+def test_an_engine_that_shares_with_nobody_stores_what_it_loses(
+    settings: dict[str, Any], shared: bool, evicted_only: bool
+) -> None:
+    arguments = connector_arguments(ADDRESS, CacheSettings.model_validate(settings), shared)
+
+    assert arguments["kv_connector_extra_config"]["lmcache.mp.lazy_offload"] is evicted_only

@@ -1,0 +1,147 @@
+"""What an engine stores in LMCache only when it is about to lose it: one replica shares with nobody.
+
+LMCache's own policies for this look at all that waits to be stored in every step of the engine, or store after a time
+whatever happens. A search leaves thousands of short paths: here each is found by its last block, and a step costs as
+much as the few blocks that may go next. Imports LMCache.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+from lmcache.integration.vllm.lazy_offload_manager import LazyOffloadActions, LazyOffloadManager
+from lmcache.integration.vllm.lazy_offload_policy.base import (
+    DrainSignals,
+    LazyOffloadDrain,
+    OffloadPolicy,
+    PendingStoreItem,
+)
+
+AHEAD = 2.5
+"""Blocks that may be taken before a store has begun, in those of a step."""
+MOST = 64
+"""Paths stored in one step."""
+
+
+class _Path(NamedTuple):
+    """What one request would store, in token order: each part with the hashes of its blocks."""
+
+    parts: list[tuple[Any, dict[int, Any]]]
+
+    @property
+    def last(self) -> tuple[int, Any]:
+        """Its last block, and what that holds."""
+        return next(reversed(self.parts[-1][1].items()))
+
+
+class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
+    """Holds what requests would store until their last block is among those that the engine takes next.
+
+    An engine frees a request's blocks from the last to the first, so a path's last block goes first; blocks that
+    another path shares go when that one has gone. Two requests with the same last block have the same path: one is
+    enough. A last block that holds something else by now has been taken: its path is given up.
+    """
+
+    def __init__(self, pool: Any) -> None:
+        """``pool``: the scheduler's, which is only looked at."""
+        self._pool = pool
+        self._paths: dict[str, _Path] = {}
+        self._by_last: dict[int, str] = {}
+        self._broken: set[str] = set()
+        self._emptied: list[str] = []
+        self._per_step = 0.0
+
+    def add(self, meta: Any, block_hashes: dict[int, Any]) -> None:
+        name = meta.request_id
+        if name in self._broken or not block_hashes:
+            return
+        if any(block_hash is None for block_hash in block_hashes.values()):
+            self._broken.add(name)  # nothing would tell that such a block was taken
+            return
+        path = self._paths.get(name)
+        if path is None:
+            path = self._paths[name] = _Path([])
+        else:
+            self._by_last.pop(path.last[0], None)
+        path.parts.append((meta, block_hashes))
+        block, _ = path.last
+        if (other := self._by_last.get(block)) is not None:
+            self._forget(other)
+        self._by_last[block] = name
+
+    def due(self, new_blocks: int) -> bool:
+        """Whether a drain has anything to do. To be called once for every step, with the blocks that it took."""
+        self._per_step = max(float(new_blocks), 0.7 * self._per_step)
+        return bool(self._emptied) or any(block in self._by_last for block in self._next_blocks())
+
+    def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
+        drained = LazyOffloadDrain()
+        for block in list(self._next_blocks()):
+            name = self._by_last.get(block)
+            if name is None or name in signals.blocked_request_ids:
+                continue
+            path = self._paths[name]
+            if self._pool.blocks[block].block_hash == path.last[1]:
+                drained.items.append(PendingStoreItem(name, list(path.parts)))
+            self._forget(name)
+            if len(drained.items) == MOST:
+                break
+        drained.emptied_request_ids, self._emptied = self._emptied, []
+        return drained
+
+    def has_pending_request(self, request_id: str) -> bool:
+        return request_id in self._paths
+
+    def drop_request(self, request_id: str) -> int:
+        self._broken.discard(request_id)
+        return self._drop(request_id)
+
+    def discard_for_reuse(self, request_id: str) -> None:
+        self.drop_request(request_id)
+
+    def release_request(self, request_id: str) -> None:
+        self._broken.discard(request_id)
+
+    def mark_store_failed(self, request_id: str) -> int:
+        self._broken.add(request_id)
+        return self._drop(request_id)
+
+    def log_final_stats(self) -> None:
+        """Nothing is logged."""
+
+    def _next_blocks(self) -> Iterator[int]:
+        """Those that the engine takes next, as many as it may before a store has begun."""
+        block = self._pool.free_block_queue.fake_free_list_head.next_free_block
+        for _ in range(math.ceil(AHEAD * self._per_step)):
+            if block is None or block.next_free_block is None:  # the queue's end is no block
+                return
+            yield block.block_id
+            block = block.next_free_block
+
+    def _forget(self, name: str) -> None:
+        if self._drop(name):
+            self._emptied.append(name)
+
+    def _drop(self, name: str) -> int:
+        path = self._paths.pop(name, None)
+        if path is None:
+            return 0
+        block, _ = path.last
+        if self._by_last.get(block) == name:
+            del self._by_last[block]
+        return len(path.parts)
+
+
+class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
+    """LMCache's manager of such stores with that policy, asked only when there is something to do."""
+
+    def bind_block_pool(self, gpu_block_pool: Any) -> None:
+        super().bind_block_pool(gpu_block_pool)
+        self._policy = EvictedPaths(gpu_block_pool)
+
+    def on_scheduler_step(self, scheduler_output: Any) -> LazyOffloadActions:
+        taken = sum(len(group) for request in scheduler_output.scheduled_new_reqs for group in request.block_ids)
+        taken += sum(len(group) for new in scheduler_output.scheduled_cached_reqs.new_block_ids if new for group in new)
+        if not self._policy.due(taken):
+            return LazyOffloadActions()
+        return super().on_scheduler_step(scheduler_output)
