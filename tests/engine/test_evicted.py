@@ -1,0 +1,124 @@
+"""Which paths an engine stores because it is about to lose them. LMCache's classes around a pool of plain objects."""
+
+import itertools
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.evicted import MOST, EvictedPaths
+
+SIGNALS: Any = SimpleNamespace(blocked_request_ids=set(), finished_request_ids=set())
+
+
+class Pool:
+    """Blocks with hashes, and the order in which the free ones are taken."""
+
+    def __init__(self, count: int = 200) -> None:
+        self.blocks = [SimpleNamespace(block_id=n, block_hash=f"hash {n}", next_free_block=None) for n in range(count)]
+        self.free_block_queue = SimpleNamespace(fake_free_list_head=SimpleNamespace(next_free_block=None))
+
+    def frees(self, *order: int) -> None:
+        queue: list[Any] = [self.free_block_queue.fake_free_list_head, *(self.blocks[n] for n in order)]
+        queue.append(SimpleNamespace(block_id=-1, next_free_block=None))
+        for block, following in itertools.pairwise(queue):
+            block.next_free_block = following
+
+
+@pytest.fixture
+def pool() -> Pool:
+    return Pool()
+
+
+def offer(paths: EvictedPaths, pool: Pool, name: str, blocks: Sequence[int]) -> None:
+    hashes = {block: pool.blocks[block].block_hash for block in blocks}
+    paths.add(SimpleNamespace(request_id=name), hashes)
+
+
+def stored(paths: EvictedPaths, new_blocks: int, blocked: Sequence[str] = ()) -> list[str]:
+    if not paths.due(new_blocks):
+        return []
+    signals: Any = SimpleNamespace(blocked_request_ids=set(blocked), finished_request_ids=set())
+    return [item.request_id for item in paths.drain(signals).items]
+
+
+def test_a_path_is_stored_once_when_its_last_block_is_about_to_be_taken(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    offer(paths, pool, "near", [1, 2, 3])
+    offer(paths, pool, "far", [1, 2, 4])
+    pool.frees(3, 50, 51, 4, 2, 1)
+
+    assert stored(paths, 0) == [], "an engine at rest stores nothing"
+    assert stored(paths, 1) == ["near"]
+    assert stored(paths, 1) == []
+    assert not paths.has_pending_request("near")
+    assert stored(paths, 2) == ["far"]
+
+
+def test_all_parts_of_a_path_are_stored_in_order(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    offer(paths, pool, "path", [1, 2])
+    offer(paths, pool, "path", [3])
+    pool.frees(2, 1)
+    assert stored(paths, 2) == [], "it has grown since: its last block is another one"
+    pool.frees(3, 2, 1)
+
+    assert paths.due(1)
+    (item,) = paths.drain(SIGNALS).items
+    assert [list(hashes) for _, hashes in item.metadatas] == [[1, 2], [3]]
+
+
+def test_what_was_taken_is_given_up(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    offer(paths, pool, "path", [1, 2])
+    pool.blocks[2].block_hash = "another"
+    pool.frees(2, 1)
+
+    assert paths.due(1)
+    drained = paths.drain(SIGNALS)
+    assert (drained.items, drained.emptied_request_ids) == ([], ["path"])
+
+
+def test_of_the_same_path_one_is_enough(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    offer(paths, pool, "first", [1, 2])
+    offer(paths, pool, "again", [1, 2])
+    pool.frees(2, 1)
+
+    assert paths.due(1)
+    drained = paths.drain(SIGNALS)
+    assert [item.request_id for item in drained.items] == ["again"]
+    assert drained.emptied_request_ids == ["first", "again"]
+
+
+def test_what_is_being_stored_waits_and_what_failed_is_not_tried_again(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    offer(paths, pool, "path", [1, 2])
+    pool.frees(2, 1)
+    assert stored(paths, 1, blocked=["path"]) == []
+    assert paths.mark_store_failed("path") == 1
+    offer(paths, pool, "path", [3])
+    pool.frees(3, 2, 1)
+    assert stored(paths, 3) == []
+    paths.release_request("path")
+    offer(paths, pool, "path", [3])
+    assert stored(paths, 3) == ["path"]
+
+
+def test_a_block_without_a_hash_is_not_waited_for(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    pool.blocks[2].block_hash = None
+    offer(paths, pool, "path", [1, 2])
+    pool.frees(2, 1)
+    assert stored(paths, 2) == []
+
+
+def test_a_step_stores_no_more_than_it_may(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    for block in range(MOST + 5):
+        offer(paths, pool, f"path {block}", [block])
+    pool.frees(*range(MOST + 5))
+
+    assert len(stored(paths, MOST + 5)) == MOST
+    assert len(stored(paths, MOST + 5)) == 5
