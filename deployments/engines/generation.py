@@ -309,7 +309,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _saw(self, finished: Sequence[Finished[_Wanted]], stop_condition: StopCondition) -> None:
         block_size = self._running.block_size
-        for output, wanted in finished:
+        for wanted, output in finished:
             assert isinstance(output, RequestOutput)
             written = len(output.outputs[0].token_ids)
             self._written_tokens += written
