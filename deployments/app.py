@@ -23,8 +23,8 @@ MAX_REQUESTS = 16_384
 """Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
 in OpenAI's words. What Serve held back instead would wait only to be refused, and /health with it."""
 ENGINE_DRAIN_S = 10.0
-LOOK_BACK_S = 5.0
-"""What presses is a mean over this time."""
+LOOK_BACK_S = 15.0
+"""What presses is a mean over this time; replicas tell every 10 s."""
 MAX_QUEUED = 4096
 """Calls that wait in one process for a replica; one more fails and is made again after a pause."""
 

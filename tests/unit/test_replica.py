@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from cluster.autoscaling import PRESSURE
 from deployments import replica
 from deployments.config import UNSEEN
 from deployments.prm import PrmReplica
@@ -21,6 +22,7 @@ class Engine:
     """Starts and scores as it is told."""
 
     silent_s = 0.0
+    pressure = 0.25
 
     def __init__(self) -> None:
         self.failure: ScorerError | None = None
@@ -104,3 +106,8 @@ async def test_a_replica_without_calls_ends_with_its_engine_too(exits: list[int]
     with pytest.raises(Exited):
         await asyncio.wait_for(made._watch, 10)
     assert exits == [replica.FAILED]
+
+
+async def test_it_tells_what_pools_grow_by() -> None:
+    made, _ = prm_replica()
+    assert await made.record_autoscaling_stats() == {PRESSURE: 0.25}
