@@ -1,8 +1,10 @@
 """What Serve is told of a pool's replicas."""
 
+from types import SimpleNamespace
+
 from ray.serve.config import AutoscalingConfig
 
-from cluster.autoscaling import by_pressure
+from cluster.autoscaling import PRESSURE, by_pressure
 from deployments.app import _replicas
 from deployments.engines.settings import ReplicaSettings
 
@@ -12,7 +14,9 @@ def test_a_pool_that_may_grow_goes_by_what_presses() -> None:
     told = AutoscalingConfig(**options["autoscaling_config"])
 
     assert (told.min_replicas, told.max_replicas, told.upscale_delay_s, told.downscale_delay_s) == (1, 3, 4, 50)
-    assert told.policy.get_policy() is by_pressure
+    policy = told.policy.get_policy()  # a copy, as Serve's controller has it
+    pool = SimpleNamespace(target_num_replicas=1, aggregated_metrics={PRESSURE: {"the only one": 2.0}})
+    assert policy(pool) == by_pressure(pool) == (3, {})
     assert "num_replicas" not in options
 
 
