@@ -72,7 +72,7 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
     def due(self, new_blocks: int) -> bool:
         """Whether a drain has anything to do. To be called once for every step, with the blocks that it took."""
         self._per_step = max(float(new_blocks), 0.7 * self._per_step)
-        return bool(self._emptied) or any(block in self._by_last for block in self._next_blocks())
+        return len(self._emptied) >= MOST or any(block in self._by_last for block in self._next_blocks())
 
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
         drained = LazyOffloadDrain()
@@ -138,6 +138,8 @@ class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
     def bind_block_pool(self, gpu_block_pool: Any) -> None:
         super().bind_block_pool(gpu_block_pool)
         self._policy = EvictedPaths(gpu_block_pool)
+        # It would be gathered anew for every drain, from thousands of requests, and the policy does not look at it.
+        self._requests.finished_request_ids = set
 
     def on_scheduler_step(self, scheduler_output: Any) -> LazyOffloadActions:
         taken = sum(len(group) for request in scheduler_output.scheduled_new_reqs for group in request.block_ids)
