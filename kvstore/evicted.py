@@ -6,7 +6,7 @@ much as the few blocks that may go next. Imports LMCache.
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any, NamedTuple
 
 from lmcache.integration.vllm.lazy_offload_manager import LazyOffloadActions, LazyOffloadManager
@@ -17,10 +17,17 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
     PendingStoreItem,
 )
 
+from kvstore.recent import Recent
+
 AHEAD = 2.5
 """Blocks that may be taken before a store has begun, in those of a step."""
 MOST = 64
 """Paths stored in one step."""
+KNOWN = 1 << 17
+"""Blocks of which it is remembered that they were stored."""
+TRIES = 64
+"""So many lookups in vain, and only one of ``SELDOM`` is made of what this engine has not stored itself."""
+SELDOM = 16
 
 
 class _Path(NamedTuple):
@@ -50,6 +57,8 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._broken: set[str] = set()
         self._emptied: list[str] = []
         self._per_step = 0.0
+        self.stored: Recent[Any] = Recent(KNOWN)
+        """The hashes of the blocks that were stored last."""
 
     def add(self, meta: Any, block_hashes: dict[int, Any]) -> None:
         name = meta.request_id
@@ -83,6 +92,7 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
             path = self._paths[name]
             if self._pool.blocks[block].block_hash == path.last[1]:
                 drained.items.append(PendingStoreItem(name, list(path.parts)))
+                self.stored.update(*(hashes.values() for _, hashes in path.parts))
             self._forget(name)
             if len(drained.items) == MOST:
                 break
@@ -132,12 +142,38 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         return len(path.parts)
 
 
+class Lookups:
+    """Whether a lookup is worth its price: the branches of a search wait for theirs, each for its own.
+
+    What an engine has stored itself is known. What one before it has stored is not, so the first lookups are all made,
+    and after many in vain some, until one finds something.
+    """
+
+    def __init__(self, stored: Container[Any]) -> None:
+        self._stored = stored
+        self._in_vain = 0
+        self._asked = 0
+
+    def worth(self, first_missing: Any) -> bool:
+        """``first_missing``: the hash of the first block that the engine does not hold."""
+        if first_missing in self._stored or self._in_vain < TRIES:
+            return True
+        self._asked += 1
+        return self._asked % SELDOM == 0
+
+    def ended(self, found: bool) -> None:
+        self._in_vain = 0 if found else self._in_vain + 1
+
+
 class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
     """LMCache's manager of such stores with that policy, asked only when there is something to do."""
+
+    lookups: Lookups
 
     def bind_block_pool(self, gpu_block_pool: Any) -> None:
         super().bind_block_pool(gpu_block_pool)
         self._policy = EvictedPaths(gpu_block_pool)
+        self.lookups = Lookups(self._policy.stored)
         # It would be gathered anew for every drain, from thousands of requests, and the policy does not look at it.
         self._requests.finished_request_ids = set
 

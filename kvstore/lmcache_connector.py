@@ -10,6 +10,7 @@ from threading import Thread
 from typing import Any, NamedTuple
 
 from lmcache.integration.vllm import lmcache_mp_connector
+from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from kvstore.evicted import EvictedPathsManager
 from kvstore.recent import Lately, Recent
@@ -58,7 +59,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
         # The engine computes the last token in any case.
         whole = (request.num_tokens - 1) // chunk * chunk
-        if num_computed_tokens >= whole and request.request_id not in self._sessions and self._need_not_ask(request):
+        if request.request_id not in self._sessions and self._need_not_ask(request, num_computed_tokens, whole):
             tracker = self._get_or_create_request_tracker(request)
             alignment = self._hit_alignment_tokens
             tracker.num_vllm_hit_tokens = num_computed_tokens // alignment * alignment
@@ -68,13 +69,21 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         self._sessions.begun(request.request_id)
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found[0] is not None:
+            if self.lazy_offload:
+                self._lazy_offload_manager.lookups.ended(found[0] > 0)
             self._note(request, whole)  # what was not there is stored as it is computed
         return found
 
-    def _need_not_ask(self, request: Any) -> bool:
-        """Whether a request of which the engine holds the whole prefix need not ask what the server holds of it."""
+    def _need_not_ask(self, request: Any, computed: int, whole: int) -> bool:
+        """Whether a request need not ask what the server holds of it: the engine holds all itself, or nobody has stored
+        what it lacks."""
+        if self.lazy_offload:
+            if computed >= whole:
+                return True
+            missing = request.block_hashes[computed // self._hashed_tokens]
+            return not self._lazy_offload_manager.lookups.worth(make_block_hash_with_group_id(missing, 0))
         # The server may have been lost, or have evicted it: from time to time it is asked, and gets what it lacks.
-        return self.lazy_offload or self._block_before(request, request.num_tokens - 1) in self._stored
+        return computed >= whole and self._block_before(request, whole) in self._stored
 
     def _note(self, request: Any, tokens: int) -> None:
         """The server has the first ``tokens`` of this request, or will soon."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.evicted import MOST, EvictedPaths
+from kvstore.evicted import MOST, SELDOM, TRIES, EvictedPaths, Lookups
 
 SIGNALS: Any = SimpleNamespace(blocked_request_ids=set(), finished_request_ids=set())
 
@@ -122,3 +122,20 @@ def test_a_step_stores_no_more_than_it_may(pool: Pool) -> None:
 
     assert len(stored(paths, MOST + 5)) == MOST
     assert len(stored(paths, MOST + 5)) == 5
+
+
+def test_lookups_in_vain_become_few_and_what_was_stored_is_always_looked_up(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    offer(paths, pool, "path", [1, 2])
+    pool.frees(2, 1)
+    assert stored(paths, 1) == ["path"]
+    lookups = Lookups(paths.stored)
+
+    for _ in range(TRIES):
+        assert lookups.worth("unknown")
+        lookups.ended(found=False)
+    assert sum(lookups.worth("unknown") for _ in range(10 * SELDOM)) == 10
+    assert lookups.worth("hash 1")
+    assert lookups.worth("hash 2")
+    lookups.ended(found=True)
+    assert lookups.worth("unknown")
