@@ -6,7 +6,9 @@ much as the few blocks that may go next. Imports LMCache.
 """
 
 import math
-from collections.abc import Container, Iterator
+import time
+from collections import deque
+from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
 from lmcache.integration.vllm.lazy_offload_manager import LazyOffloadActions, LazyOffloadManager
@@ -23,11 +25,35 @@ AHEAD = 2.5
 """Blocks that may be taken before a store has begun, in those of a step."""
 MOST = 64
 """Paths stored in one step."""
+GAPS = 1024
+LOOK_EVERY = 64
+QUANTILE = 0.99
+MARGIN = 3.0
+UNKNOWN_S = 60.0
+"""After how long a path is not come back to, until enough have been."""
 KNOWN = 1 << 17
 """Blocks of which it is remembered that they were stored."""
 TRIES = 64
 """So many lookups in vain, and only one of ``SELDOM`` is made of what this engine has not stored itself."""
 SELDOM = 16
+
+
+class Returns:
+    """After how long a path is not come back to any more, by how long it took others.
+
+    What an engine loses is mostly of searches that have ended, and of branches that were pruned.
+    """
+
+    def __init__(self) -> None:
+        self._gaps: deque[float] = deque(maxlen=GAPS)
+        self._seen = 0
+        self.within_s = UNKNOWN_S
+
+    def came_back(self, after_s: float) -> None:
+        self._gaps.append(after_s)
+        self._seen += 1
+        if self._seen % LOOK_EVERY == 0:
+            self.within_s = MARGIN * sorted(self._gaps)[int(QUANTILE * (len(self._gaps) - 1))]
 
 
 class _Path(NamedTuple):
@@ -42,7 +68,8 @@ class _Path(NamedTuple):
 
 
 class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
-    """Holds what requests would store until their last block is among those that the engine takes next.
+    """Holds what requests would store until their last block is among those that the engine takes next; then it is
+    stored, if the path is young enough to be come back to (`Returns`).
 
     An engine frees a request's blocks from the last to the first, so a path's last block goes first; blocks that
     another path shares go when that one has gone. Two requests with the same last block have the same path: one is
@@ -57,6 +84,9 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._broken: set[str] = set()
         self._emptied: list[str] = []
         self._per_step = 0.0
+        self._added_at: dict[Any, float] = {}
+        """When a path got its last block, by that block's hash."""
+        self._returns = Returns()
         self.stored: Recent[Any] = Recent(KNOWN)
         """The hashes of the blocks that were stored last."""
 
@@ -72,11 +102,18 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
             path = self._paths[name] = _Path([])
         else:
             self._by_last.pop(path.last[0], None)
+            self._added_at.pop(path.last[1], None)
         path.parts.append((meta, block_hashes))
         block, _ = path.last
         if (other := self._by_last.get(block)) is not None:
             self._forget(other)
         self._by_last[block] = name
+        self._added_at[path.last[1]] = time.monotonic()
+
+    def gone_on_with(self, last: Any) -> None:
+        """A request continues a path that ends in the block of hash ``last``."""
+        if (added_at := self._added_at.get(last)) is not None:
+            self._returns.came_back(time.monotonic() - added_at)
 
     def due(self, new_blocks: int) -> bool:
         """Whether a drain has anything to do. To be called once for every step, with the blocks that it took."""
@@ -90,7 +127,9 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
             if name is None or name in signals.blocked_request_ids:
                 continue
             path = self._paths[name]
-            if self._pool.blocks[block].block_hash == path.last[1]:
+            _, last = path.last
+            recent = time.monotonic() - self._added_at.get(last, -math.inf) <= self._returns.within_s
+            if recent and self._pool.blocks[block].block_hash == last:
                 drained.items.append(PendingStoreItem(name, list(path.parts)))
                 self.stored.update(*(hashes.values() for _, hashes in path.parts))
             self._forget(name)
@@ -136,9 +175,10 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         path = self._paths.pop(name, None)
         if path is None:
             return 0
-        block, _ = path.last
+        block, last = path.last
         if self._by_last.get(block) == name:
             del self._by_last[block]
+            self._added_at.pop(last, None)
         return len(path.parts)
 
 
@@ -169,11 +209,13 @@ class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
     """LMCache's manager of such stores with that policy, asked only when there is something to do."""
 
     lookups: Lookups
+    gone_on_with: Callable[[Any], None]
 
     def bind_block_pool(self, gpu_block_pool: Any) -> None:
         super().bind_block_pool(gpu_block_pool)
         self._policy = EvictedPaths(gpu_block_pool)
         self.lookups = Lookups(self._policy.stored)
+        self.gone_on_with = self._policy.gone_on_with
         # It would be gathered anew for every drain, from thousands of requests, and the policy does not look at it.
         self._requests.finished_request_ids = set
 

@@ -78,6 +78,9 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         """Whether a request need not ask what the server holds of it: the engine holds all itself, or nobody has stored
         what it lacks."""
         if self.lazy_offload:
+            if whole:
+                last = make_block_hash_with_group_id(request.block_hashes[whole // self._hashed_tokens - 1], 0)
+                self._lazy_offload_manager.gone_on_with(last)
             if computed >= whole:
                 return True
             missing = request.block_hashes[computed // self._hashed_tokens]

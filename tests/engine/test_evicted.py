@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.evicted import MOST, SELDOM, TRIES, EvictedPaths, Lookups
+from kvstore import evicted
+from kvstore.evicted import LOOK_EVERY, MOST, SELDOM, TRIES, EvictedPaths, Lookups
 
 SIGNALS: Any = SimpleNamespace(blocked_request_ids=set(), finished_request_ids=set())
 
@@ -139,3 +140,22 @@ def test_lookups_in_vain_become_few_and_what_was_stored_is_always_looked_up(pool
     assert lookups.worth("hash 2")
     lookups.ended(found=True)
     assert lookups.worth("unknown")
+
+
+def test_what_nobody_comes_back_to_any_more_is_not_stored(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(evicted.time, "monotonic", lambda: now)
+    paths = EvictedPaths(pool)
+    for number in range(LOOK_EVERY):
+        offer(paths, pool, f"path {number}", [10, 20 + number])
+        now += 0.1
+        paths.gone_on_with(f"hash {20 + number}")
+        paths.gone_on_with("hash of nothing")
+    offer(paths, pool, "old", [1, 2])
+    now += 0.2
+    offer(paths, pool, "young", [1, 3])
+    now += 0.2
+    pool.frees(2, 3, 1)
+
+    assert stored(paths, 2) == ["young"]
+    assert not paths.has_pending_request("old")
