@@ -22,8 +22,6 @@ ASK_EVERY_S = 0.01
 REMEMBERED = 16_384
 """Requests whose end the worker's side has told. It may be asked of one again for a few steps; LMCache remembers them
 all, 2 MB a minute on two busy cores."""
-
-
 KNOWN_S = 30.0
 """For so long a path that was stored is taken to be there still."""
 
@@ -31,8 +29,11 @@ KNOWN_S = 30.0
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
     """Under the name that vLLM knows."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
+    def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
+        if not vllm_config.cache_config.enable_prefix_caching:
+            # What is about to be lost is told by the hashes of its blocks, and there are none.
+            vllm_config.kv_transfer_config.kv_connector_extra_config["lmcache.mp.lazy_offload"] = False
+        super().__init__(vllm_config, *args, **kwargs)
         self._transfers = Transfers()
         self._lookups: GivenUpLookups | None = None
         if hasattr(self, "scheduler_adapter"):
