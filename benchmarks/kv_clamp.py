@@ -8,7 +8,6 @@ search at once as fit. Every arm is an application of its own, in turns, over HT
 seeds everywhere, so the trees can be compared.
 """
 
-import asyncio
 import random
 import statistics
 import time
@@ -22,6 +21,7 @@ import uvloop
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.engines import solve_all
 from benchmarks.overload import quantile, told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, application, served
@@ -92,23 +92,16 @@ async def counters(http: httpx.AsyncClient) -> dict[str, int]:
 async def run(url: str, search: dict[str, Any], problems: Sequence[Problem], clients: int) -> Run:
     """Every problem once, so many at a time."""
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as http, served(url, search) as solve:
-        left = iter(enumerate(problems))
-        each: dict[int, float] = {}
-        found: dict[int, Searched] = {}
 
-        async def client() -> None:
-            for number, problem in left:
-                began = time.perf_counter()
-                found[number] = await solve(problem, SEED + number)
-                each[number] = time.perf_counter() - began
+        async def timed(problem: Problem, seed: int) -> tuple[Searched, float]:
+            began = time.perf_counter()
+            return await solve(problem, seed), time.perf_counter() - began
 
         before = await counters(http)
-        began = time.perf_counter()
-        await asyncio.gather(*(client() for _ in range(clients)))
-        seconds = time.perf_counter() - began
+        done, seconds = await solve_all(timed, problems, clients, SEED)
         after = await counters(http)
     counted = {name: after[name] - before[name] for name in COUNTERS}
-    return Run(seconds, [each[n] for n in sorted(each)], [found[n] for n in sorted(found)], counted)
+    return Run(seconds, [took for _, took in done], [found for found, _ in done], counted)
 
 
 async def turn(url: str, strategies: Sequence[str], loads: Sequence[float], number: int) -> Turn:

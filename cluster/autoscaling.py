@@ -20,9 +20,6 @@ class Pool(Protocol):
     """What Serve tells a policy of a deployment; see ``ray.serve.config.AutoscalingContext``."""
 
     @property
-    def current_num_replicas(self) -> int: ...
-
-    @property
     def target_num_replicas(self) -> int: ...
 
     @property

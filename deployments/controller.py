@@ -29,6 +29,7 @@ from deployments.http.stopping import Door, StoppingMiddleware
 from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.places import Places
+from deployments.replica import PRESSURE
 from deployments.serve_calls import Retries, everywhere
 from deployments.service import SearchService
 from deployments.telemetry.controller_telemetry import ControllerTelemetry
@@ -137,7 +138,7 @@ class SearchControllerReplica:
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool may grow; see `cluster.autoscaling`."""
         places = self._service.places
-        return {"pressure": (places.held + places.waiting) / places.count}
+        return {PRESSURE: (places.held + places.waiting) / places.count}
 
     async def stop(self, grace_s: float) -> None:
         """Serves nobody any more; what has begun is finished within ``grace_s``, or told that it will not be."""

@@ -22,6 +22,8 @@ ENGINE_DEPLOYMENT: dict[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.2,
 }
 """The options of a deployment whose replicas hold an engine."""
+PRESSURE = "pressure"
+"""As `cluster.autoscaling` calls it, which is not imported here."""
 LOOK_EVERY_S = 0.5
 LEAVE_S = 8.0
 """More than vLLM takes to end an engine's processes."""
@@ -78,7 +80,7 @@ class EngineReplica:
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
         """Called by Serve where the pool may grow; see `cluster.autoscaling`."""
-        return {"pressure": float(self._engine.pressure)}
+        return {PRESSURE: float(self._engine.pressure)}
 
     async def stats(self) -> dict[str, int]:
         return self._engine.stats()

@@ -1,11 +1,11 @@
 """Holds back the branches for which an engine has no KV blocks, until it has."""
 
 import heapq
-from collections import deque
 from collections.abc import Callable, Sequence
 from itertools import count
 
 from kvstore.ledger import Hold, KVLedger, Prefix
+from kvstore.running_quantile import RunningQuantile
 
 SPARE_SHARE = 0.02
 """Of the blocks, for steps that become longer than was thought."""
@@ -16,26 +16,21 @@ LENGTHS = 512
 QUANTILE = 0.9
 FEWEST = 16
 """Until so many are known each may become as long as it is allowed to."""
-LOOK_EVERY = 16
 
 
 class Lengths:
     """How long what is written becomes: a running quantile, in tokens."""
 
     def __init__(self) -> None:
-        self._last: deque[int] = deque(maxlen=LENGTHS)
-        self._seen = 0
-        self._quantile: int | None = None
+        self._quantile: RunningQuantile[int] = RunningQuantile(QUANTILE, LENGTHS, FEWEST)
 
     def saw(self, tokens: int) -> None:
-        self._last.append(tokens)
-        self._seen += 1
-        if self._seen >= FEWEST and self._seen % LOOK_EVERY == 0:
-            self._quantile = sorted(self._last)[int(QUANTILE * (len(self._last) - 1))]
+        self._quantile.saw(tokens)
 
     def expected(self, most: int) -> int:
         """What to be ready for where ``most`` tokens are allowed."""
-        return most if self._quantile is None else min(most, self._quantile)
+        usual = self._quantile.value
+        return most if usual is None else min(most, usual)
 
 
 class Ticket:

@@ -7,11 +7,10 @@ much as the few blocks that may go next. Imports LMCache.
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Container, Iterator
 from typing import Any, NamedTuple
 
-from lmcache.integration.vllm.lazy_offload_manager import LazyOffloadActions, LazyOffloadManager
+from lmcache.integration.vllm.lazy_offload_manager import LazyOffloadActions, LazyOffloadManager, _new_blocks
 from lmcache.integration.vllm.lazy_offload_policy.base import (
     DrainSignals,
     LazyOffloadDrain,
@@ -20,6 +19,7 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
 )
 
 from kvstore.recent import Recent
+from kvstore.running_quantile import RunningQuantile
 
 AHEAD = 2.5
 """Blocks that may be taken before a store has begun, in those of a step."""
@@ -45,15 +45,15 @@ class Returns:
     """
 
     def __init__(self) -> None:
-        self._gaps: deque[float] = deque(maxlen=GAPS)
-        self._seen = 0
-        self.within_s = UNKNOWN_S
+        self._gaps: RunningQuantile[float] = RunningQuantile(QUANTILE, GAPS, LOOK_EVERY)
 
     def came_back(self, after_s: float) -> None:
-        self._gaps.append(after_s)
-        self._seen += 1
-        if self._seen % LOOK_EVERY == 0:
-            self.within_s = MARGIN * sorted(self._gaps)[int(QUANTILE * (len(self._gaps) - 1))]
+        self._gaps.saw(after_s)
+
+    @property
+    def within_s(self) -> float:
+        usual = self._gaps.value
+        return UNKNOWN_S if usual is None else MARGIN * usual
 
 
 class _Path(NamedTuple):
@@ -220,8 +220,6 @@ class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
         self._requests.finished_request_ids = set
 
     def on_scheduler_step(self, scheduler_output: Any) -> LazyOffloadActions:
-        taken = sum(len(group) for request in scheduler_output.scheduled_new_reqs for group in request.block_ids)
-        taken += sum(len(group) for new in scheduler_output.scheduled_cached_reqs.new_block_ids if new for group in new)
-        if not self._policy.due(taken):
+        if not self._policy.due(_new_blocks(scheduler_output)):
             return LazyOffloadActions()
         return super().on_scheduler_step(scheduler_output)

@@ -79,9 +79,8 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         """Whether a request need not ask what the server holds of it: the engine holds all itself, or nobody has stored
         what it lacks."""
         if self.lazy_offload:
-            if whole:
-                last = make_block_hash_with_group_id(request.block_hashes[whole // self._hashed_tokens - 1], 0)
-                self._lazy_offload_manager.gone_on_with(last)
+            if (last := self._block_before(request, whole)) is not None:
+                self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))
             if computed >= whole:
                 return True
             missing = request.block_hashes[computed // self._hashed_tokens]
@@ -91,7 +90,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
 
     def _note(self, request: Any, tokens: int) -> None:
         """The server has the first ``tokens`` of this request, or will soon."""
-        if tokens and (block := self._block_before(request, tokens)) is not None:
+        if (block := self._block_before(request, tokens)) is not None:
             self._stored.note(block)
 
     def _block_before(self, request: Any, tokens: int) -> Any:

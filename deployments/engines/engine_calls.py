@@ -84,8 +84,8 @@ class EngineCall(Generic[Label]):
         """
         Args:
             order: says which of the engine's requests goes first.
-            clamp: holds back requests for which the engine has no room; None where it takes all.
             on_discard: gets what an aborted request had brought forth so far.
+            clamp: holds back requests for which the engine has no room; None where it takes all.
         """
         self.search_id = request.search_id
         self._engine = engine
