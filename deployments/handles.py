@@ -15,6 +15,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar
 
 from deployments.breaker import Breaker, CircuitOpen
+from deployments.dismantle import dismantle_response
 from deployments.serve_calls import (
     Deadline,
     ReplicaLost,
@@ -101,7 +102,9 @@ class HandleGenerator:
                 if fresh.children:
                     yield fresh
         finally:
-            if not exhausted:
+            if exhausted:
+                dismantle_response(response)
+            else:
                 release(response)
         if missing.count:
             raise ReplicaLost(f"the replica ended with {missing.count} branches unwritten")
@@ -182,7 +185,9 @@ async def answer(response: Any, deadline: Deadline) -> Any:
         answered = True
         return value
     finally:
-        if not answered:
+        if answered:
+            dismantle_response(response)
+        else:
             release(response)
 
 

@@ -12,6 +12,7 @@ from ray.serve.exceptions import RayServeException
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from deployments.config import ControllerSettings
+from deployments.dismantle import dismantle_retrying
 from search.errors import GeneratorRefused, ScorerRefused, SearchError
 
 logger = logging.getLogger("banyan.calls")
@@ -60,16 +61,7 @@ class Retries(NamedTuple):
         try:
             yield retrying
         finally:
-            _dismantle(retrying)
-
-
-def _dismantle(retrying: AsyncRetrying) -> None:
-    """Its parts name each other, and the last error with all frames that it went through: 4 kB a call that only the
-    garbage collector would free."""
-    state = vars(retrying).get("_retry_state")
-    if state is not None:
-        vars(state).clear()
-    vars(retrying).clear()
+            dismantle_retrying(retrying)
 
 
 class Deadline:

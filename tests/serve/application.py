@@ -106,13 +106,17 @@ class Application:
     def wait_until_whole(self) -> None:
         until(self.is_whole, "the application is idle and whole", REPAIR_S)
 
-    def replica_pids(self, deployment: str) -> list[int]:
-        """Process ids of a deployment's replicas."""
+    def in_replicas(self, deployment: str, what: Callable[[Any], T]) -> list[T]:
+        """What a function, which may not be one of a module, returns in each replica's process."""
         prefix = f"SERVE_REPLICA::{self.NAME}#{deployment}#"
         names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
         actors = [ray.get_actor(name, namespace="serve") for name in names if name.startswith(prefix)]
-        pids = ray.get([actor.__ray_call__.remote(lambda self: os.getpid()) for actor in actors], timeout=30)
-        return sorted(pids)
+        returned: list[T] = ray.get([actor.__ray_call__.remote(what) for actor in actors], timeout=30)
+        return returned
+
+    def replica_pids(self, deployment: str) -> list[int]:
+        """Process ids of a deployment's replicas."""
+        return sorted(self.in_replicas(deployment, lambda _: os.getpid()))
 
 
 def tolerate_rays_warnings(item: pytest.Item) -> None:
