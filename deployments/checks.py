@@ -43,7 +43,7 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
     if engine.kv_cache_memory_bytes is None:
         yield (
             f"{path}.kv_cache_memory_bytes: must be set with replicas.num_gpus {part:g}: vLLM would measure what is "
-            "free on the device while the other engine takes its memory"
+            "free on the device while the other engine takes its memory; `banyan plan` says how much"
         )
     utilization = engine.engine_args.get("gpu_memory_utilization")
     if isinstance(utilization, float | int) and utilization > part:

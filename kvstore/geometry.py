@@ -1,112 +1,70 @@
-"""How much memory a token's keys and values take, from a model's Hugging Face configuration.
+"""What an engine's KV cache is made of: groups of layers, each with blocks of its own, all from one pool.
 
-Multi-head, grouped-query and multi-query attention. Models that keep something else per token (multi-head latent
-attention, state-space layers) are refused, never guessed.
+An engine takes its memory when it starts and cuts it into blocks. Most models have one group: a sequence holds a block
+for every ``block_size`` tokens. Models whose layers look back differently far have several: a sequence holds blocks of
+each, and of those of a sliding window never more than the window needs. `kvstore.engine_geometry` reads it.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
-
-DTYPE_BYTES: dict[str, int] = {
-    "float32": 4,
-    "float": 4,
-    "bfloat16": 2,
-    "float16": 2,
-    "half": 2,
-    "fp8": 1,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "float8_e4m3fn": 1,
-    "float8_e5m2": 1,
-}
-"""Bytes of one element, by the names that torch and vLLM's ``kv_cache_dtype`` use."""
-
-_PER_HEAD_FREE_LAYERS = ("kv_lora_rank", "mamba_d_state", "ssm_state_size", "linear_num_value_heads")
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class KVGeometry:
-    """The shape of one replica's KV cache."""
+class UnknownGeometry(ValueError):
+    """A model that keeps something else than keys and values per head, or a latent vector, for each token."""
+
+
+class KVGroup(NamedTuple):
+    """Layers whose keys and values are given out together."""
 
     layers: int
-    kv_heads: int
-    """Per device: tensor parallelism divides them, and repeats them once there are fewer heads than devices."""
-    head_dim: int
-    dtype_bytes: int
+    page_bytes: int
+    """What one layer keeps in a block."""
     block_size: int
     """Tokens per block."""
-
-    def __post_init__(self) -> None:
-        for name in ("layers", "kv_heads", "head_dim", "dtype_bytes", "block_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-
-    @classmethod
-    def from_config(
-        cls,
-        config: Mapping[str, Any],
-        *,
-        block_size: int,
-        dtype: str | None = None,
-        tensor_parallel: int = 1,
-        pipeline_parallel: int = 1,
-    ) -> "KVGeometry":
-        """Read a model's ``config.json`` (or ``PretrainedConfig.to_dict()``), nested ``text_config`` included.
-
-        ``dtype`` names the cache's element type; None takes the model's own. The result is per device; with pipeline
-        parallelism it is that of the device with most layers.
-
-        Raises:
-            ValueError: a figure is missing, or the model keeps something other than keys and values per head.
-        """
-        text = config.get("text_config") or config
-        for name in _PER_HEAD_FREE_LAYERS:
-            if text.get(name):
-                raise ValueError(f"{name} is set: this model's cache is not keys and values per head")
-        layers = _figure(text, "num_hidden_layers")
-        heads = _figure(text, "num_attention_heads")
-        kv_heads = int(text.get("num_key_value_heads") or heads)
-        head_dim = int(text.get("head_dim") or _figure(text, "hidden_size") // heads)
-        return cls(
-            layers=-(-layers // pipeline_parallel),
-            kv_heads=max(1, kv_heads // tensor_parallel),
-            head_dim=head_dim,
-            dtype_bytes=_element_bytes(dtype or text.get("dtype") or text.get("torch_dtype") or config.get("dtype")),
-            block_size=block_size,
-        )
-
-    @property
-    def bytes_per_token(self) -> int:
-        """Layers x 2 (a key and a value) x KV heads x head width x bytes of an element."""
-        return self.layers * 2 * self.kv_heads * self.head_dim * self.dtype_bytes
-
-    @property
-    def bytes_per_block(self) -> int:
-        return self.bytes_per_token * self.block_size
+    most_blocks: int | None = None
+    """So many at most for one sequence, however long: of a sliding window, while its prompt is computed. None: a block
+    for all of its tokens."""
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that hold ``tokens`` tokens; the last may be partly used."""
-        return -(-max(0, tokens) // self.block_size)
+        """Blocks that a sequence holds."""
+        blocks = -(-max(0, tokens) // self.block_size)
+        return blocks if self.most_blocks is None else min(blocks, self.most_blocks)
+
+
+class KVGeometry(NamedTuple):
+    """The KV cache of one engine, on each of its devices."""
+
+    groups: tuple[KVGroup, ...]
+    bytes_per_block: int
+    """Of the pool: a block serves any one of the groups."""
+
+    @classmethod
+    def of(cls, groups: Iterable[Sequence[Any]], bytes_per_block: int) -> "KVGeometry":
+        """From what an engine's process tells: plain lists."""
+        return cls(tuple(KVGroup(*group) for group in groups), bytes_per_block)
+
+    @property
+    def full_groups(self) -> int:
+        """Groups that keep all tokens of a sequence."""
+        return sum(group.most_blocks is None for group in self.groups)
+
+    @property
+    def bytes_per_token(self) -> float:
+        """What one more token takes in a long sequence, whose sliding windows are full."""
+        return sum(self.bytes_per_block / group.block_size for group in self.groups if group.most_blocks is None)
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that one sequence holds; the last may be partly used."""
+        return sum(group.blocks_for(tokens) for group in self.groups)
 
     def blocks_in(self, memory_bytes: int) -> int:
         """Whole blocks that fit into ``memory_bytes``."""
         return max(0, memory_bytes) // self.bytes_per_block
 
-    def tokens_in(self, memory_bytes: int) -> int:
-        """Tokens that whole blocks within ``memory_bytes`` hold."""
-        return self.blocks_in(memory_bytes) * self.block_size
-
-
-def _figure(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or value < 1:
-        raise ValueError(f"the model's configuration needs {name} as a positive integer, not {value!r}")
-    return value
-
-
-def _element_bytes(dtype: object) -> int:
-    name = str(dtype).removeprefix("torch.")
-    if name not in DTYPE_BYTES:
-        raise ValueError(f"unknown KV element type {name!r}; known: {', '.join(sorted(DTYPE_BYTES))}")
-    return DTYPE_BYTES[name]
+    def __str__(self) -> str:
+        parts = (
+            f"{group.layers} layers with {group.page_bytes} bytes for {group.block_size} tokens"
+            + ("" if group.most_blocks is None else f", at most {group.most_blocks} blocks")
+            for group in self.groups
+        )
+        return f"{self.bytes_per_block} bytes a block ({'; '.join(parts)})"

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from kvstore.geometry import KVGeometry
+
 ROOT = 0
 """The key of no block: what every chain begins with."""
 
@@ -57,31 +59,51 @@ class KVLedger:
 
     A request holds the blocks of its prefix, which others may share, and blocks of its own for the rest of its prompt
     and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching.
+
+    Where layers look back differently far, every token takes a block's part of each group that keeps all tokens, and a
+    request has blocks of its own in every sliding window: siblings share those too, which is not counted.
     """
 
-    def __init__(self, capacity: int, block_size: int) -> None:
-        """``capacity``: blocks that requests can use. ``block_size``: tokens per block."""
+    def __init__(self, capacity: int, block_size: int, full: int = 1, windows: Sequence[int] = ()) -> None:
+        """
+        Args:
+            capacity: blocks that requests can use.
+            block_size: tokens per block.
+            full: groups of layers that keep all tokens; see `KVGeometry`.
+            windows: for each other group, the most blocks that a request holds of it.
+        """
         if capacity < 1 or block_size < 1:
             raise ValueError(f"capacity and block_size must be positive, got {capacity} and {block_size}")
         self.capacity = capacity
         self.block_size = block_size
+        self._full = full
+        self._windows = tuple(windows)
         self._shared: dict[int, _Shared] = {}
         self._own = 0
 
     @property
     def reserved(self) -> int:
         """Blocks that are promised, never more than ``capacity``."""
-        return len(self._shared) + self._own
+        return self.shared + self._own
 
     @property
     def shared(self) -> int:
         """Blocks of prefixes that are promised."""
-        return len(self._shared)
+        return self._full * len(self._shared)
 
     @property
     def free(self) -> int:
         """Blocks that are promised to nobody."""
         return self.capacity - self.reserved
+
+    @classmethod
+    def of(cls, capacity: int, geometry: KVGeometry) -> "KVLedger":
+        """For the cache of an engine."""
+        full = [group.block_size for group in geometry.groups if group.most_blocks is None]
+        # Where the sizes differ, as if all groups had the smallest blocks: never too little.
+        block_size = min(full or [group.block_size for group in geometry.groups])
+        windows = [group.most_blocks for group in geometry.groups if group.most_blocks is not None]
+        return cls(capacity, block_size, len(full), windows)
 
     def reserve(self, prefix: Prefix, growth: int, spare: int = 0) -> "Hold | None":
         """Promises a request its prefix and ``growth`` tokens behind it; None where fewer than ``spare`` blocks would
@@ -93,11 +115,10 @@ class KVLedger:
             TooLarge: as ``check``.
         """
         self.check(prefix)
-        shared = len(prefix.keys)
         own = self.own(prefix, growth)
         if not self.reserved:
-            own = min(own, self.capacity - shared)
-        elif self._missing(prefix) + own + spare > self.free:
+            own = min(own, self.capacity - self._full * len(prefix.keys))
+        elif self._full * self._missing(prefix) + own + spare > self.free:
             return None
         self._take(prefix)
         self._own += own
@@ -105,19 +126,21 @@ class KVLedger:
 
     def check(self, prefix: Prefix) -> None:
         """Raises TooLarge where the prefix with one token more fits into no empty cache."""
-        whole = self._blocks(prefix.tokens + 1)
+        whole = self._whole(prefix.tokens + 1)
         if whole > self.capacity:
             raise TooLarge(whole, self.capacity)
 
     def own(self, prefix: Prefix, growth: int) -> int:
         """Blocks that a request needs for itself alone."""
-        return self._blocks(prefix.tokens + max(growth, 1)) - len(prefix.keys)
+        return self._whole(prefix.tokens + max(growth, 1)) - self._full * len(prefix.keys)
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
+    def _whole(self, tokens: int) -> int:
+        """Blocks of one request that shares nothing."""
+        blocks = -(-tokens // self.block_size)
+        return self._full * blocks + sum(min(blocks, window) for window in self._windows)
 
     def _missing(self, prefix: Prefix) -> int:
-        """How many of its blocks nobody holds yet."""
+        """How many of its whole blocks of tokens nobody holds yet."""
         missing = 0
         for key in reversed(prefix.keys):
             if key in self._shared:

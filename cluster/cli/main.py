@@ -1,4 +1,4 @@
-"""The ``banyan`` command: serve, keys, problems, strategies, solve, eval."""
+"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, eval."""
 
 import asyncio
 import itertools
@@ -32,6 +32,9 @@ app = typer.Typer(
 
 Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="The endpoint's API key.", show_default=False)]
 N = Annotated[int, typer.Option(min=1, max=MAX_N, help="Paths to grow, where the strategy takes a number.")]
+Tokens = Annotated[
+    float, typer.Option(min=0.001, max=1e12, help="Tokens that it was seen to hold, against the other's.")
+]
 Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_SECONDS, help="Deadline of one request, seconds.")]
 Config = Annotated[
     Path | None,
@@ -67,6 +70,25 @@ def keys(config: Config = None) -> None:
         typer.echo(
             yaml.safe_dump(with_key_records(read_config(_config(config), keys_to_come=True)), sort_keys=False), nl=False
         )
+
+
+@app.command()
+def plan(
+    config: Config = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(help="What the engines share, as 24GiB. Unset: the GPU of this machine.", show_default=False),
+    ] = None,
+    working: Annotated[str, typer.Option(help="What each takes beside weights and KV.")] = "2GiB",
+    generator_tokens: Tokens = 1.0,
+    prm_tokens: Tokens = 1.0,
+) -> None:
+    """Split the memory of one device between the generator and the reward model."""
+    from cluster.cli.plan import show_plan
+
+    with plain_failures():
+        tokens = {"generator": generator_tokens, "prm": prm_tokens}
+        show_plan(_config(config), memory, working, tokens, Console(file=sys.stdout))
 
 
 @app.command()

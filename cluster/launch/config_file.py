@@ -1,6 +1,7 @@
 """Reading a Serve config file, checked as far as possible before anything is started."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,18 @@ def read_config(
             reached_at = options.get("host", SERVES_HOST)
             _check_user_config(f"{source}: applications.{index}", application, args, reached_at, keys_to_come)
     return {**config, "http_options": options}
+
+
+def app_config(config: Mapping[str, Any]) -> "AppConfig":
+    """The settings of the application in what `read_config` returned.
+
+    Raises:
+        LaunchError: there is none.
+    """
+    for index, application in enumerate(config["applications"]):
+        if application.get("import_path") == BUILDER:
+            return _checked_args(f"applications.{index}.args", application.get("args") or {})
+    raise LaunchError(f"no application has the import_path {BUILDER}")
 
 
 def _load(path: Path) -> Any:

@@ -17,6 +17,7 @@ from vllm.platforms import current_platform
 
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
+from kvstore.engine_geometry import GeometryReport
 from kvstore.malloc import malloc_environment
 from search.token_beam import MAX_WIDTH
 
@@ -55,6 +56,7 @@ def engine_args(
         "kv_transfer_config": kv_transfer,
         "pooler_config": pooler,
         "max_logprobs": 2 * MAX_WIDTH,
+        "worker_extension_cls": f"{GeometryReport.__module__}.{GeometryReport.__qualname__}",
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size

@@ -25,6 +25,7 @@ from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
 from kvstore.clamp import KVClamp, Lengths
+from kvstore.geometry import KVGeometry
 from kvstore.ledger import KVLedger
 from search.errors import GeneratorError, GeneratorRefused
 from search.ports import (
@@ -101,13 +102,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _arguments(self) -> AsyncEngineArgs:
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
 
-    def _derive(self, engine: AsyncLLM) -> _Running:
+    def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         tokenizer = engine_tokenizer(engine)
         splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
         block_size = engine.vllm_config.cache_config.block_size
-        clamp = KVClamp(KVLedger(counters.usable_blocks, block_size)) if self._settings.clamp == "wait" else None
+        clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if self._settings.clamp == "wait" else None
         return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:

@@ -24,9 +24,13 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.fair_order import FairOrder
 from deployments.engines.settings import EngineSettings
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
+from kvstore.engine_geometry import expected_geometry
+from kvstore.geometry import KVGeometry, UnknownGeometry
 from search.errors import SearchError
 
 logger = logging.getLogger("banyan.engines")
+GEOMETRY_S = 60.0
+"""For an engine that has just started to say what its memory is made of."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +72,7 @@ class EngineLifecycle(ABC, Generic[Started]):
         """What the engine is started with. Raises EngineStartError when the settings allow none."""
 
     @abstractmethod
-    def _derive(self, engine: AsyncLLM) -> Started:
+    def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> Started:
         """What the role needs to know of a started engine's model. Raises EngineStartError when it is of no use."""
 
     @abstractmethod
@@ -87,7 +91,7 @@ class EngineLifecycle(ABC, Generic[Started]):
         try:
             # vLLM asks this with an engine's first pooling request, and waits for ever for the answer of a dead one.
             await engine.get_supported_tasks()
-            self._started = self._derive(engine)
+            self._started = self._derive(engine, await engine_geometry(engine))
         except BaseException:
             engine.shutdown()
             raise
@@ -194,6 +198,31 @@ async def _ask(engine: AsyncLLM) -> None:
 def _process_ids(engine: AsyncLLM) -> list[int]:
     manager = engine.engine_core.resources.engine_manager
     return [process.pid for process in manager.processes]
+
+
+async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
+    """What a started engine's KV cache is made of.
+
+    Raises:
+        EngineStartError: it is not what the model's configuration says: whatever was planned by that is wrong.
+    """
+    # Its workers are alike.
+    report, *_ = await engine.collective_rpc("kv_geometry", timeout=GEOMETRY_S)
+    found = KVGeometry.of(*report)
+    if not found.groups:
+        return found
+    try:
+        expected = expected_geometry(engine.vllm_config)
+    except UnknownGeometry as unknown:
+        logger.info("the KV cache of %s is taken as the engine says: %s", engine.model_config.model, unknown)
+        return found
+    if found != expected:
+        more = found.bytes_per_block - expected.bytes_per_block
+        raise EngineStartError(
+            f"the KV cache of {engine.model_config.model!r} has {found}; "
+            f"by its configuration it would have {expected}: {more:+d} bytes a block"
+        )
+    return found
 
 
 def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:

@@ -18,6 +18,7 @@ from deployments.engines.counters import EngineCounters
 from deployments.engines.engine_calls import EngineCall, EngineCallError, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
+from kvstore.geometry import KVGeometry
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
@@ -67,7 +68,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         architecture = family.vllm_model.partition(":")[2] if family.vllm_model else None
         return engine_args(self._settings, runner=family.runner, pooler=family.pooler(), architecture=architecture)
 
-    def _derive(self, engine: AsyncLLM) -> _Running:
+    def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         family = self._settings.reader(self._settings, engine_tokenizer(engine))
         return _Running(engine, EngineCounters.of(engine), family)
 

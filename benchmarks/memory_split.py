@@ -1,0 +1,129 @@
+"""Throughput by how KV memory is split between generator and reward model: what the planner says, beside other splits.
+
+    python -m benchmarks.memory_split
+    python -m benchmarks.memory_split --shares 0.2,0.7 --turns 1
+
+On a CPU, with host memory in place of a device's: so much KV for both that it presses. Every split is an application of
+its own, in turns, over HTTP; the same problems under the same seeds.
+"""
+
+import random
+import statistics
+from typing import Annotated, Any
+
+import typer
+import uvloop
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.engines import solve_all
+from benchmarks.record import claim, show_claims, write_result
+from benchmarks.served_overhead import Searched, application, served
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+from deployments.embedded.problems import Split, draw_problems
+
+SEARCH: dict[str, Any] = {"strategy": "beam_search", "n": 16, "m": 4}
+MEMORY = 16 << 20
+CLIENTS = 16
+WARM = 16
+SEED = 7
+LEAST = 0.95
+PLANNED = "planned"
+console = Console(stderr=True)
+
+
+def planned_bytes() -> tuple[int, int]:
+    """The planner's own: KV of generator and reward model, weights and the rest aside."""
+    from deployments.memory_plan import roles_of
+    from kvstore.planner import split
+
+    roles = [role._replace(weight_bytes=0) for role in roles_of(AppConfig(), 0, {})]
+    generator, prm = split(roles, MEMORY, used=1.0)
+    return generator.kv_bytes, prm.kv_bytes
+
+
+def config_of(generator: int, prm: int, cache: bool) -> AppConfig:
+    return AppConfig.model_validate(
+        {
+            "generator": {"kv_cache_memory_bytes": generator},
+            "prm": {"kv_cache_memory_bytes": prm, "reward_cache_size": 0},
+            "cache": {"enabled": cache},
+        }
+    )
+
+
+async def turn(url: str, problems: int) -> tuple[float, list[Searched], dict[str, int]]:
+    import httpx
+
+    drawn = draw_problems(Split.VALIDATION, SEED)
+    warm = [next(drawn) for _ in range(WARM)]
+    measured = [next(drawn) for _ in range(problems)]
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http, served(url, SEARCH) as solve:
+        await solve_all(solve, warm, CLIENTS, SEED)
+        before = await counters(http)
+        found, seconds = await solve_all(solve, measured, CLIENTS, SEED)
+        after = await counters(http)
+    return len(found) / seconds, found, {name: after[name] - before[name] for name in after}
+
+
+async def counters(http: Any) -> dict[str, int]:
+    status = (await http.get("/v1/status")).raise_for_status().json()
+    return {
+        f"{role}_{name}": sum(replica[name] for replica in status[role])
+        for role in ("generator", "prm")
+        for name in ("preemptions", "prompt_tokens", "prefix_hits")
+    }
+
+
+def main(
+    shares: Annotated[str, typer.Option(help="Of the memory, the generator's.")] = "0.15,0.25,0.5,0.7",
+    problems: Annotated[int, typer.Option(min=8, max=10_000)] = 48,
+    turns: Annotated[int, typer.Option(min=1, max=20)] = 2,
+    cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = False,
+) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    splits = {PLANNED: planned_bytes()}
+    splits |= {share: (int(float(share) * MEMORY), MEMORY - int(float(share) * MEMORY)) for share in shares.split(",")}
+    runs: dict[str, list[tuple[float, list[Searched], dict[str, int]]]] = {name: [] for name in splits}
+    luck = random.Random(SEED)
+    for number in range(turns):
+        for name in luck.sample(list(splits), len(splits)):
+            with application(config_of(*splits[name], cache)) as url:
+                runs[name].append(uvloop.run(turn(url, problems)))
+            console.print(f"turn {number + 1}, {name}: {runs[name][-1][0]:.2f} searches/s")
+    rates = {name: statistics.median(rate for rate, _, _ in of) for name, of in runs.items()}
+    rows = [
+        {
+            "split": name,
+            "generator_bytes": splits[name][0],
+            "prm_bytes": splits[name][1],
+            "searches_per_s": [round(rate, 3) for rate, _, _ in of],
+            "counted": [counted for _, _, counted in of],
+            "other_trees": sum(
+                one != other for mine, theirs in zip(of, runs[PLANNED], strict=True)
+                for one, other in zip(mine[1], theirs[1], strict=True)
+            ),
+        }
+        for name, of in runs.items()
+    ]  # fmt: skip
+    best = max(rates, key=lambda name: rates[name])
+    ratio = round(rates[PLANNED] / rates[best], 3)
+    held = [claim(f"the planned split over the best one ({best})", ratio, f">= {LEAST}", ratio >= LEAST)]
+    path = write_result("memory_split", {"bytes": MEMORY, "clients": CLIENTS, "rows": rows, "claims": held})
+    table = Table("split", "generator", "reward model", "searches/s", "preemptions", "PRM tokens computed")
+    for row in rows:
+        counted = row["counted"][-1]
+        computed = counted["prm_prompt_tokens"] - counted["prm_prefix_hits"]
+        sizes = f"{row['generator_bytes']:,}", f"{row['prm_bytes']:,}"
+        table.add_row(
+            row["split"], *sizes, f"{rates[row['split']]:.2f}", str(counted["generator_preemptions"]), str(computed)
+        )
+    console.print(table)
+    show_claims(console, held)
+    console.print(f"kept in {path.relative_to(path.parents[2])}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

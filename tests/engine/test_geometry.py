@@ -1,0 +1,93 @@
+"""What an engine's KV cache will take, told from the model's configuration, against engines that have started."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from vllm import AsyncEngineArgs
+from vllm.config import VllmConfig
+
+from deployments.engines.errors import EngineStartError
+from deployments.engines.lifecycle import engine_geometry
+from kvstore.engine_geometry import expected_geometry
+from kvstore.geometry import KVGeometry
+from tests.engine.architectures import ARCHITECTURES, arguments, write
+
+ROOT = Path(__file__).parents[2]
+
+
+def config_of(architecture: str, directory: Path, **more: Any) -> VllmConfig:
+    return AsyncEngineArgs(**arguments(write(architecture, directory)) | more).create_engine_config()
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """Every architecture's engine, in one process of their own."""
+    command = [
+        sys.executable,
+        "-m",
+        "tests.engine.architectures",
+        str(tmp_path_factory.mktemp("models")),
+        *ARCHITECTURES,
+    ]
+    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+    found = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == len(ARCHITECTURES), told.stderr[-3000:]
+    return {each["name"]: each for each in found}
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_the_geometry_is_known_before_the_engine_starts(architecture: str, started: dict[str, Any]) -> None:
+    told = started[architecture]
+    expected = KVGeometry.of(*told["expected"])
+    assert expected == KVGeometry.of(*told["found"])
+    assert told["blocks"] == expected.blocks_in(64 << 20)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "bytes_per_token"),
+    [
+        ("LlamaForCausalLM", 4 * 2 * 2 * 32 * 4),  # layers, key and value, heads, numbers, bytes
+        ("Qwen3ForCausalLM", 4 * 2 * 2 * 64 * 4),
+        ("FalconForCausalLM", 4 * 2 * 1 * 32 * 4),
+        ("OPTForCausalLM", 4 * 2 * 4 * 32 * 4),
+        ("GptOssForCausalLM", 2 * 2 * 2 * 64 * 4),  # every second layer keeps all
+        ("DeepseekV2ForCausalLM", 4 * (512 + 64) * 4),  # one latent vector
+        ("MistralForCausalLM", 0),  # windows alone
+    ],
+)
+def test_bytes_of_a_token_by_hand(architecture: str, bytes_per_token: int, tmp_path: Path) -> None:
+    assert expected_geometry(config_of(architecture, tmp_path)).bytes_per_token == bytes_per_token
+
+
+def test_keys_and_values_of_one_byte(tmp_path: Path) -> None:
+    whole = expected_geometry(config_of("Qwen3ForCausalLM", tmp_path))
+    small = expected_geometry(config_of("Qwen3ForCausalLM", tmp_path, kv_cache_dtype="fp8_e5m2"))
+    assert small.bytes_per_block * 4 == whole.bytes_per_block
+
+
+class Engine:
+    """One that says of itself what it is told to."""
+
+    def __init__(self, config: VllmConfig, geometry: KVGeometry) -> None:
+        self.vllm_config = config
+        self.model_config = config.model_config
+        self._geometry = geometry
+
+    async def collective_rpc(self, method: str, timeout: float) -> list[Any]:
+        assert method == "kv_geometry"
+        return [self._geometry]
+
+
+async def test_an_engine_that_keeps_more_than_expected_is_refused(tmp_path: Path) -> None:
+    config = config_of("LlamaForCausalLM", tmp_path)
+    expected = expected_geometry(config)
+    as_expected: Any = Engine(config, expected)
+    assert await engine_geometry(as_expected) == expected
+    larger: Any = Engine(config, expected._replace(bytes_per_block=expected.bytes_per_block + 64))
+    with pytest.raises(EngineStartError, match=r"\+64 bytes a block"):
+        await engine_geometry(larger)
