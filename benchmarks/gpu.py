@@ -1,7 +1,7 @@
 """The planner, the clamp and LMCache on a device, as a table: see docs/gpu.md.
 
     python -m benchmarks.gpu my_config.yaml
-    python -m benchmarks.gpu serve_config.yaml --memory 18MiB --working 1MiB     on a CPU, to see that it runs
+    python -m benchmarks.gpu serve_config.yaml --memory 24MiB --working 1MiB     on a CPU, to see that it runs
 
 Three applications one after the other, each with the memory that the planner gives generator and reward model: without
 clamp and cache, with the clamp, and with both. More clients than fit search at once, and MCTS comes back to old paths.
@@ -21,7 +21,7 @@ from benchmarks.kv_clamp import SEARCHES, Run, run
 from benchmarks.overload import quantile
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.cli.plan import planned, settings
+from cluster.cli.plan import TOKENS, planned, settings
 from cluster.launch.config_file import app_config, read_config
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
@@ -109,12 +109,12 @@ def main(
     set_environment()  # before Ray is imported
     ensure_token()
     given = app_config(read_config(config)).model_dump(exclude_unset=True)
-    shares, whole, on_gpu = planned(AppConfig.model_validate(given), memory, working, {})
+    shares, whole, on_gpu = planned(AppConfig.model_validate(given), memory, working, TOKENS)
     common = merged(given, settings(shares, on_gpu), {"generator": {"served_name": SERVED_NAME}})
     common = merged(common, {"controller": {"searches": 128}})
     rows = []
+    before = device_used()
     for arm, changed in ARMS.items():
-        before = device_used()
         with application(AppConfig.model_validate(merged(common, changed))) as url:
             after = device_used()
             found = uvloop.run(searches(url, problems, clients))

@@ -35,10 +35,11 @@ console = Console(stderr=True)
 
 def planned_bytes() -> tuple[int, int]:
     """The planner's own: KV of generator and reward model, weights and the rest aside."""
+    from cluster.cli.plan import TOKENS
     from deployments.memory_plan import roles_of
     from kvstore.planner import split
 
-    roles = [role._replace(weight_bytes=0) for role in roles_of(AppConfig(), 0, {})]
+    roles = [role._replace(weight_bytes=0) for role in roles_of(AppConfig(), 0, TOKENS)]
     generator, prm = split(roles, MEMORY, used=1.0)
     return generator.kv_bytes, prm.kv_bytes
 
@@ -77,7 +78,7 @@ async def counters(http: Any) -> dict[str, int]:
 
 
 def main(
-    shares: Annotated[str, typer.Option(help="Of the memory, the generator's.")] = "0.15,0.25,0.5,0.7",
+    shares: Annotated[str, typer.Option(help="Of the memory, the generator's.")] = "0.2,0.35,0.5,0.75",
     problems: Annotated[int, typer.Option(min=8, max=10_000)] = 48,
     turns: Annotated[int, typer.Option(min=1, max=20)] = 2,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = False,

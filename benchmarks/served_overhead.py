@@ -86,10 +86,10 @@ def application(config: AppConfig) -> Iterator[str]:
 
     from deployments.app import build
 
-    with socket.socket() as probe:
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    with socket.socket() as probe:  # once Ray has taken its ports
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(build(config))

@@ -6,6 +6,7 @@ to the collector, and ``tests/serve`` says so.
 """
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from tenacity import AsyncRetrying
@@ -23,6 +24,11 @@ def dismantle_response(response: Any) -> None:
     """Serve's response to a call that was answered to its end: its result, grpc's call and that call's callbacks name
     each other, 55 objects a call. Nothing happens where it is no call of grpc. Not for a call that was cancelled: tasks
     of grpc still look at it."""
+    with suppress(Exception):  # an answer is not lost for it
+        _dismantle_response(response)
+
+
+def _dismantle_response(response: Any) -> None:
     assigned = getattr(response, "_replica_result_future", None)
     if not isinstance(assigned, asyncio.Future) or not assigned.done() or assigned.cancelled() or assigned.exception():
         return

@@ -1,19 +1,27 @@
 """What the engines of a configuration need on this machine, before any of them starts. Importing it imports vLLM."""
 
+import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from safetensors import safe_open
 from vllm import AsyncEngineArgs
+from vllm.config import ModelConfig
 
 from deployments.config import AppConfig
 from deployments.engines.arguments import engine_args
+from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.scoring import scoring_args
 from deployments.engines.settings import EngineSettings
 from kvstore.engine_geometry import expected_geometry
 from kvstore.planner import Role
+
+BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
+"""Of a number, by the digits in safetensors' name of its type: F32, BF16, I8, F8_E4M3."""
 
 
 def roles_of(config: AppConfig, working_bytes: int, tokens: Mapping[str, float]) -> list[Role]:
@@ -21,51 +29,70 @@ def roles_of(config: AppConfig, working_bytes: int, tokens: Mapping[str, float])
 
     Args:
         working_bytes: of each, beside weights and KV.
-        tokens: what each was seen to hold, by name.
+        tokens: what each holds, by name: only their ratio matters.
 
     Raises:
-        EngineStartError: vLLM refuses its arguments.
-        UnknownGeometry: what a model keeps per token cannot be told before it runs.
-        OSError: a model's weights are not to be had.
+        EngineStartError: vLLM refuses a model or its arguments, its weights are not to be had, or what it keeps per
+            token cannot be told before it runs.
     """
-    roles = [
-        _role("generator", config.generator, engine_args(config.generator, runner="generate"), working_bytes, tokens)
-    ]
+    args = engine_args(config.generator, runner="generate")
+    roles = [_role("generator", config.generator, args, working_bytes, tokens)]
     if not isinstance(config.prm, FunctionSettings):
-        args = engine_args(config.prm, runner=config.prm.reader.runner)
-        roles.append(_role("prm", config.prm, args, working_bytes, tokens))
+        roles.append(_role("prm", config.prm, scoring_args(config.prm), working_bytes, tokens))
     return roles
 
 
 def _role(
     name: str, settings: EngineSettings, args: AsyncEngineArgs, working_bytes: int, tokens: Mapping[str, float]
 ) -> Role:
-    vllm_config = args.create_engine_config()
-    weights = parameters(settings.model_path) * element_bytes(vllm_config.model_config.dtype)
-    return Role(
-        name, weights, working_bytes, expected_geometry(vllm_config), settings.max_model_len, tokens.get(name, 1.0)
-    )
+    try:
+        config = args.create_engine_config()
+        # Tensor and pipeline parallelism cut the weights, too.
+        weights = -(-weight_bytes(settings.model_path, config.model_config) // config.parallel_config.world_size)
+        geometry = expected_geometry(config)
+    except Exception as error:  # whatever vLLM, the hub or a file's reader has to say
+        raise EngineStartError(f"{settings.model!r}: {error}") from error
+    return Role(name, weights, working_bytes, geometry, settings.max_model_len, tokens[name])
 
 
-def element_bytes(dtype: torch.dtype) -> int:
-    return torch.empty(0, dtype=dtype).element_size()
+def weight_bytes(model: str, config: ModelConfig) -> int:
+    """What a model's weights take once they are loaded."""
+    numbers = stored_numbers(model)
+    if config.quantization is not None:
+        return sum(count * element_bytes(dtype) for dtype, count in numbers.items())
+    return sum(numbers.values()) * torch.empty(0, dtype=config.dtype).element_size()
 
 
-def parameters(model: str) -> int:
-    """Numbers in a model's safetensors files: a directory's, or those that a hub has under this id."""
+def element_bytes(dtype: str) -> int:
+    """Of a type as safetensors calls it."""
+    digits = "".join(each for each in dtype.partition("_")[0] if each.isdigit())
+    return BYTES.get(digits, 1)
+
+
+def stored_numbers(model: str) -> Counter[str]:
+    """Numbers in a model's safetensors files, by their type: a directory's, or those that a hub has under this id."""
     directory = Path(model)
     if not directory.is_dir():
         from huggingface_hub import get_safetensors_metadata
 
-        return sum(get_safetensors_metadata(model).parameter_count.values())
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{model} has no safetensors files")
-    numbers = 0
-    for path in files:
+        return Counter(get_safetensors_metadata(model).parameter_count)
+    numbers: Counter[str] = Counter()
+    for path in _files(directory):
         with safe_open(path, framework="pt") as tensors:
-            numbers += sum(math.prod(tensors.get_slice(name).get_shape()) for name in tensors.keys())  # noqa: SIM118
+            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+                tensor = tensors.get_slice(name)
+                numbers[tensor.get_dtype()] += math.prod(tensor.get_shape())
     return numbers
+
+
+def _files(directory: Path) -> list[Path]:
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        return [directory / name for name in sorted({*json.loads(index.read_text())["weight_map"].values()})]
+    found = sorted(directory.glob("model*.safetensors")) or sorted(directory.glob("*.safetensors"))
+    if not found:
+        raise FileNotFoundError("there are no safetensors files")
+    return found
 
 
 def device_bytes() -> int | None:

@@ -12,6 +12,8 @@ from vllm.utils.torch_utils import kv_cache_dtype_str_to_dtype
 from vllm.v1.core.kv_cache_utils import get_kv_cache_groups
 from vllm.v1.kv_cache_interface import (
     AttentionSpec,
+    ChunkedLocalAttentionSpec,
+    EncoderOnlyAttentionSpec,
     FullAttentionSpec,
     KVCacheGroupSpec,
     KVCacheSpec,
@@ -25,6 +27,8 @@ from kvstore.geometry import KVGeometry, KVGroup, UnknownGeometry
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
+PLAIN = {"auto", "float32", "float16", "half", "bfloat16"}
+BYTES = {"fp8", "fp8_e4m3", "fp8_e5m2"}
 ANY_LAYOUT = "LBHNC"
 
 
@@ -56,7 +60,7 @@ class GeometryReport:
     def kv_geometry(self: Any) -> tuple[list[list[int | None]], int]:
         """The arguments of `KVGeometry.of`: the groups, none where nothing is kept, and the bytes of a block."""
         kept = self.model_runner.kv_cache_config
-        if not kept.kv_cache_groups:
+        if not kept.kv_cache_tensors:
             return [], 0
         bytes_per_block = kept.kv_cache_tensors[0].size // kept.num_blocks
         geometry = _geometry(self.vllm_config, kept.kv_cache_groups, bytes_per_block)
@@ -64,7 +68,8 @@ class GeometryReport:
 
 
 def _geometry(config: VllmConfig, groups: list[KVCacheGroupSpec], bytes_per_block: int) -> KVGeometry:
-    return KVGeometry(tuple(_group(config, group) for group in groups), bytes_per_block)
+    kept = (group for group in groups if not isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec))
+    return KVGeometry(tuple(_group(config, group) for group in kept), bytes_per_block)
 
 
 def _group(config: VllmConfig, group: KVCacheGroupSpec) -> KVGroup:
@@ -72,11 +77,11 @@ def _group(config: VllmConfig, group: KVCacheGroupSpec) -> KVGroup:
     if isinstance(spec, UniformTypeKVCacheSpecs):
         spec = next(iter(spec.kv_cache_specs.values()))
     most = None
-    if isinstance(spec, SlidingWindowSpec):
-        most = spec.max_admission_blocks_per_request(
-            max_in_flight_tokens=config.max_in_flight_tokens, max_model_len=config.model_config.max_model_len
-        )
-    return KVGroup(len(group.layer_names), max(_pages(group)), spec.block_size, most)
+    if not isinstance(spec, FullAttentionSpec):
+        most = -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes)
+    of_tokens = isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec)
+    # A stage of a pipeline may have no layer of a group.
+    return KVGroup(len(group.layer_names), max(_pages(group), default=0), spec.block_size, most, of_tokens)
 
 
 def _pages(group: KVCacheGroupSpec) -> list[int]:
@@ -89,8 +94,8 @@ def _pages(group: KVCacheGroupSpec) -> list[int]:
 
 def _layers(config: VllmConfig) -> list[KVCacheSpec]:
     model, cache = config.model_config, config.cache_config
-    if model.is_attention_free or model.is_hybrid or model.has_noops:
-        raise UnknownGeometry(f"{model.architecture} has layers that are no attention")
+    if reason := _not_to_be_told(config):
+        raise UnknownGeometry(f"{model.architecture}: {reason}")
     dtype = kv_cache_dtype_str_to_dtype(cache.cache_dtype, model)
     start, end = model.get_layers_start_end_indices(config.parallel_config)
     if model.use_mla:
@@ -101,6 +106,23 @@ def _layers(config: VllmConfig) -> list[KVCacheSpec]:
         return [latent] * (end - start)
     kinds = _kinds(config)[start:end]
     return [_attention(config, kind, dtype) for kind in kinds]
+
+
+def _not_to_be_told(config: VllmConfig) -> str | None:
+    """Why nothing is expected of a model: what is not listed here is refused where it turns out to be otherwise."""
+    model, cache = config.model_config, config.cache_config
+    dtypes = PLAIN if model.use_mla else PLAIN | BYTES
+    reasons = {
+        "it has layers that are no attention": model.is_attention_free or model.is_hybrid or model.has_noops,
+        "its layers differ in their heads": getattr(model.model_arch_config, "per_layer_overrides", None) is not None,
+        "it keeps an index beside its latent vectors": bool(getattr(model.hf_text_config, "index_topk", None)),
+        "a draft model has layers too": config.speculative_config is not None,
+        f"{cache.cache_dtype} is kept as a backend likes": cache.cache_dtype not in dtypes,
+        "layers are kept in types of their own": bool(cache.kv_cache_dtype_skip_layers),
+        "its stages have different layers": config.parallel_config.pipeline_parallel_size > 1
+        and len({*_kinds(config)}) > 1,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def _kinds(config: VllmConfig) -> list[str]:

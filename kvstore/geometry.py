@@ -22,8 +22,10 @@ class KVGroup(NamedTuple):
     block_size: int
     """Tokens per block."""
     most_blocks: int | None = None
-    """So many at most for one sequence, however long: of a sliding window, while its prompt is computed. None: a block
-    for all of its tokens."""
+    """So many at most for one sequence, however long: of a sliding window as vLLM reckons it, with the tokens that are
+    computed in one step. None: a block for all of its tokens."""
+    of_tokens: bool = True
+    """Whether sequences that begin alike share its blocks. False for a state, of which each sequence has its own."""
 
     def blocks_for(self, tokens: int) -> int:
         """Blocks that a sequence holds."""
@@ -44,11 +46,6 @@ class KVGeometry(NamedTuple):
         return cls(tuple(KVGroup(*group) for group in groups), bytes_per_block)
 
     @property
-    def full_groups(self) -> int:
-        """Groups that keep all tokens of a sequence."""
-        return sum(group.most_blocks is None for group in self.groups)
-
-    @property
     def bytes_per_token(self) -> float:
         """What one more token takes in a long sequence, whose sliding windows are full."""
         return sum(self.bytes_per_block / group.block_size for group in self.groups if group.most_blocks is None)
@@ -56,6 +53,12 @@ class KVGeometry(NamedTuple):
     def blocks_for(self, tokens: int) -> int:
         """Blocks that one sequence holds; the last may be partly used."""
         return sum(group.blocks_for(tokens) for group in self.groups)
+
+    def blocks_to_start(self, longest: int) -> int:
+        """Blocks without which an engine for sequences of so many tokens does not start."""
+        # One is vLLM's null block: never free, never used.
+        most = (group.blocks_for(longest) if group.most_blocks is None else group.most_blocks for group in self.groups)
+        return sum(most) + 1
 
     def blocks_in(self, memory_bytes: int) -> int:
         """Whole blocks that fit into ``memory_bytes``."""

@@ -60,23 +60,28 @@ class KVLedger:
     A request holds the blocks of its prefix, which others may share, and blocks of its own for the rest of its prompt
     and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching.
 
-    Where layers look back differently far, every token takes a block's part of each group that keeps all tokens, and a
-    request has blocks of its own in every sliding window: siblings share those too, which is not counted.
+    Where layers look back differently far, every block's worth of tokens takes a block in each group, as if all groups
+    kept all tokens: what siblings share in a sliding window is worth more than what a window leaves out. A request that
+    fits only because of that is granted all there is, alone.
     """
 
-    def __init__(self, capacity: int, block_size: int, full: int = 1, windows: Sequence[int] = ()) -> None:
+    def __init__(
+        self, capacity: int, block_size: int, groups: int = 1, states: int = 0, windows: Sequence[int] = ()
+    ) -> None:
         """
         Args:
             capacity: blocks that requests can use.
             block_size: tokens per block.
-            full: groups of layers that keep all tokens; see `KVGeometry`.
-            windows: for each other group, the most blocks that a request holds of it.
+            groups: of layers that keep tokens; see `KVGeometry`.
+            states: blocks that every request has for itself, however long it is.
+            windows: for groups that need not keep all tokens, the most blocks that a request holds of each.
         """
         if capacity < 1 or block_size < 1:
             raise ValueError(f"capacity and block_size must be positive, got {capacity} and {block_size}")
         self.capacity = capacity
         self.block_size = block_size
-        self._full = full
+        self._groups = groups
+        self._states = states
         self._windows = tuple(windows)
         self._shared: dict[int, _Shared] = {}
         self._own = 0
@@ -84,12 +89,12 @@ class KVLedger:
     @property
     def reserved(self) -> int:
         """Blocks that are promised, never more than ``capacity``."""
-        return self.shared + self._own
+        return min(self.capacity, self.shared + self._own)
 
     @property
     def shared(self) -> int:
         """Blocks of prefixes that are promised."""
-        return self._full * len(self._shared)
+        return self._groups * len(self._shared)
 
     @property
     def free(self) -> int:
@@ -99,11 +104,12 @@ class KVLedger:
     @classmethod
     def of(cls, capacity: int, geometry: KVGeometry) -> "KVLedger":
         """For the cache of an engine."""
-        full = [group.block_size for group in geometry.groups if group.most_blocks is None]
+        tokens = [group for group in geometry.groups if group.of_tokens]
         # Where the sizes differ, as if all groups had the smallest blocks: never too little.
-        block_size = min(full or [group.block_size for group in geometry.groups])
-        windows = [group.most_blocks for group in geometry.groups if group.most_blocks is not None]
-        return cls(capacity, block_size, len(full), windows)
+        block_size = min((group.block_size for group in tokens), default=1)
+        states = sum(group.most_blocks or 0 for group in geometry.groups if not group.of_tokens)
+        windows = [group.most_blocks * group.block_size // block_size for group in tokens if group.most_blocks]
+        return cls(capacity, block_size, len(tokens), states, windows)
 
     def reserve(self, prefix: Prefix, growth: int, spare: int = 0) -> "Hold | None":
         """Promises a request its prefix and ``growth`` tokens behind it; None where fewer than ``spare`` blocks would
@@ -117,8 +123,8 @@ class KVLedger:
         self.check(prefix)
         own = self.own(prefix, growth)
         if not self.reserved:
-            own = min(own, self.capacity - self._full * len(prefix.keys))
-        elif self._full * self._missing(prefix) + own + spare > self.free:
+            own = min(own, max(0, self.capacity - self._groups * len(prefix.keys)))
+        elif self._groups * self._missing(prefix) + own + spare > self.free:
             return None
         self._take(prefix)
         self._own += own
@@ -126,18 +132,18 @@ class KVLedger:
 
     def check(self, prefix: Prefix) -> None:
         """Raises TooLarge where the prefix with one token more fits into no empty cache."""
-        whole = self._whole(prefix.tokens + 1)
+        blocks = self._blocks(prefix.tokens + 1)
+        whole = (self._groups - len(self._windows)) * blocks + self._states
+        whole += sum(min(blocks, window) for window in self._windows)
         if whole > self.capacity:
             raise TooLarge(whole, self.capacity)
 
     def own(self, prefix: Prefix, growth: int) -> int:
         """Blocks that a request needs for itself alone."""
-        return self._whole(prefix.tokens + max(growth, 1)) - self._full * len(prefix.keys)
+        return self._groups * (self._blocks(prefix.tokens + max(growth, 1)) - len(prefix.keys)) + self._states
 
-    def _whole(self, tokens: int) -> int:
-        """Blocks of one request that shares nothing."""
-        blocks = -(-tokens // self.block_size)
-        return self._full * blocks + sum(min(blocks, window) for window in self._windows)
+    def _blocks(self, tokens: int) -> int:
+        return -(-tokens // self.block_size)
 
     def _missing(self, prefix: Prefix) -> int:
         """How many of its whole blocks of tokens nobody holds yet."""

@@ -1,8 +1,7 @@
 """How the memory of one device is split between the engines on it, before they start.
 
-Weights and what an engine works with are given; what is left holds keys and values. The engines hold the same paths:
-the generator writes them, the reward model reads them, and both keep their prefixes. So each gets memory for as many
-tokens as the other, or in the ratio that was measured.
+Weights and what an engine works with are given; what is left holds keys and values, in the ratio of the tokens that
+each holds.
 """
 
 from collections.abc import Sequence
@@ -33,8 +32,7 @@ class Role(NamedTuple):
 
     @property
     def least_blocks(self) -> int:
-        # One block is vLLM's null block: never free, never used.
-        return self.geometry.blocks_for(self.longest) + 1
+        return self.geometry.blocks_to_start(self.longest)
 
     @property
     def token_bytes(self) -> float:
@@ -58,7 +56,7 @@ class Share(NamedTuple):
     @property
     def sequences(self) -> float:
         """Of the longest that fit at once, without any prefix that they share."""
-        return (self.blocks - 1) / (self.role.least_blocks - 1)
+        return (self.blocks - 1) / self.role.geometry.blocks_for(self.role.longest)
 
 
 def split(roles: Sequence[Role], device_bytes: int, used: float = 0.95) -> list[Share]:

@@ -80,7 +80,7 @@ def plan(
         typer.Option(help="What the engines share, as 24GiB. Unset: the GPU of this machine.", show_default=False),
     ] = None,
     working: Annotated[str, typer.Option(help="What each takes beside weights and KV.")] = "2GiB",
-    generator_tokens: Tokens = 1.0,
+    generator_tokens: Tokens = 4.0,
     prm_tokens: Tokens = 1.0,
 ) -> None:
     """Split the memory of one device between the generator and the reward model."""

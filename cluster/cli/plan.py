@@ -11,7 +11,6 @@ from rich.table import Table
 
 from cluster.launch.config_file import app_config, read_config
 from cluster.launch.errors import LaunchError
-from kvstore.geometry import UnknownGeometry
 from kvstore.planner import DoesNotFit, Share, split
 
 if TYPE_CHECKING:
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
 
 SIZE = TypeAdapter(ByteSize)
 MAX_BYTES = 1 << 50
+TOKENS = {"generator": 4.0, "prm": 1.0}
+"""What the engines hold where nobody has measured it: the generator its branches for as long as it writes them, the
+reward model a path for the one pass that reads it. Chosen by `benchmarks.memory_split`."""
 
 
 def show_plan(
@@ -52,7 +54,7 @@ def planned(
         raise LaunchError("--memory: this machine has no GPU; say what its engines share, as 24GiB")
     try:
         return split(roles_of(config, _size("--working", working), tokens), whole), whole, device is not None
-    except (DoesNotFit, UnknownGeometry, OSError, RuntimeError) as error:
+    except (DoesNotFit, RuntimeError) as error:  # of which EngineStartError is one
         raise LaunchError(str(error)) from error
 
 

@@ -108,7 +108,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
         block_size = engine.vllm_config.cache_config.block_size
-        clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if self._settings.clamp == "wait" else None
+        clamps = self._settings.clamp == "wait" and geometry.groups
+        clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if clamps else None
         return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:

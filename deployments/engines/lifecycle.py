@@ -206,8 +206,12 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
     Raises:
         EngineStartError: it is not what the model's configuration says: whatever was planned by that is wrong.
     """
-    # Its workers are alike.
-    report, *_ = await engine.collective_rpc("kv_geometry", timeout=GEOMETRY_S)
+    try:
+        # vLLM waits for ever for the answer of a dead engine.
+        async with asyncio.timeout(GEOMETRY_S):
+            report, *_ = await engine.collective_rpc("kv_geometry")
+    except Exception as error:
+        raise EngineStartError(f"{engine.model_config.model!r} does not say what its KV cache is: {error}") from error
     found = KVGeometry.of(*report)
     if not found.groups:
         return found

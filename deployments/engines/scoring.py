@@ -64,9 +64,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         self._reward_cache_hits = 0
 
     def _arguments(self) -> AsyncEngineArgs:
-        family = self._settings.reader
-        architecture = family.vllm_model.partition(":")[2] if family.vllm_model else None
-        return engine_args(self._settings, runner=family.runner, pooler=family.pooler(), architecture=architecture)
+        return scoring_args(self._settings)
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         family = self._settings.reader(self._settings, engine_tokenizer(engine))
@@ -156,6 +154,13 @@ class ScoringEngine(EngineLifecycle[_Running]):
         if longest > self._running.max_query_tokens:
             raise ScorerRefused(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
         return queries
+
+
+def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
+    """What the engine of a reward model is started with. Raises EngineStartError when the settings allow none."""
+    family = settings.reader
+    architecture = family.vllm_model.partition(":")[2] if family.vllm_model else None
+    return engine_args(settings, runner=family.runner, pooler=family.pooler(), architecture=architecture)
 
 
 def _path_keys(request: ScoreRequest, item: ScoreItem) -> tuple[PathKey, ...]:

@@ -13,7 +13,7 @@ from vllm.config import VllmConfig
 from deployments.engines.errors import EngineStartError
 from deployments.engines.lifecycle import engine_geometry
 from kvstore.engine_geometry import expected_geometry
-from kvstore.geometry import KVGeometry
+from kvstore.geometry import KVGeometry, UnknownGeometry
 from tests.engine.architectures import ARCHITECTURES, arguments, write
 
 ROOT = Path(__file__).parents[2]
@@ -70,6 +70,21 @@ def test_keys_and_values_of_one_byte(tmp_path: Path) -> None:
     assert small.bytes_per_block * 4 == whole.bytes_per_block
 
 
+@pytest.mark.parametrize(
+    ("architecture", "more", "reason"),
+    [
+        ("LlamaForCausalLM", {"kv_cache_dtype": "int8_per_token_head"}, "kept as a backend likes"),
+        ("LlamaForCausalLM", {"kv_cache_dtype_skip_layers": ["0"]}, "types of their own"),
+        ("Gemma3ForCausalLM", {"hf_overrides": {"layer_types": ["chunked_attention"] * 7}}, "chunked_attention"),
+    ],
+)
+def test_nothing_is_expected_of_what_is_not_known(
+    architecture: str, more: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UnknownGeometry, match=reason):
+        expected_geometry(config_of(architecture, tmp_path, **more))
+
+
 class Engine:
     """One that says of itself what it is told to."""
 
@@ -78,7 +93,7 @@ class Engine:
         self.model_config = config.model_config
         self._geometry = geometry
 
-    async def collective_rpc(self, method: str, timeout: float) -> list[Any]:
+    async def collective_rpc(self, method: str) -> list[Any]:
         assert method == "kv_geometry"
         return [self._geometry]
 

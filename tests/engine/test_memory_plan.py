@@ -4,34 +4,54 @@ import io
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from rich.console import Console
+from safetensors.torch import save_file
 
 from cluster.cli.plan import show_plan
 from cluster.launch.errors import LaunchError
 from deployments.config import AppConfig
-from deployments.memory_plan import parameters, roles_of
+from deployments.memory_plan import element_bytes, roles_of, stored_numbers
 
 MIB = 1 << 20
+TOKENS = {"generator": 1.0, "prm": 1.0}
 
 
 def told(path: Path | None, memory: str) -> str:
     out = io.StringIO()
-    show_plan(path, memory, "1MiB", {}, Console(file=out, width=120))
+    show_plan(path, memory, "1MiB", TOKENS, Console(file=out, width=120))
     return out.getvalue()
 
 
 def test_weights_are_those_of_the_files() -> None:
     config = AppConfig()
-    for role, settings in zip(roles_of(config, MIB, {}), (config.generator, config.prm), strict=True):
+    for role, settings in zip(roles_of(config, MIB, TOKENS), (config.generator, config.prm), strict=True):
         size = sum(path.stat().st_size for path in Path(settings.model_path).glob("*.safetensors"))
         assert size - 65_536 < role.weight_bytes <= size
         assert role.working_bytes == MIB
 
 
 def test_a_model_without_weights_is_told(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="has no safetensors files"):
-        parameters(str(tmp_path))
+    with pytest.raises(FileNotFoundError, match="no safetensors files"):
+        stored_numbers(str(tmp_path))
+
+
+def test_numbers_are_counted_by_their_type_and_once(tmp_path: Path) -> None:
+    packed, scale = torch.zeros(8, 4, dtype=torch.int32), torch.zeros(6, dtype=torch.bfloat16)
+    save_file({"packed": packed, "scale": scale}, tmp_path / "model.safetensors")
+    save_file({"packed": torch.zeros(8, 4, dtype=torch.int32)}, tmp_path / "consolidated.safetensors")
+    assert stored_numbers(str(tmp_path)) == {"I32": 32, "BF16": 6}
+    assert [element_bytes(dtype) for dtype in ("I32", "BF16", "F8_E4M3", "U8", "BOOL")] == [4, 2, 1, 1, 1]
+
+
+def test_what_vllm_refuses_is_told_in_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    application = {"name": "banyan", "import_path": "deployments.app:build"}
+    application["args"] = {"generator": {"max_model_len": 65_536}, "prm": {"max_model_len": 65_536}}
+    path.write_text(yaml.safe_dump({"http_options": {"host": "127.0.0.1"}, "applications": [application]}))
+    with pytest.raises(LaunchError, match="embedded:generator"):
+        told(path, "64MiB")
 
 
 def test_what_is_printed_is_a_configuration_that_is_taken() -> None:

@@ -127,15 +127,15 @@ def tolerate_rays_warnings(item: pytest.Item) -> None:
 @contextmanager
 def running(settings: Json, directory: Path) -> Iterator[Application]:
     """The application on a Ray of its own, for who has one of the two keys that are made in ``directory``."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     os.environ.pop("BANYAN_API_KEYS", None)
     key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
     keys_file = directory / "keys"
     keys_file.write_text(f"{key}  # the tests\n{other_key}\n")
     started_at = time.time()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    with socket.socket() as probe:  # once Ray has taken its ports
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         http = {**settings.get("http", {}), "api_keys_file": str(keys_file)}

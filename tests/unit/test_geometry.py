@@ -34,8 +34,8 @@ def test_a_ledger_counts_the_blocks_of_all_groups() -> None:
     assert ledger.reserved == ALTERNATING.blocks_for(96)
     sibling = ledger.reserve(prefix, growth=31)
     assert sibling is not None
-    # Two shared blocks of the layers that keep all; a block behind them and three of the window for each.
-    assert ledger.reserved == 2 + 2 * (1 + 3)
+    # Two blocks of tokens that are shared and one behind them for each, in both groups.
+    assert ledger.reserved == 2 * (2 + 2)
     sibling.release()
     hold.release()
     assert ledger.reserved == 0
@@ -49,7 +49,34 @@ def test_a_long_request_fits_though_its_windows_would_not_if_they_kept_all() -> 
         ledger.check(Prefix.of(range(longest), ledger.block_size))
 
 
-def test_a_model_of_windows_alone() -> None:
-    ledger = KVLedger.of(10, KVGeometry((KVGroup(4, 8_192, 16, 3),), 32_768))
-    holds = [ledger.reserve(Prefix.of(range(1_000), ledger.block_size), growth=20) for _ in range(4)]
-    assert [hold is not None for hold in holds] == [True, True, True, False]
+def test_it_goes_on_alone() -> None:
+    ledger = KVLedger.of(100, ALTERNATING)
+    prefix = Prefix.of(range(32 * 90), ledger.block_size)
+    alone = ledger.reserve(prefix, growth=20)
+    assert alone is not None
+    assert ledger.reserved == ledger.capacity
+    assert ledger.reserve(prefix, growth=20) is None
+    alone.release()
+    assert ledger.reserved == 0
+
+
+def test_a_model_of_windows_alone_shares_them() -> None:
+    ledger = KVLedger.of(100, KVGeometry((KVGroup(4, 8_192, 16, 65),), 32_768))
+    prefix = Prefix.of(range(1_000), ledger.block_size)
+    assert all(ledger.reserve(prefix, growth=20) for _ in range(19))
+    assert ledger.reserved == 62 + 19 * 2
+
+
+def test_states_are_each_request_s_own() -> None:
+    ledger = KVLedger.of(100, KVGeometry((KVGroup(3, 4_096, 528, 2, False), KVGroup(1, 4_096, 16)), 12_288))
+    assert ledger.block_size == 16
+    hold = ledger.reserve(Prefix.of(range(33), 16), growth=10)
+    assert hold is not None
+    assert ledger.reserved == 3 + 2
+
+
+def test_groups_of_blocks_of_different_sizes() -> None:
+    geometry = KVGeometry((KVGroup(1, 4_096, 16, 200), KVGroup(1, 16_384, 64)), 16_384)
+    ledger = KVLedger.of(1_000, geometry)
+    assert ledger.reserve(Prefix.of(range(1_590), ledger.block_size), growth=10) is not None
+    assert ledger.reserved >= geometry.blocks_for(1_600)
