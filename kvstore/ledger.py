@@ -4,7 +4,7 @@ The engine itself knows only what it has given out so far; which of its requests
 known here. Used from one thread; nothing in it waits.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -66,7 +66,12 @@ class KVLedger:
     """
 
     def __init__(
-        self, capacity: int, block_size: int, groups: int = 1, states: int = 0, windows: Sequence[int] = ()
+        self,
+        capacity: int,
+        block_size: int,
+        groups: int = 1,
+        states: int = 0,
+        alone: Callable[[int], int] | None = None,
     ) -> None:
         """
         Args:
@@ -74,7 +79,7 @@ class KVLedger:
             block_size: tokens per block.
             groups: of layers that keep tokens; see `KVGeometry`.
             states: blocks that every request has for itself, however long it is.
-            windows: for groups that need not keep all tokens, the most blocks that a request holds of each.
+            alone: blocks that a request of so many tokens holds in an empty cache, where it is fewer than that.
         """
         if capacity < 1 or block_size < 1:
             raise ValueError(f"capacity and block_size must be positive, got {capacity} and {block_size}")
@@ -82,7 +87,7 @@ class KVLedger:
         self.block_size = block_size
         self._groups = groups
         self._states = states
-        self._windows = tuple(windows)
+        self._alone = alone or self._whole
         self._shared: dict[int, _Shared] = {}
         self._own = 0
 
@@ -108,8 +113,7 @@ class KVLedger:
         # Where the sizes differ, as if all groups had the smallest blocks: never too little.
         block_size = min((group.block_size for group in tokens), default=1)
         states = sum(group.most_blocks or 0 for group in geometry.groups if not group.of_tokens)
-        windows = [group.most_blocks * group.block_size // block_size for group in tokens if group.most_blocks]
-        return cls(capacity, block_size, len(tokens), states, windows)
+        return cls(capacity, block_size, len(tokens), states, geometry.blocks_for)
 
     def reserve(self, prefix: Prefix, growth: int, spare: int = 0) -> "Hold | None":
         """Promises a request its prefix and ``growth`` tokens behind it; None where fewer than ``spare`` blocks would
@@ -132,18 +136,17 @@ class KVLedger:
 
     def check(self, prefix: Prefix) -> None:
         """Raises TooLarge where the prefix with one token more fits into no empty cache."""
-        blocks = self._blocks(prefix.tokens + 1)
-        whole = (self._groups - len(self._windows)) * blocks + self._states
-        whole += sum(min(blocks, window) for window in self._windows)
+        whole = self._alone(prefix.tokens + 1)
         if whole > self.capacity:
             raise TooLarge(whole, self.capacity)
 
     def own(self, prefix: Prefix, growth: int) -> int:
         """Blocks that a request needs for itself alone."""
-        return self._groups * (self._blocks(prefix.tokens + max(growth, 1)) - len(prefix.keys)) + self._states
+        return self._whole(prefix.tokens + max(growth, 1)) - self._groups * len(prefix.keys)
 
-    def _blocks(self, tokens: int) -> int:
-        return -(-tokens // self.block_size)
+    def _whole(self, tokens: int) -> int:
+        """Blocks of a request that shares nothing."""
+        return self._groups * -(-tokens // self.block_size) + self._states
 
     def _missing(self, prefix: Prefix) -> int:
         """How many of its whole blocks of tokens nobody holds yet."""
