@@ -7,7 +7,6 @@ stand side by side in one run and take turns, so that a busy machine is busy for
 """
 
 import asyncio
-import socket
 import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -23,6 +22,7 @@ from rich.table import Table
 from benchmarks.engines import engines_of, solve_all
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, write_result
+from cluster.launch.application import free_port
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
@@ -87,9 +87,7 @@ def application(config: AppConfig) -> Iterator[str]:
     from deployments.app import build
 
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    with socket.socket() as probe:  # once Ray has taken its ports
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()  # once Ray has taken its own
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(build(config))

@@ -6,7 +6,6 @@ tests: it starts Ray's dashboard, and fetches Prometheus where it is not install
 
 import secrets
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import pytest
 import yaml
 
 import tests.ray_environment  # noqa: F401  # before Ray is imported
+from cluster.launch.application import free_port
 from tests.serve.application import Application, problems, until
 
 START_S = 120.0
@@ -38,13 +38,6 @@ pytestmark = [
         for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning")
     ),
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 @pytest.fixture(scope="module")

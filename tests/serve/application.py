@@ -4,7 +4,6 @@ import asyncio
 import os
 import secrets
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -20,6 +19,7 @@ import pytest
 import ray
 from ray import serve
 
+from cluster.launch.application import free_port
 from deployments.app import build
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
@@ -133,9 +133,7 @@ def running(settings: Json, directory: Path) -> Iterator[Application]:
     keys_file.write_text(f"{key}  # the tests\n{other_key}\n")
     started_at = time.time()
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
-    with socket.socket() as probe:  # once Ray has taken its ports
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()  # once Ray has taken its own
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         http = {**settings.get("http", {}), "api_keys_file": str(keys_file)}
