@@ -28,11 +28,17 @@ def dismantle_response(response: Any) -> None:
         _dismantle_response(response)
 
 
-def _dismantle_response(response: Any) -> None:
+def assigned_result(response: Any) -> Any:
+    """Serve's result behind its response to a call, in the setting with one event loop; None before a replica was
+    found, and where none was."""
     assigned = getattr(response, "_replica_result_future", None)
     if not isinstance(assigned, asyncio.Future) or not assigned.done() or assigned.cancelled() or assigned.exception():
-        return
-    result: Any = assigned.result()
+        return None
+    return assigned.result()
+
+
+def _dismantle_response(response: Any) -> None:
+    result = assigned_result(response)
     call = getattr(result, "_call", None)
     if call is None or not call.done():
         return

@@ -12,7 +12,7 @@ from ray.serve.exceptions import RayServeException
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from deployments.config import ControllerSettings
-from deployments.dismantle import dismantle_retrying
+from deployments.dismantle import assigned_result, dismantle_retrying
 from search.errors import GeneratorRefused, ScorerRefused, SearchError
 
 logger = logging.getLogger("banyan.calls")
@@ -165,12 +165,10 @@ def release(response: Cancellable) -> None:
     with one event loop, Serve's own ``cancel`` misses a call that was assigned to a replica but not
     awaited yet, so the assigned call is cancelled too.
     """
-    assigned = getattr(response, "_replica_result_future", None)
+    result = assigned_result(response)
     response.cancel()
-    if not isinstance(assigned, asyncio.Future) or not assigned.done() or assigned.cancelled():
-        return
-    if assigned.exception() is None:
-        assigned.result().cancel()
+    if result is not None:
+        result.cancel()
 
 
 def is_replica_failure(error: BaseException) -> bool:

@@ -20,8 +20,10 @@ def test_calls_that_were_answered_are_freed_at_once(idle: Application) -> None:
         return left
 
     (_,) = idle.in_replicas("SearchController", begin)
-    for seed, problem in enumerate(problems(3, seed=31)):
-        reply = idle.chat(problem, seed)
-        assert reply["search"]["answer"] is not None
-    (left,) = idle.in_replicas("SearchController", calls_left)
+    try:
+        for seed, problem in enumerate(problems(3, seed=31)):
+            reply = idle.chat(problem, seed)
+            assert reply["search"]["answer"] is not None
+    finally:
+        (left,) = idle.in_replicas("SearchController", calls_left)
     assert left <= 3  # of calls that a search gave up at its end; it makes more than ten
