@@ -8,7 +8,6 @@ clamp and cache, with the clamp, and with both. More clients than fit search at 
 """
 
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,15 +17,14 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.kv_clamp import SEARCHES, Run, run
-from benchmarks.overload import quantile
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.cli.plan import TOKENS, planned, settings
+from cluster.cli.plan import planned, settings
 from cluster.launch.config_file import app_config, read_config
 from cluster.launch.environment import ensure_token, set_environment
-from deployments.config import AppConfig
+from deployments.config import AppConfig, merged
 from deployments.embedded.problems import Split, draw_problems
-from kvstore.planner import Share
+from kvstore.planner import TOKENS, Share
 
 ARMS: dict[str, dict[str, Any]] = {
     "neither": {"generator": {"clamp": "off"}, "cache": {"enabled": False}},
@@ -37,16 +35,6 @@ SERVED_NAME = "banyan-arithmetic"
 SEED = 13
 MIB = 1 << 20
 console = Console(stderr=True)
-
-
-def merged(*parts: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested mappings as one; the later ones win."""
-    whole: dict[str, Any] = {}
-    for part in parts:
-        for name, value in part.items():
-            known = whole.get(name)
-            whole[name] = merged(known, value) if isinstance(known, dict) and isinstance(value, Mapping) else value
-    return whole
 
 
 def used_mib(told: str) -> int:
@@ -64,13 +52,13 @@ def device_used() -> int | None:
 
 
 def row(arm: str, strategy: str, ran: Run, before: int | None, after: int | None) -> dict[str, Any]:
-    generated = ran.counted["generated_tokens"]
+    figures = ran.figures
     return {
         "arm": arm,
         "strategy": strategy,
-        **ran.figures,
-        "p95_s": round(quantile(sorted(ran.each), 0.95), 3),
-        "recomputed_share": round(ran.counted["recomputed_tokens"] / max(generated, 1), 4),
+        **figures,
+        "p95_s": figures["seconds"]["p95"],
+        "recomputed_share": round(figures["recomputed_tokens"] / max(figures["generated_tokens"], 1), 4),
         "device_mib": None if before is None or after is None else after - before,
     }
 
@@ -108,10 +96,10 @@ def main(
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    given = app_config(read_config(config)).model_dump(exclude_unset=True)
-    shares, whole, on_gpu = planned(AppConfig.model_validate(given), memory, working, TOKENS)
-    common = merged(given, settings(shares, on_gpu), {"generator": {"served_name": SERVED_NAME}})
-    common = merged(common, {"controller": {"searches": 128}})
+    given = app_config(read_config(config))
+    shares, whole, on_gpu = planned(given, memory, working, TOKENS)
+    common = merged(given.model_dump(exclude_unset=True), settings(shares, on_gpu))
+    common = merged(common, {"generator": {"served_name": SERVED_NAME}, "controller": {"searches": 128}})
     rows = []
     before = device_used()
     for arm, changed in ARMS.items():

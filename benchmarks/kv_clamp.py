@@ -12,7 +12,7 @@ import random
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import httpx
@@ -26,7 +26,7 @@ from benchmarks.overload import quantile, told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, application, served
 from cluster.launch.environment import ensure_token, set_environment
-from deployments.config import AppConfig
+from deployments.config import AppConfig, merged
 from deployments.embedded.problems import Problem, Split, draw_problems
 
 SEARCHES: dict[str, dict[str, Any]] = {
@@ -67,9 +67,13 @@ class Run(NamedTuple):
     """What the generator's counters gained."""
 
     @property
+    def rate(self) -> float:
+        """Searches a second."""
+        return len(self.each) / self.seconds
+
+    @property
     def figures(self) -> dict[str, Any]:
-        rate = round(len(self.each) / self.seconds, 3)
-        return {"searches_per_s": rate, "seconds": told(self.each), **self.counted}
+        return {"searches_per_s": round(self.rate, 3), "seconds": told(self.each), **self.counted}
 
 
 Turn: TypeAlias = dict[tuple[str, float], Run]
@@ -77,11 +81,12 @@ Turn: TypeAlias = dict[tuple[str, float], Run]
 
 
 def config_of(arm: str, cache: bool) -> AppConfig:
-    given: dict[str, Any] = {"cache": {"enabled": cache}, "controller": {"searches": 128}}
-    for part, values in ARMS[arm].items():
-        given[part] = {**given.get(part, {}), **values}
-    given["generator"] = {"kv_cache_memory_bytes": FIT * BLOCKS * BLOCK_BYTES, **given["generator"]}
-    return AppConfig.model_validate(given)
+    given = {
+        "generator": {"kv_cache_memory_bytes": FIT * BLOCKS * BLOCK_BYTES},
+        "cache": {"enabled": cache},
+        "controller": {"searches": 128},
+    }
+    return AppConfig.model_validate(merged(given, ARMS[arm]))
 
 
 async def counters(http: httpx.AsyncClient) -> dict[str, int]:
@@ -89,7 +94,14 @@ async def counters(http: httpx.AsyncClient) -> dict[str, int]:
     return {name: sum(replica.get(name, 0) for replica in replicas) for name in COUNTERS}
 
 
-async def run(url: str, search: dict[str, Any], problems: Sequence[Problem], clients: int) -> Run:
+async def run(
+    url: str,
+    search: dict[str, Any],
+    problems: Sequence[Problem],
+    clients: int,
+    seed: int = SEED,
+    count: Callable[[httpx.AsyncClient], Awaitable[dict[str, int]]] = counters,
+) -> Run:
     """Every problem once, so many at a time."""
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as http, served(url, search) as solve:
 
@@ -97,10 +109,10 @@ async def run(url: str, search: dict[str, Any], problems: Sequence[Problem], cli
             began = time.perf_counter()
             return await solve(problem, seed), time.perf_counter() - began
 
-        before = await counters(http)
-        done, seconds = await solve_all(timed, problems, clients, SEED)
-        after = await counters(http)
-    counted = {name: after[name] - before[name] for name in COUNTERS}
+        before = await count(http)
+        done, seconds = await solve_all(timed, problems, clients, seed)
+        after = await count(http)
+    counted = {name: after[name] - before[name] for name in after}
     return Run(seconds, [took for _, took in done], [found for found, _ in done], counted)
 
 
@@ -119,6 +131,15 @@ async def turn(url: str, strategies: Sequence[str], loads: Sequence[float], numb
     return runs
 
 
+def other_trees(runs: Sequence[Run], others: Sequence[Run]) -> int:
+    """Searches that came to something else, of runs with the same problems and seeds."""
+    return sum(
+        one != other
+        for here, there in zip(runs, others, strict=True)
+        for one, other in zip(here.found, there.found, strict=True)
+    )
+
+
 def summary(arms: Sequence[str], turns: dict[str, list[Turn]]) -> list[dict[str, Any]]:
     rows = []
     for strategy, load in turns[arms[0]][0]:
@@ -126,16 +147,11 @@ def summary(arms: Sequence[str], turns: dict[str, list[Turn]]) -> list[dict[str,
         for arm in arms:
             runs = [each[strategy, load] for each in turns[arm]]
             row: dict[str, Any] = {"strategy": strategy, "load": load, "arm": arm, "runs": [r.figures for r in runs]}
-            row["searches_per_s"] = round(statistics.median(len(r.each) / r.seconds for r in runs), 3)
+            row["searches_per_s"] = round(statistics.median(r.rate for r in runs), 3)
             row["p95_s"] = round(statistics.median(quantile(sorted(r.each), 0.95) for r in runs), 3)
             if default:
-                of_default = [len(r.each) / r.seconds for r in default]
-                row["over_default"] = round(row["searches_per_s"] / statistics.median(of_default), 3)
-                row["other_trees"] = sum(
-                    one != other
-                    for here, there in zip(runs, default, strict=True)
-                    for one, other in zip(here.found, there.found, strict=True)
-                )
+                row["over_default"] = round(row["searches_per_s"] / statistics.median(r.rate for r in default), 3)
+                row["other_trees"] = other_trees(runs, default)
             rows.append(row)
     return rows
 

@@ -11,17 +11,19 @@ import random
 import statistics
 from typing import Annotated, Any
 
+import httpx
 import typer
 import uvloop
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.engines import solve_all
+from benchmarks.kv_clamp import Run, other_trees, run
 from benchmarks.record import claim, show_claims, write_result
-from benchmarks.served_overhead import Searched, application, served
+from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
+from kvstore.planner import TOKENS, split
 
 SEARCH: dict[str, Any] = {"strategy": "beam_search", "n": 16, "m": 4}
 MEMORY = 16 << 20
@@ -35,9 +37,7 @@ console = Console(stderr=True)
 
 def planned_bytes() -> tuple[int, int]:
     """The planner's own: KV of generator and reward model, weights and the rest aside."""
-    from cluster.cli.plan import TOKENS
     from deployments.memory_plan import roles_of
-    from kvstore.planner import split
 
     roles = [role._replace(weight_bytes=0) for role in roles_of(AppConfig(), 0, TOKENS)]
     generator, prm = split(roles, MEMORY, used=1.0)
@@ -54,21 +54,15 @@ def config_of(generator: int, prm: int, cache: bool) -> AppConfig:
     )
 
 
-async def turn(url: str, problems: int) -> tuple[float, list[Searched], dict[str, int]]:
-    import httpx
-
+async def turn(url: str, problems: int) -> Run:
     drawn = draw_problems(Split.VALIDATION, SEED)
     warm = [next(drawn) for _ in range(WARM)]
     measured = [next(drawn) for _ in range(problems)]
-    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http, served(url, SEARCH) as solve:
-        await solve_all(solve, warm, CLIENTS, SEED)
-        before = await counters(http)
-        found, seconds = await solve_all(solve, measured, CLIENTS, SEED)
-        after = await counters(http)
-    return len(found) / seconds, found, {name: after[name] - before[name] for name in after}
+    await run(url, SEARCH, warm, CLIENTS, SEED, counters)
+    return await run(url, SEARCH, measured, CLIENTS, SEED, counters)
 
 
-async def counters(http: Any) -> dict[str, int]:
+async def counters(http: httpx.AsyncClient) -> dict[str, int]:
     status = (await http.get("/v1/status")).raise_for_status().json()
     return {
         f"{role}_{name}": sum(replica[name] for replica in status[role])
@@ -87,28 +81,25 @@ def main(
     ensure_token()
     splits = {PLANNED: planned_bytes()}
     splits |= {share: (int(float(share) * MEMORY), MEMORY - int(float(share) * MEMORY)) for share in shares.split(",")}
-    runs: dict[str, list[tuple[float, list[Searched], dict[str, int]]]] = {name: [] for name in splits}
+    runs: dict[str, list[Run]] = {name: [] for name in splits}
     luck = random.Random(SEED)
     for number in range(turns):
         for name in luck.sample(list(splits), len(splits)):
             with application(config_of(*splits[name], cache)) as url:
                 runs[name].append(uvloop.run(turn(url, problems)))
-            console.print(f"turn {number + 1}, {name}: {runs[name][-1][0]:.2f} searches/s")
-    rates = {name: statistics.median(rate for rate, _, _ in of) for name, of in runs.items()}
+            console.print(f"turn {number + 1}, {name}: {runs[name][-1].rate:.2f} searches/s")
+    rates = {name: statistics.median(each.rate for each in of) for name, of in runs.items()}
     rows = [
         {
             "split": name,
             "generator_bytes": splits[name][0],
             "prm_bytes": splits[name][1],
-            "searches_per_s": [round(rate, 3) for rate, _, _ in of],
-            "counted": [counted for _, _, counted in of],
-            "other_trees": sum(
-                one != other for mine, theirs in zip(of, runs[PLANNED], strict=True)
-                for one, other in zip(mine[1], theirs[1], strict=True)
-            ),
+            "searches_per_s": [round(each.rate, 3) for each in of],
+            "counted": [each.counted for each in of],
+            "other_trees": other_trees(of, runs[PLANNED]),
         }
         for name, of in runs.items()
-    ]  # fmt: skip
+    ]
     best = max(rates, key=lambda name: rates[name])
     ratio = round(rates[PLANNED] / rates[best], 3)
     held = [claim(f"the planned split over the best one ({best})", ratio, f">= {LEAST}", ratio >= LEAST)]

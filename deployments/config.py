@@ -122,7 +122,7 @@ class ControllerSettings(Settings):
             ValidationError: the result is malformed.
             ValueError: paths would be deeper than the reward model's context was checked for.
         """
-        changed = ControllerSettings.model_validate(_merged(self.model_dump(), given))
+        changed = ControllerSettings.model_validate(merged(self.model_dump(), given))
         if changed.limits.depth > self.limits.depth:
             raise ValueError(f"limits.depth may be at most {self.limits.depth}, what the application was built with")
         return changed
@@ -229,10 +229,13 @@ class ControllerUserConfig(Settings):
     )
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
-    """``default_search`` is one thing: of another strategy's settings nothing stays."""
-    merged = dict(old)
+def merged(old: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
+    """Nested settings as one, the new ones over the old.
+
+    ``default_search`` is one thing: of another strategy's settings nothing stays.
+    """
+    laid_over = dict(old)
     for name, value in new.items():
         whole = name == "default_search" or not isinstance(value, Mapping) or not isinstance(old.get(name), Mapping)
-        merged[name] = value if whole else _merged(old[name], value)
-    return merged
+        laid_over[name] = value if whole else merged(old[name], value)
+    return laid_over

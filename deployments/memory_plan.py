@@ -60,7 +60,8 @@ def weight_bytes(model: str, config: ModelConfig) -> int:
     numbers = stored_numbers(model)
     if config.quantization is not None:
         return sum(count * element_bytes(dtype) for dtype, count in numbers.items())
-    return sum(numbers.values()) * torch.empty(0, dtype=config.dtype).element_size()
+    size: int = config.dtype.itemsize
+    return sum(numbers.values()) * size
 
 
 def element_bytes(dtype: str) -> int:

@@ -12,6 +12,10 @@ from kvstore.geometry import KVGeometry
 STEP = 1000
 """Shares of a device are told in thousandths: rounded up, so that an engine finds what it was promised."""
 
+TOKENS = {"generator": 4.0, "prm": 1.0}
+"""What the engines hold where nobody has measured it: the generator its branches for as long as it writes them, the
+reward model a path for the one pass that reads it. Chosen by `benchmarks.memory_split`."""
+
 
 class DoesNotFit(ValueError):
     """The device is too small; says by how much."""
@@ -29,10 +33,6 @@ class Role(NamedTuple):
     """Tokens of the longest sequence: less memory than for one is no use."""
     tokens: float = 1.0
     """Tokens that it holds, against those of the others."""
-
-    @property
-    def least_blocks(self) -> int:
-        return self.geometry.blocks_to_start(self.longest)
 
     @property
     def token_bytes(self) -> float:
@@ -71,7 +71,7 @@ def split(roles: Sequence[Role], device_bytes: int, used: float = 0.95) -> list[
     """
     granted = int(device_bytes * used)
     fixed = sum(role.weight_bytes + role.working_bytes for role in roles)
-    least = [role.least_blocks * role.geometry.bytes_per_block for role in roles]
+    least = [role.geometry.blocks_to_start(role.longest) * role.geometry.bytes_per_block for role in roles]
     # Shares are rounded up.
     left = granted - fixed - len(roles) * (device_bytes // STEP + 1)
     if left < sum(least):

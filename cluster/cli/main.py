@@ -15,6 +15,7 @@ from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
 from cluster.client.replies import Question
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from deployments.embedded.problems import LEVELS, Split, draw_problems
+from kvstore.planner import TOKENS
 
 DEFAULT_CONFIG = Path("serve_config.yaml")
 MAX_DRAWN = 10_000
@@ -80,8 +81,8 @@ def plan(
         typer.Option(help="What the engines share, as 24GiB. Unset: the GPU of this machine.", show_default=False),
     ] = None,
     working: Annotated[str, typer.Option(help="What each takes beside weights and KV.")] = "2GiB",
-    generator_tokens: Tokens = 4.0,
-    prm_tokens: Tokens = 1.0,
+    generator_tokens: Tokens = TOKENS["generator"],
+    prm_tokens: Tokens = TOKENS["prm"],
 ) -> None:
     """Split the memory of one device between the generator and the reward model."""
     from cluster.cli.plan import show_plan

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
 
 SIZE = TypeAdapter(ByteSize)
 MAX_BYTES = 1 << 50
-TOKENS = {"generator": 4.0, "prm": 1.0}
-"""What the engines hold where nobody has measured it: the generator its branches for as long as it writes them, the
-reward model a path for the one pass that reads it. Chosen by `benchmarks.memory_split`."""
 
 
 def show_plan(

@@ -1,7 +1,8 @@
 """The arithmetic of the program for a machine with a GPU, which is not here."""
 
-from benchmarks.gpu import ARMS, MIB, claims, merged, row, used_mib
+from benchmarks.gpu import ARMS, MIB, claims, row, used_mib
 from benchmarks.kv_clamp import COUNTERS, Run
+from deployments.config import merged
 from kvstore.geometry import KVGeometry, KVGroup
 from kvstore.planner import Role, split
 
@@ -15,7 +16,7 @@ def ran(seconds: float = 10.0, **counted: int) -> Run:
 def test_settings_of_the_plan_are_laid_over_those_of_the_file() -> None:
     given = {"generator": {"model": "a", "replicas": {"max_replicas": 1}}, "cache": {"enabled": True}}
     plan = {"generator": {"replicas": {"num_gpus": 0.5}, "kv_cache_memory_bytes": 7}}
-    assert merged(given, plan, ARMS["neither"]) == {
+    assert merged(merged(given, plan), ARMS["neither"]) == {
         "generator": {
             "model": "a",
             "replicas": {"max_replicas": 1, "num_gpus": 0.5},
