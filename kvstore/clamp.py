@@ -14,6 +14,8 @@ SPECULATIVE_SHARE = 0.25
 LENGTHS = 512
 """So many of the last ones say how long the next will be."""
 QUANTILE = 0.9
+WITHHELD_LATELY = 0.98
+"""How fast it is forgotten, from one step of the engine to the next, how many blocks its cache held."""
 FEWEST = 16
 """Until so many are known each may become as long as it is allowed to."""
 
@@ -124,6 +126,19 @@ class KVClamp:
             self.wanted -= 1
             self._wanted_blocks -= self.ledger.own(ticket.prefix, ticket.growth)
         self.waiting -= not ticket.granted
+        self._advance()
+
+    def withheld(self, blocks: int) -> None:
+        """Told after every step of the engine: so many blocks are held by no branch and cannot be given out.
+
+        That is so for some steps only, but it comes again, and always after the blocks of a step were given out: room
+        is left for as much as there was lately.
+        """
+        ledger = self.ledger
+        ledger.withheld = max(blocks, int(WITHHELD_LATELY * ledger.withheld))
+        self._advance()
+
+    def _advance(self) -> None:
         while self._queue:
             first = self._queue[0][2]
             if not first.closed:

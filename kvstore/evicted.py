@@ -17,9 +17,11 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
     OffloadPolicy,
     PendingStoreItem,
 )
+from lmcache.integration.vllm.lazy_offload_state import LazyOffloadRequestRegistry, SubmittedStoreBatch
 
 from kvstore.recent import Recent
 from kvstore.running_quantile import RunningQuantile
+from kvstore.storing import StoringBlocks
 
 AHEAD = 2.5
 """Blocks that may be taken before a store has begun, in those of a step."""
@@ -205,11 +207,31 @@ class Lookups:
         self._in_vain = 0 if found else self._in_vain + 1
 
 
+class _Registry(LazyOffloadRequestRegistry):  # type: ignore[misc]
+    """LMCache's registry of the stores that are under way; tells of the blocks that they hold."""
+
+    def __init__(self, storing: StoringBlocks) -> None:
+        super().__init__()
+        self._storing = storing
+
+    def register_batch(self, request_id: str, block_ids: list[int]) -> None:
+        super().register_batch(request_id, block_ids)
+        self._storing.begins(request_id, block_ids)
+
+    def complete_batch(self, request_id: str) -> SubmittedStoreBatch:
+        self._storing.ends(request_id)
+        return super().complete_batch(request_id)
+
+
 class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
     """LMCache's manager of such stores with that policy, asked only when there is something to do."""
 
     lookups: Lookups
     gone_on_with: Callable[[Any], None]
+
+    def __init__(self, *args: Any, storing: StoringBlocks) -> None:
+        super().__init__(*args)
+        self._requests = _Registry(storing)
 
     def bind_block_pool(self, gpu_block_pool: Any) -> None:
         super().bind_block_pool(gpu_block_pool)

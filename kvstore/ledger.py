@@ -90,6 +90,8 @@ class KVLedger:
         self._alone = alone or self._whole
         self._shared: dict[int, _Shared] = {}
         self._own = 0
+        self.withheld = 0
+        """Blocks that somebody else holds for now: they are promised to nobody, but they are not free."""
 
     @property
     def reserved(self) -> int:
@@ -103,8 +105,8 @@ class KVLedger:
 
     @property
     def free(self) -> int:
-        """Blocks that are promised to nobody."""
-        return self.capacity - self.reserved
+        """Blocks that are promised to nobody and held by nobody else."""
+        return max(0, self.capacity - self.reserved - self.withheld)
 
     @classmethod
     def of(cls, capacity: int, geometry: KVGeometry) -> "KVLedger":

@@ -5,15 +5,19 @@ Imports vLLM and LMCache.
 
 import logging
 import time
+from itertools import chain
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
 from lmcache.integration.vllm import lmcache_mp_connector
+from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from kvstore.evicted import EvictedPathsManager
+from kvstore.fetches import Fetches
 from kvstore.recent import Lately, Recent
+from kvstore.storing import STORING, StoringBlocks
 from kvstore.transfers import Transfers
 
 logger = logging.getLogger(__name__)
@@ -35,6 +39,8 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             vllm_config.kv_transfer_config.kv_connector_extra_config["lmcache.mp.lazy_offload"] = False
         super().__init__(vllm_config, *args, **kwargs)
         self._transfers = Transfers()
+        self._storing = StoringBlocks()
+        self._fetches = Fetches()
         self._lookups: GivenUpLookups | None = None
         if hasattr(self, "scheduler_adapter"):
             self._lookups = GivenUpLookups(self.scheduler_adapter)
@@ -44,7 +50,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             if self.lazy_offload:
                 extra = self._kv_transfer_config.kv_connector_extra_config
                 self._lazy_offload_manager = EvictedPathsManager(
-                    extra, self._group_tokens_per_block, self.scheduler_adapter
+                    extra, self._group_tokens_per_block, self.scheduler_adapter, storing=self._storing
                 )
         if hasattr(self, "worker_adapter"):
             self.worker_adapter._returned_finished = Recent(REMEMBERED)
@@ -60,7 +66,11 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
         # The engine computes the last token in any case.
         whole = (request.num_tokens - 1) // chunk * chunk
-        if request.request_id not in self._sessions and self._need_not_ask(request, num_computed_tokens, whole):
+        lacks = None if num_computed_tokens >= whole else self._block_at(request, num_computed_tokens)
+        asked = request.request_id in self._sessions
+        if not asked and lacks is not None and self._fetches.awaits(lacks, request.request_id):
+            return None, True
+        if not asked and self._need_not_ask(request, num_computed_tokens, whole):
             tracker = self._get_or_create_request_tracker(request)
             alignment = self._hit_alignment_tokens
             tracker.num_vllm_hit_tokens = num_computed_tokens // alignment * alignment
@@ -68,8 +78,11 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
                 tracker.num_stored_tokens = whole
             return 0, False
         self._sessions.begun(request.request_id)
+        if lacks is not None:
+            self._fetches.asks(lacks, request.request_id)
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found[0] is not None:
+            self._fetches.answered(request.request_id)
             if self.lazy_offload:
                 self._lazy_offload_manager.lookups.ended(found[0] > 0)
             self._note(request, whole)  # what was not there is stored as it is computed
@@ -83,7 +96,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
                 self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))
             if computed >= whole:
                 return True
-            missing = request.block_hashes[computed // self._hashed_tokens]
+            missing = self._block_at(request, computed)
             return not self._lazy_offload_manager.lookups.worth(make_block_hash_with_group_id(missing, 0))
         # The server may have been lost, or have evicted it: from time to time it is asked, and gets what it lacks.
         return computed >= whole and self._block_before(request, whole) in self._stored
@@ -99,6 +112,10 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         last = tokens // chunk * chunk // self._hashed_tokens - 1
         return request.block_hashes[last] if 0 <= last < len(request.block_hashes) else None
 
+    def _block_at(self, request: Any, tokens: int) -> Any:
+        """The hash of the block behind the first ``tokens``, of which a whole chunk follows."""
+        return request.block_hashes[tokens // self._hashed_tokens]
+
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         metadata = super().build_connector_meta(scheduler_output)
         for each in metadata.requests:
@@ -112,10 +129,19 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens > 0:
             self._transfers.load_begins(request.request_id)
+            self._fetches.loads(request.request_id)
+
+    def request_finished_all_groups(
+        self, request: Any, block_ids: tuple[list[int], ...]
+    ) -> tuple[bool, dict[str, Any] | None]:
+        keeps, told = self.request_finished(request, block_ids[0] if block_ids else [])
+        if keeps:
+            self._storing.begins(request.request_id, chain.from_iterable(block_ids))
+        return keeps, told
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        # Also what request_finished_all_groups comes to.
         self._transfers.request_ends(request.request_id)
+        self._fetches.ends(request.request_id)
         tracker = self.request_trackers.get(request.request_id)
         if self._lookups is not None and tracker is not None and self._lookups.take(tracker):
             self._cleanup_request_tracker(request.request_id)
@@ -135,12 +161,29 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
         stored, loaded = connector_output.finished_sending or set(), connector_output.finished_recving or set()
-        connector_output.finished_sending = self._transfers.to_tell(stored, loaded)
+        told = connector_output.finished_sending = self._transfers.to_tell(stored, loaded)
+        for request_id in (*told, *loaded):
+            self._storing.ends(request_id)  # the scheduler frees its blocks now
+        for request_id in loaded:
+            self._fetches.ends(request_id)
+
+    def get_kv_connector_stats(self) -> LMCacheMPConnectorStats | None:
+        stats = super().get_kv_connector_stats()
+        if self._lookups is None or not (storing := self._storing.count(self._gpu_block_pool)):
+            return stats
+        return StoringStats(data={**(stats.data if stats else {}), STORING: storing})
 
     def shutdown(self) -> None:
         if self._lookups is not None:
             self._lookups.close()
         super().shutdown()
+
+
+class StoringStats(LMCacheMPConnectorStats):  # type: ignore[misc]
+    """LMCache's own and how many blocks only stores hold."""
+
+    def is_empty(self) -> bool:
+        return False
 
 
 class Sessions:

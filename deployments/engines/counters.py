@@ -1,6 +1,7 @@
 """The engine's own counters, kept where the engine's client runs, and whether the engine is idle."""
 
 import asyncio
+from collections.abc import Callable
 from typing import NamedTuple
 
 from vllm.config import VllmConfig
@@ -9,6 +10,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from kvstore.storing import STORING
 from search.ports import Headroom
 
 
@@ -50,6 +52,8 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self._queries = self._hits = self._external_hits = 0
         self._running = self._waiting = 0
         self._usage = 0.0
+        self.on_storing: Callable[[int], None] = lambda blocks: None
+        """Told after every step how many KV blocks only stores of LMCache hold."""
         self.reports = self.progress = 0
         """Messages of the engine, one for each of its steps, and how many of them told of tokens or of a change in what
         it runs, queues or holds in memory."""
@@ -86,6 +90,7 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
             self._step_requests += self._running
         self._waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self._usage = scheduler_stats.kv_cache_usage
+        self.on_storing((scheduler_stats.kv_connector_stats or {}).get(STORING, 0))
         self._queries += scheduler_stats.prefix_cache_stats.queries
         self._hits += scheduler_stats.prefix_cache_stats.hits
         if scheduler_stats.connector_prefix_cache_stats is not None:

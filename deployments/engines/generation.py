@@ -110,6 +110,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         block_size = engine.vllm_config.cache_config.block_size
         clamps = self._settings.clamp == "wait" and geometry.groups
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if clamps else None
+        if clamp is not None:
+            counters.on_storing = clamp.withheld
         return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
@@ -212,6 +214,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 "reserved_blocks": clamp.ledger.reserved,
                 "branches_waiting": clamp.waiting,
                 "branches_held_back": clamp.held_back,
+                "withheld_blocks": clamp.ledger.withheld,
             }
         return {
             **super().stats(),

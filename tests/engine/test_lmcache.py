@@ -165,6 +165,12 @@ class Engine:
         self.llm = llm
         self._requests = 0
 
+    @property
+    def external_hits(self) -> int:
+        from deployments.engines.counters import EngineCounters
+
+        return EngineCounters.of(self.llm).figures.external_hits
+
     async def ask(
         self, token_ids: list[int], max_tokens: int = 8, began: asyncio.Event | None = None, salt: str | None = None
     ) -> Reply:
@@ -233,6 +239,8 @@ def engine_of(
         from vllm.engine.arg_utils import AsyncEngineArgs
         from vllm.v1.engine.async_llm import AsyncLLM
 
+        from deployments.engines.counters import EngineCounters
+
         llm = AsyncLLM.from_engine_args(
             AsyncEngineArgs(
                 model=str(model),
@@ -247,7 +255,8 @@ def engine_of(
                 enforce_eager=True,
                 kv_cache_memory_bytes=kv_bytes,
                 kv_transfer_config=connector_config(address, settings),
-            )
+            ),
+            stat_loggers=[EngineCounters],
         )
     engine = Engine(llm)
     try:
@@ -437,4 +446,16 @@ def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
         until(lambda: objects(keeper.server) >= before + 8)
         came_back = runner.run(engine.ask(path))
 
+        for other in others:
+            runner.run(engine.ask(other))
+        before = engine.external_hits
+
+        async def siblings() -> list[Reply]:
+            return await asyncio.gather(*(engine.ask(path) for _ in range(8)))
+
+        found = runner.run(siblings())
+        loaded = engine.external_hits - before
+
     assert came_back == written._replace(cached=len(path) - 1)
+    assert found == 8 * [came_back]
+    assert 0 < loaded < len(path), "one of them had it loaded, the others found it in the engine"

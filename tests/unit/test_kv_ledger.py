@@ -123,6 +123,24 @@ def test_speculative_branches_leave_a_quarter_free() -> None:
     assert speculative[1].granted
 
 
+def test_what_a_cache_holds_is_granted_to_nobody_and_its_end_wakes_who_waits() -> None:
+    clamp = KVClamp(KVLedger(10, BLOCK))
+    first = clamp.ask(0, prefix(1), 10, nothing)
+    woken: list[str] = []
+
+    clamp.withheld(6)
+
+    assert clamp.ledger.free == 10 - 3 - 6
+    assert not clamp.ask(0, prefix(2), 7, lambda: woken.append("second")).granted
+    clamp.withheld(0)
+    assert woken == ["second"], "one block fewer than a moment ago is enough"
+    assert clamp.ledger.withheld == 5, "the others may be held again in the next step"
+    for _ in range(100):
+        clamp.withheld(0)
+    assert clamp.ledger.withheld == 0
+    first.close()
+
+
 def test_the_length_of_steps_is_learned() -> None:
     lengths = Lengths()
     for _ in range(FEWEST - 1):
@@ -154,6 +172,10 @@ class Ledger(RuleBasedStateMachine):
         self.ledger = KVLedger(self.CAPACITY, BLOCK)
         self.held: list[tuple[Hold, Prefix, int]] = []
 
+    @rule(blocks=st.integers(0, 14))
+    def withhold(self, blocks: int) -> None:
+        self.ledger.withheld = blocks
+
     @rule(path=paths, growth=growths, spare=st.integers(0, 3))
     def reserve(self, path: list[int], growth: int, spare: int) -> None:
         wanted = prefix(*path)
@@ -162,7 +184,7 @@ class Ledger(RuleBasedStateMachine):
         hold = self.ledger.reserve(wanted, growth, spare)
         own = -(-(len(path) + max(growth, 1)) // BLOCK) - len(wanted.keys)
         new = len(set(wanted.keys) - {key for _, each, _ in self.held for key in each.keys})
-        fits = before + new + own + spare <= self.CAPACITY
+        fits = new + own + spare <= max(0, self.CAPACITY - before - self.ledger.withheld)
         assert (hold is not None) == (alone or fits)
         if hold is not None:
             self.held.append((hold, wanted, min(own, self.CAPACITY - len(wanted.keys))))
@@ -213,6 +235,10 @@ class Clamp(RuleBasedStateMachine):
         ticket = self.open.pop(data.draw(st.integers(0, len(self.open) - 1)))
         ticket.close()
         ticket.close()
+
+    @rule(blocks=st.integers(0, 14))
+    def withhold(self, blocks: int) -> None:
+        self.clamp.withheld(blocks)
 
     @invariant()
     def somebody_goes_on(self) -> None:

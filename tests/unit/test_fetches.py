@@ -1,0 +1,87 @@
+"""What several requests lack, one fetches."""
+
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvstore.fetches import Fetches
+
+
+def test_the_others_wait_until_it_is_loaded() -> None:
+    fetches = Fetches()
+    fetches.asks("block", "first")
+
+    assert not fetches.awaits("block", "first")
+    assert fetches.awaits("block", "second")
+    assert not fetches.awaits("another", "second")
+    fetches.answered("first")
+    assert not fetches.awaits("block", "second"), "found, and no room for it yet: the second may have some"
+    fetches.loads("first")
+    assert fetches.awaits("block", "second")
+    fetches.ends("first")
+    assert not fetches.awaits("block", "second")
+
+
+def test_who_was_faster_stays_the_one() -> None:
+    fetches = Fetches()
+    fetches.asks("block", "first")
+    fetches.answered("first")
+    fetches.asks("block", "second")
+    fetches.loads("first")
+
+    assert fetches.awaits("block", "first")
+    fetches.ends("first")
+    assert fetches.awaits("block", "third")
+    fetches.ends("second")
+    assert not fetches.awaits("block", "third")
+
+
+names = st.sampled_from("abcd")
+blocks = st.sampled_from([1, 2])
+
+
+class Requests(RuleBasedStateMachine):
+    """However they come and end, somebody who still fetches is the reason why another waits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetches = Fetches()
+        self.lacks: dict[str, int] = {}
+        self.fetching: set[str] = set()
+
+    @rule(name=names, block=blocks)
+    def ask(self, name: str, block: int) -> None:
+        if not self.fetches.awaits(block, name):
+            self.fetches.asks(block, name)
+            self.lacks[name] = block
+            self.fetching.add(name)
+
+    @rule(name=names)
+    def answer(self, name: str) -> None:
+        self.fetches.answered(name)
+        self.fetching.discard(name)
+
+    @rule(name=names)
+    def load(self, name: str) -> None:
+        self.fetches.loads(name)
+        if name in self.lacks:
+            self.fetching.add(name)
+
+    @rule(name=names)
+    def end(self, name: str) -> None:
+        self.fetches.ends(name)
+        self.fetching.discard(name)
+        self.lacks.pop(name, None)
+
+    @invariant()
+    def nobody_waits_for_nothing(self) -> None:
+        for block in (1, 2):
+            if self.fetches.awaits(block, "stranger"):
+                assert any(self.lacks[name] == block for name in self.fetching)
+
+    def teardown(self) -> None:
+        for name in "abcd":
+            self.fetches.ends(name)
+        assert not any(self.fetches.awaits(block, "stranger") for block in (1, 2))
+
+
+TestRequests = Requests.TestCase
