@@ -7,7 +7,7 @@ from typing import Any
 
 import ray
 from ray import serve
-from ray.serve.config import BackpressureConfig
+from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from deployments.access import require_authenticated_cluster
 from deployments.checks import check_settings
@@ -68,6 +68,8 @@ def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S) -> dic
         "max_ongoing_requests": settings.max_ongoing_requests,
         "ray_actor_options": {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
     }
+    if settings.router:
+        options["request_router_config"] = RequestRouterConfig.model_validate({"request_router_class": settings.router})
     if settings.max_replicas > settings.min_replicas:
         options["autoscaling_config"] = {
             "min_replicas": settings.min_replicas,

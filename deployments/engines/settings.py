@@ -43,6 +43,11 @@ class ReplicaSettings(Settings):
         "over, and controller.limits.seconds for a controller.",
     )
     max_ongoing_requests: int = Field(512, ge=1, le=100_000, description="Calls a replica works on at once.")
+    router: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="module:class of a Ray Serve request router, in place of ours.",
+    )
     num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
     num_gpus: float = Field(0.0, ge=0)
 

@@ -1,0 +1,82 @@
+"""Which replica gets a call: a search's calls go where its last ones went, unless that replica is busier than the rest.
+
+A replica knows the paths that it has worked on: the generator keeps their KV, a reward model that and their rewards.
+Serve sends calls to the less busy of two replicas, and a search of ten rounds reads its paths again on every replica.
+
+Private parts of Ray 2.60: what a router sees of a call, and how it is told which call it has found a replica for.
+"""
+
+import hashlib
+import math
+from collections.abc import Sequence
+
+from ray.serve._private.common import RequestMetadata
+from ray.serve._private.request_router.common import PendingRequest
+from ray.serve._private.request_router.replica_wrapper import RunningReplica
+from ray.serve._private.request_router.request_router import RequestRouter
+
+BALANCE = 1.25
+"""A replica takes so many times its share of the calls at work; what is more goes to the next in the search's order."""
+
+
+def search_of(call: PendingRequest | None) -> str | None:
+    """The search that a call belongs to; None of a canary and its like."""
+    request = call.args[0] if call is not None and call.args else None
+    search_id = getattr(request, "search_id", None)
+    return search_id if isinstance(search_id, str) else None
+
+
+def order(search_id: str, names: Sequence[str]) -> list[str]:
+    """Replicas in the order in which a search prefers them: another one for every search, and the same in every process
+    and whichever others there are (rendezvous hashing)."""
+
+    def weight(name: str) -> bytes:
+        return hashlib.blake2b(name.encode(), digest_size=8, key=search_id.encode()[:64]).digest()
+
+    return sorted(names, key=weight)
+
+
+def most_calls(at_work: int, replicas: int) -> int:
+    """How many calls one replica may have before another one takes the next, with so many at work on all."""
+    return math.ceil(BALANCE * (at_work + 1) / replicas)
+
+
+class CallMatching:
+    """Makes a router answer the call that it was asked for.
+
+    Serve finds a waiting call again by the id of the HTTP request that it came from. A search makes several at once;
+    all but one of them would wait for good.
+    """
+
+    def _add_pending_request_to_indices(self, call: PendingRequest) -> None:
+        waiting: dict[int, PendingRequest] = self.__dict__.setdefault("_waiting", {})
+        waiting[id(call.metadata)] = call
+
+    def _remove_pending_request_from_indices(self, call: PendingRequest) -> None:
+        self.__dict__.setdefault("_waiting", {}).pop(id(call.metadata), None)
+
+    def _get_pending_request_matching_internal_request_id(
+        self, metadata: RequestMetadata | None = None
+    ) -> PendingRequest | None:
+        call: PendingRequest | None = self.__dict__.setdefault("_waiting", {}).get(id(metadata))
+        return call if call is not None and not call.future.done() else None
+
+
+class HomeRouter(CallMatching, RequestRouter):
+    """Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018) over searches."""
+
+    async def choose_replicas(
+        self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
+    ) -> list[list[RunningReplica]]:
+        """Replicas one by one, the best first."""
+        if pending_request is not None:
+            pending_request.routing_context.should_backoff = True
+        search_id = search_of(pending_request)
+        if search_id is None:
+            return [candidate_replicas]  # the least busy one
+        replicas = {each.replica_id.unique_id: each for each in candidate_replicas}
+        calls = {name: self._replica_queue_len_cache.get(each.replica_id) or 0 for name, each in replicas.items()}
+        most = most_calls(sum(calls.values()), len(replicas))
+        # A stable sort: those with room first, each part in the search's order.
+        preferred = sorted(order(search_id, list(replicas)), key=lambda name: calls[name] >= most)
+        return [[replicas[name]] for name in preferred]
