@@ -82,6 +82,7 @@ class SearchControllerReplica:
             solver=self._solver,
             fallback=controller.fallback,
             extract_answer=controller.extractor,
+            model=config.generator.served_name,
         )
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
         queue = controller.queue

@@ -99,7 +99,7 @@ class HandleGenerator:
                     exhausted = True
                     break
                 fresh = missing.arrived(group)
-                if fresh.children:
+                if fresh.children or fresh.grant:
                     yield fresh
         finally:
             if exhausted:
@@ -192,10 +192,13 @@ async def answer(response: Any, deadline: Deadline) -> Any:
 
 
 class Missing:
-    """The branches of a request that have not arrived."""
+    """The branches of a request that are to be written and have not arrived.
+
+    The first group that any replica sends says which are written: others ask for no more, and give nothing back."""
 
     def __init__(self, request: ExpandRequest) -> None:
         self._request = request
+        self._granted = False
         self._names = {(part.parent, branch.index) for part in request.expansions for branch in part.branches}
 
     @property
@@ -204,16 +207,25 @@ class Missing:
 
     def request(self, deadline_s: float) -> ExpandRequest:
         """The same request for what is missing only."""
-        parts = (
-            ExpandItem(
-                part.parent, part.prefix, tuple(b for b in part.branches if (part.parent, b.index) in self._names)
-            )
-            for part in self._request.expansions
-        )
-        return self._request._replace(expansions=tuple(p for p in parts if p.branches), deadline_s=deadline_s)
+        if not self._granted:  # all of it is missing
+            return self._request._replace(deadline_s=deadline_s)
+        parts: list[ExpandItem] = []
+        for part in self._request.expansions:
+            branches = tuple(branch for branch in part.branches if (part.parent, branch.index) in self._names)
+            if branches:
+                parts.append(ExpandItem(part.parent, part.prefix, branches, least=len(branches)))
+        return self._request._replace(expansions=tuple(parts), deadline_s=deadline_s)
 
     def arrived(self, group: ChildGroup) -> ChildGroup:
-        """``group`` without what was not missing; what is left is missing no longer."""
+        """``group`` without what was not missing; what is left is missing no longer, nor what is given back."""
+        if self._granted:
+            group = group._replace(grant=None)
+        self._granted = True
+        if group.grant is not None:
+            for part, written in zip(self._request.expansions, group.grant.written, strict=True):
+                # One that gives back what it must not is one that lost it.
+                given_back = part.branches[max(written, part.least) :]
+                self._names -= {(part.parent, branch.index) for branch in given_back}
         fresh = []
         for child in group.children:
             name = (child.parent, child.index)

@@ -89,10 +89,26 @@ class KVClamp:
         """Branches that are held back."""
         self.held_back = 0
         """How many ever were."""
+        self.given_back = 0
+        """How many were refused because they would not wait."""
 
     def prefix(self, token_ids: Sequence[int], salt: str) -> Prefix:
         """``token_ids`` as ``ask`` wants them: the same for all branches that continue them."""
         return Prefix.of(token_ids, self.ledger.block_size, salt)
+
+    def ask_now(self, order: int, prefix: Prefix, growth: int, speculative: bool = False) -> Ticket | None:
+        """A ticket that is granted; None where ``ask`` would give one that has to wait, and nothing is asked.
+
+        Raises:
+            TooLarge: it could never be granted.
+        """
+        self.ledger.check(prefix)
+        ticket = Ticket(self, prefix, growth, speculative, _nothing)
+        if self._passes(order, ticket):
+            self._want(ticket)
+            return ticket
+        self.given_back += 1
+        return None
 
     def ask(
         self, order: int, prefix: Prefix, growth: int, wake: Callable[[], None], speculative: bool = False
@@ -110,10 +126,8 @@ class KVClamp:
         """
         self.ledger.check(prefix)
         ticket = Ticket(self, prefix, growth, speculative, wake)
-        if not speculative:
-            self.wanted += 1
-            self._wanted_blocks += self.ledger.own(prefix, growth)
-        if (not self._queue or order < self._queue[0][0]) and self._granted(ticket):
+        self._want(ticket)
+        if self._passes(order, ticket):
             return ticket
         heapq.heappush(self._queue, (order, next(self._arrivals), ticket))
         self.waiting += 1
@@ -153,6 +167,15 @@ class KVClamp:
         """The blocks that are wanted over those there are, more than 1 where they do not suffice."""
         return (self.ledger.shared + self._wanted_blocks) / self.ledger.capacity
 
+    def _want(self, ticket: Ticket) -> None:
+        if not ticket.speculative:
+            self.wanted += 1
+            self._wanted_blocks += self.ledger.own(ticket.prefix, ticket.growth)
+
+    def _passes(self, order: int, ticket: Ticket) -> bool:
+        """Grants it now, unless others come first or there is no room."""
+        return (not self._queue or order < self._queue[0][0]) and self._granted(ticket)
+
     def _granted(self, ticket: Ticket) -> bool:
         spare = self._speculative_spare if ticket.speculative else self._spare
         hold = self.ledger.reserve(ticket.prefix, ticket.growth, spare)
@@ -160,3 +183,7 @@ class KVClamp:
             return False
         ticket.grant(hold)
         return True
+
+
+def _nothing() -> None:
+    """Wakes nobody."""

@@ -40,6 +40,7 @@ from search.ports import (
     ExpandItem,
     ExpandRequest,
     Generator,
+    Grant,
     Lane,
     Sampling,
     ScoreItem,
@@ -59,7 +60,7 @@ from search.run.report import (
 )
 from search.run.runner import run_search
 from search.settings import SearchSettings, parse_search
-from search.snapshot import restore_tree, save_tree, tree_as_json
+from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.strategies.base import Expansion, Strategy
 from search.strategies.catalog import STRATEGIES, catalog_of
 from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
@@ -78,6 +79,7 @@ __all__ = [
     "Gate",
     "Generator",
     "GeneratorError",
+    "Grant",
     "Lane",
     "LimitReached",
     "Node",
@@ -105,6 +107,7 @@ __all__ = [
     "Strategy",
     "catalog_of",
     "parse_search",
+    "replay_of",
     "restore_tree",
     "run_search",
     "save_tree",

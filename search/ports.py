@@ -56,6 +56,9 @@ class ExpandItem(NamedTuple):
     prefix: tuple[int, ...]
     """Token ids of prompt and path, what every child continues."""
     branches: tuple[Branch, ...]
+    least: int = 1
+    """So many of them, the first ones, are written in any case and wait for KV memory where there is none. The others
+    may be given back (`Grant`)."""
 
 
 class ExpandRequest(NamedTuple):
@@ -72,6 +75,8 @@ class ExpandRequest(NamedTuple):
     """Whether steps come with their log-probabilities."""
     cache_salt: str = ""
     """What this leaves in caches serves requests of the same salt only."""
+    model: str = ""
+    """The model that writes them; empty: whichever the replica has. A replica refuses any but its own."""
 
 
 class Child(NamedTuple):
@@ -96,11 +101,23 @@ class Headroom(NamedTuple):
     """In the engine's queue or for blocks."""
 
 
+class Grant(NamedTuple):
+    """What becomes of a call's branches, where there is not KV memory for all of them now."""
+
+    written: tuple[int, ...]
+    """How many branches of each expansion, in the order of the request: the first ones. The others are given back, and
+    this call never writes them."""
+    waiting: int = 0
+    """How many of those have to wait."""
+
+
 class ChildGroup(NamedTuple):
     """Children that were finished at about the same time."""
 
     children: tuple[Child, ...]
     headroom: Headroom | None = None
+    grant: Grant | None = None
+    """In the first group of a call, which has no children where any are given back; None: nothing was held back."""
 
 
 class ScoreItem(NamedTuple):
@@ -154,7 +171,8 @@ class Generator(Protocol):
     def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         """Streams the finished children in groups; ends when every branch was written.
 
-        Closing the iterator aborts what is still being written. Each branch comes exactly once.
+        Closing the iterator aborts what is still being written. Each branch comes exactly once, but for those that
+        the first group gives back.
 
         Raises:
             GeneratorError: the children that were not streamed could not be written anywhere.

@@ -1,6 +1,7 @@
 """A tree as JSON: to be looked at and compared, and to be saved and gone on with."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Annotated, Any, Literal, Self
 
@@ -44,9 +45,27 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     where they were not asked for.
     ``text``, ``end`` and ``logprob`` are null and ``tokens`` 0 for a node that was never written, ``reward``
     is null for one that was never scored. ``count`` is how often the step's text was written among its siblings, 0 for
-    a node that is ``repeated``: the one that counts it has the same text and end. ``TreeView`` reads it.
+    a node that is ``repeated``: the one that counts it has the same text and end. ``given_back`` are the ids of
+    children that were asked for and given back. ``TreeView`` reads it.
     """
-    return {"version": SNAPSHOT_VERSION, "nodes": list(nodes_as_json(tree))}
+    return {
+        "version": SNAPSHOT_VERSION,
+        "nodes": list(nodes_as_json(tree)),
+        "given_back": [list(node_id) for node_id in given_back(tree)],
+    }
+
+
+def given_back(tree: SearchTree) -> list[NodeId]:
+    """The ids of the children that were given back, in order. Looks at every node: not for decisions."""
+    return sorted((*node.id, index) for node in (tree.root, *tree.nodes) for index in node.given_back)
+
+
+def replay_of(tree: SearchTree) -> SearchTree:
+    """An empty tree in which a search of the same settings grows ``tree`` once more: with its seed, asking again for
+    all that was granted there, and for nothing that was given back."""
+    again = SearchTree(tree.seed)
+    again.replays = frozenset(given_back(tree))
+    return again
 
 
 def nodes_as_json(tree: SearchTree) -> Iterator[dict[str, Any]]:
@@ -144,6 +163,8 @@ class SavedTree(BaseModel):
     merges_siblings: bool = False
     settled: int = Field(0, ge=0, le=MAX_SAVED_NODES)
     nodes: list[SavedNode] = Field(max_length=MAX_SAVED_NODES)
+    given_back: list[Annotated[list[Index], Field(min_length=1)]] = Field([], max_length=MAX_SAVED_NODES)
+    """Ids of children that were asked for and given back."""
 
 
 def save_tree(tree: SearchTree) -> dict[str, Any]:
@@ -166,6 +187,7 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
         merges_siblings=tree.merges_siblings,
         settled=tree.settled,
         nodes=nodes,
+        given_back=[list(node_id) for node_id in given_back(tree)],
     )
     return saved.model_dump(mode="json")
 
@@ -180,6 +202,10 @@ def restore_tree(saved: Any) -> SearchTree:
     described = SavedTree.model_validate(saved)
     tree = SearchTree(described.seed)
     tree.settled, tree.merges_siblings = described.settled, described.merges_siblings
+    given_back: defaultdict[NodeId, list[int]] = defaultdict(list)
+    for *parent, index in described.given_back:
+        given_back[tuple(parent)].append(index)
+    tree.restore_given_back((), given_back.pop((), []))
     for node in described.nodes:
         try:
             tree.restore(
@@ -191,8 +217,13 @@ def restore_tree(saved: Any) -> SearchTree:
                 node.neutral,
                 node.ends,
             )
+            tree.restore_given_back(tuple(node.id), given_back.pop(tuple(node.id), []))
         except (KeyError, ValueError) as error:
             raise ValueError(f"node {node.id} of the saved tree has no place there: {error}") from error
+    if given_back:
+        raise ValueError(
+            f"the saved tree has no node {list(next(iter(given_back)))}, below which children were given back"
+        )
     tree.restore_repeats()
     if problems := tree.check_integrity():
         raise ValueError(f"the saved tree is none: {problems[0]}")

@@ -11,7 +11,7 @@ on no order of arrival, and a path says how often it was written (``SearchTree.m
 """
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, StrEnum
 from fractions import Fraction
@@ -142,6 +142,8 @@ class Node:
     """Whether nothing can be written below it."""
     asked_below: bool = False
     """Whether anything was asked for below it."""
+    given_back: frozenset[int] = frozenset()
+    """Indices of children that were asked for and that the generator gave back: no node is there, and none will be."""
     path_tokens: int = 0
     """Tokens written on the path, prompt excluded."""
     score: tuple[Any, float | None] | None = field(default=None, repr=False)
@@ -164,6 +166,18 @@ class Node:
         if below is None or below.by_text is None:
             return list(self.children.values())
         return below.standing.copy()
+
+    @property
+    def asked(self) -> int:
+        """How many children were asked for: those that were given back too, lookaheads not."""
+        return len(self.children) + len(self.given_back)
+
+    def given_back_after(self, index: int) -> int:
+        """How many children in a row, right after that index, were given back."""
+        after = index + 1
+        while after in self.given_back:
+            after += 1
+        return after - index - 1
 
     @property
     def samples(self) -> int:
@@ -263,11 +277,17 @@ class SearchTree:
         """Nodes whose rewards only stand in for what the scorer did not give."""
         self.repeated = 0
         """Nodes that repeat another."""
+        self.given_back = 0
+        """Children that were asked for and given back: they are no nodes."""
+        self.replays: frozenset[NodeId] | None = None
+        """Where this tree is to become what another is: the children that were given back there, and are not asked for
+        here. All others are asked for without being given back."""
         self.root = Node((), None, 0, NodeStatus.OPEN)
         self.found: dict[Any, Any] = {}
         """What a strategy found out and need not find again, by what it is: levels decided, problems solved. It follows
         from what has arrived, and is forgotten when any of that is taken back."""
         self._nodes: dict[NodeId, Node] = {(): self.root}
+        self._last_serial = self._settled_serial = 0
         self._levels: list[list[Node]] = [[self.root]]
         self._terminals: list[Node] = []
         self._ended: list[int] = [0]
@@ -377,16 +397,38 @@ class SearchTree:
         if lookahead:
             first = len(parent.lookaheads)
             return [self._add(parent, -1 - position) for position in range(first, first + count)]
-        first = len(parent.children)
+        first = parent.asked
         return [self._add(parent, index) for index in range(first, first + count)]
 
     def extend(self, parent: Node, step: Step, ends: bool = False) -> Node:
         """Adds the written continuation of a step that came in one piece with it (whole solutions)."""
         if parent.status not in (NodeStatus.OPEN, NodeStatus.WRITTEN, NodeStatus.REPEATED):
             raise TreeError(f"node {parent.id} is {parent.status}: nothing can continue it")
-        child = self._add(parent, len(parent.children))
+        child = self._add(parent, parent.asked)
         self.write(child, step, ends)
         return child
+
+    def settle(self) -> None:
+        """More is asked for: all that is there now may have decided what."""
+        self.settled, self._settled_serial = len(self), self._last_serial
+
+    def give_back(self, nodes: Collection[Node]) -> None:
+        """Takes out pending children that the generator will not write. Their indices are not used again: their seeds
+        are theirs, whatever is granted."""
+        for node in nodes:
+            parent = node.parent
+            if parent is None or node.status is not NodeStatus.PENDING or node.is_lookahead:
+                raise TreeError(f"node {node.id} is {node.status}: it cannot be given back")
+            del parent.children[node.id[-1]], self._nodes[node.id], self._live[node]
+            parent.given_back |= {node.id[-1]}
+            self.settled -= node.serial <= self._settled_serial
+        self.given_back += len(nodes)
+        gone = set(nodes)
+        for depth in {node.depth for node in nodes}:
+            self._levels[depth] = [node for node in self._levels[depth] if node not in gone]
+        while len(self._levels) > 1 and not self._levels[-1]:
+            self._levels.pop()
+            self._ended.pop()
 
     def write(self, node: Node, step: Step, ends: bool = False) -> bool:
         """Records the step of a pending node, and whether the path ends there. False, and nothing changes, when the
@@ -473,15 +515,19 @@ class SearchTree:
         neutral: bool = False,
         ends: bool = False,
     ) -> None:
-        """Adds a node as it was in another tree. Parents come before children, siblings in their order; when all are
-        there, ``restore_repeats`` follows.
+        """Adds a node as it was in another tree. Parents come before children, siblings in their order, and before
+        them ``restore_given_back`` of the parent; when all are there, ``restore_repeats`` follows.
 
         Raises:
             KeyError: its parent is not there.
             ValueError: it is there already, or a sibling before it is not.
         """
         parent, index = self._nodes[node_id[:-1]], node_id[-1]
-        if index != (len(parent.children) if index >= 0 else -1 - len(parent.lookaheads)):
+        if index >= 0:
+            free = len(parent.children) + sum(given_back < index for given_back in parent.given_back)
+        else:
+            free = -1 - len(parent.lookaheads)
+        if index != free or index in parent.given_back:
             raise ValueError("it is not its parent's next child")
         parent.asked_below |= request is not None
         node = self._add(parent, index)
@@ -490,6 +536,12 @@ class SearchTree:
         if step is not None:
             self._say(node, step, ends)
         self._turn(node, status)
+
+    def restore_given_back(self, node_id: NodeId, indices: Collection[int]) -> None:
+        """Says which children of a node were given back in another tree."""
+        self._nodes[node_id].given_back = frozenset(indices)
+        self._nodes[node_id].asked_below |= bool(indices)
+        self.given_back += len(indices)
 
     def restore_repeats(self) -> None:
         """Finds again which node stands for which, once all nodes of another tree are there.
@@ -532,13 +584,16 @@ class SearchTree:
             below = node.continuations
             if below is not None and below.standing != sorted((below.by_text or {}).values(), key=_ID):
                 problems.append(f"what stands below {node.id} is not in order")
+            if node.given_back and {*node.children} | node.given_back != {*range(node.asked)}:
+                problems.append(f"{node.id} has children {sorted(node.children)}, given back {sorted(node.given_back)}")
         live = sum(node.status in IN_FLIGHT for node in self.nodes)
         if live != self.in_flight:
             problems.append(f"{live} nodes are in flight, {self.in_flight} are counted")
         return problems
 
     def _add(self, parent: Node, index: int) -> Node:
-        node = Node((*parent.id, index), parent, len(self._nodes), is_lookahead=parent.is_lookahead or index < 0)
+        self._last_serial += 1
+        node = Node((*parent.id, index), parent, self._last_serial, is_lookahead=parent.is_lookahead or index < 0)
         if not node.is_lookahead:
             if node.depth == len(self._levels):
                 self._levels.append([])

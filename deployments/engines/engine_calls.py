@@ -5,7 +5,8 @@ share one event instead: a call costs one task whatever its width.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
@@ -96,7 +97,9 @@ class EngineCall(Generic[Label]):
         self._on_discard = on_discard
         self._clamp = clamp
         self._held_back: dict[Ticket, _Wanted[Label]] = {}
-        """What waits for the clamp."""
+        """What waits for the clamp, or for ``wait`` to hand it over."""
+        self.held_back = 0
+        """Requests that had to wait for the clamp."""
         self._tickets: dict[str, Ticket] = {}
         """Of the requests that the engine has."""
         self._pending: dict[str, _Request[Label] | None] = {}
@@ -145,19 +148,51 @@ class EngineCall(Generic[Label]):
         if self._stopped:
             raise EngineCallError(self._stopped)
         place = self._order.place(self.search_id)
-        priority = place + (LAST if lane is Lane.SPECULATIVE else 0)
-        wanted = _Wanted(label, token_ids, params, place, priority)
+        wanted = _Wanted(label, token_ids, params, place, _priority(place, lane))
         ticket = None
         if self._clamp is not None:
             prefix = prefix or self._clamp.prefix(token_ids, self._cache_salt or "")
-            try:
-                ticket = self._clamp.ask(priority, prefix, growth, self._changed.set, lane is Lane.SPECULATIVE)
-            except TooLarge as error:
-                raise RequestRefused(f"{error}; kv_cache_memory_bytes of the generator gives it that many") from None
+            with _refusing():
+                ticket = self._clamp.ask(wanted.priority, prefix, growth, self._changed.set, lane is Lane.SPECULATIVE)
             if not ticket.granted:
                 self._held_back[ticket] = wanted
+                self.held_back += 1
                 return
         await self._hand_over(wanted, ticket)
+
+    def take_on(
+        self,
+        label: Label,
+        token_ids: list[int],
+        params: SamplingParams | PoolingParams,
+        lane: Lane = Lane.DEMAND,
+        *,
+        prefix: Prefix,
+        growth: int,
+        waits: bool,
+    ) -> bool:
+        """As ``submit``, but for the handing over, which ``wait`` does.
+
+        Args:
+            waits: whether it may be held back; otherwise False says that it would be, and nothing was done.
+
+        Raises:
+            RequestRefused: the engine could never take it.
+        """
+        assert self._clamp is not None
+        place = self._order.next_place(self.search_id)
+        priority, speculative = _priority(place, lane), lane is Lane.SPECULATIVE
+        with _refusing():
+            if waits:
+                ticket = self._clamp.ask(priority, prefix, growth, self._changed.set, speculative)
+            elif (now := self._clamp.ask_now(priority, prefix, growth, speculative)) is not None:
+                ticket = now
+            else:
+                return False
+        self._order.place(self.search_id)
+        self._held_back[ticket] = _Wanted(label, token_ids, params, place, priority)
+        self.held_back += not ticket.granted
+        return True
 
     async def _hand_over(self, wanted: _Wanted[Label], ticket: Ticket | None) -> None:
         request_id = self._registry.begin(self.search_id)
@@ -258,3 +293,16 @@ class EngineCall(Generic[Label]):
             output = request.collector.output if request else None
             if output is not None and not isinstance(output, Exception):
                 self._on_discard(output)
+
+
+def _priority(place: int, lane: Lane) -> int:
+    return place + (LAST if lane is Lane.SPECULATIVE else 0)
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What could never have its blocks is refused."""
+    try:
+        yield
+    except TooLarge as error:
+        raise RequestRefused(f"{error}; kv_cache_memory_bytes of the generator gives it that many") from None

@@ -22,9 +22,13 @@ class FairOrder:
         """The first place that a search has not taken yet."""
         self._look_at = FEW
 
+    def next_place(self, search_id: str) -> int:
+        """What ``place`` would say, which is not taken yet."""
+        return max(self._now, self._next.get(search_id, 0))
+
     def place(self, search_id: str) -> int:
         """The place of a search's next request: a priority for vLLM, lower goes first."""
-        place = max(self._now, self._next.get(search_id, 0))
+        place = self.next_place(search_id)
         self._next[search_id] = place + 1
         if len(self._next) > self._look_at:
             self._forget()

@@ -21,12 +21,13 @@ from deployments.engines.arguments import engine_args
 from deployments.engines.counters import EngineCounters
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, Output, RequestRefused
+from deployments.engines.grants import grant
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
 from kvstore.clamp import KVClamp, Lengths
 from kvstore.geometry import KVGeometry
-from kvstore.ledger import KVLedger
+from kvstore.ledger import KVLedger, Prefix
 from search.errors import GeneratorError, GeneratorRefused
 from search.ports import (
     Branch,
@@ -34,6 +35,7 @@ from search.ports import (
     ChildGroup,
     ExpandItem,
     ExpandRequest,
+    Grant,
     Headroom,
     Lane,
     Sampling,
@@ -67,6 +69,17 @@ class _Written(NamedTuple):
     """None unless asked for."""
     cached_tokens: int = 0
     """Of the first request: what the others find cached was written here."""
+
+
+class _Part(NamedTuple):
+    """What a call asks for below one node: either ``full`` or ``branches`` is empty."""
+
+    full: tuple[Child, ...]
+    """Children for which the context has no room."""
+    prefix: Prefix | None
+    """``token_ids`` as the clamp wants them, where there is one."""
+    token_ids: tuple[int, ...]
+    branches: Sequence[_Wanted]
 
 
 @dataclass(frozen=True)
@@ -108,7 +121,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
         block_size = engine.vllm_config.cache_config.block_size
-        clamps = self._settings.clamp == "wait" and geometry.groups
+        clamps = self._settings.clamp != "off" and geometry.groups
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if clamps else None
         if clamp is not None:
             counters.on_storing = clamp.withheld
@@ -122,23 +135,31 @@ class GenerationEngine(EngineLifecycle[_Running]):
         A branch whose prefix already fills the context comes back as an empty step cut off by LENGTH.
 
         Raises:
-            GeneratorRefused: the engine will not take a request of it.
+            GeneratorRefused: the engine will not take a request of it, or has another model than it names.
             GeneratorError: the engine failed, or the deadline passed.
         """
+        if request.model not in ("", self._settings.served_name):
+            raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
         running = self._running
         call = EngineCall[_Wanted](running.engine, self._registry, self._order, request, self._discard, running.clamp)
         self._calls.add(call)
         try:
             async with call:
-                full = await self._submit(call, request)
-                if full:
-                    yield ChildGroup(full, self._headroom)
-                missing = sum(len(expansion.branches) for expansion in request.expansions) - len(full)
+                parts = self._parts(request)
+                granted = await self._submit(call, request, parts)
+                full = tuple(child for part in parts for child in part.full)
+                given_back = granted.written != tuple(len(each.branches) for each in request.expansions)
+                said = granted if given_back or granted.waiting else None
+                if full or given_back:
+                    yield ChildGroup(full, self._headroom, said)
+                    said = None
+                missing = sum(granted.written) - len(full)
                 while missing:
                     finished = await call.wait(HEARTBEAT_S)
                     if not finished:
                         if not self.silent_s:
-                            yield ChildGroup((), self._headroom)
+                            yield ChildGroup((), self._headroom, said)
+                            said = None
                         continue
                     if call.pending and self._settings.group_ms:
                         await asyncio.sleep(self._settings.group_ms / 1000)
@@ -147,7 +168,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     children = [child for done in finished if (child := await self._child(call, request, done))]
                     missing -= len(children)
                     if children:
-                        yield ChildGroup(tuple(children), self._headroom)
+                        yield ChildGroup(tuple(children), self._headroom, said)
+                        said = None
         except EngineCallError as error:
             raise _told(error) from error
         finally:
@@ -215,6 +237,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 "branches_waiting": clamp.waiting,
                 "branches_held_back": clamp.held_back,
                 "withheld_blocks": clamp.ledger.withheld,
+                "branches_given_back": clamp.given_back,
             }
         return {
             **super().stats(),
@@ -240,28 +263,54 @@ class GenerationEngine(EngineLifecycle[_Running]):
             left.append(f"{clamp.ledger.reserved} KV blocks are promised")
         return [*left, *await super().check_integrity(settle_s)]
 
-    async def _submit(self, call: EngineCall[_Wanted], request: ExpandRequest) -> tuple[Child, ...]:
-        """Hands all branches to the engine; returns those for which the context has no room."""
-        template = self._sampling_params(request)
-        running = self._running
+    async def _submit(self, call: EngineCall[_Wanted], request: ExpandRequest, parts: Sequence[_Part]) -> Grant:
+        """Hands over all branches, or under ``clamp: shrink`` only those that are granted. Returns which these are."""
         lengths = self._lengths[request.stop_condition]
-        full: list[Child] = []
-        for expansion in request.expansions:
-            room = running.context - len(expansion.prefix)
-            prefix = running.clamp.prefix(expansion.prefix, request.cache_salt) if running.clamp else None
-            for branch in expansion.branches:
-                if room <= 0:
-                    step = running.splitter.step((), cut_off=True)
-                    full.append(Child(expansion.parent, branch.index, (step,), 0))
-                    continue
+        if self._running.clamp is None or self._settings.clamp != "shrink":
+            for _, prefix, token_ids, branches in parts:
+                for wanted in branches:
+                    growth = lengths.expected(wanted.params.max_tokens or 1)
+                    await call.submit(
+                        wanted, list(token_ids), wanted.params, request.lane, prefix=prefix, growth=growth
+                    )
+            return Grant(tuple(len(part.full) + len(part.branches) for part in parts), call.held_back)
+
+        def take(place: int, index: int, needed: bool) -> bool:
+            _, prefix, token_ids, branches = parts[place]
+            if not branches:
+                return True  # the context has no room, and nothing is written
+            assert prefix is not None
+            params = branches[index].params
+            growth = lengths.expected(params.max_tokens or 1)
+            return call.take_on(
+                branches[index], list(token_ids), params, request.lane, prefix=prefix, growth=growth, waits=needed
+            )
+
+        asked = [len(part.full) + len(part.branches) for part in parts]
+        needed = [0 if request.lane is Lane.SPECULATIVE else expansion.least for expansion in request.expansions]
+        return Grant(grant(asked, needed, take), call.held_back)
+
+    def _parts(self, request: ExpandRequest) -> list[_Part]:
+        """What is asked for below each node of a call."""
+        template, running = self._sampling_params(request), self._running
+        parts: list[_Part] = []
+        for parent, token_ids, branches, _ in request.expansions:
+            prefix = running.clamp.prefix(token_ids, request.cache_salt) if running.clamp else None
+            room = running.context - len(token_ids)
+            if room <= 0:
+                step = running.splitter.step((), cut_off=True)
+                full = tuple(Child(parent, branch.index, (step,), 0) for branch in branches)
+                parts.append(_Part(full, prefix, token_ids, ()))
+                continue
+            wanted: list[_Wanted] = []
+            for branch in branches:
                 params = copy(template)
                 params.max_tokens = min(branch.max_tokens, room)
                 if request.sampling.temperature > 0:
                     params.seed = branch.seed
-                wanted = _Wanted(expansion.parent, branch.index, params, _Written())
-                growth = lengths.expected(params.max_tokens)
-                await call.submit(wanted, list(expansion.prefix), params, request.lane, prefix=prefix, growth=growth)
-        return tuple(full)
+                wanted.append(_Wanted(parent, branch.index, params, _Written()))
+            parts.append(_Part((), prefix, token_ids, wanted))
+        return parts
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
         stop = self._running.splitter.stop if request.stop_condition is StopCondition.STEP else StepStop((), ())

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.responses import StreamingResponse
 
 from deployments.http.replies import Json, dumps
-from search.snapshot import SNAPSHOT_VERSION, nodes_as_json
+from search.snapshot import SNAPSHOT_VERSION, given_back, nodes_as_json
 from search.tree import SearchTree
 from search.turns import Turns
 
@@ -27,7 +27,8 @@ async def with_tree(reply: Json, tree: SearchTree) -> list[bytes]:
             pieces.append(bytes(piece))
             piece.clear()
         await turns.pass_on()
-    return [*pieces, bytes(piece + b"]}}")]
+    piece += b"]," + dumps({"given_back": given_back(tree)}).removeprefix("{").encode() + b"}"
+    return [*pieces, bytes(piece)]
 
 
 class BytesResponse(StreamingResponse):

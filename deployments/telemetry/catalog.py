@@ -118,6 +118,9 @@ KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request
 KV_RESERVED = _gauge(_G, "kv_reserved_blocks", "KV blocks that branches hold or were promised for what they will write")
 WAITING_BRANCHES = _gauge(_G, "clamp_waiting_branches", "Branches that wait until there are KV blocks for them")
 HELD_BACK = _counter(_G, "clamp_held_back_branches_total", "Branches that had to wait for KV blocks")
+GIVEN_BACK = _counter(
+    _G, "clamp_given_back_branches_total", "Branches that searches had to do without for want of KV blocks"
+)
 RECOMPUTED = _counter(
     _G, "recomputed_tokens_total", "Tokens of paths, in whole blocks, that were computed before and were in no cache"
 )

@@ -21,6 +21,7 @@ GAUGES = {
 TOTALS = {
     "preemptions": catalog.PREEMPTIONS,
     "branches_held_back": catalog.HELD_BACK,
+    "branches_given_back": catalog.GIVEN_BACK,
     "recomputed_tokens": catalog.RECOMPUTED,
     "prompt_tokens": catalog.PROMPT_TOKENS,
     "generated_tokens": catalog.ENGINE_TOKENS,

@@ -37,3 +37,5 @@ class SearchEnvironment:
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
     solver: Solver = field(default_factory=Solver)
+    model: str = ""
+    """The model that the generator is asked to write with; empty: whichever it has."""

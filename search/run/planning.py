@@ -5,12 +5,14 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from search.budget import BudgetMeter, Cost
-from search.ports import Branch, ExpandItem, StopCondition, branch_seed
+from search.ports import Branch, ExpandItem, Grant, StopCondition, branch_seed
 from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree
 from search.turns import Turns
+
+NOTHING = Cost(0, 0)
 
 
 class PathLimits(NamedTuple):
@@ -46,10 +48,11 @@ class Batch:
         """Keeps its first ``count`` children; the others go into the batch that is returned."""
         rest = Batch(self.stop_condition, self.lookahead)
         kept, self.expansions = self.expansions, []
-        for parent, prefix, branches in kept:
-            for batch, part in ((self, branches[:count]), (rest, branches[count:])):
+        for parent, prefix, branches, least in kept:
+            first = min(least, count)
+            for batch, part, needed in ((self, branches[:count], first), (rest, branches[count:], least - first)):
                 if part:
-                    batch.expansions.append(ExpandItem(parent, prefix, part))
+                    batch.expansions.append(ExpandItem(parent, prefix, part, needed))
             for branch in branches[count:]:
                 node_id = (*parent, branch.index)
                 rest.reservations[node_id] = self.reservations.pop(node_id)
@@ -77,16 +80,18 @@ class Planner:
         """
         reserved = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
         batches: dict[tuple[StopCondition, bool], Batch] = {}
-        before = len(self._tree)
+        settled = False
         # While something is in flight, what arrived between two turns could change what the others are about.
         turns = None if self._tree.in_flight else Turns()
         for expansion in expansions:
             costs = [cost for _, cost in zip(range(expansion.count), reserved, strict=False)]
             if costs:
-                self._tree.settled = before
+                if not settled:
+                    self._tree.settle()
+                    settled = True
                 kind = self._stop_condition(expansion), expansion.lookahead
-                await self._enter(batches.setdefault(kind, Batch(*kind)), expansion.node, costs, turns)
-        return list(batches.values())
+                await self._enter(batches.setdefault(kind, Batch(*kind)), expansion, costs, turns)
+        return [batch for batch in batches.values() if batch.reservations]
 
     def resume(self) -> list[Batch]:
         """Takes over a tree that has grown already: charges what it cost and takes up what was under way. Gives all
@@ -104,8 +109,25 @@ class Planner:
                 wanted.setdefault((node.parent, node.request.whole, node.is_lookahead), {})[node] = cost
         for (parent, whole, lookahead), costs in wanted.items():
             kind = StopCondition.SOLUTION if whole else StopCondition.STEP, lookahead
-            self._launch(batches.setdefault(kind, Batch(*kind)), parent, costs)
+            # What was under way was granted, as far as anybody knew.
+            self._launch(batches.setdefault(kind, Batch(*kind)), parent, costs, len(costs))
         return list(batches.values())
+
+    def give_back(self, batch: Batch, grant: Grant) -> int:
+        """Takes those of a batch out of the tree that ``grant`` does not have written. Returns how many these are."""
+        given_back: list[Node] = []
+        count = 0
+        for expansion, written in zip(batch.expansions, grant.written, strict=True):
+            # One that gives back what it must not is one that lost it.
+            for branch in expansion.branches[max(written, expansion.least) :]:
+                node_id = (*expansion.parent, branch.index)
+                if (cost := batch.reservations.pop(node_id, None)) is not None:
+                    self._meter.settle(cost, NOTHING)
+                    count += 1
+                    if (node := self._tree[node_id]).status is NodeStatus.PENDING:
+                        given_back.append(node)
+        self._tree.give_back(given_back)
+        return count
 
     def _costs(self, expansion: Expansion) -> Iterator[Cost]:
         tokens, nodes = self._limits.tokens(expansion.node), 1
@@ -118,7 +140,8 @@ class Planner:
     def _stop_condition(self, expansion: Expansion) -> StopCondition:
         return expansion.stop_condition or self._settings.strategy.stop_condition
 
-    async def _enter(self, batch: Batch, parent: Node, costs: Sequence[Cost], turns: Turns | None) -> None:
+    async def _enter(self, batch: Batch, expansion: Expansion, costs: Sequence[Cost], turns: Turns | None) -> None:
+        parent = expansion.node
         nodes: dict[Node, Cost] = {}
         for cost in costs:
             # Below a lookahead everything is one: its children need no indices of their own.
@@ -127,14 +150,23 @@ class Planner:
             nodes[node] = cost
             if turns is not None:
                 await turns.pass_on()
-        self._launch(batch, parent, nodes)
+        if self._tree.replays is None:
+            least = len(nodes) if batch.lookahead else min(max(1, expansion.least), len(nodes))
+            self._launch(batch, parent, nodes, least)
+            return
+        given_back = [node for node in nodes if node.id in self._tree.replays]
+        for node in given_back:
+            self._meter.settle(nodes.pop(node), NOTHING)
+        self._tree.give_back(given_back)
+        if nodes:
+            self._launch(batch, parent, nodes, len(nodes))
 
-    def _launch(self, batch: Batch, parent: Node, costs: Mapping[Node, Cost]) -> None:
-        """Adds the branches of pending children of ``parent`` to a batch."""
+    def _launch(self, batch: Batch, parent: Node, costs: Mapping[Node, Cost], least: int) -> None:
+        """Adds the branches of pending children of ``parent`` to a batch, ``least`` of which must be written."""
         branches: list[Branch] = []
         for node, cost in costs.items():
             index = node.id[-1]
             branches.append(Branch(index, branch_seed(self._seed, parent.id, index), cost.tokens))
             batch.reservations[node.id] = cost
         prefix = (*self._limits.prompt, *parent.token_ids)
-        batch.expansions.append(ExpandItem(parent.id, prefix, tuple(branches)))
+        batch.expansions.append(ExpandItem(parent.id, prefix, tuple(branches), least))

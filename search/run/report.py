@@ -56,6 +56,12 @@ class SearchCost(BaseModel):
     """Of ``prefix_tokens``, those whose KV came from a cache."""
     root_cached_tokens: int = 0
     """Most cached prompt tokens of any child of the root: what was known before the search began."""
+    given_back_branches: int = 0
+    """Children that were asked for and that the generator gave back for want of KV memory (``clamp: shrink``)."""
+    waiting_branches: int = 0
+    """Children that had to wait for KV memory at the generator."""
+    least_headroom: float = 1.0
+    """The least share of its KV memory that a generator replica had free when it told; 1 where none did."""
     kv_tokens_peak: int = 0
     """Most tokens whose KV the branches under way needed at a time, each distinct path of tokens once, as a cache of
     prefixes holds it (`search.run.kv_usage`)."""

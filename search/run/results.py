@@ -7,7 +7,7 @@ from typing import NamedTuple
 from search.answers.extraction import boxed_answer
 from search.budget import BudgetMeter, Cost
 from search.errors import GeneratorError
-from search.ports import Child, StopCondition
+from search.ports import Child, Headroom, StopCondition
 from search.run.planning import Batch, PathLimits
 from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
 
@@ -21,6 +21,14 @@ class Tally:
     prefix_tokens: int = 0
     cached_tokens: int = 0
     root_cached_tokens: int = 0
+    given_back_branches: int = 0
+    waiting_branches: int = 0
+    least_headroom: float = 1.0
+
+    def saw(self, headroom: Headroom) -> None:
+        """A replica has told what it can still afford."""
+        if headroom.total_blocks:
+            self.least_headroom = min(self.least_headroom, headroom.free_blocks / headroom.total_blocks)
 
 
 class Received(NamedTuple):

@@ -18,6 +18,7 @@ from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
     ChildGroup,
     ExpandRequest,
+    Grant,
     Lane,
     Sampling,
     ScoreItem,
@@ -72,11 +73,12 @@ async def run_search(
         prompt: token ids, the chat template applied.
         search_id: names the search to the ports; unique among the searches that run.
         on_event: told of every step; see ``EventSink``.
-        tree: an empty tree to grow, where the caller wants to see it even if the search fails; or one that an
-            earlier search has grown (`search.snapshot.restore_tree`): then it goes on from there, with that search's
-            seed, and as that search would have if the settings are the same. What was under way when it was saved or
-            when that search ended is taken up: steps that were not written are asked for again, those that were not
-            scored are scored, also those whose neutral rewards have decided nothing yet.
+        tree: an empty tree to grow, where the caller wants to see it even if the search fails, or where it is to become
+            what another is (`search.snapshot.replay_of`); or one that an earlier search has grown
+            (`search.snapshot.restore_tree`): then it goes on from there, with that search's seed, and as that search
+            would have if the settings are the same. What was under way when it was saved or when that search ended is
+            taken up: steps that were not written are asked for again, those that were not scored are scored, also those
+            whose neutral rewards have decided nothing yet.
         cache_salt: what the ports remember of this search is of use to searches of the same salt only.
 
     Returns when every stream has ended or was closed.
@@ -128,6 +130,7 @@ class _Search:
         self._strategy = settings.strategy
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
+        self._model = environment.model
         self._scorer = SearchScorer(environment.scorer, environment.fallback)
         self._gate = environment.gate
         self._solver = environment.solver
@@ -137,6 +140,7 @@ class _Search:
         self._tree = tree
         if not len(tree):
             tree.merges_siblings = settings.strategy.merge_siblings
+        if not len(tree) and tree.replays is None:
             tree.seed = secrets.randbits(32) if settings.seed is None else settings.seed
         elif settings.seed not in (None, tree.seed):
             raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
@@ -286,6 +290,12 @@ class _Search:
                 self._results.tally.expand_calls += 1
                 async with _closing(self._generator.expand(self._expand_request(batch, lane))) as stream:
                     async for arrived in stream:
+                        if arrived.headroom is not None:
+                            self._results.tally.saw(arrived.headroom)
+                        if arrived.grant is not None:
+                            given_back = self._given_back(batch, arrived.grant)
+                            slot.release(given_back)
+                            expected -= given_back
                         unscored: list[Sequence[Node]] = []
                         for child in arrived.children:
                             if received := self._results.receive(child, batch):
@@ -308,6 +318,15 @@ class _Search:
             # The others will not come: what waited for them is scored now.
             self._awaited -= expected
             self._received.set()
+
+    def _given_back(self, batch: Batch, grant: Grant) -> int:
+        """How many of a batch will not be written, which goes on without them."""
+        count = self._planner.give_back(batch, grant)
+        self._awaited -= count
+        tally = self._results.tally
+        tally.given_back_branches += count
+        tally.waiting_branches += grant.waiting
+        return count
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
         """Has steps scored, each chain a path's new steps: one call at a time, so a path's steps are never scored
@@ -393,6 +412,7 @@ class _Search:
             self._deadline_s(),
             self._logprobs,
             self._cache_salt,
+            self._model,
         )
 
     def _scored(self, node: Node) -> StepScored:
@@ -434,6 +454,9 @@ class _Search:
             prefix_tokens=tally.prefix_tokens,
             cached_tokens=tally.cached_tokens,
             root_cached_tokens=tally.root_cached_tokens,
+            given_back_branches=tally.given_back_branches,
+            waiting_branches=tally.waiting_branches,
+            least_headroom=round(tally.least_headroom, 4),
             kv_tokens_peak=usage.by_path.peak,
             kv_tokens_sum=usage.by_path.sum,
             kv_node_tokens_peak=usage.by_node.peak,

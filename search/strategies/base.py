@@ -28,6 +28,9 @@ class Expansion(NamedTuple):
     """How far these children are written, where it is not the strategy's usual stop condition."""
     lookahead: bool = False
     """Whether they are lookaheads: greedy continuations that only tell more about ``node``."""
+    least: int = 1
+    """So many of them are written in any case. Others a generator that is short of KV memory may give back: then they
+    are in ``Node.given_back``, nothing will come of them, and the search goes on with fewer."""
 
 
 class Strategy(BaseModel, ABC):

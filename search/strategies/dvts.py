@@ -44,6 +44,10 @@ class DVTS(LevelSearch):
                 shares.update(dict.fromkeys(steps, 0) | {best[subtree]: self.m})
         return {node: share for node, share in shares.items() if share or node not in answers}
 
+    def least(self, share: int) -> int:
+        """One for each subtree."""
+        return share // self.m
+
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The last steps of every subtree, finished or not; ordered by id."""
         last = {subtree: _alive(steps) for subtree, steps in self._ended(tree, tree.deepest - 1).items()}
@@ -83,15 +87,18 @@ class DVTS(LevelSearch):
 
     def _steps(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
         """What was written for each subtree at that depth, the same text once: ``m`` samples each. Subtrees that are at
-        the same node share its children, in turn."""
+        the same node share its children, in turn; where some were given back, as evenly as may be."""
         if (DVTS._steps, depth) in tree.found:
             return tree.found[DVTS._steps, depth]  # type: ignore[no-any-return]
         written: dict[int, list[Node]] = {}
-        taken: Counter[Node] = Counter()
-        for subtree, node in self._best(tree, depth - 1).items():
-            own = range(taken[node], taken[node] + self.m)
-            taken[node] += self.m
-            samples = [node.children[index].first for index in own if index in node.children]
+        above = self._best(tree, depth - 1)
+        subtrees = Counter(above.values())
+        turns: Counter[Node] = Counter()
+        for subtree, node in above.items():
+            granted = [index for index in range(self.m * subtrees[node]) if index not in node.given_back]
+            begin, end = (len(granted) * turn // subtrees[node] for turn in (turns[node], turns[node] + 1))
+            turns[node] += 1
+            samples = [node.children[index].first for index in granted[begin:end] if index in node.children]
             if steps := [sample for sample in dict.fromkeys(samples) if sample.status in COMPLETE]:
                 written[subtree] = steps
         if depth < tree.deepest:  # no more will come

@@ -62,7 +62,7 @@ class Promise:
     visits: int = 0
     """Steps that were written here and below, again and again."""
     samples: int = 0
-    """Children that have arrived, each as often as it was written."""
+    """Children that have arrived, each as often as it was written, and those that were given back."""
     distinct: int = 0
     """Those among them with another text."""
     own_quality: float = 0.0
@@ -134,9 +134,10 @@ class Promises:
         first, parent = node.first, node.parent.first
         promise, above = promise_of(first), promise_of(parent)
         self._newest = parent
-        above.samples += 1
+        before = above.samples
+        above.samples += 1 + node.parent.given_back_after(node.id[-1])
         above.distinct += first is node
-        self.expansions.count(parent, above.samples)
+        self.expansions.count(parent, before, above.samples)
         promise.own_quality = self._centred(first)
         path = upwards(first)
         for passed in path:

@@ -40,6 +40,10 @@ class LevelSearch(Strategy):
         """How far the children of a level are written, where it is not the usual stop condition."""
         return None
 
+    def least(self, share: int) -> int:
+        """How many of the children of a path that gets so many are needed, where not all can be had."""
+        return 1
+
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
@@ -71,9 +75,14 @@ class LevelSearch(Strategy):
 
     def _missing(self, tree: SearchTree, depth: int) -> list[Expansion]:
         return [
-            Expansion(node, share - len(node.children), self.stop_condition_below(depth))
+            Expansion(
+                node,
+                share - node.asked,
+                self.stop_condition_below(depth),
+                least=max(1, self.least(share) - len(node.children)),
+            )
             for node, share in self._decided(tree, depth).items()
-            if node.status is NodeStatus.OPEN and share > len(node.children)
+            if node.status is NodeStatus.OPEN and share > node.asked
         ]
 
     def _ahead(self, tree: SearchTree, depth: int) -> list[Expansion]:

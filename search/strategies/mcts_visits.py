@@ -101,11 +101,12 @@ class Visits:
                 self.promising_leaves += self._is_promising(node)
                 if self._strategy.rolls_out:
                     self._unrolled[node] = None
-        if not above.samples:
+        before = above.samples
+        if not before:
             self.promising_leaves -= self._is_promising(parent)
             self._unrolled.pop(parent, None)
-        above.samples += 1
-        self.expansions.count(parent, above.samples)
+        above.samples += 1 + node.parent.given_back_after(node.id[-1])
+        self.expansions.count(parent, before, above.samples)
         statistics.own_visits += 1
         for passed in upwards(first):
             self.statistics(passed).visits += 1

@@ -78,18 +78,26 @@ class ParticleFilter(LevelSearch):
         each = [node for node, count in particles.items() for _ in range(count)]
         odds = {node: _log_odds(node) for node in particles}
         weights = softmax([odds[node] for node in each], self.weight_temperature)
-        if effective_sample_size(weights) >= self.resample_below * len(each):
+        given_back = sum(len(node.given_back) for node in self._resampled(tree, depth - 1))
+        if given_back:
+            # What was written stands for what was not, beside the same step.
+            weights = shares([weight * _stands_for(node, depth) for weight, node in zip(weights, each, strict=True)])
+        elif effective_sample_size(weights) >= self.resample_below * len(each):
             return particles
         start = Random(f"particles:{tree.seed}:{depth}").random()
         drawn: dict[Node, int] = {}
-        for index in systematic(weights, start):
+        for index in systematic(weights, start, len(each) + given_back):
             drawn[each[index]] = drawn.get(each[index], 0) + 1
         return drawn
 
 
 def softmax(logs: Sequence[float], temperature: float) -> list[float]:
     top = max(logs)
-    weights = [math.exp((log - top) / temperature) for log in logs]
+    return shares([math.exp((log - top) / temperature) for log in logs])
+
+
+def shares(weights: Sequence[float]) -> list[float]:
+    """Of their sum."""
     whole = math.fsum(weights)
     return [weight / whole for weight in weights]
 
@@ -99,18 +107,24 @@ def effective_sample_size(weights: Sequence[float]) -> float:
     return 1.0 / math.fsum(weight * weight for weight in weights)
 
 
-def systematic(weights: Sequence[float], start: float) -> list[int]:
-    """As many places as there are weights (which sum to 1), evenly spaced over them from ``start`` in [0, 1):
-    each is drawn its expected number of times, rounded up or down."""
+def systematic(weights: Sequence[float], start: float, count: int | None = None) -> list[int]:
+    """``count`` places, as many as there are weights if not given, evenly spaced over these (which sum to 1) from
+    ``start`` in [0, 1): each is drawn its expected number of times, rounded up or down."""
+    count = len(weights) if count is None else count
     drawn: list[int] = []
     index, passed = 0, weights[0]
-    for tooth in range(len(weights)):
-        at = (tooth + start) / len(weights)
+    for tooth in range(count):
+        at = (tooth + start) / count
         while at >= passed and index < len(weights) - 1:
             index += 1
             passed += weights[index]
         drawn.append(index)
     return drawn
+
+
+def _stands_for(node: Node, depth: int) -> float:
+    """How many of the particles that were to be written at that depth each copy of a node is there for."""
+    return node.parent.asked / len(node.parent.children) if node.parent and node.depth == depth else 1.0
 
 
 def _log_odds(node: Node) -> float:

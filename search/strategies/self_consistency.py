@@ -43,4 +43,5 @@ class SelfConsistency(WholeSolutions):
             if (answer := tree.answer_of(node)) is not None:
                 votes[canonical(answer)] += node.count
         lead = max(votes.values(), default=0)
-        return lead > votes.total() - lead + self.n - tree.ended(tree.deepest)
+        expected = self.n - len(tree.root.given_back)
+        return lead > votes.total() - lead + expected - tree.ended(tree.deepest)

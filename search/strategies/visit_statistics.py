@@ -26,7 +26,7 @@ class VisitStatistics:
     own_visits: int = 0
     """How often its own value is in the sum."""
     samples: int = 0
-    """Children that have arrived, each as often as it was written."""
+    """Children that have arrived, each as often as it was written, and those that were given back."""
     open_children: int = 0
     """Distinct ones below which something may be written."""
     since: int = 1
@@ -73,9 +73,9 @@ class Expansions:
         self._width = width
         self._unfinished: dict[Node, int] = {}
 
-    def count(self, parent: Node, samples: int) -> None:
-        """``samples`` children have been written below ``parent``, one more than before."""
-        self.begun += samples % self._width == 1 or self._width == 1
+    def count(self, parent: Node, before: int, samples: int) -> None:
+        """``samples`` children have been written below ``parent`` or given back; ``before`` of them were counted."""
+        self.begun += -(-samples // self._width) - -(-before // self._width)
         if missing := -samples % self._width:
             self._unfinished[parent] = missing
         else:

@@ -35,7 +35,7 @@ class WholeSolutions(Strategy):
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         # Only when nothing is in flight: what a tight budget grants then does not depend on arrival order.
-        missing = self.n - len(tree.root.children)
+        missing = self.n - tree.root.asked
         return [Expansion(tree.root, missing)] if missing > 0 and tree.in_flight == 0 else []
 
     def finished(self, tree: SearchTree) -> bool:

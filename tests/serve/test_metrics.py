@@ -21,6 +21,7 @@ MAY_REST = {
     "banyan_preemptions_total",  # nor is there too little memory
     "banyan_clamp_waiting_branches",
     "banyan_clamp_held_back_branches_total",
+    "banyan_clamp_given_back_branches_total",
     "banyan_recomputed_tokens_total",
     "banyan_gate_waiting_calls",  # nor are there more branches than the gate lets pass
     "banyan_engine_waiting_requests",
