@@ -19,6 +19,7 @@ from search.ports import (
     ChildGroup,
     ExpandItem,
     ExpandRequest,
+    Grant,
     Lane,
     Sampling,
     ScoreItem,
@@ -346,3 +347,56 @@ async def test_a_call_leaves_nothing_of_ours_to_the_garbage_collector(call: Any,
 
 async def test_what_the_ports_raise_survives_pickling() -> None:
     assert str(pickle.loads(pickle.dumps(ReplicaLost("no reply")))) == "no reply"
+
+
+def gives_back(*written: int, dies: bool = False) -> Callable[[ExpandRequest], AsyncIterator[ChildGroup]]:
+    async def script(asked: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        yield ChildGroup((), None, Grant(written))
+        if dies:
+            raise ActorDiedError
+        for part, count in zip(asked.expansions, written, strict=True):
+            yield ChildGroup(tuple(child(part.parent, branch.index) for branch in part.branches[:count]))
+
+    return script
+
+
+async def grants(handle: Handle) -> list[Grant]:
+    return [group.grant async for group in HandleGenerator(handle, RETRIES).expand(request()) if group.grant]
+
+
+async def test_what_is_given_back_is_not_missing() -> None:
+    handle = Handle(gives_back(1, 1))
+    assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]
+    assert len(handle.requests) == 1
+    assert await grants(Handle(gives_back(1, 1))) == [Grant((1, 1))]
+
+
+async def test_after_a_death_only_what_was_granted_is_asked_for_again_and_must_be_written() -> None:
+    handle = Handle(gives_back(1, 1, dies=True), dies_after(child((), 0)), all_of)
+    assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]
+    first, second, third = handle.requests
+    assert [part.least for part in first.expansions] == [1, 1]
+    assert [(part.branches, part.least) for part in second.expansions] == [
+        ((Branch(0, 100, 8),), 1),
+        ((Branch(0, 102, 8),), 1),
+    ]
+    assert [(part.parent, part.least) for part in third.expansions] == [((0,), 1)]
+
+
+async def test_where_nothing_was_given_back_before_a_death_nothing_is_after_it() -> None:
+    handle = Handle(dies_after(child((0,), 0)), all_of)
+    assert sorted(await arrivals(handle, request())) == EVERY
+    assert [(part.parent, len(part.branches), part.least) for part in handle.requests[1].expansions] == [((), 2, 2)]
+
+
+async def test_a_replica_that_dies_before_it_answers_has_granted_nothing() -> None:
+    handle = Handle(dies_after(), gives_back(1, 1))
+    assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]
+    assert [part.least for part in handle.requests[1].expansions] == [1, 1]
+    assert await grants(Handle(dies_after(), gives_back(1, 1))) == [Grant((1, 1))]
+
+
+async def test_what_must_be_written_is_missing_though_a_replica_gives_it_back() -> None:
+    handle = Handle(gives_back(0, 1), all_of)
+    assert sorted(await arrivals(handle, request())) == [((), 0), ((0,), 0)]
+    assert [part.parent for part in handle.requests[1].expansions] == [()]

@@ -110,6 +110,36 @@ def test_the_clamp_keeps_order_and_takes_no_small_one_past_a_large_one() -> None
     assert clamp.held_back == 2
 
 
+def test_who_will_not_wait_is_refused_and_leaves_nothing_behind() -> None:
+    clamp = KVClamp(KVLedger(4, BLOCK))
+    first = clamp.ask_now(1, prefix(1), 10)
+    assert first is not None
+    assert clamp.ask_now(1, prefix(2), 8) is None
+    second = clamp.ask_now(1, prefix(2), 1)
+    assert second is not None
+    assert clamp.ask_now(1, prefix(3), 1) is None
+    waiting = clamp.ask(2, prefix(4), 9, nothing)
+    second.close()
+    assert clamp.ask_now(2, prefix(3), 1) is None, "behind the one that waits"
+    ahead = clamp.ask_now(1, prefix(3), 1)
+    assert ahead is not None
+    assert (clamp.given_back, clamp.held_back, clamp.wanted) == (3, 1, 3)
+    for ticket in (first, ahead, waiting):
+        ticket.close()
+    assert clamp.ledger.reserved == clamp.waiting == clamp.wanted == clamp.pressure == 0
+    with pytest.raises(TooLarge):
+        clamp.ask_now(0, prefix(*range(40)), 1)
+
+
+def test_speculative_branches_are_refused_below_the_watermark() -> None:
+    clamp = KVClamp(KVLedger(100, BLOCK))
+    for number in range(74):
+        clamp.ask(0, prefix(number), 1, nothing)
+    assert clamp.ask_now(0, prefix(1), 1, speculative=True) is not None
+    assert clamp.ask_now(0, prefix(1), 1, speculative=True) is None
+    assert clamp.ask_now(0, prefix(1), 1) is not None
+
+
 def test_speculative_branches_leave_a_quarter_free() -> None:
     clamp = KVClamp(KVLedger(100, BLOCK))
     demand = [clamp.ask(0, prefix(n), 1, nothing) for n in range(74)]
@@ -229,6 +259,16 @@ class Clamp(RuleBasedStateMachine):
         tickets.append(ticket)
         self.open.append(ticket)
 
+    @rule(path=paths, growth=growths, order=st.integers(0, 5), speculative=st.booleans())
+    def ask_now(self, path: list[int], growth: int, order: int, speculative: bool) -> None:
+        refused, alone = self.clamp.given_back, not self.open
+        ticket = self.clamp.ask_now(order, prefix(*path), growth, speculative)
+        assert (ticket is None) == (self.clamp.given_back > refused)
+        assert ticket is not None or not alone
+        if ticket is not None:
+            assert ticket.granted
+            self.open.append(ticket)
+
     @precondition(lambda self: self.open)
     @rule(data=st.data())
     def end(self, data: st.DataObject) -> None:
@@ -244,6 +284,7 @@ class Clamp(RuleBasedStateMachine):
     def somebody_goes_on(self) -> None:
         assert not self.open or any(ticket.granted for ticket in self.open)
         assert self.clamp.waiting == sum(not ticket.granted for ticket in self.open)
+        assert self.clamp.wanted == sum(not ticket.speculative for ticket in self.open)
         assert self.clamp.ledger.reserved <= self.clamp.ledger.capacity
         assert all(ticket.granted for ticket in self.woken)
         assert len(self.woken) == len(set(map(id, self.woken))), "woken twice"

@@ -9,7 +9,17 @@ from typing import Any
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, ScorerError
 from search.gate import Gate
-from search.ports import Child, ChildGroup, ExpandRequest, Lane, ScoreRequest, StopCondition
+from search.ports import (
+    Child,
+    ChildGroup,
+    ExpandItem,
+    ExpandRequest,
+    Grant,
+    Headroom,
+    Lane,
+    ScoreRequest,
+    StopCondition,
+)
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchEvent, SearchOutcome
 from search.run.runner import run_search
@@ -91,6 +101,8 @@ class FakeGenerator:
         """Streams that ended by themselves."""
         self.repeat = False
         """Sends every group twice, and children nobody asked for."""
+        self.short_of_memory: int | None = None
+        """Gives branches back: which ones, depends on this number and on what is asked for."""
         self._rng = random.Random(order)
         self._turns = turns or Turns(self._rng)
         self._sent = 0
@@ -102,8 +114,19 @@ class FakeGenerator:
         assert not names & self.live
         self.live |= names
         self.most_live = max(self.most_live, len(self.live))
-        self._rng.shuffle(branches)
         try:
+            if self.short_of_memory is not None:
+                await self._turns.take()
+                written = tuple(map(self._granted, request.expansions))
+                branches = [
+                    (expansion, branch)
+                    for expansion, count in zip(request.expansions, written, strict=True)
+                    for branch in expansion.branches[:count]
+                ]
+                if len(branches) < len(names):
+                    self.live -= names - {(expansion.parent, branch.index) for expansion, branch in branches}
+                    yield ChildGroup((), Headroom(1, 4, 0, 0), Grant(written, waiting=1))
+            self._rng.shuffle(branches)
             branches = branches[: len(branches) - self.forget]
             while branches:
                 await self._turns.take()
@@ -121,6 +144,10 @@ class FakeGenerator:
             self.ended += 1
         finally:
             self.live -= names
+
+    def _granted(self, expansion: ExpandItem) -> int:
+        rng = digest("short of memory", self.short_of_memory, expansion.parent, expansion.branches[0].index)
+        return min(len(expansion.branches), max(expansion.least, rng.randint(0, 4)))
 
     async def _break(self, count: int) -> None:
         self._sent += count

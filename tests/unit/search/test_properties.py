@@ -9,95 +9,11 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from search_fakes import Bench, Turns, search
+from search_settings import BUDGETS, LIMITS, SEARCHES, VARIETY
 
 from search.errors import LimitReached
 from search.snapshot import restore_tree, save_tree, tree_as_json
 from search.tree import SearchTree
-
-SEARCHES = st.one_of(
-    st.just({"strategy": "greedy"}),
-    st.builds(lambda n: {"strategy": "self_consistency", "n": n}, st.integers(1, 8)),
-    st.builds(lambda n: {"strategy": "best_of_n", "n": n}, st.integers(1, 8)),
-    st.builds(
-        lambda kept, m, depth: {
-            "strategy": "beam_search",
-            "n": kept * m,
-            "m": m,
-            "max_depth": depth,
-        },
-        st.integers(1, 4),
-        st.integers(1, 3),
-        st.integers(1, 8),
-    ),
-    st.builds(
-        lambda name, kept, m, depth, lookahead: {
-            "strategy": name,
-            "n": kept * m,
-            "m": m,
-            "max_depth": depth,
-            "lookahead": lookahead,
-        },
-        st.sampled_from(["beam_search", "dvts"]),
-        st.integers(1, 3),
-        st.integers(1, 3),
-        st.integers(1, 6),
-        st.integers(0, 3),
-    ),
-    st.builds(
-        lambda name, n, depth: {"strategy": name, "n": n, "max_depth": depth},
-        st.sampled_from(["rebase", "ets", "particle_filter"]),
-        st.integers(1, 9),
-        st.integers(1, 8),
-    ),
-    st.builds(
-        lambda own, iterations, width, paths, depth: (
-            own | {"strategy": "mcts", "iterations": iterations, "width": width, "paths": paths, "max_depth": depth}
-        ),
-        st.fixed_dictionaries(
-            {
-                "value": st.sampled_from(["reward", "rollout", "both"]),
-                "prior": st.sampled_from(["none", "reward", "logprob"]),
-                "decision": st.sampled_from(["value", "visits", "terminal", "vote"]),
-            },
-            optional={"accept": st.floats(0, 1), "accept_margin": st.floats(0, 1), "reject": st.floats(0, 1)},
-        ),
-        st.integers(1, 12),
-        st.integers(1, 4),
-        st.integers(1, 4),
-        st.integers(1, 6),
-    ),
-    st.builds(
-        lambda iterations, paths, posterior, generation: {
-            "strategy": "ab_mcts",
-            "iterations": iterations,
-            "paths": paths,
-            "posterior": posterior,
-            "generation": generation,
-        },
-        st.integers(1, 20),
-        st.integers(1, 5),
-        st.sampled_from(["gaussian", "beta"]),
-        st.sampled_from(["step", "solution"]),
-    ),
-    st.builds(
-        lambda iterations, width, entropy: {
-            "strategy": "frontier",
-            "iterations": iterations,
-            "width": width,
-            "entropy_weight": entropy,
-        },
-        st.integers(1, 10),
-        st.integers(1, 8),
-        st.sampled_from([0.0, 0.4]),
-    ),
-)
-"""Every strategy there is."""
-LIMITS = st.fixed_dictionaries(
-    {"max_step_tokens": st.integers(3, 10), "max_path_tokens": st.integers(5, 60), "seed": st.integers(0, 99)}
-)
-VARIETY = st.sampled_from([None, 1, 2, 4])
-"""Of what is written below a text: the less, the more steps are written again."""
-BUDGETS = st.fixed_dictionaries({}, optional={"tokens": st.integers(1, 150), "nodes": st.integers(1, 30)})
 
 
 @settings(max_examples=100, deadline=None)

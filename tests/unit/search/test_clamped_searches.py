@@ -1,0 +1,110 @@
+"""Searches over the ledger of a replica that gives branches back: whoever is alone goes on, and all of them end."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_fakes import PROMPT, Bench, FakeGenerator, Turns
+from search_settings import SEARCHES
+
+from deployments.engines.grants import grant
+from kvstore.clamp import KVClamp, Ticket
+from kvstore.ledger import KVLedger
+from search.ports import ChildGroup, ExpandRequest, Grant
+from search.snapshot import replay_of, tree_as_json
+
+BLOCK = 4
+MOST = 40
+"""Tokens of a path, and of one that writes whole solutions: what fits is written, whoever waits."""
+
+
+class ClampedGenerator(FakeGenerator):
+    """Grants from a ledger, as a replica does with ``clamp: shrink``."""
+
+    def __init__(self, clamp: KVClamp, order: int) -> None:
+        super().__init__(order, Turns(random.Random(order)))
+        self.clamp = clamp
+
+    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        self.requests.append(request)
+        tickets: dict[tuple[int, int], Ticket] = {}
+        woken = asyncio.Event()
+
+        def take(expansion: int, branch: int, needed: bool) -> bool:
+            item = request.expansions[expansion]
+            prefix, growth = self.clamp.prefix(item.prefix, request.search_id), item.branches[branch].max_tokens
+            ticket = self.clamp.ask(0, prefix, growth, woken.set) if needed else self.clamp.ask_now(0, prefix, growth)
+            if ticket is not None:
+                tickets[expansion, branch] = ticket
+            return ticket is not None
+
+        asked = [len(item.branches) for item in request.expansions]
+        try:
+            written = grant(asked, [item.least for item in request.expansions], take)
+            if list(written) != asked:
+                yield ChildGroup((), None, Grant(written))
+            while tickets:
+                await self._turns.take()
+                ready = [place for place, ticket in tickets.items() if ticket.granted]
+                if not ready:
+                    woken.clear()
+                    await woken.wait()
+                    continue
+                expansion, branch = place = self._rng.choice(ready)
+                item = request.expansions[expansion]
+                child = self._write(request, item, item.branches[branch])
+                tickets.pop(place).close()
+                yield ChildGroup((child,))
+        finally:
+            for ticket in tickets.values():
+                ticket.close()
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    searches=st.lists(SEARCHES, min_size=1, max_size=4),
+    capacity=st.integers(-(-(len(PROMPT) + MOST + 1) // BLOCK), 40),
+    order=st.integers(0, 1 << 20),
+)
+def test_all_of_them_end_and_nothing_stays_promised(searches: list[dict[str, Any]], capacity: int, order: int) -> None:
+    async def main() -> None:
+        clamp = KVClamp(KVLedger(capacity, BLOCK))
+        benches = [Bench(order + number) for number in range(len(searches))]
+        for bench in benches:
+            bench.generator = ClampedGenerator(clamp, order)
+        limits = {"max_path_tokens": MOST, "max_step_tokens": 9}
+        async with asyncio.timeout(60):
+            outcomes = await asyncio.gather(
+                *(
+                    bench.search(wanted | limits, search_id=f"search {number}")
+                    for number, (bench, wanted) in enumerate(zip(benches, searches, strict=True))
+                )
+            )
+        assert (clamp.ledger.reserved, clamp.waiting, clamp.wanted) == (0, 0, 0)
+        for bench, wanted, outcome in zip(benches, searches, outcomes, strict=True):
+            bench.check_idle()
+            assert outcome.stop_reason == "finished"
+            again = await Bench(order + 9).search(wanted | limits, tree=replay_of(outcome.tree))
+            assert tree_as_json(again.tree) == tree_as_json(outcome.tree)
+
+    asyncio.run(main())
+
+
+def test_a_wide_search_in_little_memory_is_given_fewer_and_some_wait() -> None:
+    async def main() -> None:
+        clamp = KVClamp(KVLedger(24, BLOCK))
+        benches = [Bench(number) for number in range(3)]
+        for bench in benches:
+            bench.generator = ClampedGenerator(clamp, 1)
+        wanted = {"strategy": "beam_search", "n": 16, "m": 4, "max_path_tokens": MOST, "max_step_tokens": 9}
+        outcomes = await asyncio.gather(
+            *(bench.search(wanted, search_id=f"search {number}") for number, bench in enumerate(benches))
+        )
+        assert all(outcome.tree.given_back > 0 for outcome in outcomes)
+        assert clamp.given_back == sum(outcome.tree.given_back for outcome in outcomes)
+        assert clamp.held_back > 0
+
+    asyncio.run(main())
