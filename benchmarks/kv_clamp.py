@@ -42,6 +42,7 @@ BLOCK_BYTES = 65_536
 ARMS: dict[str, dict[str, Any]] = {
     "default": {"generator": {"clamp": "off"}},
     "ours": {"generator": {"clamp": "wait"}},
+    "shrink": {"generator": {"clamp": "shrink"}},
     "16 sequences": {"generator": {"clamp": "off", "max_num_seqs": 16}},
     "32 sequences": {"generator": {"clamp": "off", "max_num_seqs": 32}},
     "64 branches": {"generator": {"clamp": "off"}, "controller": {"branches": 64}},
@@ -49,8 +50,15 @@ ARMS: dict[str, dict[str, Any]] = {
     "watermark 0.05": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.05}}},
     "watermark 0.2": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.2}}},
 }
-OWN = ("default", "ours")
-COUNTERS = ("preemptions", "recomputed_tokens", "branches_held_back", "external_hits", "generated_tokens")
+OWN = ("default", "ours", "shrink")
+COUNTERS = (
+    "preemptions",
+    "recomputed_tokens",
+    "branches_held_back",
+    "branches_given_back",
+    "external_hits",
+    "generated_tokens",
+)
 SEED = 5
 console = Console(stderr=True)
 

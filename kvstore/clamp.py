@@ -89,8 +89,6 @@ class KVClamp:
         """Branches that are held back."""
         self.held_back = 0
         """How many ever were."""
-        self.given_back = 0
-        """How many were refused because they would not wait."""
 
     def prefix(self, token_ids: Sequence[int], salt: str) -> Prefix:
         """``token_ids`` as ``ask`` wants them: the same for all branches that continue them."""
@@ -104,11 +102,10 @@ class KVClamp:
         """
         self.ledger.check(prefix)
         ticket = Ticket(self, prefix, growth, speculative, _nothing)
-        if self._passes(order, ticket):
-            self._want(ticket)
-            return ticket
-        self.given_back += 1
-        return None
+        if not self._passes(order, ticket):
+            return None
+        self._want(ticket)
+        return ticket
 
     def ask(
         self, order: int, prefix: Prefix, growth: int, wake: Callable[[], None], speculative: bool = False

@@ -58,7 +58,7 @@ class ExpandItem(NamedTuple):
     branches: tuple[Branch, ...]
     least: int = 1
     """So many of them, the first ones, are written in any case and wait for KV memory where there is none. The others
-    may be given back (`Grant`)."""
+    may be given back (`Grant`): of what is speculative, all."""
 
 
 class ExpandRequest(NamedTuple):

@@ -57,6 +57,8 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
 
 def given_back(tree: SearchTree) -> list[NodeId]:
     """The ids of the children that were given back, in order. Looks at every node: not for decisions."""
+    if not tree.given_back:
+        return []
     return sorted((*node.id, index) for node in (tree.root, *tree.nodes) for index in node.given_back)
 
 

@@ -109,6 +109,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._written_tokens = 0
         self._discarded_tokens = 0
         self._recomputed_tokens = 0
+        self._given_back = 0
         self._lengths = {condition: Lengths() for condition in StopCondition}
         """Of what is written at a time, for the clamp."""
 
@@ -228,7 +229,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """The engine's counters and this one's: ``written_tokens`` by finished requests,
         ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``;
         ``recomputed_tokens`` of paths, of which some engine had the KV before; and what the clamp promised and holds
-        back."""
+        back, and what it gave back."""
         clamp = self._running.clamp
         clamped = {}
         if clamp is not None:
@@ -237,7 +238,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 "branches_waiting": clamp.waiting,
                 "branches_held_back": clamp.held_back,
                 "withheld_blocks": clamp.ledger.withheld,
-                "branches_given_back": clamp.given_back,
+                "branches_given_back": self._given_back,
             }
         return {
             **super().stats(),
@@ -287,8 +288,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
             )
 
         asked = [len(part.full) + len(part.branches) for part in parts]
-        needed = [0 if request.lane is Lane.SPECULATIVE else expansion.least for expansion in request.expansions]
-        return Grant(grant(asked, needed, take), call.held_back)
+        written = grant(asked, [expansion.least for expansion in request.expansions], take)
+        self._given_back += sum(asked) - sum(written)
+        return Grant(written, call.held_back)
 
     def _parts(self, request: ExpandRequest) -> list[_Part]:
         """What is asked for below each node of a call."""

@@ -1,16 +1,25 @@
 """Branches for which an engine has no KV blocks wait for them: nothing is put back, and nothing comes out otherwise."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+import hashlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 
 import pytest
 import pytest_asyncio
 
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
-from search.errors import GeneratorError
-from search.ports import ExpandRequest, StopCondition
+from search.answers.equivalence import AnswerMatcher
+from search.errors import GeneratorError, GeneratorRefused
+from search.gate import Gate
+from search.ports import ChildGroup, ExpandRequest, Grant, Lane, ScoreRequest, StopCondition
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
+from search.run.runner import run_search
+from search.settings import parse_search
+from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
+from search.tree import SearchTree
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.test_generation import prompt, rambling, token_ids, wanted
 
@@ -95,3 +104,128 @@ async def test_a_call_says_that_it_lives_while_it_waits(small: GenerationEngine)
                 assert group.headroom.waiting > 0
                 assert group.headroom.free_blocks < group.headroom.total_blocks
                 break
+
+
+@contextmanager
+def shrinking(engine: GenerationEngine) -> Iterator[GenerationEngine]:
+    """The same engine as if started with ``clamp: shrink``: it asks this setting at every call."""
+    waits = engine._settings
+    engine._settings = waits.model_copy(update={"clamp": "shrink"})
+    try:
+        yield engine
+    finally:
+        engine._settings = waits
+
+
+async def groups_of(engine: GenerationEngine, request: ExpandRequest) -> list[ChildGroup]:
+    return [group async for group in engine.expand(request)]
+
+
+async def test_what_there_is_no_room_for_is_given_back_before_anything_is_written(
+    small: GenerationEngine, generation: GenerationEngine
+) -> None:
+    request = solutions(small, 40, "shrinks")
+    before = small.stats()["branches_given_back"]
+    with shrinking(small):
+        first, *others = await groups_of(small, request)
+
+    assert first.children == ()
+    assert first.grant is not None
+    (written,) = first.grant.written
+    assert 1 <= written < 40
+    assert first.grant.waiting == 0
+    assert small.stats()["branches_given_back"] == before + 40 - written
+    assert all(group.grant is None for group in others)
+    arrived = {(child.parent, child.index): child.steps[0].token_ids for group in others for child in group.children}
+    whole = await token_ids(generation, request)
+    assert arrived == {((), index): whole[(), index] for index in range(written)}
+    assert await small.check_integrity(SETTLE_S) == []
+
+
+async def test_one_that_finds_no_room_has_one_branch_that_waits_and_speculation_has_none(
+    small: GenerationEngine,
+) -> None:
+    with shrinking(small):
+        async with aclosing(small.expand(rambling(prompt(small), "first"))) as groups:
+            granted = (await anext(groups)).grant
+            assert granted is not None
+            speculative = solutions(small, 3, "speculates")._replace(lane=Lane.SPECULATIVE)
+            expansions = tuple(each._replace(least=0) for each in speculative.expansions)
+            speculative = speculative._replace(expansions=expansions)
+            (only,) = await groups_of(small, speculative)
+            assert (only.children, only.grant) == ((), Grant((0,)))
+
+            second = small.expand(solutions(small, 3, "second"))
+            async with aclosing(second):
+                told = await anext(second)
+                assert (told.children, told.grant) == ((), Grant((1,), waiting=1))
+                await groups.aclose()
+                assert [child.index async for group in second for child in group.children] == [0]
+
+    assert await small.check_integrity(SETTLE_S) == []
+
+
+async def test_where_nothing_presses_nothing_is_told(small: GenerationEngine) -> None:
+    with shrinking(small):
+        groups = await groups_of(small, solutions(small, 2, "fits"))
+
+    assert [group.grant for group in groups] == [None] * len(groups)
+    assert sum(len(group.children) for group in groups) == 2
+
+
+async def test_those_that_wait_are_told_with_the_first_children(small: GenerationEngine) -> None:
+    first, *others = await groups_of(small, solutions(small, 40, "waits"))
+
+    assert first.children
+    assert first.grant is not None
+    assert first.grant.written == (40,)
+    assert 0 < first.grant.waiting < 40
+    assert all(group.grant is None for group in others)
+
+
+async def test_another_model_is_refused(small: GenerationEngine) -> None:
+    request = solutions(small, 1, "other model")
+    assert len(await token_ids(small, request._replace(model=small._settings.served_name))) == 1
+    with pytest.raises(GeneratorRefused, match="has the model 'banyan-arithmetic', not 'other'"):
+        await token_ids(small, request._replace(model="other"))
+
+
+class TextScorer:
+    """A reward for each text."""
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        return [
+            [hashlib.sha256("".join(item.steps[: end + 1]).encode()).digest()[0] / 255 for end in ends]
+            for item in request.items
+            for ends in [range(len(item.steps) - item.unscored, len(item.steps))]
+        ]
+
+
+SEARCHES = [
+    {"strategy": "beam_search", "n": 32, "m": 4},
+    {"strategy": "mcts", "iterations": 6, "width": 16, "paths": 2},
+    {"strategy": "particle_filter", "n": 24},
+]
+
+
+async def test_searches_go_on_with_fewer_and_their_replays_are_the_same_trees(
+    small: GenerationEngine, generation: GenerationEngine
+) -> None:
+    async def searched(engine: GenerationEngine, number: int, tree: SearchTree) -> SearchOutcome:
+        settings = parse_search(SEARCHES[number] | {"seed": number, "max_path_tokens": 300})
+        environment = SearchEnvironment(engine, TextScorer(), MOST, Gate(1000), matcher)
+        return await run_search("?", prompt(engine), settings, environment, search_id=f"search {number}", tree=tree)
+
+    matcher = AnswerMatcher()
+    try:
+        with shrinking(small):
+            shrunk = await asyncio.gather(*(searched(small, number, SearchTree()) for number in range(len(SEARCHES))))
+        assert await small.check_integrity(SETTLE_S) == []
+        for number, outcome in enumerate(shrunk):
+            assert outcome.cost.given_back_branches > 0
+            assert outcome.cost.least_headroom < 1
+            again = await searched(generation, number, replay_of(restore_tree(save_tree(outcome.tree))))
+            assert tree_as_json(again.tree) == tree_as_json(outcome.tree)
+            assert again.selection.answer == outcome.selection.answer
+    finally:
+        matcher.close()

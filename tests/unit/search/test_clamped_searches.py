@@ -104,7 +104,6 @@ def test_a_wide_search_in_little_memory_is_given_fewer_and_some_wait() -> None:
             *(bench.search(wanted, search_id=f"search {number}") for number, bench in enumerate(benches))
         )
         assert all(outcome.tree.given_back > 0 for outcome in outcomes)
-        assert clamp.given_back == sum(outcome.tree.given_back for outcome in outcomes)
         assert clamp.held_back > 0
 
     asyncio.run(main())
