@@ -28,6 +28,8 @@ from search.ports import (
     Child,
     ChildGroup,
     ExpandRequest,
+    Grant,
+    Headroom,
     ScoreRequest,
     StopCondition,
     TokenBeamReply,
@@ -66,6 +68,8 @@ class FakeGenerator:
         self.running = 0
         self.calls = 0
         self.cached = 0
+        self.most: int | None = None
+        """Children that it writes below a node in one call; it gives others back."""
         self.beams: list[TokenBeamRequest] = []
         self.salts: set[str] = set()
 
@@ -77,11 +81,14 @@ class FakeGenerator:
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
+            written = tuple(len(part.branches[: self.most]) for part in request.expansions)
+            if sum(written) < sum(len(part.branches) for part in request.expansions):
+                yield ChildGroup((), Headroom(3, 12, 0, 0), Grant(written, waiting=1))
             for part in request.expansions:
                 yield ChildGroup(
                     tuple(
                         Child(part.parent, branch.index, self._steps(part.parent, branch.seed, request), self.cached)
-                        for branch in part.branches
+                        for branch in part.branches[: self.most]
                     )
                 )
         finally:

@@ -93,6 +93,22 @@ async def test_one_seed_is_one_tree_and_no_seed_is_drawn_and_told(world: World) 
     assert (await post(world, "/v1/search", seed=drawn["search"]["seed"]))["tree"] == drawn["tree"]
 
 
+async def test_what_the_generators_had_no_memory_for_is_told(world: World) -> None:
+    whole = await post(world, "/v1/search")
+    assert [whole["search"][name] for name in ("given_back_branches", "waiting_branches", "least_headroom")] == [
+        0,
+        0,
+        1,
+    ]
+    assert whole["tree"]["given_back"] == []
+    world.generator.most = 1
+    fewer = await post(world, "/v1/search", search={"strategy": "beam_search", "n": 4, "m": 2, "max_depth": 1})
+    assert fewer["tree"]["given_back"] == [[1], [2], [3]]
+    assert [node["id"] for node in fewer["tree"]["nodes"]] == [[0]]
+    search = fewer["search"]
+    assert (search["given_back_branches"], search["waiting_branches"], search["least_headroom"]) == (3, 1, 0.25)
+
+
 async def test_a_tree_has_log_probabilities_where_they_are_asked_for(world: World) -> None:
     plain = (await post(world, "/v1/search"))["tree"]
     asked = (await post(world, "/v1/search", search={"logprobs": True}))["tree"]
