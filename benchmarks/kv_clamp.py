@@ -73,6 +73,8 @@ class Run(NamedTuple):
     """What each came to."""
     counted: dict[str, int]
     """What the generator's counters gained."""
+    right: int = 0
+    """Answers that are right."""
 
     @property
     def rate(self) -> float:
@@ -81,7 +83,7 @@ class Run(NamedTuple):
 
     @property
     def figures(self) -> dict[str, Any]:
-        return {"searches_per_s": round(self.rate, 3), "seconds": told(self.each), **self.counted}
+        return {"searches_per_s": round(self.rate, 3), "seconds": told(self.each), "right": self.right, **self.counted}
 
 
 Turn: TypeAlias = dict[tuple[str, float], Run]
@@ -121,7 +123,8 @@ async def run(
         done, seconds = await solve_all(timed, problems, clients, seed)
         after = await count(http)
     counted = {name: after[name] - before[name] for name in after}
-    return Run(seconds, [took for _, took in done], [found for found, _ in done], counted)
+    right = sum(found.answer == problem.answer for problem, (found, _) in zip(problems, done, strict=True))
+    return Run(seconds, [took for _, took in done], [found for found, _ in done], counted, right)
 
 
 async def turn(url: str, strategies: Sequence[str], loads: Sequence[float], number: int) -> Turn:

@@ -20,7 +20,7 @@ class DVTS(LevelSearch):
     terminal. The last ``m`` of each subtree are the answers, ``n`` in all.
 
     Where siblings of the same text are one, subtrees that chose the same steps are at the same node, and each still
-    writes ``m`` continuations of its own there.
+    writes ``m`` continuations of its own there. Where the generator gives some back, each has one at least.
     """
 
     name: Literal["dvts"] = "dvts"

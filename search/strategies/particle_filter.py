@@ -24,6 +24,7 @@ class ParticleFilter(LevelSearch):
 
     ``n`` particles each write a step at a time. A particle's log-weight is the log-odds of its newest reward. When
     few of them carry most of the weight, all are drawn anew, in proportion to it. Ended particles stay among them.
+    Where the generator gave some back, as many as there were are drawn from the others, which weigh for those too.
     """
 
     name: Literal["particle_filter"] = "particle_filter"
