@@ -29,7 +29,6 @@ from search.ports import (
     ExpandItem,
     ExpandRequest,
     Lane,
-    Sampling,
     ScoreItem,
     ScoreRequest,
     StopCondition,
@@ -133,7 +132,7 @@ class _Growing:
             )
             for parent, nodes in new.items()
         )
-        sampling = Sampling(self._strategy.temperature, self._strategy.top_p)
+        sampling = self._strategy.sampling
         request = ExpandRequest(self._search_id, expansions, sampling, StopCondition.STEP, Lane.DEMAND, DEADLINE_S)
         async for group in self._engines.generator.expand(request):
             for child in group.children:

@@ -5,8 +5,9 @@ Models' files are read where they are on this machine. Where they are not, the e
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
-from deployments.config import AppConfig
+from deployments.config import AppConfig, PromptSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.settings import EngineSettings
 from deployments.model_files import longest_context, token_ratio
@@ -24,6 +25,7 @@ def check_settings(config: AppConfig) -> None:
     checks = (_context, _shared_device)
     problems = [problem for path, engine in engines.items() for check in checks for problem in check(path, engine)]
     problems += [*_whole_paths_are_read(config), *_whole_blocks_are_kept(config), *_step_encoder_is_here(config)]
+    problems += _prompt_is_taken(config)
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -91,3 +93,23 @@ def _step_encoder_is_here(config: AppConfig) -> Iterator[str]:
             check_model(config.controller.step_encoder.model)
         except ValueError as error:
             yield f"controller.step_encoder.model: {error}"
+
+
+def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
+    """The model's chat template takes the operator's turns, and they leave room for a question."""
+    prompt, model = config.controller.prompt, Path(config.generator.model_path)
+    if prompt == PromptSettings() or not model.is_dir():
+        return
+    from transformers import AutoTokenizer
+
+    from deployments.engines.encoding import ChatEncoder
+
+    system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    try:
+        encoder = ChatEncoder(AutoTokenizer.from_pretrained(str(model)))
+        tokens = len(encoder.encode_chat([*system, *prompt.example_turns, {"role": "user", "content": "?"}]))
+    except (OSError, ValueError) as error:
+        yield f"controller.prompt: {error}"
+    else:
+        if tokens >= config.search_context:
+            yield f"controller.prompt: {tokens} tokens; the context of {config.search_context} leaves no room for more"

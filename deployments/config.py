@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionSettings
@@ -45,8 +45,55 @@ class QueueSettings(Settings):
     seconds: float = Field(5.0, gt=0, le=600, description="Longest wait; then 429.")
 
 
-LiveName = Literal["searches", "queue", "max_loop_delay_s", "branches", "default_search", "limits"]
+LiveName = Literal["searches", "queue", "max_loop_delay_s", "branches", "default_search", "efforts", "limits"]
 """The settings of the controller that may change while it serves."""
+
+
+def _a_search(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    if "strategies" in info.data:  # else these are refused already
+        parse_search(given, catalog_of(info.data["strategies"]))
+    return given
+
+
+Search = Annotated[dict[str, Any], AfterValidator(_a_search)]
+"""A search as requests write it, of the strategies that the controller has."""
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+"""The words of OpenAI's ``reasoning_effort``."""
+EFFORTS: dict[str, dict[str, Any]] = {
+    "low": {"strategy": "beam_search", "n": 4, "m": 4},
+    "medium": {"strategy": "beam_search", "n": 16, "m": 4},
+    "high": {"strategy": "beam_search", "n": 64, "m": 4},
+}
+
+
+class Example(Settings):
+    """A question and the answer that is wanted for it."""
+
+    question: str = Field(min_length=1)
+    answer: str = Field(min_length=1)
+
+
+class PromptSettings(Settings):
+    """What the generator reads before the client's messages."""
+
+    system: str | None = Field(None, min_length=1, description="System turn of every prompt.")
+    client_system: Literal["append", "replace", "refuse"] = Field(
+        "append",
+        description="What becomes of a client's own system messages at the beginning: they follow ours in one turn, "
+        "take its place, or are refused. Without one of ours they are taken as they are.",
+    )
+    examples: tuple[Example, ...] = Field(
+        (), max_length=64, description="Turns of user and assistant between the system turn and the client's."
+    )
+
+    @property
+    def example_turns(self) -> list[dict[str, str]]:
+        """The examples as ``role``/``content`` messages."""
+        return [
+            {"role": role, "content": text}
+            for example in self.examples
+            for role, text in (("user", example.question), ("assistant", example.answer))
+        ]
 
 
 class ControllerSettings(Settings):
@@ -84,8 +131,18 @@ class ControllerSettings(Settings):
     step_encoder: StepEncoderSettings | None = Field(
         None, description="Tells ETS which steps say the same; by their formulas and words where there is none."
     )
-    default_search: dict[str, Any] = Field(
+    default_search: Search = Field(
         default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."
+    )
+    efforts: dict[Effort, Search] = Field(
+        default_factory=dict,
+        validate_default=True,
+        description="What a request's reasoning_effort stands for, in place of default_search. Where they are not "
+        "named here, low, medium and high are beam searches of 4, 16 and 64.",
+    )
+    prompt: PromptSettings = PromptSettings()
+    prm_reads: Literal["last_turn", "conversation"] = Field(
+        "last_turn", description="What the reward model is told as the question."
     )
     limits: LimitSettings = LimitSettings()
     replicas: ReplicaSettings = ReplicaSettings()
@@ -103,12 +160,10 @@ class ControllerSettings(Settings):
             imported_function(path)
         return path
 
-    @field_validator("default_search")
+    @field_validator("efforts", mode="before")
     @classmethod
-    def _is_a_search(cls, given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-        if "strategies" in info.data:  # else these are refused already
-            parse_search(given, catalog_of(info.data["strategies"]))
-        return given
+    def _with_the_usual_ones(cls, given: Any) -> Any:
+        return {**EFFORTS, **given} if isinstance(given, Mapping) else given
 
     @property
     def most_inside(self) -> int:
@@ -232,10 +287,14 @@ class ControllerUserConfig(Settings):
 def merged(old: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
     """Nested settings as one, the new ones over the old.
 
-    ``default_search`` is one thing: of another strategy's settings nothing stays.
+    A search is one thing: of another strategy's settings nothing stays.
     """
     laid_over = dict(old)
     for name, value in new.items():
-        whole = name == "default_search" or not isinstance(value, Mapping) or not isinstance(old.get(name), Mapping)
-        laid_over[name] = value if whole else merged(old[name], value)
+        if not isinstance(value, Mapping) or not isinstance(old.get(name), Mapping) or name == "default_search":
+            laid_over[name] = value
+        elif name == "efforts":
+            laid_over[name] = {**old[name], **value}
+        else:
+            laid_over[name] = merged(old[name], value)
     return laid_over

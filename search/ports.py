@@ -39,6 +39,10 @@ class Sampling(NamedTuple):
 
     temperature: float = 0.8
     top_p: float = 1.0
+    top_k: int = 0
+    """Only the likeliest so many tokens; 0: all."""
+    min_p: float = 0.0
+    """Only tokens whose chance is at least this part of the likeliest one's."""
 
 
 class Branch(NamedTuple):
@@ -72,7 +76,7 @@ class ExpandRequest(NamedTuple):
     deadline_s: float
     """Seconds from now after which the caller no longer wants the answer."""
     logprobs: bool = False
-    """Whether steps come with their log-probabilities."""
+    """Whether steps come with their log-probabilities, token by token."""
     cache_salt: str = ""
     """What this leaves in caches serves requests of the same salt only."""
     model: str = ""

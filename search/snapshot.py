@@ -131,6 +131,13 @@ class SavedStep(BaseModel):
     text: str
     end: StepEnd
     logprob: Logprob | None
+    token_logprobs: list[Logprob] | None = None
+
+    @model_validator(mode="after")
+    def _one_for_each_token(self) -> Self:
+        if self.token_logprobs is not None and len(self.token_logprobs) != len(self.token_ids):
+            raise ValueError("token_logprobs must be as many as token_ids")
+        return self
 
 
 class SavedNode(BaseModel):
@@ -233,7 +240,8 @@ def restore_tree(saved: Any) -> SearchTree:
 
 
 def _step(saved: SavedStep) -> Step:
-    return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob)
+    each = None if saved.token_logprobs is None else tuple(saved.token_logprobs)
+    return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob, each)
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:

@@ -45,6 +45,8 @@ class Step(NamedTuple):
     end: StepEnd
     logprob: float | None = None
     """Sum of the tokens' log-probabilities (nats), where the generator reports it."""
+    token_logprobs: tuple[float, ...] | None = None
+    """The tokens' own, where the generator reports them."""
 
 
 class ExpansionRequest(NamedTuple):

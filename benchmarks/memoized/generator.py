@@ -82,7 +82,8 @@ class Prefix:
 
 
 def choices_of(logits: Logits, sampling: Sampling) -> Choices:
-    """As vLLM samples: temperature first, then the smallest set of tokens that has ``top_p``; one token at 0."""
+    """As vLLM samples: temperature first, then ``min_p``, ``top_k``, and of what is left the smallest set of tokens
+    that has ``top_p``; one token at 0."""
     exact = logits.astype(np.float64)
     logprobs = exact - np.logaddexp.reduce(exact)
     order = np.argsort(-exact, kind="stable")
@@ -90,6 +91,10 @@ def choices_of(logits: Logits, sampling: Sampling) -> Choices:
         order = order[:1]
         return Choices(order.tolist(), [1.0], logprobs[order].tolist())
     scaled = exact[order] / sampling.temperature
+    if sampling.min_p > 0:
+        scaled = scaled[scaled >= scaled[0] + np.log(sampling.min_p)]
+    if sampling.top_k:
+        scaled = scaled[: sampling.top_k]
     cumulative = np.cumsum(np.exp(scaled - np.logaddexp.reduce(scaled)))
     count = 1 + int(np.searchsorted(cumulative, min(sampling.top_p, 1 - TAIL)))
     return Choices(order[:count].tolist(), cumulative[:count].tolist(), logprobs[order[:count]].tolist())
@@ -229,4 +234,7 @@ class MemoizedGenerator:
         if not walks.logprobs:
             return steps
         left = iter(walk.logprobs)
-        return tuple(step._replace(logprob=math.fsum(islice(left, len(step.token_ids)))) for step in steps)
+        each = [tuple(islice(left, len(step.token_ids))) for step in steps]
+        return tuple(
+            step._replace(logprob=math.fsum(own), token_logprobs=own) for step, own in zip(steps, each, strict=True)
+        )

@@ -7,7 +7,7 @@ is cut after its first character before it is tokenized, so its letters reach th
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
 
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _CUT = "\ufdd0"
 """A Unicode noncharacter: it marks a cut inside a rendered template and is dropped from every input."""
+_GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+"""Variables of chat templates that are set by transformers."""
 
 
 class ChatEncoder:
@@ -51,16 +53,43 @@ class ChatEncoder:
             raise ValueError("the text cannot be encoded without special tokens")
         return ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]], answered: bool = False) -> list[int]:
+    @cached_property
+    def template_variables(self) -> frozenset[str]:
+        """What the model's chat template reads beside the messages and the special tokens, as ``enable_thinking``."""
+        # Private, but the parser of templates is transformers' own dialect of Jinja's.
+        from transformers.utils.chat_template_utils import _get_template_variables
+
+        read: frozenset[str] = _get_template_variables(self._tokenizer.get_chat_template())
+        return read - {*_GIVEN, *self._tokenizer.special_tokens_map}
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """What each token says alone; special ones say nothing."""
+        texts: list[str] = self._tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
+        return texts
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        answered: bool = False,
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """Ids of ``role``/``content`` messages in the model's chat template, ready for the assistant's turn; or with
-        that turn as the last, ``answered``.
+        that turn as the last, ``answered``. The template is told ``template_kwargs`` as far as it reads them
+        (``template_variables``).
 
         Raises:
             ValueError: the text is not valid Unicode, or the template refuses the messages.
         """
         cut = [{"role": message["role"], "content": self._cut(message["content"])} for message in messages]
+        told = {
+            name: self._cut(value) if isinstance(value, str) else value
+            for name, value in (template_kwargs or {}).items()
+            if name in self.template_variables
+        }
         try:
-            rendered = self._tokenizer.apply_chat_template(cut, tokenize=False, add_generation_prompt=not answered)
+            rendered = self._tokenizer.apply_chat_template(
+                cut, tokenize=False, add_generation_prompt=not answered, **told
+            )
         except TemplateError as error:  # what the template itself raises is written for who wrote the messages
             raise ValueError(f"the chat template refuses these messages: {error.message}") from error
         except Exception as error:

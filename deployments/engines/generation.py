@@ -319,6 +319,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         params = SamplingParams(
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
+            top_k=request.sampling.top_k,
+            min_p=request.sampling.min_p,
             stop_token_ids=list(stop.token_ids),
             stop=list(stop.strings),
             include_stop_str_in_output=bool(stop.strings),

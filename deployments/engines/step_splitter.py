@@ -49,7 +49,8 @@ class StepSplitter:
         else:
             end = StepEnd.LENGTH if cut_off else StepEnd.DELIMITER
         logprob = None if logprobs is None else math.fsum(logprobs)
-        return Step(tuple(token_ids), self.text(token_ids), end, logprob)
+        each = None if logprobs is None else tuple(logprobs)
+        return Step(tuple(token_ids), self.text(token_ids), end, logprob, each)
 
     def split(
         self,

@@ -2,12 +2,16 @@
 
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from deployments.completions import CompletionJob
 from deployments.config import AppConfig, KeyRecord, LimitSettings
+from deployments.http import replies
+from deployments.http.choices import Wanted
+from deployments.http.conversation import question, turns
 from deployments.http.errors import BadRequest
-from deployments.http.plan import Planner
+from deployments.http.plan import Planner, default_of, notes
+from deployments.http.replies import Head
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.live import LiveSettings
 from deployments.service import SearchJob
@@ -26,7 +30,14 @@ class Encoder(Protocol):
 
     def encode_text(self, text: str) -> list[int]: ...
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]: ...
+    @property
+    def template_variables(self) -> frozenset[str]: ...
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None
+    ) -> list[int]: ...
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]: ...
 
 
 class Jobs:
@@ -50,19 +61,43 @@ class Jobs:
             NotFound: unknown model.
             BadRequest: a setting is wrong, or the prompt does not fit the context.
         """
-        settings = self._planner.settings(request, self._limits(key), self._live.now.default_search)
+        now = self._live.now
+        settings = self._planner.settings(request, self._limits(key), default_of(request.reasoning_effort, now))
         # What fits no context is not tokenized to find that out. Of the last turn: templates drop parts of others.
-        least = len(request.question) // self._encoder.longest_token
+        least = len(request.messages[-1].text) // self._encoder.longest_token
         if least >= self._search_context:
             raise self._too_long(f"more than {least}")
-        messages = [{"role": message.role, "content": message.text} for message in request.messages]
+        messages = turns(request.messages, now.prompt)
         try:
-            prompt = self._encoder.encode_chat(messages)
+            prompt = self._encoder.encode_chat(messages, template_kwargs=request.chat_template_kwargs)
         except ValueError as error:
             raise BadRequest(str(error), "messages") from None
         if len(prompt) >= self._search_context:
             raise self._too_long(str(len(prompt)))
-        return SearchJob(uuid.uuid4().hex, request.question, tuple(prompt), settings, self._cache_salt(key))
+        asked = question(request.messages, now.prm_reads == "conversation")
+        return SearchJob(uuid.uuid4().hex, asked, tuple(prompt), settings, self._cache_salt(key))
+
+    def head(self, request: ChatRequest, job: SearchJob, reply_id: str) -> Head:
+        """What is known of the reply before the search begins."""
+        strategy = job.settings.strategy
+        return Head(
+            reply_id=reply_id,
+            created=replies.now(),
+            model=request.model,
+            strategy=strategy.name,
+            n=getattr(strategy, "n", 1),
+            prompt_tokens=len(job.prompt),
+            temperature=strategy.temperature,
+            notes=(*notes(request, job.settings), *self._unread(request)),
+            wanted=Wanted(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
+        )
+
+    def _unread(self, request: ChatRequest) -> list[str]:
+        """What of ``chat_template_kwargs`` the chat template knows nothing of."""
+        unread = (request.chat_template_kwargs or {}).keys() - self._encoder.template_variables
+        return [
+            f"chat_template_kwargs.{name[:64]}: the model's chat template does not read it" for name in sorted(unread)
+        ]
 
     def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
         """

@@ -1,9 +1,10 @@
 """From a request to the settings of its search: who wins where they disagree, and the operator's caps.
 
-The more particular wins: the operator's default < the model alias, a name for a whole search < OpenAI's own fields <
-the ``search`` field. One exception: clients send ``temperature: 0`` without meaning anything by it (lm-eval always
-does), and a search of many samples would then write one solution many times. So OpenAI's own 0 asks for nothing where a
-search branches, and the reply says so; ``search.temperature: 0`` is taken as it is.
+The more particular wins: the operator's default, or his preset for the ``reasoning_effort`` < the model alias, a name
+for a whole search < OpenAI's own fields < the ``search`` field. One exception: clients send ``temperature: 0`` without
+meaning anything by it (lm-eval always does), and a search of many samples would then write one solution many times. So
+OpenAI's own 0 asks for nothing where a search branches, and the reply says so; ``search.temperature: 0`` is taken as it
+is.
 """
 
 from collections.abc import Mapping
@@ -11,14 +12,18 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from deployments.config import AppConfig, LimitSettings
+from deployments.config import AppConfig, ControllerSettings, Effort, LimitSettings
 from deployments.http.body import refused
 from deployments.http.errors import BadRequest, NotFound
 from deployments.http.schema import ChatRequest
+from search.ports import Sampling
 from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search
 from search.strategies.catalog import STRATEGIES, Catalog
 
 Flat = dict[str, Any]
+
+SAMPLING = frozenset(Sampling._fields)
+"""Settings that all strategies have, though each by itself."""
 
 
 class Planner:
@@ -35,7 +40,8 @@ class Planner:
     def settings(
         self, request: ChatRequest, limits: LimitSettings, default_search: Mapping[str, Any]
     ) -> SearchSettings:
-        """``limits``: the caps in force. ``default_search``: what holds where the request says nothing.
+        """``limits``: the caps in force. ``default_search``: what holds where the request says nothing; see
+        ``default_of``.
 
         Raises:
             NotFound: the model is unknown.
@@ -67,7 +73,10 @@ class Planner:
         own = {
             "temperature": temperature,
             "top_p": request.top_p,
+            "top_k": None if request.top_k is None else max(0, request.top_k),
+            "min_p": request.min_p,
             "seed": request.seed,
+            "logprobs": request.logprobs,
             "stop": request.stop,
             "max_path_tokens": request.max_tokens,
         }
@@ -113,7 +122,7 @@ class _Merged:
         chosen = layer.get("strategy", self.flat.get("strategy"))
         if chosen != self.flat.get("strategy"):
             # What was said for one strategy means nothing to another, what every search has stays.
-            own = {"temperature", "top_p"} & self.origins.keys()
+            own = SAMPLING & self.origins.keys()
             self.flat = {key: value for key, value in self.flat.items() if key in own.union(SHARED_SETTINGS)}
         for key, value in layer.items():
             before = self.flat.get(key)
@@ -171,6 +180,21 @@ def notes(request: ChatRequest, settings: SearchSettings) -> tuple[str, ...]:
     if strategy.temperature == 0 and strategy.branches:
         return ("at temperature 0 every sample of this search is the same",)
     return ()
+
+
+def default_of(effort: Effort | None, controller: ControllerSettings) -> Mapping[str, Any]:
+    """The search that holds where a request says nothing but how hard to think.
+
+    Raises:
+        BadRequest: the operator offers no such effort.
+    """
+    if effort is None:
+        return controller.default_search
+    if effort not in controller.efforts:
+        known = ", ".join(controller.efforts)
+        message = f"reasoning_effort {effort!r} is not offered here; there are: {known}"
+        raise BadRequest(message, "reasoning_effort", "unsupported_value")
+    return controller.efforts[effort]
 
 
 def _origin(key: str, origin: str | None) -> str:

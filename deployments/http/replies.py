@@ -2,14 +2,18 @@
 
 import json
 import time
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal, NamedTuple
 
+from deployments.http.choices import Choice, TokenLogprob, Wanted, choices
+from deployments.http.errors import ApiError
 from search.ports import TokenBeamReply
 from search.run.report import SearchOutcome, StepScored
-from search.tree import StepEnd
 
 Json = dict[str, Any]
+DONE: Literal["[DONE]"] = "[DONE]"
+Data = Json | Literal["[DONE]"]
+"""Of a server-sent event."""
 
 MAX_ANSWERS = 64
 """In a reply: the winner and those with most votes. There can be one for every path."""
@@ -29,18 +33,12 @@ class Head(NamedTuple):
     """In force."""
     notes: tuple[str, ...]
     """What of the request was not taken as it stands."""
+    wanted: Wanted
 
 
 def now() -> int:
     """Unix seconds."""
     return int(time.time())
-
-
-def finish_reason(outcome: SearchOutcome) -> str:
-    """``stop`` where the answering path says what it had to say, ``length`` where a limit cut it off."""
-    last = outcome.selection.node.step
-    ended = outcome.stopped or (last is not None and last.end is StepEnd.END_OF_SEQUENCE)
-    return "stop" if ended or outcome.selection.answer is not None else "length"
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
@@ -62,7 +60,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "strategy": head.strategy,
         "n": head.n,
         "temperature": head.temperature,
-        "notes": list(head.notes),
+        "notes": [*head.notes, *_missing(head, outcome)],
         "seed": outcome.seed,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.selection.answer,
@@ -83,16 +81,34 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
     }
 
 
+def _missing(head: Head, outcome: SearchOutcome) -> list[str]:
+    found = max(1, len(outcome.selection.groups))
+    return [f"{found} distinct answers were found, not n = {head.wanted.count}"] if found < head.wanted.count else []
+
+
 def completion(head: Head, outcome: SearchOutcome) -> Json:
     """A ``chat.completion``."""
-    message = {"role": "assistant", "content": outcome.text, "reasoning_content": None, "refusal": None}
-    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish_reason(outcome)}
     return {
         "id": head.reply_id,
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
-        "choices": [choice],
+        "choices": [
+            {
+                "index": index,
+                "message": {
+                    "role": "assistant",
+                    "content": choice.text,
+                    "reasoning_content": None,
+                    "reasoning": None,
+                    "refusal": None,
+                },
+                **_judged(choice),
+                "logprobs": _logprobs(choice),
+                "finish_reason": choice.finish_reason,
+            }
+            for index, choice in enumerate(choices(outcome, head.wanted))
+        ],
         "usage": usage(head, outcome),
         "search": search_block(head, outcome),
     }
@@ -103,6 +119,7 @@ class Chunks:
 
     def __init__(self, head: Head, include_usage: bool) -> None:
         self._head = head
+        self._include_usage = include_usage
         self._shared: Json = {
             "id": head.reply_id,
             "object": "chat.completion.chunk",
@@ -112,25 +129,57 @@ class Chunks:
         # As OpenAI does: with usage asked for, every chunk but the last says that it has none.
         self._no_usage: Json = {"usage": None} if include_usage else {}
 
-    def role(self) -> Json:
-        return self._chunk({"role": "assistant", "content": ""})
+    def begin(self) -> Iterator[Data]:
+        yield self._chunk(0, {"role": "assistant", "content": ""})
 
-    def step(self, event: StepScored) -> Json:
+    def step(self, event: StepScored) -> Iterator[Data]:
         """Progress: a readable line for people, the event itself for programs."""
-        return self._chunk({"reasoning_content": step_line(event)}, search_event=step_event(event))
+        line = step_line(event)
+        yield self._chunk(0, {"reasoning_content": line, "reasoning": line}, search_event=step_event(event))
 
-    def content(self, text: str) -> Json:
-        return self._chunk({"content": text})
+    def end(self, outcome: SearchOutcome) -> Iterator[Data]:
+        """The choices one after the other, each with its end; the last end tells of the search."""
+        offered = choices(outcome, self._head.wanted)
+        for index, choice in enumerate(offered):
+            role = {"role": "assistant"} if index else {}
+            yield self._chunk(index, {**role, "content": choice.text}, logprobs=_logprobs(choice))
+        for index, choice in enumerate(offered):
+            last = index == len(offered) - 1
+            told = {"search": search_block(self._head, outcome)} if last else {}
+            yield self._chunk(index, {}, choice, **told)
+        if self._include_usage:
+            yield {**self._shared, "choices": [], "usage": usage(self._head, outcome)}
+        yield DONE
 
-    def finish(self, outcome: SearchOutcome) -> Json:
-        return self._chunk({}, finish_reason(outcome), search=search_block(self._head, outcome))
+    def failed(self, error: ApiError) -> Iterator[Data]:
+        yield error.body
 
-    def usage(self, outcome: SearchOutcome) -> Json:
-        return {**self._shared, "choices": [], "usage": usage(self._head, outcome)}
-
-    def _chunk(self, delta: Json, finish: str | None = None, **extra: Any) -> Json:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+    def _chunk(
+        self, index: int, delta: Json, ended: Choice | None = None, logprobs: Json | None = None, **extra: Any
+    ) -> Json:
+        choice: Json = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
+        if ended is not None:
+            choice |= {**_judged(ended), "finish_reason": ended.finish_reason}
         return {**self._shared, "choices": [choice], **self._no_usage, **extra}
+
+
+def _judged(choice: Choice) -> Json:
+    """What OpenAI's choices do not have."""
+    return {"answer": choice.answer, "score": choice.score}
+
+
+def _logprobs(choice: Choice) -> Json | None:
+    if choice.logprobs is None:
+        return None
+    return {"content": token_logprobs(choice.logprobs), "refusal": None}
+
+
+def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
+    """As OpenAI's clients know them; there are no alternatives to a token."""
+    return [
+        {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
+        for text, logprob in tokens
+    ]
 
 
 def step_event(event: StepScored) -> Json:

@@ -14,7 +14,6 @@ from deployments.http.body import validated
 from deployments.http.disconnect import while_connected
 from deployments.http.documentation import body_of, chat_body
 from deployments.http.endpoint import Endpoint, Served
-from deployments.http.plan import notes
 from deployments.http.proxy import WORK
 from deployments.http.refusals import CountRefusals
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
@@ -52,10 +51,10 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
 async def chat_completions(request: Request, served: Served) -> Response:
     """One question in, a better answer out; streamed, the tree as it grows."""
     chat, job = await _search(request, served)
-    head, place = _head(chat, job), place_of(request.scope)
+    head, place = _head(served, chat, job), place_of(request.scope)
     if chat.stream:
         include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-        return SearchStream(served.searches, job, place, head, include_usage)
+        return SearchStream(served.searches, job, place, replies.Chunks(head, include_usage))
     outcome = await while_connected(request.receive, served.searches.search(job, place))
     return _json(replies.completion(head, outcome))
 
@@ -67,7 +66,7 @@ async def search(request: Request, served: Served) -> Response:
     if chat.stream:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
-    return BytesResponse(await with_tree(replies.completion(_head(chat, job), outcome), outcome.tree))
+    return BytesResponse(await with_tree(replies.completion(_head(served, chat, job), outcome), outcome.tree))
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
@@ -141,18 +140,8 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
     return await served.prepared(request, prepare)
 
 
-def _head(chat: ChatRequest, job: SearchJob) -> replies.Head:
-    strategy = job.settings.strategy
-    return replies.Head(
-        reply_id=f"chatcmpl-{job.search_id}",
-        created=replies.now(),
-        model=chat.model,
-        strategy=strategy.name,
-        n=getattr(strategy, "n", 1),
-        prompt_tokens=len(job.prompt),
-        temperature=strategy.temperature,
-        notes=notes(chat, job.settings),
-    )
+def _head(served: Endpoint, chat: ChatRequest, job: SearchJob) -> replies.Head:
+    return served.jobs.head(chat, job, f"chatcmpl-{job.search_id}")
 
 
 def _json(value: replies.Json) -> Response:

@@ -2,9 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from deployments.config import Effort
 from deployments.http.body import TAG, validated
 from deployments.http.errors import BadRequest
 from search.settings import StopTexts
@@ -20,12 +21,10 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "function_call": ("none",),
     "functions": ([],),
     "logit_bias": ({},),
-    "logprobs": (False,),
     "modalities": (["text"],),
     "parallel_tool_calls": (True, False),
     "prediction": (),
     "presence_penalty": (0,),
-    "reasoning_effort": (),
     "response_format": ({"type": "text"},),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
@@ -34,6 +33,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
 }
 """Fields of OpenAI's API that a search does not support, with the values (besides null) that ask for nothing."""
+
+
+MAX_CHOICES = 128
+"""As OpenAI's."""
+MAX_TOP_K = 1 << 20
+MAX_TEMPLATE_KWARGS = 32
 
 
 class Body(BaseModel):
@@ -68,6 +73,13 @@ def _said_nothing(value: Any) -> None:
         raise PydanticCustomError("unsupported_parameter", "not supported in a message, unless null or []")
 
 
+def _is_scalar(value: Any) -> Any:
+    if isinstance(value, dict | list):
+        raise PydanticCustomError("scalar_type", "Input should be a text, a number, true, false or null")
+    return value
+
+
+Scalar = Annotated[Any, AfterValidator(_is_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
 Silent = Annotated[Any, AfterValidator(_said_nothing)]
 """A field of a message that clients send back as they got it, and that may carry nothing here."""
 Unread = Annotated[Any, Field(description="Accepted whatever it says; no model is told of it.")]
@@ -112,6 +124,16 @@ class ChatRequest(Body):
     )
     max_tokens: int | None = Field(None, ge=1, description="Longest path that may answer, tokens.")
     max_completion_tokens: int | None = Field(None, ge=1, description="Tokens the whole search may generate.")
+    n: int | None = Field(
+        None, ge=1, le=MAX_CHOICES, description="Choices: the best distinct answers; fewer where there are fewer."
+    )
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 and -1: all tokens.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    logprobs: bool | None = Field(None, description="Log-probabilities of the answering path's tokens.")
+    reasoning_effort: Effort | None = Field(None, description="One of the operator's presets.")
+    chat_template_kwargs: dict[str, Scalar] | None = Field(
+        None, max_length=MAX_TEMPLATE_KWARGS, description="Told to the model's chat template, which may not read them."
+    )
     search: dict[str, Any] | None = None
 
     @classmethod
@@ -120,13 +142,10 @@ class ChatRequest(Body):
         Raises:
             BadRequest: with the path of the first field that is wrong or not supported.
         """
-        if body.get("n") not in (None, 1) or isinstance(body.get("n"), bool):
-            message = "n must be 1: a request has one answer. How many paths are grown for it is search.n"
-            raise BadRequest(message, "n", "unsupported_value")
         for field, neutral in NEUTRAL.items():
             if body.get(field) is not None and body[field] not in neutral:
                 raise BadRequest(f"{field} is not supported", field, "unsupported_parameter")
-        known = {key: value for key, value in body.items() if key not in IGNORED and key not in NEUTRAL and key != "n"}
+        known = {key: value for key, value in body.items() if key not in IGNORED and key not in NEUTRAL}
         request = validated(cls, known)
         if request.messages[-1].role != "user":
             last = len(request.messages) - 1
@@ -137,11 +156,6 @@ class ChatRequest(Body):
         if request.stream_options is not None and not request.stream:
             raise BadRequest("stream_options is for streamed replies only", "stream_options")
         return request
-
-    @property
-    def question(self) -> str:
-        """What the process reward model scores the steps against: the user's last turn."""
-        return self.messages[-1].text
 
 
 class CompletionBody(Body):

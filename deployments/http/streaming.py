@@ -1,31 +1,43 @@
 """Streamed replies: the tree as it grows, then the answer."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing
+from typing import Protocol
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
 from deployments.http.disconnect import ended
-from deployments.http.errors import api_error
-from deployments.http.replies import Chunks, Head, Json, dumps
+from deployments.http.errors import ApiError, api_error
+from deployments.http.replies import Data, dumps
 from deployments.places import Place
 from deployments.service import SearchJob, SearchService
 from search.run.report import SearchEvent, SearchOutcome, StepScored
 
 PING_S = 10.0
-"""Proxies close connections on which nothing is said for half a minute or so."""
+"""Proxies close connections on which nothing is said for half a minute or so: then a comment is sent."""
 SEND_TIMEOUT_S = 60.0
 """A client that takes nothing for this long has gone."""
-DONE = "[DONE]"
+
+
+class Script(Protocol):
+    """What is said of a search, in the words of one API."""
+
+    def begin(self) -> Iterator[Data]: ...
+
+    def step(self, event: StepScored) -> Iterator[Data]: ...
+
+    def end(self, outcome: SearchOutcome) -> Iterator[Data]: ...
+
+    def failed(self, error: ApiError) -> Iterator[Data]: ...
 
 
 class SearchStream(EventSourceResponse):
     """The reply to a streamed request. The search ends with it, however it ends."""
 
-    def __init__(self, service: SearchService, job: SearchJob, place: Place, head: Head, include_usage: bool) -> None:
-        events = stream(service, job, place, head, include_usage)
+    def __init__(self, service: SearchService, job: SearchJob, place: Place, script: Script) -> None:
+        events = stream(service, job, place, script)
         super().__init__(events, ping=PING_S, sep="\n", send_timeout=SEND_TIMEOUT_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -34,10 +46,9 @@ class SearchStream(EventSourceResponse):
 
 
 async def stream(
-    service: SearchService, job: SearchJob, place: Place, head: Head, include_usage: bool
+    service: SearchService, job: SearchJob, place: Place, script: Script
 ) -> AsyncIterator[ServerSentEvent]:
     """The events of one search. Closing it ends the search. An error is the last event."""
-    chunks = Chunks(head, include_usage)
     # Bounded by the nodes a search may have; the search must not wait for a slow client.
     events: asyncio.Queue[SearchEvent | None] = asyncio.Queue()
 
@@ -51,21 +62,23 @@ async def stream(
     # its calls for the request's, and it never outlives this generator.
     searching = asyncio.create_task(searched())
     try:
-        yield _event(chunks.role())
+        for data in script.begin():
+            yield _event(data)
         while (event := await events.get()) is not None:
             if isinstance(event, StepScored):
-                yield _event(chunks.step(event))
-        outcome = await searching
-        yield _event(chunks.content(outcome.text))
-        yield _event(chunks.finish(outcome))
-        if include_usage:
-            yield _event(chunks.usage(outcome))
-        yield ServerSentEvent(DONE, sep="\n")
+                for data in script.step(event):
+                    yield _event(data)
+        for data in script.end(await searching):
+            yield _event(data)
     except Exception as error:
-        yield _event(api_error(error).body)
+        for data in script.failed(api_error(error)):
+            yield _event(data)
     finally:
         await ended(searching)
 
 
-def _event(data: Json) -> ServerSentEvent:
-    return ServerSentEvent(dumps(data), sep="\n")
+def _event(data: Data) -> ServerSentEvent:
+    if isinstance(data, str):
+        return ServerSentEvent(data, sep="\n")
+    # Only the events of the Responses API have a type.
+    return ServerSentEvent(dumps(data), event=data.get("type"), sep="\n")

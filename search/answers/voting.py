@@ -85,6 +85,11 @@ def choose(candidates: Iterable[Candidate], selection: SelectionRule) -> AnswerS
     return ballot.selected(selection)
 
 
+def best_groups(groups: Iterable[AnswerGroup], selection: SelectionRule) -> list[AnswerGroup]:
+    """Groups of answers by falling rank under the rule by which one of them was chosen; ties stay in their order."""
+    return sorted(groups, key=lambda group: -_rank(group, selection))
+
+
 class Ballot:
     """Candidates as they are counted: one at a time, because there may be thousands."""
 

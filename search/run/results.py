@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from search.answers.extraction import boxed_answer
@@ -126,10 +127,12 @@ def joined(steps: Sequence[Step], most: int) -> list[Step]:
         return list(steps)
     tail = steps[most - 1 :]
     logprobs = [step.logprob for step in tail if step.logprob is not None]
+    each = [step.token_logprobs for step in tail if step.token_logprobs is not None]
     last = Step(
         token_ids=tuple(token for step in tail for token in step.token_ids),
         text="".join(step.text for step in tail),
         end=tail[-1].end,
         logprob=sum(logprobs) if len(logprobs) == len(tail) else None,
+        token_logprobs=tuple(chain.from_iterable(each)) if len(each) == len(tail) else None,
     )
     return [*steps[: most - 1], last]

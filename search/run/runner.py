@@ -20,7 +20,6 @@ from search.ports import (
     ExpandRequest,
     Grant,
     Lane,
-    Sampling,
     ScoreItem,
     ScoreRequest,
 )
@@ -401,7 +400,9 @@ class _Search:
         self._changed.set()
 
     def _expand_request(self, batch: Batch, lane: Lane) -> ExpandRequest:
-        sampling = Sampling(0.0 if batch.lookahead else self._strategy.temperature, self._strategy.top_p)
+        sampling = self._strategy.sampling
+        if batch.lookahead:
+            sampling = sampling._replace(temperature=0.0)
         expansions = tuple(batch.expansions)
         return ExpandRequest(
             self._search_id,

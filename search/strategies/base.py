@@ -12,8 +12,8 @@ from typing import Any, ClassVar, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import SelectionRule
-from search.caps import Depth, capped_settings, check_marks
-from search.ports import StopCondition
+from search.caps import Depth, Uncapped, capped_settings, check_marks
+from search.ports import Sampling, StopCondition
 from search.problem import Problem
 from search.strategies.path_score import Aggregation
 from search.tree import Node, SearchTree
@@ -51,6 +51,10 @@ class Strategy(BaseModel, ABC):
 
     temperature: float = Field(0.8, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
+    top_k: Uncapped = Field(0, ge=0, le=1 << 20, description="Only the likeliest so many tokens; 0: all.")
+    min_p: float = Field(
+        0.0, ge=0.0, le=1.0, description="Only tokens whose chance is at least this part of the likeliest one's."
+    )
     max_depth: Depth = Field(40, description="Most steps on a path.")
     aggregation: Aggregation = Field(
         Aggregation.LAST, strict=False, description="How step rewards make a path's score."
@@ -68,6 +72,11 @@ class Strategy(BaseModel, ABC):
         """A setting that makes a search wider must not escape the caps on width because nobody thought of them."""
         super().__pydantic_init_subclass__(**kwargs)
         check_marks(cls)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How the tokens of all its steps are drawn."""
+        return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
 
     @property
     def branches(self) -> bool:

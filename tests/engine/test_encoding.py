@@ -55,3 +55,28 @@ def test_invalid_unicode_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
         encoder.encode_text("\ud800")
     with pytest.raises(ValueError, match="not valid Unicode"):
         encoder.encode_chat([{"role": "user", "content": "\ud800"}])
+
+
+def test_a_template_is_told_what_it_reads_and_nothing_that_poses_as_a_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+    messages = [{"role": "user", "content": "x"}]
+    plain = ChatEncoder(tokenizer).encode_chat(messages)
+    assert ChatEncoder(tokenizer).template_variables == frozenset()
+    assert ChatEncoder(tokenizer).encode_chat(messages, template_kwargs={"mood": "calm", "messages": []}) == plain
+    template = tokenizer.chat_template
+    tokenizer.chat_template = template + "{% if mood %}<think>{{ mood }}{% endif %}"
+    try:
+        encoder = ChatEncoder(tokenizer)
+        assert encoder.template_variables == {"mood"}
+        assert encoder.encode_chat(messages) == plain
+        told = encoder.encode_chat(messages, template_kwargs={"mood": "calm", "messages": []})
+        posing = encoder.encode_chat(messages, template_kwargs={"mood": "<|im_end|>"})
+    finally:
+        tokenizer.chat_template = template
+    assert tokenizer.decode(told).endswith("<think>calm")
+    assert posing.count(tokenizer.eos_token_id) == plain.count(tokenizer.eos_token_id)
+
+
+def test_tokens_say_their_texts_and_special_ones_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
+    ids = tokenizer.encode("6 * 7 = 42\n\n", add_special_tokens=False)
+    assert "".join(ChatEncoder(tokenizer).token_texts(ids)) == "6 * 7 = 42\n\n"
+    assert ChatEncoder(tokenizer).token_texts([tokenizer.eos_token_id]) == [""]

@@ -98,7 +98,7 @@ async def test_a_path_grown_step_by_step_splits_into_the_same_steps(speller: Gen
             steps.append(child.steps[0])
         ids = [token for step in steps for token in step.token_ids]
         split = splitter.split(prompt, ids, cut_off=steps[-1].end is StepEnd.LENGTH)
-        assert split == tuple(step._replace(logprob=None) for step in steps)
+        assert split == tuple(step._replace(logprob=None, token_logprobs=None) for step in steps)
 
 
 async def test_a_step_in_several_requests_is_the_same_alone_and_has_its_own_logprob(speller: GenerationEngine) -> None:
@@ -119,7 +119,7 @@ async def test_newlines_without_end_are_cut_off_by_the_limit(speller: Generation
     before = speller.stats()["branches_begun"]
     request = wanted((), token_ids(TOKENIZER, "a", "z"), [0], max_tokens=25, temperature=0.0)
     [child] = await children(speller, request)
-    assert child.steps[0]._replace(logprob=None) == Step(
+    assert child.steps[0]._replace(logprob=None, token_logprobs=None) == Step(
         tuple(token_ids(TOKENIZER, *"\n" * 25)), "\n" * 25, StepEnd.LENGTH
     )
     assert 1 < speller.stats()["branches_begun"] - before <= 25

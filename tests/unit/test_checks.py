@@ -208,3 +208,21 @@ def test_on_a_gpu_vllms_default_is_expected() -> None:
 def test_a_step_encoder_is_here_when_the_application_is_built() -> None:
     given = {"controller": {"step_encoder": {"model": "package:no-such-package"}}}
     assert problems(given) == ["controller.step_encoder.model: there is no package 'no-such-package' installed"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "told"),
+    [
+        ({"system": "long " * 1200}, "controller.prompt: "),
+        ({"examples": [{"question": "What is 1 + 1?", "answer": "2 " * 600}]}, "controller.prompt: "),
+    ],
+)
+def test_a_prompt_that_leaves_no_room_is_refused(prompt: dict[str, Any], told: str) -> None:
+    [problem] = problems({"controller": {"prompt": prompt}})
+    assert problem.startswith(told)
+    assert "leaves no room" in problem
+
+
+def test_a_prompt_that_the_models_template_takes_is_built() -> None:
+    prompt = {"system": "Be brief.", "examples": [{"question": "What is 1 + 1?", "answer": "2"}]}
+    assert build(AppConfig.model_validate({"controller": {"prompt": prompt}}))

@@ -2,10 +2,13 @@
 
 import asyncio
 import hashlib
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
+import uvicorn
 from fastapi import FastAPI
 
 from deployments.completions import CompletionService
@@ -30,6 +33,7 @@ from search.ports import (
     ExpandRequest,
     Grant,
     Headroom,
+    Sampling,
     ScoreRequest,
     StopCondition,
     TokenBeamReply,
@@ -54,8 +58,18 @@ class Letters:
     def encode_text(self, text: str) -> list[int]:
         return [ord(letter) for letter in text]
 
-    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        return [ord(letter) for message in messages for letter in f"<{message['role']}>{message['content']}"]
+    template_variables = frozenset({"enable_thinking"})
+
+    def encode_chat(
+        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        told = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
+        turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        return [ord(letter) for letter in turns + told]
+
+    def token_texts(self, token_ids: Sequence[int]) -> list[str]:
+        """Every token is three letters but 1, which ends the solution."""
+        return ["" if token == 1 else f"{token:03}" for token in token_ids]
 
 
 class FakeGenerator:
@@ -72,11 +86,13 @@ class FakeGenerator:
         """Children that it writes below a node in one call; it gives others back."""
         self.beams: list[TokenBeamRequest] = []
         self.salts: set[str] = set()
+        self.samplings: set[Sampling] = set()
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         self.calls += 1
         self.running += 1
         self.salts.add(request.cache_salt)
+        self.samplings.add(request.sampling)
         try:
             await self.gate.wait()
             if self.error is not None:
@@ -116,10 +132,10 @@ class FakeGenerator:
         return tuple(self._step(depth, seed, request.logprobs) for depth in range(1, DEPTH + 1))
 
     def _step(self, depth: int, seed: int, logprobs: bool) -> Step:
-        logprob = -0.25 * STEP_TOKENS if logprobs else None
+        told = (-0.25 * STEP_TOKENS, (-0.25,) * STEP_TOKENS) if logprobs else ()
         if depth < DEPTH:
-            return Step((seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER, logprob)
-        return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE, logprob)
+            return Step((seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER, *told)
+        return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE, *told)
 
 
 class FakeScorer:
@@ -129,9 +145,11 @@ class FakeScorer:
         self.error: Exception | None = None
         self.running = 0
         self.salts: set[str] = set()
+        self.questions: set[str] = set()
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         self.salts.add(request.cache_salt)
+        self.questions.add(request.question)
         if self.error is not None:
             raise self.error
         return [[self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items]
@@ -212,6 +230,19 @@ class World:
     def assert_idle(self) -> None:
         assert self.service.check_integrity() == []
         assert self.generator.running == 0
+
+
+@asynccontextmanager
+async def served(world: World) -> AsyncIterator[str]:
+    """The endpoint on a real socket."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        server = uvicorn.Server(uvicorn.Config(world.app, log_level="error", lifespan="off"))
+        serving = asyncio.create_task(server.serve(sockets=[listener]))
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        server.should_exit = True
+        await serving
 
 
 def chat(**fields: Any) -> dict[str, Any]:

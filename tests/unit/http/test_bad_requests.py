@@ -66,13 +66,22 @@ def message(content: Any) -> dict[str, Any]:
         (chat(max_completion_tokens=10**12), 400, "max_completion_tokens"),
         (chat(stream="yes"), 400, "stream"),
         (chat(stream_options={"include_usage": True}), 400, "stream_options"),
-        (chat(n=2), 400, "n"),
+        (chat(n=0), 400, "n"),
+        (chat(n=129), 400, "n"),
+        (chat(n=True), 400, "n"),
         (chat(stop=["x", ""]), 400, "stop.1"),
-        (chat(logprobs=True), 400, "logprobs"),
+        (chat(logprobs=1), 400, "logprobs"),
+        (chat(logprobs=True, top_logprobs=2), 400, "top_logprobs"),
         (chat(tools=[{"type": "function"}]), 400, "tools"),
         (chat(response_format={"type": "json_object"}), 400, "response_format"),
         (chat(frequency_penalty=0.5), 400, "frequency_penalty"),
-        (chat(top_k=3), 400, "top_k"),
+        (chat(top_k=-2), 400, "top_k"),
+        (chat(min_p=1.5), 400, "min_p"),
+        (chat(search={"top_k": -1}), 400, "search.top_k"),
+        (chat(reasoning_effort="extreme"), 400, "reasoning_effort"),
+        (chat(reasoning_effort="minimal"), 400, "reasoning_effort"),
+        (chat(chat_template_kwargs={"enable_thinking": []}), 400, "chat_template_kwargs.enable_thinking"),
+        (chat(chat_template_kwargs=3), 400, "chat_template_kwargs"),
         (chat(model="gpt-5"), 404, "model"),
         (chat(model="m:magic-3"), 404, "model"),
         (chat(model="m:beam-0"), 400, "model"),
@@ -165,8 +174,8 @@ HOSTILE: dict[str, str | bytes] = {
     "names of paths": json.dumps(chat(search={"a.b.c": 1, "__class__": 1, "«tag»": 1})),
     "format strings": json.dumps(chat(**{"{0.__class__}%s%n": 1})),
     "the last of two models": json.dumps(chat())[:-1] + ', "model": "other"}',
-    "UTF-16": json.dumps(chat(top_k=1)).encode("utf-16"),
-    "a mark of the byte order": b"\xef\xbb\xbf" + json.dumps(chat(top_k=1)).encode(),
+    "UTF-16": json.dumps(chat(top_k="x")).encode("utf-16"),
+    "a mark of the byte order": b"\xef\xbb\xbf" + json.dumps(chat(top_k="x")).encode(),
     "an unpaired surrogate in a name": '{"\\ud800": 1}',
     "a NUL in a name": '{"\\u0000": 1}',
     "an overlong NUL": b'{"model": "\xc0\x80"}',
@@ -208,9 +217,9 @@ async def test_long_bodies_are_made_into_jobs_in_a_thread_and_say_the_same(
     threads = set()
     encode = world.encoder.encode_chat
 
-    def noted(messages: Any) -> list[int]:
+    def noted(messages: Any, **told: Any) -> list[int]:
         threads.add(threading.current_thread() is threading.main_thread())
-        return encode(messages)
+        return encode(messages, **told)
 
     monkeypatch.setattr(world.encoder, "encode_chat", noted)
     async with world.client as client:

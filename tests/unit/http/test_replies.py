@@ -3,17 +3,15 @@
 import asyncio
 import gc
 import json
-import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import Any
 
+import httpx
 import openai
 import pytest
-import uvicorn
-from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead
+from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead, served
 
-from deployments.http import tree_reply
+from deployments.http import streaming, tree_reply
 from search import turns
 from search.errors import ScorerError
 from search.tree import SearchTree
@@ -36,19 +34,6 @@ async def events(world: World, **fields: Any) -> list[Any]:
     assert reply.headers["content-type"].startswith("text/event-stream")
     data = [line.removeprefix("data: ") for line in reply.text.split("\n") if line.startswith("data: ")]
     return [json.loads(item) if item != "[DONE]" else item for item in data]
-
-
-@asynccontextmanager
-async def served(world: World) -> AsyncIterator[str]:
-    """The endpoint on a real socket."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        server = uvicorn.Server(uvicorn.Config(world.app, log_level="error", lifespan="off"))
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server.should_exit = True
-        await serving
 
 
 async def test_a_plain_reply(world: World) -> None:
@@ -175,6 +160,26 @@ async def test_a_stream_is_the_role_every_scored_step_the_answer_and_the_end(wor
 async def test_without_usage_asked_for_there_is_none(world: World) -> None:
     received = await events(world)
     assert all("usage" not in chunk for chunk in received[:-1])
+
+
+async def test_a_stream_that_has_nothing_to_say_says_so_by_comments(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert streaming.PING_S == 10.0
+    monkeypatch.setattr(streaming, "PING_S", 0.01)
+    world.generator.gate.clear()
+    lines = []
+    async with (
+        served(world) as url,
+        httpx.AsyncClient(base_url=url, timeout=30) as client,
+        client.stream("POST", CHAT, json=chat(stream=True)) as reply,
+    ):
+        async for line in reply.aiter_lines():
+            lines.append(line)
+            if line.startswith(":"):
+                world.generator.gate.set()
+    assert lines.count("data: [DONE]") == 1
+    assert any(line.startswith(": ping") for line in lines)
 
 
 async def test_an_error_in_mid_stream_is_the_last_event(world: World) -> None:

@@ -46,14 +46,15 @@ def test_what_makes_a_search_wide_is_marked(name: str) -> None:
 
 
 def test_every_count_without_a_cap_is_known() -> None:
-    """Nothing is left out by a mark that says so, but what others bound: nodes, tokens, or the waiting alone."""
+    """Nothing is left out by a mark that says so, but what others bound: nodes, tokens, or the waiting alone;
+    and what a token is drawn from."""
     uncapped = {
         setting
         for strategy in STRATEGIES.values()
         for setting, field in strategy.model_fields.items()
         if Cap(None) in field.metadata
     }
-    assert uncapped == {"iterations", "lookahead", "margin_after"}
+    assert uncapped == {"iterations", "lookahead", "margin_after", "top_k"}
 
 
 def test_a_new_width_is_found_without_being_named_anywhere() -> None:

@@ -1,0 +1,95 @@
+"""What the models read of a conversation: the operator's turns, the client's, and the question."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from http_world import World, chat
+from pydantic import ValidationError
+
+from deployments.config import AppConfig, PromptSettings
+from deployments.http.conversation import question, turns
+from deployments.http.errors import BadRequest
+from deployments.http.schema import ChatRequest
+
+EXAMPLES = [{"question": "1+1?", "answer": "\\boxed{2}"}]
+SHOWN = "user: 1+1?|assistant: \\boxed{2}"
+SYSTEM = {"role": "system", "content": "Be brief."}
+USER = {"role": "user", "content": "6*7?"}
+
+
+def read(prompt: dict[str, Any], *messages: dict[str, Any]) -> str:
+    """What the chat template is given, in a line."""
+    request = ChatRequest.parse(chat(messages=list(messages)))
+    given = turns(request.messages, PromptSettings.model_validate(prompt))
+    return "|".join(f"{turn['role']}: {turn['content']}" for turn in given)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "messages", "given"),
+    [
+        ({}, [USER], "user: 6*7?"),
+        ({}, [SYSTEM, SYSTEM, USER], "system: Be brief.|system: Be brief.|user: 6*7?"),
+        ({"system": "Think."}, [USER], "system: Think.|user: 6*7?"),
+        ({"system": "Think."}, [SYSTEM, USER], "system: Think.\n\nBe brief.|user: 6*7?"),
+        ({"system": "Think.", "client_system": "replace"}, [SYSTEM, USER], "system: Be brief.|user: 6*7?"),
+        ({"system": "Think.", "client_system": "replace"}, [USER], "system: Think.|user: 6*7?"),
+        ({"system": "Think.", "client_system": "refuse"}, [USER], "system: Think.|user: 6*7?"),
+        ({"client_system": "refuse"}, [SYSTEM, USER], "system: Be brief.|user: 6*7?"),
+        ({"examples": EXAMPLES}, [USER], f"{SHOWN}|user: 6*7?"),
+        ({"examples": EXAMPLES}, [SYSTEM, USER], f"system: Be brief.|{SHOWN}|user: 6*7?"),
+        ({"system": "Think.", "examples": EXAMPLES}, [USER, SYSTEM, USER], None),
+    ],
+)
+def test_the_operators_turns_come_first(
+    prompt: dict[str, Any], messages: list[dict[str, Any]], given: str | None
+) -> None:
+    later = f"system: Think.|{SHOWN}|user: 6*7?|system: Be brief.|user: 6*7?"
+    assert read(prompt, *messages) == (given or later)
+
+
+def test_a_system_message_may_be_refused_by_its_path() -> None:
+    with pytest.raises(BadRequest) as refused:
+        read({"system": "Think.", "client_system": "refuse"}, SYSTEM, USER)
+    assert refused.value.param == "messages.0.role"
+
+
+def test_the_question_is_the_last_turn_or_all_of_them() -> None:
+    told = [USER, {"role": "assistant", "content": "42"}, {"role": "user", "content": "Sure?"}]
+    messages = ChatRequest.parse(chat(messages=told)).messages
+    assert question(messages, conversation=False) == "Sure?"
+    assert question(messages, conversation=True) == "User: 6*7?\n\nAssistant: 42\n\nUser: Sure?"
+    assert question(messages[:1], conversation=True) == "6*7?"
+
+
+async def test_a_deployments_prompt_is_read_and_the_reward_model_told_what_the_setting_says(
+    make_world: Callable[..., World],
+) -> None:
+    plain, prompted = (
+        make_world(),
+        make_world(prompt={"system": "Think.", "examples": EXAMPLES}, prm_reads="conversation"),
+    )
+    tokens = []
+    for world in (plain, prompted):
+        async with world.client as client:
+            reply = await client.post("/v1/chat/completions", json=chat(messages=[SYSTEM, USER]))
+        tokens.append(reply.json()["usage"]["prompt_tokens"])
+    shown = "<system>Think.\n\nBe brief.<user>1+1?<assistant>\\boxed{2}<user>6*7?"
+    assert tokens == [len("<system>Be brief.<user>6*7?"), len(shown)]
+    assert plain.scorer.questions == {"6*7?"}
+    assert prompted.scorer.questions == {"System: Be brief.\n\nUser: 6*7?"}, "no examples of the operator's"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "path"),
+    [
+        ({"system": ""}, ("system",)),
+        ({"client_system": "ignore"}, ("client_system",)),
+        ({"examples": [{"question": "1+1?"}]}, ("examples", 0, "answer")),
+        ({"examples": [{"question": "1+1?", "answer": "2", "n": 1}]}, ("examples", 0, "n")),
+    ],
+)
+def test_a_wrong_prompt_is_refused_by_its_path(prompt: dict[str, Any], path: tuple[str | int, ...]) -> None:
+    with pytest.raises(ValidationError) as refused:
+        AppConfig.model_validate({"controller": {"prompt": prompt}})
+    assert refused.value.errors()[0]["loc"] == ("controller", "prompt", *path)
