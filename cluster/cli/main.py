@@ -12,7 +12,6 @@ import typer
 from rich.console import Console
 
 from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
-from cluster.client.replies import Question
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from deployments.embedded.problems import LEVELS, Split, draw_problems
 from kvstore.planner import TOKENS
@@ -149,7 +148,7 @@ def solve(
     """Solve one question and watch the tree grow."""
     from cluster.cli.search_field import search_field
     from cluster.cli.solve import solve as solve_question
-    from cluster.client.client import Client
+    from cluster.client import Client, Question
 
     async def ask() -> None:
         wanted = Question(question, search_field(strategy, n), seed=seed)

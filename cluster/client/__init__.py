@@ -1,1 +1,45 @@
-"""Talking to a Banyan endpoint over HTTP."""
+"""Talking to a Banyan endpoint over HTTP, from programs with an event loop and without.
+
+    with SyncClient("http://127.0.0.1:8000") as client:
+        for event in client.stream(Question("What is 6 * 7?", {"strategy": "beam_search", "n": 16})):
+            match event:
+                case StepScored(): print(event.reward, event.text)
+                case Completion(): print(event.search.answer)
+
+The `banyan` command is built on it. What the endpoint takes beyond a `Question` is for OpenAI's own client.
+"""
+
+from cluster.client.client import Client
+from cluster.client.errors import ClientError, Disconnected, ProtocolError, Refused, TooLate, Unreachable
+from cluster.client.replies import (
+    AnswerText,
+    Completion,
+    Event,
+    Question,
+    Restarted,
+    SearchBlock,
+    StepScored,
+    Usage,
+)
+from cluster.client.retries import Retries
+from cluster.client.sync_client import SyncClient
+
+__all__ = [
+    "AnswerText",
+    "Client",
+    "ClientError",
+    "Completion",
+    "Disconnected",
+    "Event",
+    "ProtocolError",
+    "Question",
+    "Refused",
+    "Restarted",
+    "Retries",
+    "SearchBlock",
+    "StepScored",
+    "SyncClient",
+    "TooLate",
+    "Unreachable",
+    "Usage",
+]

@@ -25,6 +25,10 @@ class Question:
     max_tokens: int | None = None
     tree: bool = False
     """Whether the reply is to have the whole tree; then it is not streamed."""
+    effort: str | None = None
+    """One of the operator's presets, in place of the endpoint's default search."""
+    history: tuple[Mapping[str, str], ...] = ()
+    """The turns before it, each with ``role`` and ``content``."""
 
     def seeded(self) -> "Question":
         """The question with a seed: its own, or one drawn here (53 bits, which every JSON reader keeps exactly).
@@ -35,9 +39,14 @@ class Question:
 
     def as_json(self, model: str, stream: bool) -> dict[str, object]:
         """The request's body."""
-        body: dict[str, object] = {"model": model, "messages": [{"role": "user", "content": self.text}]}
+        body: dict[str, object] = {
+            "model": model,
+            "messages": [*map(dict, self.history), {"role": "user", "content": self.text}],
+        }
         if self.search:
             body["search"] = dict(self.search)
+        if self.effort is not None:
+            body["reasoning_effort"] = self.effort
         for name in ("seed", "temperature", "max_tokens"):
             if (value := getattr(self, name)) is not None:
                 body[name] = value

@@ -4,14 +4,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from deployments.http.schema import ChatRequest
 from search.settings import search_schema
 from search.strategies.catalog import Catalog
 
 
-def chat_body(strategies: Catalog) -> dict[str, Any]:
-    """The body of a search: a chat request with one alternative per strategy."""
-    schema = ChatRequest.model_json_schema()
+def search_body(model: type[BaseModel], strategies: Catalog) -> dict[str, Any]:
+    """The body of a request with a field ``search``: in this, one alternative per strategy."""
+    schema = model.model_json_schema()
     search = search_schema(strategies)
     schema["$defs"] = {**schema.get("$defs", {}), **search.pop("$defs")}
     schema["properties"]["search"] = search

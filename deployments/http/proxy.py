@@ -26,7 +26,7 @@ TURNED_AWAY = b"x-banyan-turned-away"
 """The header by which the proxy tells a controller whom it has refused since it last said so, for its metrics:
 ``places 12, owner 3``."""
 
-WORK = ("/v1/chat/completions", "/v1/search", "/v1/completions", "/v1/score")
+WORK = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
 """What a place is needed for."""
 ROOM = "x-banyan-room"
 """The header by which a controller tells the proxy who it is and how many requests it has room for: ``3f6c 128``."""

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
+from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from deployments.completions import CompletionJob
@@ -12,10 +13,12 @@ from deployments.http.admission import Admission, place_of
 from deployments.http.auth import ApiKeys, RequireKey, key_of
 from deployments.http.body import validated
 from deployments.http.disconnect import while_connected
-from deployments.http.documentation import body_of, chat_body
+from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.proxy import WORK
 from deployments.http.refusals import CountRefusals
+from deployments.http.responses import Responses
+from deployments.http.responses_schema import ResponsesRequest, spoken_of
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
@@ -30,9 +33,14 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
     app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None)
     app.state.endpoint = endpoint
     app.include_router(router)
+    bodies: dict[Any, type[BaseModel]] = {
+        chat_completions: ChatRequest,
+        search: ChatRequest,
+        responses: ResponsesRequest,
+    }
     for route in app.routes:
-        if isinstance(route, APIRoute) and route.endpoint in (chat_completions, search):
-            route.openapi_extra = chat_body(endpoint.strategies)
+        if isinstance(route, APIRoute) and route.endpoint in bodies:
+            route.openapi_extra = search_body(bodies[route.endpoint], endpoint.strategies)
     errors.install(app)
     # The last one added is the first one asked: no key, no place, no byte of the body; and what they refuse is counted.
     app.add_middleware(
@@ -67,6 +75,24 @@ async def search(request: Request, served: Served) -> Response:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
     return BytesResponse(await with_tree(replies.completion(_head(served, chat, job), outcome), outcome.tree))
+
+
+@router.post("/v1/responses")
+async def responses(request: Request, served: Served) -> Response:
+    """As chat completions, in the words of OpenAI's Responses API: text in, text out, nothing stored."""
+
+    def prepare(given: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest, SearchJob]:
+        asked = ResponsesRequest.parse(given)
+        chat = asked.chat()
+        with spoken_of(asked):
+            return asked, chat, served.jobs.search(chat, key_of(request.scope))
+
+    asked, chat, job = await served.prepared(request, prepare)
+    reply = Responses(asked, job.settings, served.jobs.head(chat, job, f"resp_{job.search_id}"))
+    if asked.stream:
+        return SearchStream(served.searches, job, place_of(request.scope), reply)
+    outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
+    return _json(reply.whole(outcome))
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))

@@ -1,5 +1,7 @@
 """Requests: the part of OpenAI's chat completions that a search understands, and Banyan's own."""
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
@@ -35,6 +37,20 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 """Fields of OpenAI's API that a search does not support, with the values (besides null) that ask for nothing."""
 
 
+def refuse_unsupported(
+    body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], why: Mapping[str, str] = MappingProxyType({})
+) -> None:
+    """``neutral``: the fields, each with the values that ask for nothing. ``why`` they are not supported, of some.
+
+    Raises:
+        BadRequest: the body asks for something of it.
+    """
+    for field, asks_nothing in neutral.items():
+        if body.get(field) is not None and body[field] not in asks_nothing:
+            reason = f": {why[field]}" if field in why else ""
+            raise BadRequest(f"{field} is not supported{reason}", field, "unsupported_parameter")
+
+
 MAX_CHOICES = 128
 """As OpenAI's."""
 MAX_TOP_K = 1 << 20
@@ -68,6 +84,9 @@ def _as_in_templates(role: str) -> str:
     return "system" if role == "developer" else role
 
 
+Role = Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_as_in_templates)]
+
+
 def _said_nothing(value: Any) -> None:
     if value is not None and value != []:
         raise PydanticCustomError("unsupported_parameter", "not supported in a message, unless null or []")
@@ -88,7 +107,7 @@ Unread = Annotated[Any, Field(description="Accepted whatever it says; no model i
 class Message(Body):
     """One turn of the conversation; also one that an earlier reply had, with all that OpenAI's clients keep of it."""
 
-    role: Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_as_in_templates)]
+    role: Role
     content: Content
     name: str | None = None
     reasoning: Unread = None
@@ -142,9 +161,7 @@ class ChatRequest(Body):
         Raises:
             BadRequest: with the path of the first field that is wrong or not supported.
         """
-        for field, neutral in NEUTRAL.items():
-            if body.get(field) is not None and body[field] not in neutral:
-                raise BadRequest(f"{field} is not supported", field, "unsupported_parameter")
+        refuse_unsupported(body, NEUTRAL)
         known = {key: value for key, value in body.items() if key not in IGNORED and key not in NEUTRAL}
         request = validated(cls, known)
         if request.messages[-1].role != "user":

@@ -36,7 +36,8 @@ def test_nothing_made_up_from_the_schema_fails_the_service(limited: Variant, pyt
     for (path, mode_name, status), count in sorted(statuses.items()):
         print(f"{path:24} {mode_name:9} {status} {count:5}")
     assert statuses.total() >= 0.9 * cases
-    assert any(status == 200 and path == "/v1/chat/completions" for path, _, status in statuses)
+    for path in ("/v1/chat/completions", "/v1/responses"):
+        assert any(status == 200 and each == path for each, _, status in statuses), path
     until(limited.is_idle, "nothing runs and nothing is left", 60.0)
     assert {each.process for each in replicas("Generator", "ProcessRewardModel")} == engines, "no engine was restarted"
 
@@ -103,6 +104,8 @@ def aim(case: Case) -> None:
     if isinstance(body.get("messages"), list) and body["messages"]:
         body["messages"] = [{"role": each["role"], "content": each["content"]} for each in body["messages"]]
         body["messages"][-1] = {"role": "user", "content": QUESTION}
+    if "input" in body:
+        body["input"] = QUESTION
     if "prompt" in body and not isinstance(body["prompt"], str | list):
         body["prompt"] = QUESTION
 

@@ -104,7 +104,7 @@ async def full(world: World, count: int = 1, key: str = "") -> AsyncIterator[lis
         assert (await call.ended()).status == 200
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/search", "/v1/completions", "/v1/score"])
+@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/search", "/v1/completions", "/v1/score"])
 async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str) -> None:
     world = make_world(searches=1)
     async with full(world):

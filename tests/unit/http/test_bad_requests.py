@@ -187,7 +187,7 @@ HOSTILE: dict[str, str | bytes] = {
 @pytest.mark.parametrize("case", HOSTILE)
 async def test_hostile_bodies_get_a_short_clear_error(world: World, case: str) -> None:
     async with world.client as client:
-        for path in (CHAT, "/v1/search", "/v1/completions", "/v1/score"):
+        for path in (CHAT, "/v1/responses", "/v1/search", "/v1/completions", "/v1/score"):
             body = HOSTILE[case]
             reply = await client.post(path, content=body, headers={"content-type": "application/json"})
             assert reply.status_code in (400, 404), reply.text

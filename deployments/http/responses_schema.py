@@ -1,0 +1,232 @@
+"""Requests to ``/v1/responses``: text in, and what else of OpenAI's Responses API a search understands."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal
+
+from pydantic import Discriminator, Field, Tag
+
+from deployments.config import Effort
+from deployments.http.body import TAG, validated
+from deployments.http.errors import BadRequest
+from deployments.http.schema import (
+    IGNORED,
+    MAX_TEMPLATE_KWARGS,
+    MAX_TOP_K,
+    Body,
+    ChatRequest,
+    Role,
+    Scalar,
+    Unread,
+    refuse_unsupported,
+)
+
+ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
+    "background": (False,),
+    "context_management": ([],),
+    "conversation": (),
+    "max_tool_calls": (),
+    "moderation": (),
+    "parallel_tool_calls": (True, False),
+    "previous_response_id": (),
+    "prompt": (),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "truncation": ("disabled",),
+}
+"""Fields of the API that a search does not support, with the values (besides null) that ask for nothing."""
+ALSO_IGNORED = IGNORED | {"prompt_cache_options", "prompt_cache_retention"}
+WHY = {
+    "previous_response_id": "no response is stored here: send the conversation in input",
+    "conversation": "no conversation is stored here: send it in input",
+    "background": "a response is not stored here, so nothing can be asked for later",
+}
+LOGPROBS = "message.output_text.logprobs"
+
+
+class Part(Body):
+    """A piece of a message."""
+
+    type: Literal["input_text", "output_text", "text"]
+    text: str
+    annotations: Unread = None
+    logprobs: Unread = None
+
+
+def _kind_of_content(content: Any) -> str:
+    return f"{TAG}parts" if isinstance(content, list) else f"{TAG}text"
+
+
+class InputMessage(Body):
+    """One turn; also one that an earlier response had, with all that OpenAI's clients keep of it."""
+
+    type: Literal["message"] = "message"
+    role: Role
+    content: Annotated[
+        Annotated[str, Tag(f"{TAG}text")]
+        | Annotated[list[Part], Field(min_length=1, fail_fast=True), Tag(f"{TAG}parts")],
+        Discriminator(_kind_of_content),
+    ]
+    id: str | None = None
+    status: Literal["in_progress", "completed", "incomplete"] | None = None
+    phase: Unread = None
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
+class ReasoningItem(Body):
+    """What an earlier response said of its search. No model is told of it."""
+
+    type: Literal["reasoning"]
+    id: str | None = None
+    summary: Unread = None
+    content: Unread = None
+    encrypted_content: Unread = None
+    status: Unread = None
+
+
+def _kind_of_item(item: Any) -> str:
+    kind = item.get("type") if isinstance(item, dict) else None
+    return f"{TAG}reasoning" if kind == "reasoning" else f"{TAG}message"
+
+
+Item = Annotated[
+    Annotated[InputMessage, Tag(f"{TAG}message")] | Annotated[ReasoningItem, Tag(f"{TAG}reasoning")],
+    Discriminator(_kind_of_item),
+]
+
+
+def _kind_of_input(given: Any) -> str:
+    return f"{TAG}items" if isinstance(given, list) else f"{TAG}text"
+
+
+class Reasoning(Body):
+    effort: Effort | None = None
+    summary: Unread = None
+    generate_summary: Unread = None
+
+
+class TextFormat(Body):
+    type: Literal["text"] = Field(description="Nothing holds a search to a schema.")
+
+
+class TextSettings(Body):
+    format: TextFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class StreamOptions(Body):
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(Body):
+    """``POST /v1/responses``."""
+
+    model: str
+    input: Annotated[
+        Annotated[str, Tag(f"{TAG}text")]
+        | Annotated[list[Item], Field(min_length=1, fail_fast=True), Tag(f"{TAG}items")],
+        Discriminator(_kind_of_input),
+    ]
+    instructions: str | None = Field(None, description="A system turn before the input.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    store: bool | None = Field(None, description="Nothing is stored, whatever this says; the response says so.")
+    metadata: dict[str, str] | None = Field(None, description="Comes back with the response.")
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
+        None, description="Encrypted content: there is none, so none is included."
+    )
+    max_output_tokens: int | None = Field(None, ge=1, description="Tokens the whole search may generate.")
+    reasoning: Reasoning | None = None
+    text: TextSettings | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
+    top_p: float | None = Field(None, gt=0, le=1)
+    top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 and -1: all tokens.")
+    min_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    chat_template_kwargs: dict[str, Scalar] | None = Field(None, max_length=MAX_TEMPLATE_KWARGS)
+    search: dict[str, Any] | None = None
+
+    @classmethod
+    def parse(cls, body: dict[str, Any]) -> "ResponsesRequest":
+        """
+        Raises:
+            BadRequest: with the path of the first field that is wrong or not supported.
+        """
+        refuse_unsupported(body, ASKS_NOTHING, WHY)
+        ignored = ALSO_IGNORED - cls.model_fields.keys()
+        request = validated(cls, {k: v for k, v in body.items() if k not in ignored and k not in ASKS_NOTHING})
+        if request.stream_options is not None and not request.stream:
+            raise BadRequest("stream_options is for streamed replies only", "stream_options")
+        return request
+
+    def chat(self) -> ChatRequest:
+        """The chat request that asks for the same search.
+
+        Raises:
+            BadRequest: the conversation is none; see ``spoken_of``.
+        """
+        given: dict[str, Any] = {
+            "model": self.model,
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "reasoning_effort": self.reasoning.effort if self.reasoning else None,
+            "logprobs": (LOGPROBS in self.include or None) if self.include else None,
+        }
+        alike = ("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "search", "stream")
+        with spoken_of(self):
+            return ChatRequest.parse(given | {name: getattr(self, name) for name in alike})
+
+    def _messages(self) -> list[dict[str, str]]:
+        instructions = [] if not self.instructions else [{"role": "system", "content": self.instructions}]
+        if isinstance(self.input, str):
+            return [*instructions, {"role": "user", "content": self.input}]
+        said = [{"role": item.role, "content": item.text} for item in self.input if isinstance(item, InputMessage)]
+        if not said:
+            raise BadRequest("the input has no message", "input")
+        return [*instructions, *said]
+
+
+NAMES = {
+    "max_completion_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+"""What a chat request calls otherwise."""
+
+
+@contextmanager
+def spoken_of(request: ResponsesRequest) -> Iterator[None]:
+    """What is refused of the chat request is refused by the path that the client wrote.
+
+    Raises:
+        BadRequest: as within.
+    """
+    try:
+        yield
+    except BadRequest as error:
+        if error.param is None:
+            raise
+        path = _path(error.param, request)
+        raise BadRequest(error.message.replace(error.param, path, 1), path, error.code) from None
+
+
+def _path(param: str, request: ResponsesRequest) -> str:
+    if param in NAMES:
+        return NAMES[param]
+    first, _, rest = param.partition(".")
+    if first != "messages":
+        return param
+    number, _, field = rest.partition(".")
+    if not number.isdecimal():
+        return "input"
+    index = int(number) - bool(request.instructions)
+    if index < 0:
+        return "instructions"
+    if isinstance(request.input, str):
+        return "input"
+    messages = [place for place, item in enumerate(request.input) if isinstance(item, InputMessage)]
+    return ".".join(part for part in ("input", str(messages[index]), field) if part)

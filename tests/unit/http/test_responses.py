@@ -1,0 +1,253 @@
+"""/v1/responses: every reply and event is one of the official client's types, and the answer is that of a chat."""
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import openai
+import pytest
+from http_world import World, chat, generator_is_dead, served
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import TypeAdapter
+
+from search.errors import ScorerError
+
+RESPONSES = "/v1/responses"
+EVENTS: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+USER = {"role": "user", "content": "6*7?"}
+
+
+def asking(**fields: Any) -> dict[str, Any]:
+    return {"model": "m", "input": "6*7?", "seed": 1, **fields}
+
+
+async def posted(world: World, **fields: Any) -> dict[str, Any]:
+    async with world.client as client:
+        reply = await client.post(RESPONSES, json=asking(**fields))
+    assert reply.status_code == 200, reply.text
+    body: dict[str, Any] = reply.json()
+    Response.model_validate(body)
+    return body
+
+
+async def refused(world: World, **fields: Any) -> dict[str, Any]:
+    async with world.client as client:
+        reply = await client.post(RESPONSES, json=asking(**fields))
+    assert reply.status_code == 400, reply.text
+    return reply.json()["error"]  # type: ignore[no-any-return]
+
+
+async def streamed(world: World, **fields: Any) -> list[dict[str, Any]]:
+    """The events, each of its type by its name and by its fields."""
+    async with world.client as client:
+        reply = await client.post(RESPONSES, json=asking(stream=True, **fields))
+    events = []
+    for block in reply.text.strip().split("\n\n"):
+        name, data = block.split("\n")
+        event = json.loads(data.removeprefix("data: "))
+        assert name == f"event: {event['type']}"
+        assert EVENTS.validate_python(event).type == event["type"]
+        events.append(event)
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def text(response: dict[str, Any]) -> str:
+    return Response.model_validate(response).output_text
+
+
+async def chatted(world: World, **fields: Any) -> dict[str, Any]:
+    async with world.client as client:
+        return (await client.post("/v1/chat/completions", json=chat(**fields))).json()  # type: ignore[no-any-return]
+
+
+async def test_a_response_is_the_chat_of_the_same_seed(world: World) -> None:
+    response, completion = await posted(world), await chatted(world)
+    assert text(response) == completion["choices"][0]["message"]["content"]
+    assert (response["status"], response["store"], response["incomplete_details"]) == ("completed", False, None)
+    usage, other = response["usage"], completion["usage"]
+    assert usage["input_tokens"] == other["prompt_tokens"]
+    assert usage["output_tokens"] == other["completion_tokens"]
+    assert usage["output_tokens_details"] == other["completion_tokens_details"]
+    assert response["search"]["answer"] == completion["search"]["answer"]
+
+
+async def test_streamed_it_says_the_same_and_what_was_scored(world: World) -> None:
+    plain = await posted(world)
+    events = await streamed(world)
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    steps = kinds.count("reasoning_text.delta")
+    assert steps == plain["search"]["scored_steps"] + plain["search"]["repeated_steps"]
+    assert kinds == [
+        "created",
+        "in_progress",
+        "output_item.added",
+        "content_part.added",
+        *["reasoning_text.delta"] * steps,
+        "reasoning_text.done",
+        "content_part.done",
+        "output_item.done",
+        "output_item.added",
+        "content_part.added",
+        "output_text.delta",
+        "output_text.done",
+        "content_part.done",
+        "output_item.done",
+        "completed",
+    ]
+    final = events[-1]["response"]
+    assert text(final) == text(plain)
+    assert final["usage"] == plain["usage"]
+    deltas = [event for event in events if event["type"] == "response.reasoning_text.delta"]
+    assert final["output"][0]["content"][0]["text"] == "".join(event["delta"] for event in deltas)
+    assert deltas[0]["search_event"]["type"] == "step_scored"
+    assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == final["output"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_limit_cut_off_is_incomplete(world: World, stream: bool) -> None:
+    cut: dict[str, Any] = {"search": {"max_depth": 1}}
+    response = (await streamed(world, **cut))[-1]["response"] if stream else await posted(world, **cut)
+    assert response["status"] == "incomplete"
+    assert response["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert response["output"][-1]["status"] == "incomplete"
+
+
+async def test_an_error_in_mid_stream_is_a_failed_response(make_world: Callable[..., World]) -> None:
+    world = make_world(fallback="fail")
+    world.scorer.error = ScorerError("no reply")
+    *_, last = await streamed(world)
+    assert last["type"] == "response.failed"
+    assert last["response"]["error"]["code"] == "server_error"
+    world.generator.error = generator_is_dead()
+    async with world.client as client:
+        assert (await client.post(RESPONSES, json=asking())).status_code == 503
+    world.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("fields", "same"),
+    [
+        ({"instructions": "Be brief."}, [{"role": "system", "content": "Be brief."}, USER]),
+        ({"instructions": ""}, [USER]),
+        ({"input": [{"role": "developer", "content": "Hm."}, USER]}, [{"role": "system", "content": "Hm."}, USER]),
+        ({"input": [{**USER, "type": "message", "content": [{"type": "input_text", "text": "6*7?"}]}]}, [USER]),
+    ],
+)
+async def test_input_and_instructions_are_messages(
+    world: World, fields: dict[str, Any], same: list[dict[str, Any]]
+) -> None:
+    response, completion = await posted(world, **fields), await chatted(world, messages=same)
+    assert response["usage"]["input_tokens"] == completion["usage"]["prompt_tokens"]
+    assert text(response) == completion["choices"][0]["message"]["content"]
+
+
+async def test_the_output_of_a_response_is_taken_back_as_input(world: World) -> None:
+    output = (await streamed(world))[-1]["response"]["output"]
+    assert [item["type"] for item in output] == ["reasoning", "message"]
+    again = await posted(world, input=[USER, *output, {"role": "user", "content": "Sure?"}])
+    told = [USER, {"role": "assistant", "content": text({**again, "output": output})}]
+    completion = await chatted(world, messages=[*told, {"role": "user", "content": "Sure?"}])
+    assert again["usage"]["input_tokens"] == completion["usage"]["prompt_tokens"]
+
+
+async def test_an_effort_a_limit_and_what_is_sampled(world: World) -> None:
+    response = await posted(world, reasoning={"effort": "high", "summary": "auto"}, top_k=5, max_output_tokens=5000)
+    assert response["search"]["n"] == 64
+    assert response["reasoning"]["effort"] == "high"
+    assert {each.top_k for each in world.generator.samplings} == {5}
+    less = await posted(world, reasoning={"effort": "high"}, max_output_tokens=100)
+    assert less["usage"]["output_tokens"] <= 100 < response["usage"]["output_tokens"]
+
+
+async def test_logprobs_where_they_are_included(world: World) -> None:
+    plain = await posted(world)
+    told = await posted(world, include=["message.output_text.logprobs", "reasoning.encrypted_content"])
+    assert plain["output"][0]["content"][0]["logprobs"] == []
+    assert {token["logprob"] for token in told["output"][0]["content"][0]["logprobs"]} == {-0.25}
+    events = await streamed(world, include=["message.output_text.logprobs"])
+    [delta] = [event for event in events if event["type"] == "response.output_text.delta"]
+    assert delta["logprobs"] == told["output"][0]["content"][0]["logprobs"]
+
+
+async def test_what_clients_send_without_meaning_anything_is_taken(world: World) -> None:
+    usual = {
+        "background": False,
+        "include": ["reasoning.encrypted_content"],
+        "metadata": {"run": "7"},
+        "parallel_tool_calls": True,
+        "previous_response_id": None,
+        "prompt_cache_key": "k",
+        "service_tier": "auto",
+        "store": True,
+        "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "tool_choice": "auto",
+        "tools": [],
+        "truncation": "disabled",
+        "user": "me",
+    }
+    response = await posted(world, **usual)
+    assert response["metadata"] == {"run": "7"}
+    assert response["store"] is False, "nothing is stored, and it says so"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
+        ({"include": ["file_search_call.results"]}, "include.0"),
+        ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
+        ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 10**12}, "max_output_tokens"),
+        ({"temperature": 3}, "temperature"),
+        ({"search": {"n": 0}}, "search.n"),
+        ({"weather": "fine"}, "weather"),
+        ({"n": 2}, "n"),
+        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"input": ""}, "input"),
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": "x" * 600}, "input"),
+        ({"input": [{"type": "reasoning", "id": "rs_1", "summary": []}]}, "input"),
+        ({"input": [{"type": "function_call_output", "call_id": "1", "output": ""}]}, "input.0.type"),
+        ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role"),
+        ({"input": [USER, {"role": "assistant", "content": "42"}]}, "input.1.role"),
+        ({"input": [{"type": "reasoning", "summary": []}, {**USER, "content": " "}, USER]}, "input.1.content"),
+        ({"instructions": "Hm.", "input": [{**USER, "content": " "}, USER]}, "input.0.content"),
+        ({"input": [{**USER, "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
+    ],
+)
+async def test_what_is_wrong_is_named_as_the_client_wrote_it(world: World, fields: dict[str, Any], param: str) -> None:
+    error = await refused(world, **fields)
+    assert error["param"] == param, error
+    assert world.generator.calls == 0
+
+
+async def test_why_nothing_goes_on_from_an_earlier_response(world: World) -> None:
+    error = await refused(world, previous_response_id="resp_1")
+    assert "no response is stored here: send the conversation in input" in error["message"]
+
+
+async def test_instructions_may_be_refused_as_a_system_message(make_world: Callable[..., World]) -> None:
+    world = make_world(prompt={"system": "Think.", "client_system": "refuse"})
+    assert (await refused(world, instructions="Be brief."))["param"] == "instructions"
+
+
+async def test_the_official_client_plain_and_streamed(world: World) -> None:
+    asked: Any = {"model": "m", "input": "6*7?", "extra_body": {"seed": 1}}
+    async with served(world) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
+        plain = await client.responses.create(**asked, reasoning={"effort": "low"})
+        async with client.responses.stream(**asked, reasoning={"effort": "low"}) as stream:
+            deltas = [event.delta async for event in stream if event.type == "response.output_text.delta"]
+            final = await stream.get_final_response()
+        assert "".join(deltas) == final.output_text == plain.output_text
+        assert final.usage == plain.usage
+        with pytest.raises(openai.BadRequestError) as raised:
+            await client.responses.create(**asked, previous_response_id=plain.id)
+        assert raised.value.param == "previous_response_id"
