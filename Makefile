@@ -44,10 +44,12 @@ test-models: setup ## with tokenizers and weights of published models, fetched f
 	scripts/models
 	$(PYTEST) tests/models $(ARGS)
 
-test-clients: setup .venv-clients/.done ## lm-eval, as it is published, against the served application (not in test)
-	$(PYTEST) tests/clients $(ARGS)
+CLIENTS := $(notdir $(basename $(wildcard requirements/clients/*.lock)))
 
-.venv-clients/.done: requirements/lm_eval.lock
+test-clients: setup $(CLIENTS:%=.venv-clients/%/.done) ## clients, as published, against the served application (not in test)
+	$(PYTEST) tests/clients -s $(ARGS)
+
+.venv-clients/%/.done: requirements/clients/%.lock
 	$(BIN)/python -m venv --clear $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
 	touch $@

@@ -1,22 +1,17 @@
 """A tape between clients and the endpoint: who asks what was asked before gets the reply that was given then."""
 
-import asyncio
 import json
-import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import httpx
-import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-START_S = 30.0
-REPLY_S = 600.0
+from tests.clients.passage import REPLY_S, listening
 
 
 class Tape:
@@ -65,16 +60,6 @@ def recording(endpoint: str) -> Iterator[Tape]:
         Route("/v1/chat/completions", tape.chat, methods=["POST"]),
         Route("/{path:path}", tape.other, methods=["GET"]),
     ]
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        listener.listen()
-        tape.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-        server = uvicorn.Server(uvicorn.Config(Starlette(routes=routes), log_level="error", lifespan="off"))
-        thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])), name="tape")
-        thread.start()
-        try:
-            yield tape
-        finally:
-            server.should_exit = True
-            thread.join(START_S)
-            assert not thread.is_alive()
+    with listening(Starlette(routes=routes), "tape") as url:
+        tape.url = url
+        yield tape

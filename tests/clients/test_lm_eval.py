@@ -12,7 +12,7 @@ import pytest
 from tests.clients.tape import Tape, recording
 
 HERE = Path(__file__).parent
-LM_EVAL = HERE.parents[1] / ".venv-clients" / "bin" / "lm-eval"
+LM_EVAL = HERE.parents[1] / ".venv-clients" / "lm_eval" / "bin" / "lm-eval"
 PROBLEMS = 100
 RUN_S = 900.0
 

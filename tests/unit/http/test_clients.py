@@ -1,5 +1,7 @@
 """What clients of OpenAI's API send without being asked, and what they send back of what they got."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -151,3 +153,16 @@ class TestMessages:
     ) -> None:
         message = {"role": "assistant", "content": "42", field: value}
         assert await refused(world, chat(messages=[USER, message, USER])) == f"messages.1.{field}"
+
+
+BODIES = json.loads((Path(__file__).parent / "client_bodies.json").read_text())
+
+
+@pytest.mark.parametrize("client", BODIES)
+async def test_what_clients_send_by_default_is_answered(world: World, client: str) -> None:
+    """As `make test-clients` has found them to send it."""
+    assert BODIES[client]
+    async with world.client as http:
+        for path, body in BODIES[client]:
+            reply = await http.post(path, json=body)
+            assert reply.status_code == 200, (path, body, reply.text)
