@@ -29,6 +29,8 @@ class ChatEncoder:
         # Runs of whitespace are added tokens in some vocabularies; they end no turn.
         guarded = {text: token for text, token in added.items() if text.strip()}
         self._guarded_ids = frozenset(guarded.values())
+        self._texts: dict[int, str] = {}
+        """Of the tokens that were asked for: decoding one takes longer than all else that is done with it."""
         longest_first = sorted(guarded, key=len, reverse=True)
         self._guarded = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
@@ -64,8 +66,10 @@ class ChatEncoder:
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """What each token says alone; special ones say nothing."""
-        texts: list[str] = self._tokenizer.batch_decode([[token] for token in token_ids], skip_special_tokens=True)
-        return texts
+        if new := list(set(token_ids) - self._texts.keys()):
+            said = self._tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
+            self._texts.update(zip(new, said, strict=True))
+        return [self._texts[token] for token in token_ids]
 
     def encode_chat(
         self,

@@ -94,7 +94,9 @@ class Jobs:
 
     def _unread(self, request: ChatRequest) -> list[str]:
         """What of ``chat_template_kwargs`` the chat template knows nothing of."""
-        unread = (request.chat_template_kwargs or {}).keys() - self._encoder.template_variables
+        if not request.chat_template_kwargs:
+            return []
+        unread = request.chat_template_kwargs.keys() - self._encoder.template_variables
         return [
             f"chat_template_kwargs.{name[:64]}: the model's chat template does not read it" for name in sorted(unread)
         ]

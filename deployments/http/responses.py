@@ -11,6 +11,9 @@ from deployments.http.responses_schema import ResponsesRequest
 from search.run.report import SearchOutcome, StepScored
 from search.settings import SearchSettings
 
+MAX_REASONING_CHARS = 1 << 16
+"""Of the text that the reasoning item keeps: the events say all of it, and a large search says megabytes."""
+
 
 class Responses:
     """The response to one request: whole, or the events of its stream.
@@ -25,7 +28,8 @@ class Responses:
         self._head = head
         self._numbers = count()
         self._lines: list[str] = []
-        """Of the reasoning item, once there is one."""
+        """What the reasoning item keeps, once there is one."""
+        self._room = MAX_REASONING_CHARS
         _, _, search_id = head.reply_id.rpartition("_")
         self._reasoning_id, self._message_id = f"rs_{search_id}", f"msg_{search_id}"
 
@@ -45,7 +49,11 @@ class Responses:
             yield self._event("response.output_item.added", output_index=0, item=self._reasoning("in_progress", []))
             yield self._event("response.content_part.added", **where, part=_reasoning_text(""))
         line = step_line(event)
-        self._lines.append(line)
+        if len(line) <= self._room or not self._lines:
+            self._lines.append(line)
+            self._room -= len(line)
+        else:
+            self._room = 0
         told = step_event(event)
         yield self._event("response.reasoning_text.delta", **where, delta=line, search_event=told)
 

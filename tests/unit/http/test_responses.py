@@ -10,6 +10,7 @@ from http_world import World, chat, generator_is_dead, served
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
 
+from deployments.http import responses
 from search.errors import ScorerError
 
 RESPONSES = "/v1/responses"
@@ -102,6 +103,19 @@ async def test_streamed_it_says_the_same_and_what_was_scored(world: World) -> No
     assert final["output"][0]["content"][0]["text"] == "".join(event["delta"] for event in deltas)
     assert deltas[0]["search_event"]["type"] == "step_scored"
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == final["output"]
+
+
+async def test_the_reasoning_item_keeps_so_much_and_the_events_say_all(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await streamed(world)
+    monkeypatch.setattr(responses, "MAX_REASONING_CHARS", 50)
+    events = await streamed(world)
+    said = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
+    assert len(events) == len(whole)
+    kept = events[-1]["response"]["output"][0]["content"][0]["text"]
+    assert 0 < len(kept) <= 50 < len("".join(said))
+    assert "".join(said).startswith(kept)
 
 
 @pytest.mark.parametrize("stream", [False, True])
