@@ -17,6 +17,8 @@ from starlette.routing import Route
 
 START_S = 30.0
 REPLY_S = 600.0
+KEPT = ("authorization", "content-type")
+"""Headers that go through."""
 
 
 class Asked(NamedTuple):
@@ -38,7 +40,7 @@ class Passage:
     async def passed(self, request: Request) -> StreamingResponse:
         content = await request.body()
         client = httpx.AsyncClient(timeout=REPLY_S, trust_env=False)
-        headers = {"content-type": request.headers.get("content-type", "application/json")}
+        headers = {name: request.headers[name] for name in KEPT if name in request.headers}
         asking = client.build_request(
             request.method, f"{self._endpoint}{request.url.path}", content=content, headers=headers
         )
