@@ -3,20 +3,23 @@
 # No `from __future__ import annotations` here: Serve reads the type of `args` to check serve_config.yaml
 # against it, and would silently pass a plain dict where that is a string.
 
+import os
 from typing import Any
 
 import ray
 from ray import serve
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
+from cluster.launch.environment import variables
 from deployments.access import require_authenticated_cluster
 from deployments.checks import check_settings
 from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
-from deployments.engines.settings import ReplicaSettings
+from deployments.engines.rewards import PrmSettings
+from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
 from deployments.generator import Generator
 from deployments.http.keys import read_records
-from deployments.node_cache import cache_actors
+from deployments.nodes import Built, model_digest
 from deployments.prm import ProcessRewardModel
 
 MAX_REQUESTS = 16_384
@@ -44,12 +47,11 @@ def build(args: AppConfig) -> serve.Application:
     generator = Generator.options(
         **_replicas(args.generator.replicas),
         max_queued_requests=MAX_QUEUED,
-        deployment_actors=[*cache_actors(args.cache)],
         logging_config=logging_config,
-    ).bind(args.generator, args.cache, args.telemetry, args.log_level)
+    ).bind(args.generator, args.cache, args.telemetry, args.log_level, _built(args.generator))
     prm = ProcessRewardModel.options(
         **_replicas(args.prm.replicas), max_queued_requests=MAX_QUEUED, logging_config=logging_config
-    ).bind(args.prm, args.telemetry, args.log_level)
+    ).bind(args.prm, args.telemetry, args.log_level, _built(args.prm))
     controller = args.controller
     taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(
@@ -58,7 +60,13 @@ def build(args: AppConfig) -> serve.Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
         user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
-    ).bind(args, generator, prm)
+    ).bind(args, generator, prm, _built())
+
+
+def _built(engine: GeneratorSettings | PrmSettings | None = None) -> Built:
+    """What replicas on every node must find as it is here."""
+    shared = {name: os.environ.get(name) for name in variables() if name.startswith("RAY_SERVE_")}
+    return Built(shared, model_digest(engine) if isinstance(engine, EngineSettings) else None)
 
 
 def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S) -> dict[str, Any]:
@@ -66,7 +74,11 @@ def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S) -> dic
     options: dict[str, Any] = {
         "graceful_shutdown_timeout_s": settings.drain_s or drain_s,
         "max_ongoing_requests": settings.max_ongoing_requests,
-        "ray_actor_options": {"num_cpus": settings.num_cpus, "num_gpus": settings.num_gpus},
+        "ray_actor_options": {
+            "num_cpus": settings.num_cpus,
+            "num_gpus": settings.num_gpus,
+            "resources": dict(settings.resources),
+        },
     }
     if settings.router:
         options["request_router_config"] = RequestRouterConfig.model_validate({"request_router_class": settings.router})

@@ -28,6 +28,7 @@ from deployments.http.routes import create_app
 from deployments.http.stopping import Door, StoppingMiddleware
 from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
+from deployments.nodes import Built
 from deployments.places import Places
 from deployments.replica import PRESSURE
 from deployments.serve_calls import Retries, everywhere
@@ -48,15 +49,22 @@ class SearchControllerReplica:
     """What runs in each replica. It has no engine: a tokenizer, the searches, and two handles."""
 
     async def __init__(  # type: ignore[misc]
-        self, config: AppConfig, generator: DeploymentHandle[Any], prm: DeploymentHandle[Any]
+        self,
+        config: AppConfig,
+        generator: DeploymentHandle[Any],
+        prm: DeploymentHandle[Any],
+        built: Built | None = None,
     ) -> None:
         """
         Raises:
+            NodeDiffers: the node is not like the one where the application was built.
             AccessError: the cluster is open to all.
             ValueError: the default search is malformed.
             OSError: the tokenizer cannot be read.
             SolverError: the step encoder cannot be loaded.
         """
+        if built:
+            built.check()
         require_authenticated_cluster(config.http)
         self._config = config
         self._keys = ApiKeys()

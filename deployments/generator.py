@@ -10,7 +10,8 @@ from ray import serve
 
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.settings import GeneratorSettings
-from deployments.node_cache import attach_node_cache, keep_node_cache
+from deployments.node_cache import CacheClient
+from deployments.nodes import Built
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
@@ -32,17 +33,30 @@ class GeneratorReplica(EngineReplica):
         cache: CacheSettings | None = None,
         telemetry: TelemetrySettings = UNSEEN,
         log_level: str = "WARNING",
+        built: Built | None = None,
     ) -> None:
+        """
+        Raises:
+            NodeDiffers: the node is not like the one where the application was built.
+            CacheServerError: the node can have no cache server, and one is required.
+            EngineStartError: the engine does not come up.
+        """
+        if built:
+            built.check(settings)
         self._telemetry = EngineTelemetry(telemetry, log_level)
         # Here and not above: it imports vLLM, ten seconds that only replicas should spend.
+        from deployments.engines.arguments import shared_memory_bytes
         from deployments.engines.generation import GenerationEngine
 
         self._keeping: asyncio.Task[bool] | None = None
-        self._cache = await attach_node_cache(cache) if cache else None
+        cache = cache or CacheSettings(enabled=False)
+        # LMCache tells engines' KV apart by the model's path alone: those of other settings get another server.
+        self._cache = CacheClient(cache, settings.model_dump_json(exclude={"replicas"}))
+        address = await self._cache.attach(shared_memory_bytes(settings))
         kv_transfer = None
-        if cache and self._cache:
+        if address:
             os.environ.update(QUIET_ENVIRONMENT)
-            kv_transfer = connector_config(self._cache, cache, shared=settings.replicas.max_replicas > 1)
+            kv_transfer = connector_config(address, cache, shared=settings.replicas.max_replicas > 1)
         self._engine = GenerationEngine(settings, kv_transfer)
         await self._start(settings.max_num_seqs)
 
@@ -63,7 +77,7 @@ class GeneratorReplica(EngineReplica):
         await super().check_health()
         # Not awaited: that a cache is slow to come back says nothing about the engine.
         if self._keeping is None or self._keeping.done():
-            self._keeping = asyncio.create_task(keep_node_cache(self._cache))
+            self._keeping = asyncio.create_task(self._cache.keep())
 
 
 Generator = serve.deployment(name="Generator", **ENGINE_DEPLOYMENT)(GeneratorReplica)

@@ -43,6 +43,12 @@ def token_ratio(written: EngineSettings, read: EngineSettings) -> float | None:
     return second / first if first and second else None
 
 
+def model_directory(settings: EngineSettings) -> Path | None:
+    """Where the model's files are on this machine."""
+    config = _file(settings, "config.json")
+    return config.parent if config else None
+
+
 def _tokens(settings: EngineSettings) -> int | None:
     file = _file(settings, "tokenizer.json")
     if file is None:

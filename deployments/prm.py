@@ -7,6 +7,7 @@ from ray import serve
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
+from deployments.nodes import Built
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.ports import ScoreRequest
@@ -21,8 +22,19 @@ class PrmReplica(EngineReplica):
     _engine: "ScoringEngine | FunctionScorer"
 
     async def __init__(  # type: ignore[misc]
-        self, settings: PrmSettings, telemetry: TelemetrySettings = UNSEEN, log_level: str = "WARNING"
+        self,
+        settings: PrmSettings,
+        telemetry: TelemetrySettings = UNSEEN,
+        log_level: str = "WARNING",
+        built: Built | None = None,
     ) -> None:
+        """
+        Raises:
+            NodeDiffers: the node is not like the one where the application was built.
+            EngineStartError: the engine does not come up.
+        """
+        if built:
+            built.check(None if isinstance(settings, FunctionSettings) else settings)
         self._telemetry = EngineTelemetry(telemetry, log_level)
         if isinstance(settings, FunctionSettings):
             self._engine = FunctionScorer(settings)

@@ -8,6 +8,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from deployments.engines.errors import EngineStartError
+from deployments.nodes import this_node
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.errors import SearchError
 
@@ -65,8 +67,11 @@ class EngineReplica:
     _telemetry: EngineTelemetry
 
     async def _start(self, max_num_seqs: int | None) -> None:
-        """``max_num_seqs``: requests in a full batch of the engine. Raises EngineStartError."""
-        await self._engine.start(self._telemetry.stat_loggers)
+        """``max_num_seqs``: requests in a full batch of the engine. Raises EngineStartError, which names the node."""
+        try:
+            await self._engine.start(self._telemetry.stat_loggers)
+        except EngineStartError as error:
+            raise EngineStartError(f"{this_node()}: {error}") from error
         self._telemetry.start(self._engine.stats, max_num_seqs)
         self._watch = asyncio.create_task(self._leave_with_engine())
 

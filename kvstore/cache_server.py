@@ -66,12 +66,14 @@ class CacheServer:
     """One ``lmcache server`` on loopback. It ends with this process, however this process ends.
 
     Without an ``address`` free ports are chosen (or those of the settings taken); once started, they are kept over
-    every ``restart``, since engines cannot be told another. Not started by the constructor. Thread-safe.
+    every ``restart``, since engines cannot be told another. ``relied_on``: engines may know the address from a
+    predecessor. Not started by the constructor. Thread-safe.
     """
 
-    def __init__(self, settings: CacheSettings, address: CacheAddress | None = None) -> None:
+    def __init__(self, settings: CacheSettings, address: CacheAddress | None = None, *, relied_on: bool = True) -> None:
         self._settings = settings
         self._address = address
+        self._relied_on = relied_on and address is not None
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._guard: subprocess.Popen[str] | None = None
@@ -113,7 +115,7 @@ class CacheServer:
             remove_orphans()
             deadline = time.monotonic() + self._settings.start_timeout_s
             while True:
-                address = self._address or _choose_address(self._settings)
+                address = self._address or choose_address(self._settings)
                 self._await_free_ports(address, deadline)
                 self._launch(address)
                 try:
@@ -124,7 +126,7 @@ class CacheServer:
                     if lost_port and time.monotonic() < deadline and not self._closing.is_set():
                         continue  # somebody took a chosen port between the choice and the server's bind
                     raise
-                self._address = address
+                self._address, self._relied_on = address, True
                 return address
 
     def alive(self) -> bool:
@@ -211,7 +213,7 @@ class CacheServer:
         An engine registers again when a heartbeat of its went unanswered. One that is sent meanwhile is answered by the
         new server, so one that is back sooner would refuse all that the engine stores, for good.
         """
-        if self._address is None:
+        if not self._relied_on:
             return
         missed = self._gone_since + 2 * self._settings.heartbeat_interval_s + _MISSED_MARGIN_S
         if self._closing.wait(max(0.0, missed - time.monotonic())):
@@ -277,10 +279,11 @@ class CacheKeeper:
     Engines notice the return by themselves and register again; what was cached is lost.
     """
 
-    def __init__(self, settings: CacheSettings, address: CacheAddress | None = None) -> None:
+    def __init__(self, settings: CacheSettings, address: CacheAddress | None = None, *, relied_on: bool = True) -> None:
         self._settings = settings
-        self._server = CacheServer(settings, address)
+        self._server = CacheServer(settings, address, relied_on=relied_on)
         self._stopping = threading.Event()
+        self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.restarts = 0
         """Times the server was started again."""
@@ -289,12 +292,18 @@ class CacheKeeper:
     def server(self) -> CacheServer:
         return self._server
 
+    @property
+    def started(self) -> bool:
+        """Whether there is a server, or one that is being restarted."""
+        return self._thread is not None
+
     def start(self) -> CacheAddress:
         """Start the server, then watch it from a thread. Raises ``CacheServerError`` as ``CacheServer.start``."""
         address = self._server.start()
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="cache-keeper", daemon=True)
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._watch, name="cache-keeper", daemon=True)
+                self._thread.start()
         return address
 
     def stop(self) -> None:
@@ -360,7 +369,8 @@ def _environment() -> dict[str, str]:
     return kept | malloc_environment() | _ENVIRONMENT_SET
 
 
-def _choose_address(settings: CacheSettings) -> CacheAddress:
+def choose_address(settings: CacheSettings) -> CacheAddress:
+    """Ports that are free now, or those of the settings."""
     # Both sockets are held until both ports are known, or the two could be the same.
     with socket.socket() as first, socket.socket() as second:
         chosen = []

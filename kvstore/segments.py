@@ -32,6 +32,12 @@ def segments() -> set[str]:
         return set()
 
 
+def free_bytes() -> int:
+    """Shared memory that is left on this machine."""
+    room = os.statvfs(SHM)
+    return room.f_bavail * room.f_frsize
+
+
 def mapped_by(pid: int) -> set[str]:
     """Names of the KV segments that a process has mapped; empty if it is gone or not ours to look into."""
     try:

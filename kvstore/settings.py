@@ -14,6 +14,9 @@ class CacheSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     enabled: bool = Field(True, description="Without it every replica keeps only its own prefix cache.")
+    required: bool = Field(
+        False, description="A generator whose node can have no server does not start; else it warns and shares nothing."
+    )
     l1_size_gb: float = Field(0.5, ge=0.0625, le=8192, description="Host memory for KV, GiB. The process adds 0.5 GiB.")
     chunk_size: int = Field(
         32, ge=16, le=4096, multiple_of=16, description="Tokens kept together; a multiple of the engines' block size."
@@ -44,6 +47,9 @@ class CacheSettings(BaseModel):
         2.0, ge=0.2, le=40, description="An engine notices the server's loss and its return within about two of these."
     )
     start_timeout_s: float = Field(90.0, ge=5, le=600, description="The server must answer within this time.")
+    idle_s: float = Field(
+        300.0, ge=0, le=86_400, description="A server ends when no generator of its node has used it for so long."
+    )
     stop_timeout_s: float = Field(5.0, ge=0, le=60, description="Grace between SIGTERM and SIGKILL.")
     probe_interval_s: float = Field(5.0, ge=0.2, le=60, description="Between two health checks of the server.")
     probe_failures: int = Field(3, ge=1, le=100, description="Failed checks in a row after which it is restarted.")

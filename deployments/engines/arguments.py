@@ -75,6 +75,11 @@ def engine_args(
         raise EngineStartError(f"engine arguments for {settings.model!r}: {error}") from error
 
 
+def shared_memory_bytes(settings: EngineSettings) -> int:
+    """What an engine that is a client of the cache server takes of the node's shared memory: on a CPU all its KV."""
+    return (settings.kv_cache_memory_bytes or CPU_KV_BYTES) if current_platform.is_cpu() else 0
+
+
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """What only the environment can tell the engine's processes."""
     if not current_platform.is_cpu():

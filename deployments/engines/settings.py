@@ -50,6 +50,10 @@ class ReplicaSettings(Settings):
     )
     num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
     num_gpus: float = Field(0.0, ge=0)
+    resources: dict[str, float] = Field(
+        default_factory=dict,
+        description="Reserved as well: names of one's own that nodes were started with (`ray start --resources`).",
+    )
 
     @model_validator(mode="after")
     def _ordered(self) -> "ReplicaSettings":

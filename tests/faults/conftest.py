@@ -16,6 +16,7 @@ from tests.faults.variants import Variant, faulty_prm, small_limits
 from tests.serve.application import Application, running, tolerate_rays_warnings
 
 ORDER = (
+    "test_nodes.py",
     "test_hostile.py",
     "test_schema.py",
     "test_leaving.py",
@@ -27,7 +28,7 @@ ORDER = (
     "test_rolling_update.py",
     "test_nothing_left.py",
 )
-"""What harms least goes first; the last one ends the application."""
+"""First what has a cluster of its own; then what harms least goes first, and the last one ends the application."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

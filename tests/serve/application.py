@@ -125,14 +125,16 @@ def tolerate_rays_warnings(item: pytest.Item) -> None:
 
 
 @contextmanager
-def running(settings: Json, directory: Path) -> Iterator[Application]:
-    """The application on a Ray of its own, for who has one of the two keys that are made in ``directory``."""
+def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[Application]:
+    """The application for who has one of the two keys that are made in ``directory``, on a Ray of its own or on the
+    cluster that ``ray_arguments`` name, those of ``ray.init``."""
     os.environ.pop("BANYAN_API_KEYS", None)
     key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
     keys_file = directory / "keys"
     keys_file.write_text(f"{key}  # the tests\n{other_key}\n")
     started_at = time.time()
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    own = {"address": "local", "num_cpus": 8, "include_dashboard": False}
+    ray.init(**(ray_arguments or own), log_to_driver=False)
     port = free_port()  # once Ray has taken its own
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})

@@ -1,10 +1,11 @@
-"""The node's cache server belongs to the application: up before its replicas, back after a kill, gone with it.
+"""The node's cache server belongs to the node: up before its replicas, back after a kill, gone with its application.
 
 Dummy replicas without engines stand in for generators; Ray, Serve and LMCache are real.
 """
 
 import asyncio
 import os
+import re
 import select
 import signal
 import sys
@@ -19,12 +20,13 @@ from typing import Any
 import pytest
 import pytest_asyncio
 import ray
+from ray.exceptions import RayActorError
 
 with warnings.catch_warnings(action="ignore"):  # Serve's own, about pydantic
     from ray import serve
     from ray.serve.handle import DeploymentHandle
 
-from deployments.node_cache import SUPERVISOR, attach_node_cache, cache_actors, keep_node_cache
+from deployments.node_cache import NAMESPACE, CacheClient
 from kvstore import segments
 from kvstore.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
@@ -40,40 +42,28 @@ WAIT_S = 180.0
 ROOT = Path(__file__).parents[2]
 
 
-def application() -> serve.Application:
+def application(settings: CacheSettings = SETTINGS, shared_memory: int = 0) -> serve.Application:
     """Two replicas. Sent to workers by value, which cannot import this module: it uses nothing else of it."""
 
-    @serve.deployment(
-        num_replicas=2,
-        ray_actor_options={"num_cpus": 0},
-        health_check_period_s=1,
-        deployment_actors=cache_actors(SETTINGS),
-    )
+    @serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0}, health_check_period_s=1)
     class Dummy:
         async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
-            self.address = await attach_node_cache(SETTINGS)
-            assert self.address is not None
-            # An engine would connect now: the server must answer already.
-            reply = await asyncio.to_thread(urllib.request.urlopen, f"{self.address.http}/healthcheck", timeout=10)
-            self.answered_at_start = reply.status == 200
+            self.client = CacheClient(settings)
+            self.answered_at_start = False
+            if address := await self.client.attach(shared_memory):
+                # An engine would connect now: the server must answer already.
+                reply = await asyncio.to_thread(urllib.request.urlopen, f"{address.http}/healthcheck", timeout=10)
+                self.answered_at_start = reply.status == 200
 
         async def check_health(self) -> None:
-            await keep_node_cache(self.address)
+            await self.client.keep()
 
         async def report(self) -> dict[str, Any]:
-            states = await serve.get_deployment_actor(SUPERVISOR).states.remote()
-            (state,) = states.values()
             return {
-                "address": self.address,
+                "relied_on": self.client.address,
                 "answered_at_start": self.answered_at_start,
                 "replica": os.getpid(),
-                **state,
             }
-
-        async def supervisor_pid(self) -> int:
-            supervisor = serve.get_deployment_actor(SUPERVISOR)
-            pid: int = await supervisor.__ray_call__.remote(lambda _: os.getpid())
-            return pid
 
     deployment: Any = Dummy
     bound: serve.Application = deployment.bind()
@@ -97,7 +87,6 @@ async def running_ray() -> AsyncIterator[None]:
         pytest.MonkeyPatch.context() as patch,
         tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir,  # sockets want a short path
     ):
-        patch.setenv("RAY_SERVE_DEPLOYMENT_ACTOR_HEALTH_CHECK_PERIOD_S", "1")
         patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")  # no load balancer has to notice
         ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=temp_dir)
         try:
@@ -109,9 +98,17 @@ async def running_ray() -> AsyncIterator[None]:
 
 
 async def report(handle: DeploymentHandle[Any]) -> dict[str, Any]:
+    """What a replica says, with the state of the only cache server."""
     async with asyncio.timeout(WAIT_S):
-        result: dict[str, Any] = await handle.report.remote()
-    return result
+        (cache,) = caches()
+        state: dict[str, Any] = await cache.state.remote()
+        return {**state, **await handle.report.remote()}
+
+
+def caches() -> list[Any]:
+    """The actors of all cache servers."""
+    named = ray.util.list_named_actors(all_namespaces=True)
+    return [ray.get_actor(**each) for each in named if each["namespace"] == NAMESPACE]
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
@@ -177,22 +174,59 @@ async def test_a_killed_server_is_back_on_the_same_port(handle: DeploymentHandle
     assert await answers(after["address"])
 
 
-async def test_a_killed_supervisor_is_replaced_and_the_server_back_on_the_same_port(
+async def test_a_killed_owner_is_replaced_and_the_server_back_on_the_same_port(
     handle: DeploymentHandle[Any],
 ) -> None:
     before = await report(handle)
-    os.kill(await handle.supervisor_pid.remote(), signal.SIGKILL)
+    (cache,) = caches()
+    os.kill(await cache.__ray_call__.remote(lambda _: os.getpid()), signal.SIGKILL)
     await await_end(before["pid"])
     await until(lambda: answers(before["address"]))
 
-    async def supervised_again() -> bool:
+    async def owned_again() -> bool:
         try:
-            return bool((await report(handle))["pid"] != before["pid"])
-        except Exception:  # the replacement is not registered yet, or knows no server yet
+            now = await report(handle)
+        except RayActorError:  # it is being started
             return False
+        return bool(now["pid"] != before["pid"] and now["users"] == before["users"])
 
-    await until(supervised_again)
+    await until(owned_again)
     assert (await report(handle))["address"] == before["address"]
+
+
+async def test_the_server_outlives_all_its_replicas_and_is_found_by_the_next(handle: DeploymentHandle[Any]) -> None:
+    before = await report(handle)
+    assert len(before["users"]) == 2
+    for replica in before["users"]:
+        os.kill(replica, signal.SIGKILL)
+
+    async def replaced() -> bool:
+        (cache,) = caches()
+        users = (await cache.state.remote())["users"]
+        return len(users) == 2 and not set(users) & set(before["users"])
+
+    await until(replaced)
+    after = await report(handle)
+    assert (after["pid"], after["address"]) == (before["pid"], before["address"])
+    assert after["relied_on"] == before["address"]
+
+
+async def test_an_update_has_a_server_of_its_own_only_if_its_settings_differ(handle: DeploymentHandle[Any]) -> None:
+    before = await report(handle)
+    again = await asyncio.to_thread(serve.run, application(), name="node-cache", route_prefix=None)
+    assert (await report(again))["pid"] == before["pid"]
+    changed = SETTINGS.model_copy(update={"chunk_size": 64})
+    updated = await asyncio.to_thread(serve.run, application(changed), name="node-cache", route_prefix=None)
+
+    async def alone() -> bool:
+        return len(caches()) == 1
+
+    await until(alone)
+    await await_end(before["pid"])
+    after = await report(updated)
+    assert after["address"] != before["address"]
+    assert after["relied_on"] == after["address"]
+    assert await answers(after["address"])
 
 
 async def test_what_a_dead_engine_left_in_shared_memory_is_removed(handle: DeploymentHandle[Any]) -> None:
@@ -214,6 +248,44 @@ async def test_the_server_ends_with_the_application(handle: DeploymentHandle[Any
     await asyncio.to_thread(serve.delete, "node-cache")
     await await_end(state["pid"], guard)
     assert not await answers(state["address"])
+
+    async def none() -> bool:
+        return not caches()
+
+    await until(none)
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared_memory"),
+    [
+        (SETTINGS.model_copy(update={"l2_adapters": ({"type": "nothing-of-the-kind"},)}), 0),
+        (SETTINGS, 1 << 60),
+    ],
+    ids=["it does not start", "too little shared memory"],
+)
+async def test_without_a_server_replicas_serve_unless_one_is_required(
+    handle: DeploymentHandle[Any], settings: CacheSettings, shared_memory: int
+) -> None:
+    alone = application(settings, shared_memory)
+    without = await asyncio.to_thread(serve.run, alone, name="without", route_prefix=None)
+    try:
+        async with asyncio.timeout(WAIT_S):
+            assert (await without.report.remote())["relied_on"] is None
+        required = application(settings.model_copy(update={"required": True}), shared_memory)
+        # Serve tells why, of a first deployment: replicas that fail give it up.
+        with pytest.raises(RuntimeError):
+            await asyncio.to_thread(serve.run, required, name="required", route_prefix=None)
+        message = serve.status().applications["required"].deployments["Dummy"].message
+        assert re.search(r"node 127\.0\.0\.1 \(\w{8}\): no cache server for this replica: ", message), message
+        assert ("MiB left" if shared_memory else "nothing-of-the-kind") in message
+    finally:
+        for name in ("without", "required"):
+            await asyncio.to_thread(serve.delete, name)
+
+    async def none() -> bool:
+        return not caches()
+
+    await until(none)
 
 
 CRASHING_APPLICATION = """
@@ -255,7 +327,6 @@ async def test_the_server_ends_when_everything_is_killed() -> None:
 
 
 async def test_a_disabled_cache_asks_nobody() -> None:
-    settings = CacheSettings(enabled=False)
-    assert cache_actors(settings) == []
-    assert await attach_node_cache(settings) is None
-    assert await keep_node_cache(None)
+    client = CacheClient(CacheSettings(enabled=False))
+    assert await client.attach() is None
+    assert await client.keep()

@@ -25,3 +25,8 @@ def test_a_pool_of_fixed_size_has_that_size_and_drains_as_long_as_it_is_told() -
     assert (options["num_replicas"], options["graceful_shutdown_timeout_s"]) == (2, 10.0)
     assert _replicas(ReplicaSettings(), drain_s=600.0)["graceful_shutdown_timeout_s"] == 600.0
     assert _replicas(ReplicaSettings(drain_s=3), drain_s=600.0)["graceful_shutdown_timeout_s"] == 3
+
+
+def test_a_replica_goes_where_what_it_reserves_is() -> None:
+    options = _replicas(ReplicaSettings(num_gpus=1, resources={"large": 0.5}))
+    assert options["ray_actor_options"] == {"num_cpus": 0.2, "num_gpus": 1, "resources": {"large": 0.5}}

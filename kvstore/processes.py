@@ -1,0 +1,47 @@
+"""Which of some processes of this machine still run. Standard library only."""
+
+import os
+import select
+import threading
+
+
+class Processes:
+    """Process ids, held so that another process under a recycled number is not taken for one of them. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._pidfds: dict[int, int] = {}
+        self._lock = threading.Lock()
+
+    def add(self, pid: int) -> None:
+        """Does nothing for one that has ended, or that is there already."""
+        with self._lock:
+            self._forget_ended()
+            if pid not in self._pidfds:
+                try:
+                    self._pidfds[pid] = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    return
+
+    def remove(self, pid: int) -> None:
+        """Does nothing if it is not there."""
+        with self._lock:
+            self._close(pid)
+
+    def living(self) -> set[int]:
+        """Those that have not ended."""
+        with self._lock:
+            self._forget_ended()
+            return set(self._pidfds)
+
+    def _forget_ended(self) -> None:
+        poll = select.poll()
+        numbers = {pidfd: pid for pid, pidfd in self._pidfds.items()}
+        for pidfd in numbers:
+            poll.register(pidfd, select.POLLIN)
+        for pidfd, _ in poll.poll(0):
+            self._close(numbers[pidfd])
+
+    def _close(self, pid: int) -> None:
+        pidfd = self._pidfds.pop(pid, None)
+        if pidfd is not None:
+            os.close(pidfd)

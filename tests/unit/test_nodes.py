@@ -1,0 +1,81 @@
+"""What every node must have in common is compared, and how processes of a node are told from their successors."""
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from deployments.engines.settings import GeneratorSettings
+from deployments.nodes import Built, NodeDiffers, model_digest
+from kvstore.processes import Processes
+
+BUILT = Built({"SET": "1", "UNSET": None})
+
+
+def model(path: Path, weights: bytes, config: str = "{}") -> GeneratorSettings:
+    path.mkdir(exist_ok=True)
+    (path / "config.json").write_text(config)
+    (path / "model.safetensors").write_bytes(weights)
+    return GeneratorSettings(model=str(path))
+
+
+def test_a_node_like_the_builders_passes() -> None:
+    BUILT.check(environment={"SET": "1", "OTHER": "2"})
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        ({}, "SET is not set, but '1' where the application was built"),
+        ({"SET": "0"}, "SET is '0', but '1'"),
+        ({"SET": "1", "UNSET": "x"}, "UNSET is 'x', but not set where"),
+    ],
+)
+def test_a_variable_that_differs_is_named(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(NodeDiffers, match=message) as refused:
+        BUILT.check(environment=environment)
+    assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_models_of_equal_sizes_are_told_apart(tmp_path: Path) -> None:
+    weights = bytes(3 << 20)
+    digest = model_digest(model(tmp_path / "a", weights))
+    assert digest is not None
+    assert model_digest(model(tmp_path / "b", weights)) == digest, "wherever its files are"
+    others = [
+        model(tmp_path / "last", weights[:-1] + b"x"),
+        model(tmp_path / "config", weights, '{"a": 1}'),
+        model(tmp_path / "longer", weights + b"\0"),
+    ]
+    assert len({digest, *map(model_digest, others)}) == 4
+    Built({}, digest).check(model(tmp_path / "a", weights), {})
+    with pytest.raises(NodeDiffers, match=f"{tmp_path / 'last'} does not hold the model"):
+        Built({}, digest).check(others[0], {})
+
+
+def test_a_model_that_one_of_them_does_not_have_is_for_the_engine_to_tell(tmp_path: Path) -> None:
+    missing = GeneratorSettings(model=str(tmp_path / "nothing"))
+    assert model_digest(missing) is None
+    Built({}, "digest").check(missing, {})
+    Built({}, None).check(model(tmp_path / "a", b""), {})
+
+
+def test_processes_that_have_ended_are_forgotten() -> None:
+    processes = Processes()
+    children = [subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) for _ in range(3)]
+    pids = [child.pid for child in children]
+    try:
+        for pid in (*pids, pids[0]):
+            processes.add(pid)
+        assert processes.living() == set(pids)
+        processes.remove(pids[1])
+        processes.remove(pids[1])
+        assert processes.living() == {pids[0], pids[2]}
+    finally:
+        for child in children:
+            child.communicate()
+    assert processes.living() == set()
+    processes.add(pids[0])
+    assert processes.living() == set()
