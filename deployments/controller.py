@@ -3,6 +3,7 @@
 import asyncio
 from typing import Any
 
+import httpx
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -40,6 +41,8 @@ from search.gate import Gate
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
 
+JOBS = ("jobs", 0)
+"""The address of callers that come by handle: whose requests they are, where clients are told apart."""
 LOOK_TIMEOUT_S = 10.0
 """How long a look at all replicas may take."""
 
@@ -113,12 +116,28 @@ class SearchControllerReplica:
             loop_delay=self._loop_delay,
             refused=self._telemetry.refused,
         )
+        inside = httpx.ASGITransport(self._app(None), client=JOBS)
+        self._inside = httpx.AsyncClient(transport=inside, base_url="http://controller", timeout=None)
         self._garbage.start()
         self._loop_delay.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
         """Called by Serve once the replica is made."""
-        app = create_app(self._endpoint, self._keys)
+        return self._app(self._keys)
+
+    async def answer(self, method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        """What the endpoint answers to a request: status, headers and body, whole. For jobs on the cluster, which need
+        neither HTTP nor a key; they find places among all others, as one client.
+
+        Raises:
+            httpx.InvalidURL: the path is none.
+        """
+        headers = {"content-type": "application/json"}
+        reply = await self._inside.request(method, path, content=body, headers=headers)
+        return reply.status_code, reply.headers.multi_items(), reply.content
+
+    def _app(self, keys: ApiKeys | None) -> FastAPI:
+        app = create_app(self._endpoint, keys)
         app.add_middleware(StoppingMiddleware, door=self._door)
         return app
 

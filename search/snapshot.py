@@ -46,7 +46,8 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     ``text``, ``end`` and ``logprob`` are null and ``tokens`` 0 for a node that was never written, ``reward``
     is null for one that was never scored. ``count`` is how often the step's text was written among its siblings, 0 for
     a node that is ``repeated``: the one that counts it has the same text and end. ``given_back`` are the ids of
-    children that were asked for and given back. ``TreeView`` reads it.
+    children that were asked for and given back. Where the log-probabilities of its tokens are known, a node has
+    ``token_ids`` and ``token_logprobs``, too. ``TreeView`` reads it.
     """
     return {
         "version": SNAPSHOT_VERSION,
@@ -101,6 +102,15 @@ class NodeView(BaseModel):
         return min(self.id) < 0
 
 
+class WrittenNode(NodeView):
+    """A node with all that is known of how it was written."""
+
+    end: StepEnd | None = None
+    token_ids: list[Annotated[int, Field(ge=0)]] | None = None
+    token_logprobs: list[Logprob] | None = None
+    """Known where ``token_ids`` are: one for each."""
+
+
 class TreeView(BaseModel):
     """What ``tree_as_json`` gives, read back. It is a tree: every path to a node that was written was written whole,
     and nothing comes after a terminal node."""
@@ -108,7 +118,7 @@ class TreeView(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: Literal[2]
-    nodes: list[NodeView]
+    nodes: list[WrittenNode]
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
@@ -122,6 +132,30 @@ class TreeView(BaseModel):
             if node.text is None and node.status is NodeStatus.TERMINAL:
                 raise ValueError(f"nodes.{index} is terminal and was never written")
         return self
+
+
+def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree:
+    """The tree that ``tree_as_json`` was made of, without lookaheads and without what it leaves out: token ids and
+    what was asked for. Its paths can be ranked and voted on as the search did.
+
+    Raises:
+        ValueError: siblings are missing, or a repeated node has none that it repeats.
+    """
+    tree = SearchTree(seed)
+    tree.merges_siblings = merges_siblings
+    nodes = sorted((node for node in view.nodes if not node.is_lookahead), key=lambda node: node.id)
+    ended = {(node.id[:-1], node.text, node.end) for node in nodes if node.status is NodeStatus.TERMINAL}
+    for node in nodes:
+        step = None
+        if node.text is not None:
+            step = Step((), node.text, node.end or StepEnd.DELIMITER, node.logprob)
+        ends = (node.id[:-1], node.text, node.end) in ended
+        try:
+            tree.restore(node.id, node.status, step, node.reward, None, ends=ends)
+        except (KeyError, ValueError) as error:
+            raise ValueError(f"node {list(node.id)} has no place in the tree: {error}") from error
+    tree.restore_repeats()
+    return tree
 
 
 class SavedStep(BaseModel):
@@ -246,6 +280,10 @@ def _step(saved: SavedStep) -> Step:
 
 def _node_as_json(node: Node) -> dict[str, Any]:
     step = node.step
+    tokens: dict[str, Any] = {}
+    if step is not None and step.token_logprobs is not None:
+        logprobs = [logprob_as_json(logprob) for logprob in step.token_logprobs]
+        tokens = {"token_ids": list(step.token_ids), "token_logprobs": logprobs}
     return {
         "id": list(node.id),
         "text": step.text if step else None,
@@ -255,4 +293,5 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "end": step.end.value if step else None,
         "logprob": logprob_as_json(step.logprob) if step else None,
         "count": node.count,
+        **tokens,
     }

@@ -6,9 +6,9 @@ are no paths of the tree and count for nothing.
 """
 
 import math
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -19,6 +19,9 @@ from search.tree import NodeId, NodeStatus
 
 MAX_ACCURACY = 0.25
 """Of a hard problem: the largest share of its paths that may be right."""
+
+
+AnyNode = TypeVar("AnyNode", bound=NodeView)
 
 
 class Kind(StrEnum):
@@ -35,6 +38,9 @@ class TrainingNode(NodeView):
 
     value: float | None
     """What the paths through it that have ended credit it with (`search.strategies.backup`); None where none has."""
+
+
+_KEPT = set(NodeView.model_fields)
 
 
 class TrainingExample(BaseModel):
@@ -66,7 +72,7 @@ class TrainingData(NamedTuple):
 
 def answers_of(tree: TreeView) -> dict[NodeId, str | None]:
     """The answer of every path that has ended, by the id of its last node; None for a path without one."""
-    return {path[-1].id: extract_answer(_text(path)) for path in _ended(tree)}
+    return {path[-1].id: extract_answer(path_text(path)) for path in ended_paths(tree.nodes)}
 
 
 def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
@@ -75,7 +81,7 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
     Examples are all right paths where at least one and at most a quarter of the paths are right, and where none is,
     the one whose tokens have the lowest mean entropy, the first by id on a tie; otherwise there are none.
     """
-    ended = _ended(tree)
+    ended = ended_paths(tree.nodes)
     correct = [path for path in ended if path[-1].id in right]
     written = sum(path[-1].count for path in ended)
     share = sum(path[-1].count for path in correct)
@@ -92,7 +98,7 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
     else:
         examples = []
     nodes = [
-        TrainingNode(**node.model_dump(), value=values.get(node.id))
+        TrainingNode(**node.model_dump(include=_KEPT), value=values.get(node.id))
         for node in sorted(tree.nodes, key=lambda node: node.id)
         if not node.is_lookahead
     ]
@@ -110,11 +116,16 @@ def mean_entropy(path: Sequence[NodeView]) -> float | None:
     return 0.0 - math.fsum(logprobs) / sum(node.tokens for node in written)
 
 
-def _ended(tree: TreeView) -> list[list[NodeView]]:
-    """The paths of the tree that have ended, by id."""
-    nodes = {node.id: node for node in tree.nodes}
-    ends = sorted(node.id for node in tree.nodes if node.status is NodeStatus.TERMINAL and not node.is_lookahead)
-    return [[nodes[end[:depth]] for depth in range(1, len(end) + 1)] for end in ends]
+def ended_paths(nodes: Iterable[AnyNode]) -> list[list[AnyNode]]:
+    """The paths of a tree with these nodes that have ended, each from its first step on, by the id of the last."""
+    known = {node.id: node for node in nodes}
+    ends = sorted(each.id for each in known.values() if each.status is NodeStatus.TERMINAL and not each.is_lookahead)
+    return [[known[end[:depth]] for depth in range(1, len(end) + 1)] for end in ends]
+
+
+def path_text(path: Iterable[NodeView]) -> str:
+    """All that was written on a path."""
+    return "".join(node.text or "" for node in path)
 
 
 def _surest(paths: Sequence[Sequence[NodeView]]) -> list[Sequence[NodeView]]:
@@ -123,12 +134,8 @@ def _surest(paths: Sequence[Sequence[NodeView]]) -> list[Sequence[NodeView]]:
     return [path for _, path in sorted(known, key=lambda each: each[0])[:1]]
 
 
-def _text(path: Sequence[NodeView]) -> str:
-    return "".join(node.text or "" for node in path)
-
-
 def _example(kind: Kind, path: Sequence[NodeView], values: Mapping[NodeId, float]) -> TrainingExample:
-    text = _text(path)
+    text = path_text(path)
     return TrainingExample(
         kind=kind,
         path=[node.id for node in path],

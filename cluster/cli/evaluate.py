@@ -2,16 +2,18 @@
 
 import asyncio
 import time
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress
 from rich.text import Text
 
+from cluster.cli.endpoint import Target, target
 from cluster.cli.failures import bad_lines, fail, refuse
+from cluster.cli.progress import progress_bar
 from cluster.client.client import Client
 from cluster.evaluation.loop import Plan, evaluate
 from cluster.evaluation.problem_files import EvalProblem, OnBadLine, read_problems
@@ -40,6 +42,8 @@ class Request:
 class Results:
     """What is known so far; kept also when the evaluation is interrupted."""
 
+    endpoint: str | None = None
+    """What answered."""
     model: str | None = None
     rows: list[Row] = field(default_factory=list)
     elapsed: dict[str, float] = field(default_factory=dict)
@@ -67,14 +71,14 @@ def run_evaluation(request: Request, url: str | None, config: Path | None, conso
     with _training_file(request.export_file) as export:
         results = Results(export=export)
         try:
-            with ExitStack() as stack:
-                endpoint = url or _own_application(stack, config, console)
-                asyncio.run(_ask_all(request, endpoint, file.problems, results, console))
+            with target(url, config, console) as driven:
+                results.endpoint = driven.name
+                asyncio.run(_ask_all(request, driven, file.problems, results, console))
                 complete = True
         finally:
             if results.rows:
                 _show(results, complete, console)
-                _save(request, url, results, complete, console)
+                _save(request, results, complete, console)
     if all(row.error is not None for row in results.rows):
         fail("every request failed")
 
@@ -88,22 +92,12 @@ def _training_file(path: Path | None) -> TrainingFile | nullcontext[None]:
         refuse(_unwritten(path, error))
 
 
-def _own_application(stack: ExitStack, config: Path | None, console: Console) -> str:
-    from cluster.launch.application import free_port, serving
-    from cluster.launch.config_file import read_config
-
-    settings = read_config(config, host="127.0.0.1", port=free_port())
-    status = stack.enter_context(console.status("starting an application"))
-    running = stack.enter_context(serving(settings, status.update, dashboard=False))
-    status.stop()
-    console.print(Text(f"an application of its own on {running.url}, {running.seconds:.0f} s to start", style="dim"))
-    return running.url
-
-
-async def _ask_all(request: Request, url: str, problems: list[EvalProblem], results: Results, console: Console) -> None:
-    async with Client(url, request.api_key, request.timeout_s, connections=request.plan.in_flight) as client:
+async def _ask_all(
+    request: Request, driven: Target, problems: list[EvalProblem], results: Results, console: Console
+) -> None:
+    async with driven.client(request.api_key, request.timeout_s, request.plan.in_flight) as client:
         results.model = await client.model()  # also finds out at once that nothing listens
-        with _progress(console) as progress:
+        with progress_bar(console) as progress:
             for strategy in request.strategies:
                 await _ask(client, strategy, request.plan, problems, results, progress)
 
@@ -129,21 +123,6 @@ async def _ask(
     await evaluate(client.ask, problems, strategy, plan, arrived, export.put if export is not None else None)
 
 
-def _progress(console: Console) -> Progress:
-    bar, count, note = BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[note]}")
-    name = TextColumn("{task.description}")
-    return Progress(
-        name,
-        bar,
-        count,
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        note,
-        console=console,
-        disable=not console.is_terminal,
-    )
-
-
 def _show(results: Results, complete: bool, console: Console) -> None:
     summaries = results.summaries
     console.print(summary_table(summaries))
@@ -155,12 +134,12 @@ def _show(results: Results, complete: bool, console: Console) -> None:
         console.print("interrupted: these are the problems done until then", style="yellow")
 
 
-def _save(request: Request, url: str | None, results: Results, complete: bool, console: Console) -> None:
+def _save(request: Request, results: Results, complete: bool, console: Console) -> None:
     """Writes the files that were asked for; one that cannot be written does not keep the other from it."""
     failures: list[str] = []
     if request.json_file is not None:
         try:
-            settings = _settings(request, url, results.model)
+            settings = _settings(request, results)
             write_json(request.json_file, report(settings, results.summaries, results.rows, complete))
         except OSError as error:
             failures.append(_unwritten(request.json_file, error))
@@ -174,15 +153,15 @@ def _save(request: Request, url: str | None, results: Results, complete: bool, c
         refuse("\n".join(failures))
 
 
-def _settings(request: Request, url: str | None, model: str | None) -> dict[str, Any]:
+def _settings(request: Request, results: Results) -> dict[str, Any]:
     return {
         "problems": request.problems.name,
         "strategies": {name: request.plan.search(name) for name in request.strategies},
         "n": request.plan.n,
         "seed": request.plan.seed,
         "in_flight": request.plan.in_flight,
-        "endpoint": url or "an application of its own",
-        "model": model,
+        "endpoint": results.endpoint,
+        "model": results.model,
     }
 
 

@@ -13,6 +13,7 @@ from cluster.cli.growing_tree import printable
 from cluster.cli.search_field import SearchFieldError
 from cluster.client.errors import ClientError, Refused, Unreachable
 from cluster.evaluation.problem_files import ProblemFileError
+from cluster.jobs.outputs import OutputError
 from cluster.launch.errors import LaunchError
 
 DEFAULT_URL = "http://127.0.0.1:8000"
@@ -26,7 +27,7 @@ def plain_failures() -> Iterator[None]:
         yield
     except ProblemFileError as error:
         refuse("\n".join([str(error), *bad_lines(error.bad_lines)]))
-    except SearchFieldError as error:
+    except (SearchFieldError, OutputError) as error:
         refuse(str(error))
     except Unreachable as error:
         fail(f"{error}\nStart Banyan with:  make run\nor name another endpoint with --url")

@@ -1,4 +1,4 @@
-"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, eval."""
+"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, eval, batch."""
 
 import asyncio
 import itertools
@@ -13,6 +13,7 @@ from rich.console import Console
 
 from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
+from cluster.jobs.formats import ExportFormat, InputKind
 from deployments.embedded.problems import LEVELS, Split, draw_problems
 from kvstore.planner import TOKENS
 
@@ -207,6 +208,82 @@ def evaluate(
     )
     with plain_failures():
         run_evaluation(request, url, None if url else _config(config), Console(file=sys.stdout))
+
+
+@app.command()
+def batch(
+    given: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN", help="Problems (JSON lines or Parquet), or an OpenAI batch file.", show_default=False
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="Results, JSON lines. Where it is there, the job goes on.", show_default=False
+        ),
+    ],
+    strategy: Annotated[
+        str, typer.Option(help="For problems: a name, an alias such as beam-64, or with settings: dvts:m=8.")
+    ] = "beam_search",
+    n: N = 16,
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
+    url: Annotated[
+        str | None,
+        typer.Option(help="Unset: the application of the cluster it runs on, else one of its own.", show_default=False),
+    ] = None,
+    config: Config = None,
+    kind: Annotated[
+        InputKind | None,
+        typer.Option("--input-format", help="Unset: told by the file's first line.", show_default=False),
+    ] = None,
+    trees: Annotated[bool, typer.Option("--trees", help="Keep the whole trees with the results.")] = False,
+    parquet: Annotated[Path | None, typer.Option(help="Results as a table, too.", show_default=False)] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="The summary, as one JSON object.", show_default=False)
+    ] = None,
+    export: Annotated[
+        Path | None, typer.Option(help="Training data; keeps the trees, too.", show_default=False)
+    ] = None,
+    export_format: Annotated[ExportFormat, typer.Option(help="Who is to read it.")] = ExportFormat.BANYAN,
+    in_flight: Annotated[
+        int, typer.Option(min=1, max=4096, help="Most at once; it is as many as the service grants.")
+    ] = 1024,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Ask again for what failed for no fault of its own line.")
+    ] = False,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Do a file of problems or requests: results as they come, resumed where it was killed, and a summary."""
+    from cluster.cli.batch import Request, run_batch
+    from cluster.cli.search_field import search_field
+    from cluster.jobs.outputs import paths
+    from cluster.jobs.run import Settings
+
+    written = [*paths(output), *(file for file in (parquet, json_file, export) if file is not None)]
+    files = [given, *map(_writable, written)]
+    if len({os.path.realpath(file) for file in files}) < len(files):
+        refuse("IN, OUT, what stands beside it, --parquet, --json and --export must be different files")
+    with plain_failures():
+        keeps_trees = trees or export is not None
+        search = search_field(strategy, n) | ({"logprobs": True} if keeps_trees else {})
+        request = Request(
+            given=given,
+            output=output,
+            settings=Settings(strategy, search, seed, keeps_trees),
+            kind=kind,
+            in_flight=in_flight,
+            retry_failed=retry_failed,
+            json_file=json_file,
+            parquet_file=parquet,
+            export_file=export,
+            export_format=export_format,
+            timeout_s=timeout,
+            api_key=api_key,
+        )
+        run_batch(request, url, None if url else _config(config), Console(file=sys.stdout))
 
 
 def _writable(path: Path) -> Path:

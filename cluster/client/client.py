@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from cluster.client.errors import ClientError, Disconnected, ProtocolError, TooLate, Unreachable
+from cluster.client.errors import ClientError, Disconnected, ProtocolError, Refused, TooLate, Unreachable
 from cluster.client.replies import AnswerText, Completion, Event, Question, Restarted, SearchBlock, Usage
 from cluster.client.retries import Retries, worth_another_try
 from cluster.client.wire import (
@@ -18,6 +18,7 @@ from cluster.client.wire import (
     delta_of,
     events,
     parse_object,
+    prompt_of,
     refusal,
     search_block,
     step_of,
@@ -44,6 +45,7 @@ class Client:
         timeout_s: the deadline of each whole request, all its tries and the waits between them included.
         connections: most requests at once.
         retries: how often and how patiently.
+        transport: what carries requests there, where that is not HTTP (`cluster.client.handles`).
 
     Raises:
         ClientError: the URL or the key cannot be used.
@@ -56,6 +58,7 @@ class Client:
         timeout_s: float = 600.0,
         connections: int = 64,
         retries: Retries | None = None,
+        transport: httpx.AsyncBaseTransport | None = None,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
@@ -69,6 +72,7 @@ class Client:
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
                 limits=httpx.Limits(max_connections=connections),
                 trust_env=not loopback,  # a proxy cannot reach this machine's own loopback
+                transport=transport,
             )
         except (httpx.InvalidURL, ValueError) as error:
             raise ClientError(f"not a usable URL or API key: {error}") from error
@@ -110,7 +114,11 @@ class Client:
         except (KeyError, IndexError, TypeError) as error:
             raise ProtocolError(f"{self.url} sent no chat completion") from error
         tree = tree_of(reply) if question.tree else None
-        return Completion(content, finish_reason, search_block(reply), usage_of(reply), tree)
+        return Completion(content, finish_reason, search_block(reply), usage_of(reply), tree, prompt_of(reply))
+
+    async def post(self, path: str, body: dict[str, object]) -> dict[str, Any]:
+        """The reply to a request that is sent as it is."""
+        return await self._again("POST", path, body)
 
     async def stream(self, question: Question) -> AsyncGenerator[Event, None]:
         """The reply as it comes about: scored steps, pieces of the answer, and last the Completion.
@@ -219,6 +227,8 @@ class Client:
             raise ProtocolError(f"the request to {self.url} failed: {str(error) or type(error).__name__}") from error
 
     def _is_worth_another_try(self, error: BaseException) -> bool:
+        if isinstance(error, Refused) and error.status == 429 and not self._retries.when_full:
+            return False
         return worth_another_try(error) or (self._reached and isinstance(error, Unreachable))
 
     def _too_late(self) -> TooLate:

@@ -140,6 +140,8 @@ class Completion(NamedTuple):
     usage: Usage | None
     tree: TreeView | None = None
     """Where it was asked for."""
+    prompt_token_ids: tuple[int, ...] = ()
+    """What the tree's token ids stand behind, where it has them."""
 
     def as_json(self) -> dict[str, Any]:
         usage = self.usage.model_dump() if self.usage else None

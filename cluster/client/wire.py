@@ -65,6 +65,14 @@ def tree_of(reply: dict[str, Any]) -> TreeView:
     return validated(TreeView, reply.get("tree"))
 
 
+def prompt_of(reply: dict[str, Any]) -> tuple[int, ...]:
+    """The ids of the prompt, where a reply has them."""
+    ids = reply.get("prompt_token_ids") or []
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
+        raise ProtocolError("the reply is not Banyan's: prompt_token_ids are no ids")
+    return tuple(ids)
+
+
 def step_of(chunk: dict[str, Any]) -> StepScored | None:
     """The scored step that a chunk of a stream reports, if it does."""
     event = chunk.get("search_event")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cluster.cli.search_field import search_field
 from cluster.client.errors import ClientError
-from cluster.client.replies import Completion, Question
+from cluster.client.replies import Completion, Question, SearchBlock
 from cluster.evaluation.problem_files import EvalProblem
 from cluster.evaluation.statistics import Row
 from cluster.evaluation.training_file import TrainingLine, training_line
@@ -100,10 +100,16 @@ async def _graded(
         reason = f"{type(error).__name__}: {error}"
         row = Row(problem.unique_id, problem.level, strategy, seed, problem.answer, seconds=seconds, error=reason)
         return row, None
-    seconds = time.monotonic() - started
-    search = reply.search
+    row = await graded(reply.search, time.monotonic() - started, problem, strategy, seed, matcher)
+    return row, await training_line(problem, strategy, seed, reply.tree, matcher) if reply.tree else None
+
+
+async def graded(
+    search: SearchBlock, seconds: float, problem: EvalProblem, strategy: str, seed: int, matcher: AnswerMatcher
+) -> Row:
+    """The row of a problem that was answered after so many seconds."""
     right = search.answer is not None and await matcher.same(problem.answer, search.answer)
-    row = Row(
+    return Row(
         problem.unique_id,
         problem.level,
         strategy,
@@ -119,4 +125,3 @@ async def _graded(
         stop_reason=search.stop_reason,
         degraded=search.degraded,
     )
-    return row, await training_line(problem, strategy, seed, reply.tree, matcher) if reply.tree else None

@@ -1,4 +1,5 @@
-"""Problem files: JSON lines with ``problem`` and ``answer``, as MATH-500 and ``banyan problems`` write them.
+"""Problem files: JSON lines or Parquet with ``problem`` and ``answer``, as MATH-500 and ``banyan problems`` write them,
+or ``question`` and a solution that ends in ``#### 42``, as GSM8K has them.
 
 A line that cannot be used is named by its number and the reason; whether it is skipped or the whole
 file refused is the caller's choice, and refusal happens before anything is sent anywhere.
@@ -9,11 +10,16 @@ import json
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 MAX_LINE_BYTES = 1 << 20
 MAX_PROBLEMS = 100_000
 MAX_BAD_LINES = 1_000
+PARQUET = ".parquet"
+PARQUET_ROWS = 256
+"""Rows that are held at once."""
+FINAL_ANSWER = "####"
+"""What stands before the answer at the end of GSM8K's solutions."""
 
 
 class OnBadLine(StrEnum):
@@ -46,6 +52,14 @@ class BadLine(NamedTuple):
         return f"line {self.number}: {self.reason}"
 
 
+class Record(NamedTuple):
+    """One line of a file that is a JSON object, or one row of a table."""
+
+    number: int
+    """Counted from 1."""
+    fields: dict[str, Any]
+
+
 class ProblemFile(NamedTuple):
     """What was read: the usable problems in order, and the lines left out."""
 
@@ -75,21 +89,18 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
     problems: list[EvalProblem] = []
     bad: list[BadLine] = []
     try:
-        with path.open("rb") as file:
-            for number, line in enumerate(_lines(file), start=1):
-                if limit is not None and len(problems) >= limit:
-                    break
-                if line is not None and not line.strip():
-                    continue
-                parsed = _parse(number, line)
-                if isinstance(parsed, EvalProblem):
-                    problems.append(parsed)
-                else:
-                    bad.append(parsed)
-                if len(problems) > MAX_PROBLEMS:
-                    raise ProblemFileError(f"{path} has more than {MAX_PROBLEMS:,} problems")
-                if len(bad) >= MAX_BAD_LINES:
-                    raise ProblemFileError(f"{path} has {MAX_BAD_LINES:,} bad lines or more", tuple(bad))
+        for record in read_records(path):
+            if limit is not None and len(problems) >= limit:
+                break
+            parsed = parse_problem(record) if isinstance(record, Record) else record
+            if isinstance(parsed, EvalProblem):
+                problems.append(parsed)
+            else:
+                bad.append(parsed)
+            if len(problems) > MAX_PROBLEMS:
+                raise ProblemFileError(f"{path} has more than {MAX_PROBLEMS:,} problems")
+            if len(bad) >= MAX_BAD_LINES:
+                raise ProblemFileError(f"{path} has {MAX_BAD_LINES:,} bad lines or more", tuple(bad))
     except OSError as error:
         raise ProblemFileError(f"cannot read {path}: {error.strerror or error}") from error
     if bad and on_bad_line is OnBadLine.REFUSE:
@@ -97,6 +108,58 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
     if not problems:
         raise ProblemFileError(f"{path} has no problems", tuple(bad))
     return ProblemFile(problems, bad)
+
+
+def read_records(path: Path) -> Iterator[Record | BadLine]:
+    """Each line that is not empty, or each row where the file's name ends in ``.parquet``; no more than some of it is
+    held at once.
+
+    Raises:
+        ProblemFileError: it is no Parquet file though it is called one.
+        OSError: it cannot be read.
+    """
+    if path.suffix == PARQUET:
+        yield from _rows(path)
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(_lines(file), start=1):
+            if line is None or line.strip():
+                yield _record(number, line)
+
+
+def parse_problem(record: Record) -> EvalProblem | BadLine:
+    """The problem in a record."""
+    number, fields = record
+    name = "problem" if "problem" in fields or "question" not in fields else "question"
+    if reason := _reason(fields, name, "text"):
+        return BadLine(number, reason)
+    answer = fields.get("answer")
+    if isinstance(answer, int | float) and not isinstance(answer, bool):
+        answer = str(answer)
+    if isinstance(answer, str) and FINAL_ANSWER in answer:
+        answer = answer.rpartition(FINAL_ANSWER)[2].strip()
+    if reason := _reason({**fields, "answer": answer} if "answer" in fields else fields, "answer", "text or a number"):
+        return BadLine(number, reason)
+    if fields.get("unique_id") is not None and (reason := _reason(fields, "unique_id", "text")):
+        return BadLine(number, reason)
+    level = fields.get("level")
+    unique_id = fields.get("unique_id") or hashlib.sha256(fields[name].encode()).hexdigest()[:16]
+    known_level = level if isinstance(level, int | str) and not isinstance(level, bool) else None
+    return EvalProblem(unique_id, fields[name], str(answer), known_level)
+
+
+def _rows(path: Path) -> Iterator[Record]:
+    from pyarrow import ArrowException, parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as table:
+            for batch in table.iter_batches(PARQUET_ROWS):
+                for fields in batch.to_pylist():
+                    number += 1
+                    yield Record(number, fields)
+    except ArrowException as error:
+        raise ProblemFileError(f"{path} is not a Parquet file that can be read: {error}") from error
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
@@ -110,7 +173,7 @@ def _lines(file: BinaryIO) -> Iterator[bytes | None]:
         yield None
 
 
-def _parse(number: int, line: bytes | None) -> EvalProblem | BadLine:
+def _record(number: int, line: bytes | None) -> Record | BadLine:
     if line is None:
         return BadLine(number, f"longer than {MAX_LINE_BYTES:,} bytes")
     try:
@@ -121,19 +184,7 @@ def _parse(number: int, line: bytes | None) -> EvalProblem | BadLine:
         return BadLine(number, f"not JSON ({getattr(error, 'msg', None) or 'nested too deeply'})")
     if not isinstance(fields, dict):
         return BadLine(number, f"a JSON object is wanted, this is {_kind(fields)}")
-    if reason := _reason(fields, "problem", "text"):
-        return BadLine(number, reason)
-    answer = fields.get("answer")
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        fields["answer"] = str(answer)
-    if reason := _reason(fields, "answer", "text or a number"):
-        return BadLine(number, reason)
-    if "unique_id" in fields and (reason := _reason(fields, "unique_id", "text")):
-        return BadLine(number, reason)
-    level = fields.get("level")
-    unique_id = fields.get("unique_id") or hashlib.sha256(fields["problem"].encode()).hexdigest()[:16]
-    known_level = level if isinstance(level, int | str) and not isinstance(level, bool) else None
-    return EvalProblem(unique_id, fields["problem"], fields["answer"], known_level)
+    return Record(number, fields)
 
 
 def _reason(fields: dict[str, object], name: str, wanted: str) -> str | None:

@@ -28,8 +28,8 @@ from search.ports import ScoreRequest
 router = APIRouter()
 
 
-def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
-    """The endpoint as an ASGI application."""
+def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
+    """The endpoint as an ASGI application; without ``keys``, for callers that have none and are trusted."""
     app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None)
     app.state.endpoint = endpoint
     app.include_router(router)
@@ -50,7 +50,8 @@ def create_app(endpoint: Endpoint, keys: ApiKeys) -> FastAPI:
         loop_delay=endpoint.loop_delay,
         live=endpoint.live,
     )
-    app.add_middleware(RequireKey, keys=keys)
+    if keys is not None:
+        app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(CountRefusals, refused=endpoint.refused)
     return app
 
@@ -74,7 +75,10 @@ async def search(request: Request, served: Served) -> Response:
     if chat.stream:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
-    return BytesResponse(await with_tree(replies.completion(_head(served, chat, job), outcome), outcome.tree))
+    reply = replies.completion(_head(served, chat, job), outcome)
+    if job.settings.logprobs:
+        reply["prompt_token_ids"] = list(job.prompt)
+    return BytesResponse(await with_tree(reply, outcome.tree))
 
 
 @router.post("/v1/responses")

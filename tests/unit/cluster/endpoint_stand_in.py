@@ -55,6 +55,13 @@ class Endpoint:
     """So many streams end after their steps with an error of the endpoint's."""
     dropped_replies: int = 0
     """So many connections are closed in the middle of a plain reply."""
+    places: int | None = None
+    """How many requests it takes at once; one more is told to come again at once."""
+    takes_s: float = 0.0
+    """How long it works at each."""
+    at_work: int = 0
+    most_at_work: int = 0
+    refused: int = 0
     hang: bool = False
     only_pings: bool = False
     """Streams say that they are alive, and nothing else."""
@@ -98,6 +105,18 @@ class Endpoint:
         self.requests.append(body)
         if self.hang:
             await asyncio.sleep(30)
+        if self.places is not None and self.at_work >= self.places:
+            self.refused += 1
+            return _error(429, "full", {"Retry-After": "0"})
+        self.at_work += 1
+        self.most_at_work = max(self.most_at_work, self.at_work)
+        try:
+            await asyncio.sleep(self.takes_s)
+            return self.reply_to(request.url.path, body)
+        finally:
+            self.at_work -= 1
+
+    def reply_to(self, path: str, body: dict[str, Any]) -> Response:
         if self.refusals:
             status, headers = self.refusals.pop(0)
             return _error(status, "not now", headers)
@@ -108,7 +127,7 @@ class Endpoint:
         message = {"role": "assistant", "content": "1 + 1 = 2\n\n\\boxed{2}"}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         reply = {"choices": [choice], "usage": USAGE, "search": self.search_block(body)}
-        if request.url.path == "/v1/search":
+        if path == "/v1/search":
             reply["tree"] = self.trees.get(body["messages"][0]["content"], TREE)
         if self.dropped_replies:
             self.dropped_replies -= 1

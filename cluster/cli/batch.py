@@ -1,0 +1,145 @@
+"""``banyan batch``: a file in, a line of results for each of its lines, and what they say as a whole."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cluster.cli.endpoint import Target, target
+from cluster.cli.failures import fail, refuse
+from cluster.cli.progress import Pace, line_progress
+from cluster.client.retries import Retries
+from cluster.evaluation.reports import write_json
+from cluster.jobs.exports import export
+from cluster.jobs.formats import ExportFormat, InputKind
+from cluster.jobs.inputs import JobInput, look_at
+from cluster.jobs.outputs import Identity, Outputs
+from cluster.jobs.run import Job, JobStopped, Settings
+from cluster.jobs.summary import MAX_PATHS, Summary, summarize, summary_lines, summary_tables
+from cluster.jobs.tables import write_parquet
+from cluster.jobs.window import Window
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line."""
+
+    given: Path
+    output: Path
+    settings: Settings
+    kind: InputKind | None = None
+    """None: told by the file."""
+    in_flight: int = 1024
+    """At most."""
+    retry_failed: bool = False
+    json_file: Path | None = None
+    parquet_file: Path | None = None
+    export_file: Path | None = None
+    """Needs trees."""
+    export_format: ExportFormat = ExportFormat.BANYAN
+    timeout_s: float = 600.0
+    api_key: str | None = None
+
+
+def run_batch(request: Request, url: str | None, config: Path | None, console: Console) -> None:
+    """Does what is not done yet of a job, then says what all of it came to. Without a URL, on the application of the
+    cluster it runs on, or on one of its own.
+
+    Ends the command with status 1 when the service is gone, and when no line has a result.
+    """
+    given = look_at(request.given, request.kind)
+    problems = given.kind is InputKind.PROBLEMS
+    if not problems and (request.settings.trees or request.export_file):
+        refuse("--trees and --export are for problems; what requests of a batch file return, they say themselves")
+    with target(url, config, console) as driven:
+        done = asyncio.run(_do(request, given, driven, console))
+    for table in summary_tables(done.summary):
+        console.print(table)
+        console.print()
+    for line in summary_lines(done.summary, done.elapsed_s):
+        console.print(Text(line), soft_wrap=True)
+    if done.summary.errors:
+        console.print(Text(f"errors, each with its line: {done.errors_path}"), style="yellow", soft_wrap=True)
+    _write_files(request, done, console)
+    if done.stopped:
+        fail(f"{done.stopped}\nWhat is done is in {request.output}; the same command goes on with the rest")
+    if not done.summary.results:
+        fail("no line has a result")
+
+
+@dataclass(frozen=True)
+class Done:
+    """A job that has ended, or was stopped for the reason given."""
+
+    summary: Summary
+    settings: dict[str, Any]
+    errors_path: Path
+    elapsed_s: float
+    stopped: str | None
+
+
+async def _do(request: Request, given: JobInput, driven: Target, console: Console) -> Done:
+    settings, problems = request.settings, given.kind is InputKind.PROBLEMS
+    retries = Retries(when_full=False)
+    async with driven.client(request.api_key, request.timeout_s, request.in_flight, retries) as client:
+        identity = Identity(
+            input_sha256=given.sha256,
+            input_kind=given.kind,
+            lines=given.lines,
+            model=await client.model(),  # also finds out at once that nothing listens
+            search=settings.search if problems else {},
+            seed=settings.seed if problems else 0,
+            trees=settings.trees,
+        )
+        with Outputs(request.output, identity, given.last, request.retry_failed) as outputs:
+            if outputs.done.count:
+                console.print(Text(f"{outputs.done.count:,} of {given.lines:,} lines are done already"), style="dim")
+            window = Window(request.in_flight)
+            pace = Pace(given.lines, outputs.done.count)
+
+            def note() -> str:
+                return f", {window.in_flight} in flight" + (f", {outputs.failed:,} errors" if outputs.failed else "")
+
+            stopped = None
+            with line_progress(console, pace, note) as on_line:
+                try:
+                    await Job(given, outputs, settings, client, window, on_line).run()
+                except JobStopped as error:
+                    stopped = str(error)
+            outputs.sync()
+            paths = int(str(settings.search.get("n") or MAX_PATHS))
+            if stopped is None and outputs.done.count != given.lines:
+                raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
+            summary = summarize(given.lines, outputs.results(), outputs.errors(), paths)
+            told = identity.model_dump(mode="json") | {"input": given.path.name, "endpoint": driven.name}
+            return Done(summary, told, outputs.errors_path, pace.elapsed_s, stopped)
+
+
+def _write_files(request: Request, done: Done, console: Console) -> None:
+    """Writes the files that were asked for; one that cannot be written does not keep the others from it."""
+    failures: list[str] = []
+    if request.json_file is not None:
+        try:
+            write_json(request.json_file, done.summary.as_json(done.elapsed_s, done.settings))
+        except OSError as error:
+            failures.append(_unwritten(request.json_file, error))
+    if request.parquet_file is not None:
+        try:
+            asyncio.run(write_parquet(request.output, request.parquet_file))
+        except OSError as error:
+            failures.append(_unwritten(request.parquet_file, error))
+    if request.export_file is not None:
+        try:
+            count = asyncio.run(export(request.output, request.export_file, request.export_format))
+            console.print(Text(f"exported {count:,} examples to {request.export_file}"), soft_wrap=True)
+        except OSError as error:
+            failures.append(_unwritten(request.export_file, error))
+    if failures:
+        refuse("\n".join(failures))
+
+
+def _unwritten(path: Path, error: OSError) -> str:
+    return f"cannot write {path}: {error.strerror or error}"

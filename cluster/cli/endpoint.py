@@ -1,0 +1,71 @@
+"""What a command drives: an endpoint by its URL, the application of the cluster it runs on, or one of its own."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.text import Text
+
+from cluster.client.client import Client
+from cluster.client.retries import Retries
+
+
+@dataclass(frozen=True)
+class Target:
+    """What answers, and how it is reached."""
+
+    name: str
+    """For reports."""
+    url: str
+    application: str | None = None
+    """Reached through its handles, where it has a name."""
+
+    def client(self, api_key: str | None, timeout_s: float, connections: int, retries: Retries | None = None) -> Client:
+        """A client, to be made in the event loop in which it is used.
+
+        Raises:
+            ClientError: the URL or the key cannot be used.
+        """
+        if self.application is None:
+            return Client(self.url, api_key, timeout_s, connections, retries)
+        from cluster.client.handles import HandleTransport
+
+        return Client(self.url, None, timeout_s, connections, retries, HandleTransport(self.application))
+
+
+@contextmanager
+def target(url: str | None, config: Path | None, console: Console) -> Iterator[Target]:
+    """What to drive. An application of its own is gone after the block.
+
+    Raises:
+        LaunchError: it could not be started, or the cluster could not be joined.
+    """
+    if url is not None:
+        yield Target(url, url)
+        return
+    from cluster.launch.running import joined_application
+
+    with ExitStack() as stack:
+        name = stack.enter_context(joined_application())
+        if name is not None:
+            from cluster.client.handles import URL
+
+            console.print(Text(f"the application {name!r} of this cluster, by its handles", style="dim"))
+            yield Target(f"the application {name!r}", URL, name)
+            return
+    with ExitStack() as stack:
+        yield Target("an application of its own", _own_application(stack, config, console))
+
+
+def _own_application(stack: ExitStack, config: Path | None, console: Console) -> str:
+    from cluster.launch.application import free_port, serving
+    from cluster.launch.config_file import read_config
+
+    settings = read_config(config, host="127.0.0.1", port=free_port())
+    status = stack.enter_context(console.status("starting an application"))
+    running = stack.enter_context(serving(settings, status.update, dashboard=False))
+    status.stop()
+    console.print(Text(f"an application of its own on {running.url}, {running.seconds:.0f} s to start", style="dim"))
+    return running.url

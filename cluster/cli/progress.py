@@ -1,0 +1,71 @@
+"""How far a long command has come: a bar in a terminal, a line a minute where there is none."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.text import Text
+
+EVERY_S = 60.0
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar for each task, with the task's ``note``; nothing where there is no terminal."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+class Pace:
+    """How fast lines are done, of those that this process does."""
+
+    def __init__(self, total: int, done: int, now: Callable[[], float] = time.monotonic) -> None:
+        self.total, self.done = total, done
+        self._before, self._began, self._now = done, now(), now
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._now() - self._began
+
+    @property
+    def per_second(self) -> float:
+        return (self.done - self._before) / self.elapsed_s if self.elapsed_s > 0 else 0.0
+
+    @property
+    def left_s(self) -> float | None:
+        """None while nothing is done."""
+        return (self.total - self.done) / self.per_second if self.per_second > 0 else None
+
+    def __str__(self) -> str:
+        left = "" if self.left_s is None else f", {timedelta(seconds=round(self.left_s))} left"
+        return f"{self.done:,} of {self.total:,} lines, {self.per_second:.1f} a second{left}"
+
+
+@contextmanager
+def line_progress(
+    console: Console, pace: Pace, note: Callable[[], str], every_s: float = EVERY_S
+) -> Iterator[Callable[[], None]]:
+    """Shows lines being done; what it gives is to be called after each."""
+    told_at = 0.0
+    with progress_bar(console) as bar:
+        task = bar.add_task("lines", total=pace.total, completed=pace.done, note="")
+
+        def done() -> None:
+            nonlocal told_at
+            pace.done += 1
+            bar.update(task, advance=1, note=f"{pace.per_second:.1f}/s{note()}")
+            if not console.is_terminal and pace.elapsed_s - told_at >= every_s:
+                told_at = pace.elapsed_s
+                console.print(Text(f"{pace}{note()}"), soft_wrap=True)
+
+        yield done

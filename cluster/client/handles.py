@@ -1,0 +1,50 @@
+"""An application's controllers as an endpoint of the client: the same requests and replies, carried by Serve's handles.
+
+What imports this has joined the application's cluster. There is no HTTP on the way, no proxy and no API key: who may
+call a cluster's actors may do anything there.
+"""
+
+import asyncio
+from typing import Any
+
+import httpx
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import RayServeException
+
+from cluster.launch.config_file import CONTROLLER
+
+URL = "http://127.0.0.1"
+"""Stands for the application where a URL is wanted; nothing is sent there."""
+
+
+class HandleTransport(httpx.AsyncBaseTransport):
+    """Carries requests to the controllers of one application. To be made and used in one event loop."""
+
+    def __init__(self, application: str) -> None:
+        self._handle = serve.get_deployment_handle(CONTROLLER, application).options(method_name="answer")
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        """
+        Raises:
+            httpx.ReadTimeout: no reply within the request's own time.
+            httpx.NetworkError: the controller was lost.
+        """
+        content = await request.aread()
+        timeout_s = request.extensions.get("timeout", {}).get("read")
+        call: Any = self._handle.remote(request.method, request.url.path, content)
+        try:
+            async with asyncio.timeout(timeout_s):
+                status, headers, reply = await call
+        except TimeoutError:
+            call.cancel()
+            raise httpx.ReadTimeout("no reply in time", request=request) from None
+        except asyncio.CancelledError:
+            call.cancel()
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise httpx.ReadError("the controller was stopped", request=request) from None
+        except (RayError, RayServeException, ConnectionError) as error:
+            raise httpx.ReadError(f"the controller was lost ({type(error).__name__})", request=request) from error
+        return httpx.Response(status, headers=headers, content=reply, request=request)

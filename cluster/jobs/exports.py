@@ -1,0 +1,164 @@
+"""Training data out of a job's trees, in the formats of those who train with it."""
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from cluster.evaluation.problem_files import EvalProblem
+from cluster.evaluation.training_file import TrainingLine, training_line
+from cluster.jobs.formats import ExportFormat
+from cluster.jobs.outputs import read_lines
+from cluster.jobs.tables import drafted, write_rows
+from search.answers.equivalence import AnswerMatcher
+from search.snapshot import NodeView, TreeView
+from search.training_data import ended_paths
+
+VERL = pa.schema(
+    {
+        "data_source": pa.string(),
+        "prompt": pa.list_(pa.struct({"role": pa.string(), "content": pa.string()})),
+        "ability": pa.string(),
+        "reward_model": pa.struct({"style": pa.string(), "ground_truth": pa.string()}),
+        "extra_info": pa.struct(
+            {
+                "index": pa.int64(),
+                "split": pa.string(),
+                "unique_id": pa.string(),
+                "level": pa.string(),
+                "accuracy": pa.float64(),
+            }
+        ),
+    }
+)
+DATA_SOURCE = "banyan"
+
+Json = dict[str, Any]
+
+
+class Searched(NamedTuple):
+    """One problem, its tree graded."""
+
+    line: int
+    """Of the input."""
+    prompt_token_ids: list[int]
+    tree: TreeView
+    training: TrainingLine
+
+    def is_right(self) -> Callable[[NodeView], bool]:
+        """Whether a right solution lies at or below a step: then what it is worth is positive, whatever else does."""
+        right = {node.id for node in self.training.nodes if node.value is not None and node.value > 0}
+        return lambda node: node.id in right
+
+
+async def export(output: Path, path: Path, kind: ExportFormat) -> int:
+    """Writes what the trees in ``output`` teach, whole or not at all; how many examples that is.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    matcher = AnswerMatcher()
+    rows = _examples(output, _EXAMPLES[kind], matcher)
+    try:
+        if kind is ExportFormat.VERL:
+            return await write_rows(path, VERL, rows)
+        return await _write_lines(path, rows)
+    finally:
+        matcher.close()
+
+
+async def _examples(
+    output: Path, of: Callable[[Searched], Iterator[Json]], matcher: AnswerMatcher
+) -> AsyncIterator[Json]:
+    for line in read_lines(output):
+        problem = EvalProblem(line["problem_id"], line["problem"], line["expected"], line["level"])
+        tree = TreeView.model_validate(line["tree"])
+        training = await training_line(problem, line["strategy"], line["seed"], tree, matcher)
+        for example in of(Searched(line["line"], line["prompt_token_ids"], tree, training)):
+            yield example
+
+
+async def _write_lines(path: Path, rows: AsyncIterator[Json]) -> int:
+    count = 0
+    with drafted(path) as draft, draft.open("w", encoding="utf-8") as file:
+        async for row in rows:
+            file.write(json.dumps(row, allow_nan=False) + "\n")
+            count += 1
+    return count
+
+
+def _banyan(searched: Searched) -> Iterator[Json]:
+    yield searched.training.model_dump(mode="json")
+
+
+def _trl(searched: Searched) -> Iterator[Json]:
+    """A step is right where a right solution lies below it (Math-Shepherd's hard label, arXiv 2312.08935). Without the
+    line ends behind steps: TRL puts its own separator there."""
+    is_right = searched.is_right()
+    for path in ended_paths(searched.tree.nodes):
+        yield {
+            "prompt": searched.training.problem,
+            "completions": [(node.text or "").rstrip("\n") for node in path],
+            "labels": [is_right(node) for node in path],
+        }
+
+
+def _verl(searched: Searched) -> Iterator[Json]:
+    training = searched.training
+    yield {
+        "data_source": DATA_SOURCE,
+        "prompt": [{"role": "user", "content": training.problem}],
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": training.answer},
+        "extra_info": {
+            "index": searched.line,
+            "split": "train",
+            "unique_id": training.unique_id,
+            "level": None if training.level is None else str(training.level),
+            "accuracy": training.accuracy,
+        },
+    }
+
+
+def _gym(searched: Searched) -> Iterator[Json]:
+    """A message for each step, as its model was called for it: with all ids before it as its prompt. Paths of which a
+    token has no known or no finite log-probability are left out."""
+    training, is_right = searched.training, searched.is_right()
+    for path in ended_paths(searched.tree.nodes):
+        prompt, output = list(searched.prompt_token_ids), []
+        for node in path:
+            ids, logprobs = node.token_ids, node.token_logprobs
+            if ids is None or logprobs is None or not all(map(math.isfinite, logprobs)):
+                break
+            place = ".".join(map(str, node.id))
+            output.append(
+                {
+                    "id": f"msg_{training.unique_id}_{place}",
+                    "type": "message",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": [{"type": "output_text", "text": node.text, "annotations": []}],
+                    "prompt_token_ids": list(prompt),
+                    "generation_token_ids": ids,
+                    "generation_log_probs": logprobs,
+                }
+            )
+            prompt += ids
+        else:
+            yield {
+                "responses_create_params": {"input": [{"role": "user", "content": training.problem}]},
+                "response": {"output": output},
+                "reward": 1.0 if is_right(path[-1]) else 0.0,
+                "expected_answer": training.answer,
+            }
+
+
+_EXAMPLES: Mapping[ExportFormat, Callable[[Searched], Iterator[Json]]] = {
+    ExportFormat.BANYAN: _banyan,
+    ExportFormat.TRL: _trl,
+    ExportFormat.VERL: _verl,
+    ExportFormat.GYM: _gym,
+}

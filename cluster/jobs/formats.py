@@ -1,0 +1,26 @@
+"""What goes into a job, and what can be made of its trees."""
+
+from enum import StrEnum
+
+
+class InputKind(StrEnum):
+    """What the lines of a job's input are."""
+
+    PROBLEMS = "problems"
+    """Questions with the answers they are graded against."""
+    OPENAI = "openai"
+    """Requests of an OpenAI batch file, as ``vllm run-batch`` reads them."""
+
+
+class ExportFormat(StrEnum):
+    """Who is to read it."""
+
+    BANYAN = "banyan"
+    """Every tree with the values of its steps and the paths to learn from, as ``banyan eval --export`` writes."""
+    TRL = "trl"
+    """TRL's stepwise supervision, JSON lines: every path that has ended, each step labelled."""
+    VERL = "verl"
+    """verl's Parquet of prompts with their answers: a row for each problem, with how often it was solved."""
+    GYM = "gym"
+    """NeMo Gym's rollouts, JSON lines: every path that has ended, with the token ids and log-probabilities of its
+    steps."""

@@ -1,0 +1,210 @@
+"""The job itself: every line of the input asked for once, as many at a time as the service grants."""
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from cluster.client.client import Client
+from cluster.client.errors import ClientError, Refused, Unreachable
+from cluster.client.replies import Question
+from cluster.evaluation.loop import graded, problem_seed
+from cluster.evaluation.problem_files import BadLine, EvalProblem
+from cluster.jobs.inputs import BatchRequest, Item, JobInput
+from cluster.jobs.outputs import FAILED, Outputs
+from cluster.jobs.samples import path_answers
+from cluster.jobs.window import Window
+from search.answers.equivalence import AnswerMatcher
+from search.settings import parse_search
+from search.turns import Turns
+
+MAX_FAILURES = 256
+"""In a row: then nothing is to be hoped for from the service."""
+FULL = 429
+INPUT = "input"
+"""The kind of an error that is the line's own: it would come again."""
+
+
+class JobStopped(RuntimeError):
+    """The service is gone or fails at everything. What is done is done; the job goes on when it is run again."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How problems are asked. Requests of batch files bring all that themselves."""
+
+    strategy: str
+    """As it was written on the command line."""
+    search: dict[str, object]
+    """The ``search`` field of every request."""
+    seed: int = 0
+    """Every problem's seed follows from it."""
+    trees: bool = False
+    """Whether trees are kept with the results."""
+
+
+class Job:
+    """Asks ``client`` for every line of ``given`` that ``outputs`` has neither a result nor an error of."""
+
+    def __init__(
+        self,
+        given: JobInput,
+        outputs: Outputs,
+        settings: Settings,
+        client: Client,
+        window: Window,
+        on_line: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``client`` hands on refusals for lack of room (`Retries.when_full`). ``on_line`` is called after each line
+        that is done."""
+        self._given = given
+        self._outputs = outputs
+        self._settings = settings
+        self._client = client
+        self._window = window
+        self._on_line = on_line
+        self._matcher = AnswerMatcher()
+        self._failures = 0
+        self._search = parse_search(settings.search) if settings.search else None
+
+    async def run(self) -> None:
+        """Returns when every line is done.
+
+        Raises:
+            JobStopped: the service is gone, or fails at everything.
+            OutputError: a result could not be written.
+            ProblemFileError: the input cannot be read any more.
+        """
+        turns = Turns()
+        try:
+            async with asyncio.TaskGroup() as group:
+                for item in self._given.items():
+                    await turns.pass_on()
+                    if item.number in self._outputs.done:
+                        continue
+                    if isinstance(item.work, BadLine):
+                        self._failed(item, INPUT, item.work.reason)
+                        continue
+                    await self._window.enter()
+                    group.create_task(self._do(item))
+        except BaseExceptionGroup as errors:
+            raise _first(errors) from errors
+        finally:
+            self._matcher.close()
+
+    async def _do(self, item: Item) -> None:
+        """One line to its end, in a place that was entered for it."""
+        try:
+            while not await self._tried(item):
+                self._window.leave()
+                await self._window.enter()
+        finally:
+            self._window.leave()
+
+    async def _tried(self, item: Item) -> bool:
+        """Whether the line is done; False where there was no room for it."""
+        started = time.monotonic()
+        try:
+            line = await self._result(item, started)
+        except Refused as error:
+            if error.status == FULL:
+                self._window.refused(error.retry_after_s)
+                return False
+            if error.status in (401, 403):
+                raise JobStopped(str(error)) from error
+            own = error.status is not None and 400 <= error.status < 500
+            self._failed(item, INPUT if own else FAILED, str(error), error, time.monotonic() - started)
+            return True
+        except Unreachable as error:
+            raise JobStopped(str(error)) from error
+        except (ClientError, ValueError) as error:  # a ValueError: a reply with numbers or nodes that cannot be
+            self._failed(item, FAILED, f"{type(error).__name__}: {error}", seconds=time.monotonic() - started)
+            return True
+        self._failures = 0
+        self._window.granted()
+        try:
+            self._outputs.put(line)
+        except ValueError as error:
+            self._failed(item, FAILED, f"the reply cannot be written as JSON: {error}")
+            return True
+        self._on_line()
+        return True
+
+    async def _result(self, item: Item, started: float) -> dict[str, Any]:
+        if isinstance(item.work, EvalProblem):
+            return await self._solved(item.number, item.work, started)
+        assert isinstance(item.work, BatchRequest)
+        reply = await self._client.post(item.work.url, item.work.body)
+        seconds = time.monotonic() - started
+        return _batch_line(item.number, item.work.custom_id, 200, reply) | {"seconds": round(seconds, 6)}
+
+    async def _solved(self, number: int, problem: EvalProblem, started: float) -> dict[str, Any]:
+        settings = self._settings
+        seed = problem_seed(settings.seed, problem.unique_id)
+        reply = await self._client.ask(Question(problem.problem, settings.search, seed=seed, tree=True))
+        seconds = time.monotonic() - started
+        assert reply.tree is not None
+        assert self._search is not None
+        row = await graded(reply.search, seconds, problem, settings.strategy, seed, self._matcher)
+        paths = await path_answers(reply.tree, self._search, seed, problem.answer, self._matcher)
+        line = {"line": number, "problem": problem.problem, **row.as_json()}
+        del line["error"]
+        line |= {
+            "text": reply.text,
+            "finish_reason": reply.finish_reason,
+            "prompt_tokens": reply.usage.prompt_tokens if reply.usage else None,
+            "paths": [path.model_dump() for path in paths],
+        }
+        if settings.trees:
+            tree = reply.tree.model_dump(mode="json")
+            line |= {"prompt_token_ids": list(reply.prompt_token_ids), "tree": tree}
+        return line
+
+    def _failed(
+        self, item: Item, kind: str, reason: str, refused: Refused | None = None, seconds: float | None = None
+    ) -> None:
+        """Puts the line among the errors.
+
+        Raises:
+            JobStopped: too many have failed one after the other.
+        """
+        work = item.work
+        named = {"line": item.number, "kind": kind, "reason": reason}
+        if seconds is not None:
+            named["seconds"] = round(seconds, 6)
+        if isinstance(work, EvalProblem):
+            named |= {"problem_id": work.unique_id, "level": work.level}
+        elif isinstance(work, BatchRequest):
+            error = refused and {
+                "message": refused.message,
+                "type": refused.kind,
+                "param": refused.param,
+                "code": refused.code,
+            }
+            status = refused.status if refused is not None else None
+            if status is not None:
+                named = _batch_line(item.number, work.custom_id, status, {"error": error}) | named
+            else:
+                named = _batch_line(item.number, work.custom_id, None, {"code": kind, "message": reason}) | named
+        self._outputs.put_error(named)
+        self._on_line()
+        # Of a batch file's requests each may be wrong by itself; problems are all asked in the same way.
+        if kind == FAILED or isinstance(work, EvalProblem):
+            self._failures += 1
+            if self._failures >= MAX_FAILURES:
+                raise JobStopped(f"{MAX_FAILURES} lines one after the other have failed, the last one: {reason}")
+
+
+def _batch_line(number: int, custom_id: str, status: int | None, body: dict[str, Any]) -> dict[str, Any]:
+    """One line of an OpenAI batch's output, with the number of the line that it answers."""
+    name = f"batch_req_{number}"
+    if status is None:
+        return {"id": name, "custom_id": custom_id, "response": None, "error": body, "line": number}
+    response = {"status_code": status, "request_id": str(body.get("id") or name), "body": body}
+    return {"id": name, "custom_id": custom_id, "response": response, "error": None, "line": number}
+
+
+def _first(error: BaseException) -> BaseException:
+    """What ended the job, of all that was cancelled with it."""
+    return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

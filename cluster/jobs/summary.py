@@ -1,0 +1,216 @@
+"""What a job's output says as a whole. Made of the files alone, line by line: a job that was killed says the same."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from cluster.cli.growing_tree import printable
+from cluster.evaluation.statistics import CONFIDENCE, wilson
+from cluster.jobs.samples import Sample, pass_at, powers_of_two, shuffled, vote
+from search.answers.voting import SelectionRule
+
+FORMAT = 1
+MAX_LEVELS = 100
+MAX_PATHS = 256
+"""That votes are counted at."""
+OTHER_LEVELS = "others"
+PERCENTILES = (50, 90, 99)
+BUCKETS = 100
+"""Of latencies, for each factor of e: they are known to 1%."""
+
+
+class Latencies:
+    """Percentiles of any number of durations, in the memory of a few thousand numbers."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[int] = Counter()
+
+    def add(self, seconds: float) -> None:
+        self._counts[round(BUCKETS * math.log(max(seconds, 1e-6)))] += 1
+
+    def percentile(self, percent: float) -> float | None:
+        """The least duration that at least so many percent are not above, seconds, to 1%; None of none."""
+        wanted, seen = percent / 100 * self._counts.total(), 0
+        for bucket in sorted(self._counts):
+            seen += self._counts[bucket]
+            if seen >= wanted:
+                return math.exp(bucket / BUCKETS)
+        return None
+
+
+@dataclass
+class Share:
+    """So many of so many."""
+
+    right: float = 0.0
+    of: int = 0
+
+    def add(self, right: float) -> None:
+        self.right += right
+        self.of += 1
+
+    @property
+    def mean(self) -> float:
+        return self.right / self.of if self.of else 0.0
+
+    def as_json(self) -> dict[str, Any]:
+        low, high = wilson(round(self.right), self.of)
+        interval = {"low": low, "high": high, "confidence": CONFIDENCE, "method": "wilson"}
+        return {"accuracy": self.mean, "right": round(self.right), "problems": self.of, "interval": interval}
+
+
+@dataclass
+class Votes:
+    """What k of a search's paths would have said, or all of them where it has fewer."""
+
+    passed: Share = field(default_factory=Share)
+    """pass@k."""
+    selected: dict[SelectionRule, Share] = field(default_factory=lambda: {rule: Share() for rule in SelectionRule})
+
+    def as_json(self) -> dict[str, Any]:
+        shares = {str(rule): share.mean for rule, share in self.selected.items()}
+        return {"problems": self.passed.of, "pass": self.passed.mean, **shares}
+
+
+class Summary:
+    """All that is told of a job. ``add`` and ``add_error`` take its lines."""
+
+    def __init__(self, lines: int, paths: int = MAX_PATHS) -> None:
+        """``lines``: of the input. ``paths``: as many as a search grows, at most."""
+        self.lines = lines
+        self._ks = list(powers_of_two(paths))
+        self._most_samples = 0
+        self.results = 0
+        self.degraded = 0
+        self.errors: Counter[str] = Counter()
+        """By kind."""
+        self.accuracy = Share()
+        self.pool = Share()
+        self.levels: dict[str, Share] = {}
+        self._votes = {k: Votes() for k in self._ks}
+        self.tokens: Counter[str] = Counter()
+        self.latencies = Latencies()
+
+    @property
+    def missing(self) -> int:
+        """Lines that are not done."""
+        return self.lines - self.results - self.errors.total()
+
+    def add(self, line: Mapping[str, Any]) -> None:
+        """A result."""
+        self.results += 1
+        self.latencies.add(line["seconds"])
+        if "paths" in line:
+            self._add_problem(line)
+        else:
+            usage = line["response"]["body"].get("usage") or {}
+            self._count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
+
+    def add_error(self, line: Mapping[str, Any]) -> None:
+        """An error. A problem that failed is a problem not solved; a line that cannot be read is none."""
+        self.errors[str(line["kind"])] += 1
+        if "problem_id" in line:
+            self._grade(line["level"], False, False, [])
+
+    def _add_problem(self, line: Mapping[str, Any]) -> None:
+        self.degraded += line["degraded"]
+        self._count(line["prompt_tokens"], (line["cost"] or {}).get("generated_tokens"))
+        self._grade(line["level"], line["right"], line["in_pool"], shuffled(line["paths"], line["seed"]))
+
+    def _grade(self, level: object, right: bool, in_pool: bool, samples: list[Sample]) -> None:
+        name = "none" if level is None else str(level)
+        if name not in self.levels and len(self.levels) >= MAX_LEVELS:
+            name = OTHER_LEVELS
+        self.levels.setdefault(name, Share()).add(right)
+        self.accuracy.add(right)
+        self.pool.add(in_pool)
+        self._most_samples = max(self._most_samples, len(samples))
+        for k in self._ks:
+            votes = self._votes[k]
+            votes.passed.add(pass_at(min(k, len(samples)), samples))
+            for rule, share in votes.selected.items():
+                share.add(vote(samples[:k], rule))
+
+    @property
+    def votes(self) -> dict[int, Votes]:
+        """By number of paths, up to the first that no search had more of."""
+        enough = next((k for k in self._ks if k >= self._most_samples), self._ks[-1])
+        return {k: votes for k, votes in self._votes.items() if k <= enough}
+
+    def _count(self, prompt: object, generated: object) -> None:
+        for name, number in (("prompt", prompt), ("generated", generated)):
+            if isinstance(number, int) and not isinstance(number, bool):
+                self.tokens[name] += number
+
+    def as_json(self, elapsed_s: float, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """``elapsed_s``: of the last run alone, where there were several."""
+        graded = {
+            **self.accuracy.as_json(),
+            "pool": self.pool.mean,
+            "degraded": self.degraded,
+            "levels": {level: share.as_json() for level, share in sorted(self.levels.items())},
+            "votes": {str(k): votes.as_json() for k, votes in sorted(self.votes.items())},
+        }
+        return {
+            "format": FORMAT,
+            "complete": not self.missing,
+            "settings": dict(settings),
+            "lines": {"all": self.lines, "results": self.results, "errors": dict(self.errors), "missing": self.missing},
+            "elapsed_s": elapsed_s,
+            "tokens": dict(self.tokens),
+            "latency_s": {f"p{percent}": self.latencies.percentile(percent) for percent in PERCENTILES},
+            **({"graded": graded} if self.accuracy.of else {}),
+        }
+
+
+def summarize(
+    lines: int, results: Iterable[Mapping[str, Any]], errors: Iterable[Mapping[str, Any]], paths: int = MAX_PATHS
+) -> Summary:
+    """The summary of a job with so many lines of input, whose searches grow so many paths at most."""
+    summary = Summary(lines, paths)
+    for line in results:
+        summary.add(line)
+    for line in errors:
+        summary.add_error(line)
+    return summary
+
+
+def summary_tables(summary: Summary) -> Iterator[Table]:
+    """Accuracy by level, then votes by the number of paths; nothing where nothing was graded."""
+    if not summary.accuracy.of:
+        return
+    levels = _table("level", "problems", "accuracy", "95% interval")
+    for level, share in [*sorted(summary.levels.items()), ("all", summary.accuracy)]:
+        low, high = wilson(round(share.right), share.of)
+        interval = f"{100 * low:.1f} to {100 * high:.1f}"
+        levels.add_row(Text(printable(level)), f"{share.of:,}", f"{share.mean:.1%}", interval)
+    yield levels
+    votes = _table("paths", "problems", "pass@k", *map(str, SelectionRule))
+    for k, at in sorted(summary.votes.items()):
+        shares = (f"{at.selected[rule].mean:.1%}" for rule in SelectionRule)
+        votes.add_row(f"{k:,}", f"{at.passed.of:,}", f"{at.passed.mean:.1%}", *shares)
+    yield votes
+
+
+def summary_lines(summary: Summary, elapsed_s: float) -> Iterator[str]:
+    """What became of the lines, and what it cost."""
+    failed = "".join(f", {count:,} with an error ({kind})" for kind, count in sorted(summary.errors.items()))
+    missing = f", {summary.missing:,} not done" if summary.missing else ""
+    yield f"{summary.lines:,} lines: {summary.results:,} results{failed}{missing}"
+    if summary.results:
+        times = ", ".join(f"p{percent} {summary.latencies.percentile(percent):.2f} s" for percent in PERCENTILES)
+        tokens = ", ".join(f"{count:,} {name}" for name, count in sorted(summary.tokens.items()))
+        yield f"tokens: {tokens or 'unknown'}; latency: {times}; {elapsed_s:.0f} s"
+
+
+def _table(first: str, *others: str) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(first, overflow="fold")
+    for heading in others:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table

@@ -1,0 +1,45 @@
+"""The application that runs on the cluster this process was started on, as jobs are by ``ray job submit``."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cluster.launch.config_file import CONTROLLER
+from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.errors import LaunchError
+
+
+@contextmanager
+def joined_application() -> Iterator[str | None]:
+    """The name of the application that runs on the cluster of ``RAY_ADDRESS``, joined until the end of the block; None
+    where there is no such cluster, or no application of ours runs on it.
+
+    Raises:
+        LaunchError: the cluster cannot be joined, or several applications run there.
+    """
+    if not os.environ.get("RAY_ADDRESS"):
+        yield None
+        return
+    set_environment()
+    ensure_token()
+    import ray  # seconds of imports, which only who uses a cluster should pay
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    try:
+        ray.init(namespace="serve", logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise LaunchError(f"cannot join the cluster {os.environ['RAY_ADDRESS']}: {error}") from error
+    try:
+        logging.getLogger("ray.serve").setLevel(logging.ERROR)
+        names = [
+            name
+            for name, application in serve.status().applications.items()
+            if application.status is ApplicationStatus.RUNNING and CONTROLLER in application.deployments
+        ]
+        if len(names) > 1:
+            raise LaunchError(f"several applications run here: {', '.join(names)}; name one's endpoint with --url")
+        yield names[0] if names else None
+    finally:
+        ray.shutdown()

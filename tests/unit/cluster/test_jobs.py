@@ -1,0 +1,479 @@
+"""A job does every line once, whatever becomes of it meanwhile, in memory that does not grow with the file."""
+
+import asyncio
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable, Iterator
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from endpoint_stand_in import Endpoint, tree_of
+from hypothesis import given as drawn
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from pyarrow import parquet
+from typer.testing import CliRunner, Result
+
+from cluster.cli.main import app
+from cluster.client.client import Client
+from cluster.client.errors import Disconnected, Refused, Unreachable
+from cluster.evaluation.problem_files import BadLine, Record, parse_problem, read_problems
+from cluster.jobs.formats import InputKind
+from cluster.jobs.inputs import look_at
+from cluster.jobs.outputs import Identity, OutputError, Outputs, paths, read_lines
+from cluster.jobs.run import MAX_FAILURES, Job, JobStopped, Settings
+from cluster.jobs.window import FIRST, Window
+
+Json = dict[str, Any]
+SEARCH = {"strategy": "beam_search", "n": 4}
+START_S = 60.0
+
+
+def banyan(*arguments: str | Path) -> Result:
+    result = CliRunner().invoke(app, ["batch", *map(str, arguments)], env={"BANYAN_API_KEY": "", "RAY_ADDRESS": ""})
+    assert "Traceback" not in result.output
+    return result
+
+
+def problem(index: int) -> str:
+    return json.dumps({"problem": f"q{index}", "answer": "2", "level": index % 3, "unique_id": f"p/{index}"}) + "\n"
+
+
+def request(index: int, **fields: Any) -> Json:
+    body = {"model": "stand-in", "messages": [{"role": "user", "content": f"q{index}"}]}
+    return {"custom_id": f"c-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body, **fields}
+
+
+WRONG: list[tuple[bytes, str]] = [
+    (b"{", "not JSON"),
+    (b"\xff\xfe", "not UTF-8"),
+    (b"[1]", "a list"),
+    (b"7", "a number"),
+    (b"[" * 10_000, "nested too deeply"),
+    (json.dumps(request(0, custom_id="")).encode(), "custom_id must be"),
+    (json.dumps(request(0, method="GET")).encode(), "method must be POST"),
+    (json.dumps(request(0, url="/v1/embeddings")).encode(), "url must be one of"),
+    (json.dumps(request(0, body="no")).encode(), "body must be an object"),
+    (json.dumps(request(0, body={"stream": True})).encode(), "body.stream must be false"),
+]
+
+
+class Replies:
+    """A client whose endpoint answers at once, and fails where it is told to."""
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
+        self.before = before
+        self.asked: list[str] = []
+        self.keeps = True
+
+    async def post(self, _path: str, body: Json) -> Json:
+        await asyncio.sleep(0)
+        self.before()
+        if self.keeps:
+            self.asked.append(body["messages"][0]["content"])
+        return {"id": "chatcmpl-1", "choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 5}}
+
+
+def identity(path: Path, **changed: Any) -> Identity:
+    found = look_at(path)
+    fields = {"input_sha256": found.sha256, "input_kind": found.kind, "lines": found.lines, "model": "stand-in"}
+    return Identity.model_validate({**fields, "search": SEARCH, "seed": 0, "trees": False, **changed})
+
+
+def do(given: Path, out: Path, client: Any, on_line: Callable[[], None] = lambda: None, again: bool = False) -> None:
+    found = look_at(given)
+    with Outputs(out, identity(given), found.last, again) as outputs:
+        settings = Settings("beam_search", SEARCH)
+        asyncio.run(Job(found, outputs, settings, cast(Client, client), Window(16), on_line).run())
+        assert outputs.done.count == found.lines
+
+
+def lines_of(out: Path) -> list[int]:
+    """The lines of the input that the output accounts for."""
+    results, errors, _ = paths(out)
+    return sorted(line["line"] for file in (results, errors) for line in read_lines(file))
+
+
+class TestProblems:
+    def test_results_errors_summary_and_table(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(problem(0) + "\n" + problem(1) + "no JSON\n" + problem(2) + problem(3))
+        endpoint.answers = {"q1": "3"}
+        endpoint.trees = {"q1": tree_of("3", "2", "3"), "q2": tree_of("2", "3", None, "2")}
+        endpoint.broken_questions = {"q3"}
+        told, table = tmp_path / "summary.json", tmp_path / "out.parquet"
+        ended = banyan(given, out, "--url", endpoint.url, "--json", told, "--parquet", table, "--n", "4")
+        assert ended.exit_code == 0, ended.output
+        assert "5 lines: 3 results, 1 with an error (failed), 1 with an error (input)" in ended.output
+        rows = {row["problem_id"]: row for row in read_lines(out)}
+        assert [rows[f"p/{index}"]["right"] for index in range(3)] == [True, False, True]
+        assert [path["right"] for path in rows["p/2"]["paths"]] == [True, False, False, True]
+        assert rows["p/0"]["line"] == 1
+        errors = {error["line"]: error for error in read_lines(tmp_path / "out.errors.jsonl")}
+        assert errors[4]["reason"].startswith("not JSON")
+        assert (errors[6]["kind"], errors[6]["problem_id"]) == ("failed", "p/3")
+        summary = json.loads(told.read_text())
+        assert summary["complete"]
+        assert summary["lines"] == {"all": 5, "results": 3, "errors": {"input": 1, "failed": 1}, "missing": 0}
+        graded = summary["graded"]
+        assert (graded["right"], graded["problems"]) == (2, 4)
+        assert {level: share["problems"] for level, share in graded["levels"].items()} == {"0": 2, "1": 1, "2": 1}
+        # pass@1: 1, 1/3, 1/2 and the failed problem's 0; of all paths: all but the failed one have a right path.
+        assert graded["votes"]["1"]["pass"] == pytest.approx((1 + 1 / 3 + 1 / 2) / 4)
+        assert graded["votes"]["4"] == {"problems": 4, "pass": 0.75, "naive": pytest.approx(0.5, abs=0.25)} | {
+            "weighted": 0.5,
+            "majority": 0.5,
+        }
+        assert summary["tokens"] == {"prompt": 60, "generated": 90}
+        assert parquet.read_table(table).column("problem_id").to_pylist() == [
+            row["problem_id"] for row in read_lines(out)
+        ]
+
+    def test_a_job_that_is_done_is_done(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text("".join(map(problem, range(5))))
+        first = banyan(given, out, "--url", endpoint.url)
+        asked = len(endpoint.requests)
+        written = out.read_bytes()
+        again = banyan(given, out, "--url", endpoint.url)
+        assert (first.exit_code, again.exit_code) == (0, 0)
+        assert "5 of 5 lines are done already" in again.output
+        assert len(endpoint.requests) == asked
+        assert out.read_bytes() == written
+
+    @pytest.mark.parametrize(
+        ("arguments", "said"),
+        [(("--seed", "1"), "seed was 0 and is 1"), (("--n", "8"), "search was"), (("--trees",), "trees was False")],
+    )
+    def test_other_settings_do_not_go_on(
+        self, endpoint: Endpoint, tmp_path: Path, arguments: tuple[str, ...], said: str
+    ) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(problem(0))
+        assert banyan(given, out, "--url", endpoint.url).exit_code == 0
+        written = out.read_bytes()
+        refused = banyan(given, out, "--url", endpoint.url, *arguments)
+        assert refused.exit_code == 2
+        assert said in refused.output
+        assert out.read_bytes() == written
+
+    def test_another_input_does_not_go_on(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(problem(0))
+        assert banyan(given, out, "--url", endpoint.url).exit_code == 0
+        given.write_text(problem(0) + problem(1))
+        refused = banyan(given, out, "--url", endpoint.url)
+        assert refused.exit_code == 2
+        assert "input_sha256 was" in refused.output
+
+    def test_a_file_that_is_no_jobs_is_left_alone(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(problem(0))
+        out.write_text("precious\n")
+        refused = banyan(given, out, "--url", endpoint.url)
+        assert refused.exit_code == 2
+        assert "is there and is no job's" in refused.output
+        assert out.read_text() == "precious\n"
+
+    def test_what_failed_can_be_asked_again(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text("".join(map(problem, range(4))) + "{\n")
+        endpoint.broken_questions = {"q1", "q2"}
+        assert banyan(given, out, "--url", endpoint.url).exit_code == 0
+        endpoint.broken_questions = set()
+        assert "3 with an error" not in banyan(given, out, "--url", endpoint.url).output
+        ended = banyan(given, out, "--url", endpoint.url, "--retry-failed")
+        assert "5 lines: 4 results, 1 with an error (input)" in ended.output
+        assert lines_of(out) == [1, 2, 3, 4, 5]
+
+    def test_nothing_listens(self, nobody: str, tmp_path: Path) -> None:
+        given = tmp_path / "in.jsonl"
+        given.write_text(problem(0))
+        ended = banyan(given, tmp_path / "out.jsonl", "--url", nobody)
+        assert ended.exit_code == 1
+        assert not (tmp_path / "out.jsonl").exists()
+
+    def test_the_same_file_twice_is_refused(self, tmp_path: Path) -> None:
+        given = tmp_path / "in.jsonl"
+        given.write_text(problem(0))
+        assert banyan(given, given).exit_code == 2
+        assert banyan(given, tmp_path / "out.jsonl", "--json", tmp_path / "out.errors.jsonl").exit_code == 2
+
+
+class TestInputs:
+    def test_gsm8k(self) -> None:
+        fields = {"question": "How many?", "answer": "3 * 14 = <<3*14=42>>42\n#### 42"}
+        found = parse_problem(Record(1, fields))
+        assert not isinstance(found, BadLine)
+        assert (found.problem, found.answer) == ("How many?", "42")
+
+    def test_parquet_is_read_as_lines_are(self, tmp_path: Path) -> None:
+        rows = [{"problem": f"q{i}", "answer": str(i), "level": i} for i in range(600)]
+        rows[7]["answer"] = None
+        path = tmp_path / "in.parquet"
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+        found = look_at(path)
+        assert (found.kind, found.lines) == (InputKind.PROBLEMS, 600)
+        items = list(found.items())
+        assert [item.number for item in items] == list(range(1, 601))
+        assert [item.number for item in items if isinstance(item.work, BadLine)] == [8]
+        rows[7]["answer"] = "7"
+        parquet.write_table(pa.Table.from_pylist(rows), path)
+        assert [each.answer for each in read_problems(path).problems] == [str(i) for i in range(600)]
+
+    @pytest.mark.parametrize("text", ["a\nb", "a\n\n \nb\n", "\n\na\r\nb", "a\nb\n   "])
+    def test_lines_are_counted_as_they_are_read(self, tmp_path: Path, text: str) -> None:
+        path = tmp_path / "in.jsonl"
+        path.write_bytes(text.encode())
+        found = look_at(path)
+        items = list(found.items())
+        assert (found.lines, found.last) == (len(items), items[-1].number) == (2, items[-1].number)
+
+
+class TestRequests:
+    def test_replies_and_errors_come_in_openais_shape(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        asked = [request(0), request(1), request(2, url="/v1/files")]
+        given.write_text("".join(json.dumps(line) + "\n" for line in asked))
+        endpoint.refusals = [(400, {})]
+        ended = banyan(given, out, "--url", endpoint.url, "--parquet", tmp_path / "t.parquet")
+        assert ended.exit_code == 0, ended.output
+        [reply] = read_lines(out)
+        errors = {error["line"]: error for error in read_lines(tmp_path / "out.errors.jsonl")}
+        assert {reply["custom_id"], *(error.get("custom_id") for error in errors.values())} == {"c-0", "c-1", None}
+        assert reply["response"]["status_code"] == 200
+        assert reply["response"]["body"]["choices"][0]["message"]["content"].endswith("\\boxed{2}")
+        assert errors.pop(3)["reason"].startswith("url must be one of")
+        [refused] = errors.values()
+        assert refused["response"]["status_code"] == 400
+        assert refused["response"]["body"] == {
+            "error": {"message": "not now", "type": "server_error", "param": None, "code": "some_code"}
+        }
+        assert (
+            json.loads(parquet.read_table(tmp_path / "t.parquet").to_pylist()[0]["body"]) == reply["response"]["body"]
+        )
+
+    def test_twenty_thousand_lines_of_which_one_in_a_hundred_is_wrong(self, tmp_path: Path) -> None:
+        """All wrong ones are named, and memory stays flat from the 4,000th line to the last."""
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        count, wrong = 20_000, cycle(WRONG)
+        reasons: dict[int, str] = {}
+        with given.open("wb") as file:
+            for number in range(1, count + 1):
+                if number % 100:
+                    file.write(json.dumps(request(number)).encode() + b"\n")
+                else:
+                    line, reasons[number] = next(wrong)
+                    file.write(line + b"\n")
+        done = 0
+        memory: list[int] = []
+
+        def on_line() -> None:
+            nonlocal done
+            done += 1
+            if done == 4_000:
+                tracemalloc.start()
+            if done in (6_000, count):
+                memory.append(tracemalloc.get_traced_memory()[0])
+
+        replies = Replies()
+        replies.keeps = False
+        try:
+            do(given, out, replies, on_line)
+        finally:
+            tracemalloc.stop()
+        # A hundred bytes kept of every line would be more.
+        assert memory[1] - memory[0] < 14_000 * 50
+        errors = {error["line"]: error["reason"] for error in read_lines(tmp_path / "out.errors.jsonl")}
+        assert errors.keys() == reasons.keys()
+        assert all(reasons[number] in errors[number] for number in reasons)
+        assert sum(1 for _ in read_lines(out)) == count - len(reasons)
+
+
+class TestGoingOn:
+    def test_killed_twice_in_the_middle(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        count = 120
+        given.write_text("".join(map(problem, range(count - 2))) + "wrong\n[]\n")
+        endpoint.places, endpoint.takes_s = 8, 0.02
+        command = [sys.executable, "-m", "cluster.cli.main", "batch", str(given), str(out), "--url", endpoint.url]
+
+        def start() -> "subprocess.Popen[bytes]":
+            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            return subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+        def written() -> int:
+            return len(out.read_bytes().splitlines()) if out.exists() else 0
+
+        for least in (random.randint(5, 30), random.randint(40, 80)):
+            running = start()
+            deadline = time.monotonic() + START_S
+            while written() < least:
+                assert running.poll() is None, running.communicate()[0]
+                assert time.monotonic() < deadline
+                time.sleep(0.002)
+            running.send_signal(signal.SIGKILL)
+            running.communicate(timeout=START_S)
+        assert written() < count - 2
+        with out.open("ab") as file:  # as a kill in the middle of a write leaves it
+            file.write(b'{"line": 1, "pro')
+        running = start()
+        told, _ = running.communicate(timeout=START_S)
+        assert running.returncode == 0, told
+        assert f"{count} lines: {count - 2} results, 2 with an error (input)".encode() in told
+        assert lines_of(out) == list(range(1, count + 1))
+
+    @hypothesis_settings(max_examples=30, deadline=None)
+    @drawn(data=st.data())
+    def test_wherever_the_files_end(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
+        """Of what a job had written any part may be there, cut anywhere: the rest is done, and nothing twice."""
+        directory = tmp_path_factory.mktemp("job")
+        given, out = directory / "in.jsonl", directory / "out.jsonl"
+        wrong = data.draw(st.lists(st.booleans(), min_size=1, max_size=20))
+        lines = ["{" if each else json.dumps(request(index)) for index, each in enumerate(wrong)]
+        lines.append(json.dumps(request(99)))
+        given.write_text("\n".join(lines))
+        if lines[0] == "{":
+            lines[0] = json.dumps(request(98))
+            given.write_text("\n".join(lines))
+        do(given, out, Replies())
+        for file in paths(out)[:2]:
+            content = file.read_bytes()
+            file.write_bytes(content[: data.draw(st.integers(0, len(content)))])
+        left = set(lines_of(out))
+        replies = Replies()
+        do(given, out, replies)
+        assert lines_of(out) == list(range(1, len(lines) + 1))
+        usable = [number for number, line in enumerate(lines, start=1) if line != "{"]
+        assert len(replies.asked) == len([number for number in usable if number not in left])
+
+    def test_a_service_that_is_gone_stops_the_job_and_costs_no_line(self, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(40)))
+        asked = 0
+
+        def dies() -> None:
+            nonlocal asked
+            asked += 1
+            if asked > 10:
+                raise Unreachable("nothing listens")
+
+        with pytest.raises(JobStopped, match="nothing listens"):
+            do(given, out, Replies(dies))
+        assert len(lines_of(out)) == 10
+        do(given, out, Replies())
+        assert lines_of(out) == list(range(1, 41))
+
+    def test_a_service_that_fails_at_everything_stops_the_job(self, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        count = MAX_FAILURES + 100
+        given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(count)))
+
+        def fails() -> None:
+            raise Disconnected("broke")
+
+        with pytest.raises(JobStopped, match="one after the other"):
+            do(given, out, Replies(fails))
+        do(given, out, Replies(), again=True)
+        assert lines_of(out) == list(range(1, count + 1))
+        assert sum(1 for _ in read_lines(out)) == count
+
+    def test_two_jobs_do_not_write_one_file(self, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(json.dumps(request(0)))
+        with Outputs(out, identity(given), 1), pytest.raises(OutputError, match="another job is writing"):
+            Outputs(out, identity(given), 1)
+
+    def test_a_line_that_is_there_twice_is_found(self, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(json.dumps(request(0)))
+        do(given, out, Replies())
+        out.write_bytes(out.read_bytes() * 2)
+        with pytest.raises(OutputError, match="line 1 is there twice"):
+            Outputs(out, identity(given), 1)
+
+
+class TestWindow:
+    def test_finds_how_many_are_granted(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        """A service with five places is kept busy; its refusals end nothing."""
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text("".join(map(problem, range(60))))
+        endpoint.places, endpoint.takes_s = 5, 0.01
+        ended = banyan(given, out, "--url", endpoint.url)
+        assert ended.exit_code == 0, ended.output
+        assert lines_of(out) == list(range(1, 61))
+        assert not list(read_lines(paths(out)[1]))
+        assert endpoint.most_at_work == 5
+        # Only the first burst and one more now and then are too many.
+        assert FIRST - 5 <= endpoint.refused < 60
+
+    async def test_grows_while_all_goes_well_and_shrinks_to_what_was_granted(self) -> None:
+        window = Window(100)
+        for _ in range(FIRST):
+            await window.enter()
+        for _ in range(FIRST):
+            window.granted()
+            window.leave()
+        assert window.limit == 2 * FIRST
+        for _ in range(20):
+            await window.enter()
+        for _ in range(13):
+            window.refused(0.0)
+            window.leave()
+        assert window.limit == window.in_flight == 7
+        for _ in range(6):
+            window.granted()
+        assert window.limit == 7
+        for _ in range(2):
+            window.granted()
+        assert window.limit == 8
+
+    async def test_nothing_begins_before_the_wait_is_over(self) -> None:
+        now = 100.0
+        window = Window(4, lambda: now)
+        await window.enter()
+        window.refused(3600.0)
+        window.leave()
+        waiting = asyncio.create_task(window.enter())
+        await asyncio.sleep(0.01)
+        assert not waiting.done()
+        now += 61.0  # no service is believed that wants more
+        window.granted()
+        async with asyncio.timeout(5):
+            await waiting
+        assert window.in_flight == 1
+
+    async def test_refused_forever_is_asked_forever(self, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(json.dumps(request(0)))
+        asked = 0
+
+        def full() -> None:
+            nonlocal asked
+            asked += 1
+            if asked < 500:
+                raise Refused("full", 429, retry_after_s=0.0)
+
+        await asyncio.to_thread(do, given, out, Replies(full))
+        assert lines_of(out) == [1]
+        assert asked == 500
+
+
+def test_the_numbers_of_wrong_lines_are_those_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "in.jsonl"
+    path.write_bytes(b"\n".join([json.dumps(request(0)).encode(), b"", *(line for line, _ in WRONG)]))
+    found: Iterator[tuple[int, BadLine]] = (
+        (item.number, item.work) for item in look_at(path).items() if isinstance(item.work, BadLine)
+    )
+    for (number, bad), expected, (_, reason) in zip(found, islice(range(3, 99), len(WRONG)), WRONG, strict=True):
+        assert number == bad.number == expected
+        assert reason in bad.reason
