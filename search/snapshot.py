@@ -40,9 +40,9 @@ Logprob = Annotated[
 def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     """The tree without its root, nodes ordered by id, so equal trees are equal here whatever grew first.
 
-    ``id`` is the path of child indices, ``tokens`` the number of the step's tokens, ``end`` why its text
-    ends, ``logprob`` the sum of its tokens' log-probabilities (nats), the string ``"-Infinity"`` where it is that, null
-    where they were not asked for.
+    ``id`` is the path of child indices, ``tokens`` the number of the step's tokens, ``end`` why its text ends, ``ends``
+    whether nothing can be written below it, ``logprob`` the sum of its tokens' log-probabilities (nats), the string
+    ``"-Infinity"`` where it is that, null where they were not asked for.
     ``text``, ``end`` and ``logprob`` are null and ``tokens`` 0 for a node that was never written, ``reward``
     is null for one that was never scored. ``count`` is how often the step's text was written among its siblings, 0 for
     a node that is ``repeated``: the one that counts it has the same text and end. ``given_back`` are the ids of
@@ -106,6 +106,7 @@ class WrittenNode(NodeView):
     """A node with all that is known of how it was written."""
 
     end: StepEnd | None = None
+    ends: bool = False
     token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     token_logprobs: list[Logprob] | None = None
     """Known where ``token_ids`` are: one for each."""
@@ -135,21 +136,21 @@ class TreeView(BaseModel):
 
 
 def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree:
-    """The tree that ``tree_as_json`` was made of, without lookaheads and without what it leaves out: token ids and
-    what was asked for. Its paths can be ranked and voted on as the search did.
+    """The tree that ``tree_as_json`` was made of, without what it leaves out: token ids and what was asked for. Its
+    paths can be ranked and voted on as the search did.
 
     Raises:
         ValueError: siblings are missing, or a repeated node has none that it repeats.
     """
     tree = SearchTree(seed)
     tree.merges_siblings = merges_siblings
-    nodes = sorted((node for node in view.nodes if not node.is_lookahead), key=lambda node: node.id)
-    ended = {(node.id[:-1], node.text, node.end) for node in nodes if node.status is NodeStatus.TERMINAL}
+    # Parents before children, siblings and lookaheads in their order.
+    nodes = sorted(view.nodes, key=lambda node: (len(node.id), node.id[:-1], abs(node.id[-1])))
     for node in nodes:
         step = None
         if node.text is not None:
             step = Step((), node.text, node.end or StepEnd.DELIMITER, node.logprob)
-        ends = (node.id[:-1], node.text, node.end) in ended
+        ends = node.ends or node.status is NodeStatus.TERMINAL
         try:
             tree.restore(node.id, node.status, step, node.reward, None, ends=ends)
         except (KeyError, ValueError) as error:
@@ -291,6 +292,7 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "status": node.status.value,
         "tokens": len(step.token_ids) if step else 0,
         "end": step.end.value if step else None,
+        "ends": node.ends,
         "logprob": logprob_as_json(step.logprob) if step else None,
         "count": node.count,
         **tokens,

@@ -11,7 +11,6 @@ from rich.text import Text
 from cluster.cli.endpoint import Target, target
 from cluster.cli.failures import fail, refuse
 from cluster.cli.progress import Pace, line_progress
-from cluster.client.retries import Retries
 from cluster.evaluation.reports import write_json
 from cluster.jobs.exports import export
 from cluster.jobs.formats import ExportFormat, InputKind
@@ -83,8 +82,7 @@ class Done:
 
 async def _do(request: Request, given: JobInput, driven: Target, console: Console) -> Done:
     settings, problems = request.settings, given.kind is InputKind.PROBLEMS
-    retries = Retries(when_full=False)
-    async with driven.client(request.api_key, request.timeout_s, request.in_flight, retries) as client:
+    async with driven.client(request.api_key, request.timeout_s, request.in_flight, waits_for_room=False) as client:
         identity = Identity(
             input_sha256=given.sha256,
             input_kind=given.kind,

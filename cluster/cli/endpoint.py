@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.client.client import Client
-from cluster.client.retries import Retries
 
 
 @dataclass(frozen=True)
@@ -22,17 +21,18 @@ class Target:
     application: str | None = None
     """Reached through its handles, where it has a name."""
 
-    def client(self, api_key: str | None, timeout_s: float, connections: int, retries: Retries | None = None) -> Client:
+    def client(self, api_key: str | None, timeout_s: float, connections: int, waits_for_room: bool = True) -> Client:
         """A client, to be made in the event loop in which it is used.
 
         Raises:
             ClientError: the URL or the key cannot be used.
         """
-        if self.application is None:
-            return Client(self.url, api_key, timeout_s, connections, retries)
-        from cluster.client.handles import HandleTransport
+        transport = None
+        if self.application is not None:
+            from cluster.client.handles import HandleTransport
 
-        return Client(self.url, None, timeout_s, connections, retries, HandleTransport(self.application))
+            transport = HandleTransport(self.application)
+        return Client(self.url, api_key, timeout_s, connections, transport=transport, waits_for_room=waits_for_room)
 
 
 @contextmanager

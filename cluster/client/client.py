@@ -46,6 +46,8 @@ class Client:
         connections: most requests at once.
         retries: how often and how patiently.
         transport: what carries requests there, where that is not HTTP (`cluster.client.handles`).
+        waits_for_room: whether a request that is refused for lack of room (429) is made again; else that is raised at
+            once, for a caller who has others to slow down, too.
 
     Raises:
         ClientError: the URL or the key cannot be used.
@@ -59,10 +61,12 @@ class Client:
         connections: int = 64,
         retries: Retries | None = None,
         transport: httpx.AsyncBaseTransport | None = None,
+        waits_for_room: bool = True,
     ) -> None:
         self.url = url.rstrip("/").removesuffix("/v1")
         self._timeout_s = timeout_s
         self._retries = retries or DEFAULT_RETRIES
+        self._waits_for_room = waits_for_room
         self._reached = False
         self._model: str | None = None
         loopback = _check_url(self.url)
@@ -227,7 +231,7 @@ class Client:
             raise ProtocolError(f"the request to {self.url} failed: {str(error) or type(error).__name__}") from error
 
     def _is_worth_another_try(self, error: BaseException) -> bool:
-        if isinstance(error, Refused) and error.status == 429 and not self._retries.when_full:
+        if isinstance(error, Refused) and error.status == 429 and not self._waits_for_room:
             return False
         return worth_another_try(error) or (self._reached and isinstance(error, Unreachable))
 

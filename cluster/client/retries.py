@@ -30,8 +30,6 @@ class Retries:
     backoff_max_s: float = 8.0
     """Longest wait, where the endpoint names none. With the defaults seven waits are half a minute and a little:
     longer than a controller takes to be replaced."""
-    when_full: bool = True
-    """Whether what is refused for lack of room (429) is made again here, or the caller wants to know."""
 
     def loop(self, seconds: float, again: Callable[[BaseException], bool]) -> AsyncRetrying:
         """Attempts until one succeeds, fails with what ``again`` does not hold for, their number is used up, or the

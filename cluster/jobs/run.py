@@ -56,8 +56,8 @@ class Job:
         window: Window,
         on_line: Callable[[], None] = lambda: None,
     ) -> None:
-        """``client`` hands on refusals for lack of room (`Retries.when_full`). ``on_line`` is called after each line
-        that is done."""
+        """``client`` raises refusals for lack of room (``waits_for_room=False``). ``on_line`` is called after each
+        line that is done."""
         self._given = given
         self._outputs = outputs
         self._settings = settings

@@ -11,7 +11,6 @@ from cluster.client.client import Client
 from cluster.client.errors import Refused
 from cluster.client.handles import URL, HandleTransport
 from cluster.client.replies import Completion, Question
-from cluster.client.retries import Retries
 from cluster.jobs.inputs import look_at
 from cluster.jobs.outputs import Identity, Outputs
 from cluster.jobs.run import Job, Settings
@@ -86,8 +85,7 @@ def test_a_job_through_handles_uses_the_places_there_are(idle: Application, tmp_
 
     async def job() -> list[dict[str, object]]:
         transport = HandleTransport(Application.NAME)
-        retries = Retries(when_full=False)
-        async with Client(URL, timeout_s=TIMEOUT_S, retries=retries, transport=transport) as client:
+        async with Client(URL, timeout_s=TIMEOUT_S, transport=transport, waits_for_room=False) as client:
             identity = Identity(
                 input_sha256=found.sha256,
                 input_kind=found.kind,

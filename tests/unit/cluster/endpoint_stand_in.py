@@ -128,6 +128,8 @@ class Endpoint:
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         reply = {"choices": [choice], "usage": USAGE, "search": self.search_block(body)}
         if path == "/v1/search":
+            if (body.get("search") or {}).get("logprobs"):
+                reply["prompt_token_ids"] = [1, 2, 3]
             reply["tree"] = self.trees.get(body["messages"][0]["content"], TREE)
         if self.dropped_replies:
             self.dropped_replies -= 1

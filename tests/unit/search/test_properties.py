@@ -12,7 +12,9 @@ from search_fakes import Bench, Turns, search
 from search_settings import BUDGETS, LIMITS, SEARCHES, VARIETY
 
 from search.errors import LimitReached
-from search.snapshot import restore_tree, save_tree, tree_as_json
+from search.settings import parse_search
+from search.snapshot import TreeView, restore_tree, save_tree, tree_as_json, tree_of_view
+from search.strategies.path_score import path_score
 from search.tree import SearchTree
 
 
@@ -34,6 +36,23 @@ def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
     assert first.cost.model_dump(exclude=varying) == second.cost.model_dump(exclude=varying)
     assert bench.generator.tokens <= budget.get("tokens", 1 << 30)
     assert len(bench.tree) <= budget.get("nodes", 1 << 30)
+
+
+@settings(max_examples=60, deadline=None)
+@given(wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, variety=VARIETY, merge=st.booleans())
+def test_who_gets_the_tree_can_hold_the_vote_again(
+    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], variety: int | None, merge: bool
+) -> None:
+    whole = wanted | limits | {"budget": budget, "merge_siblings": merge}
+    strategy = parse_search(whole).strategy
+    _, outcome = search(whole, variety=variety)
+    tree = tree_of_view(TreeView.model_validate(tree_as_json(outcome.tree)), limits["seed"], merge)
+    found, said = strategy.candidates(tree), strategy.candidates(outcome.tree)
+    assert [node.id for node in found] == [node.id for node in said]
+    for node, original in zip(found, said, strict=True):
+        assert tree.answer_of(node) == outcome.tree.answer_of(original)
+        assert path_score(node, strategy.aggregation) == path_score(original, strategy.aggregation)
+        assert strategy.votes(tree, node) == strategy.votes(outcome.tree, original)
 
 
 @settings(max_examples=80, deadline=None)

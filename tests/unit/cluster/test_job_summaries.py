@@ -1,0 +1,212 @@
+"""What a job's output says as a whole, and what trainers read of its trees."""
+
+import asyncio
+import json
+import math
+from fractions import Fraction
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import pytest
+from endpoint_stand_in import Endpoint, tree_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.types.responses import ResponseOutputMessage
+from pyarrow import parquet
+from pydantic import BaseModel, ConfigDict
+from typer.testing import CliRunner
+
+from cluster.cli.main import app
+from cluster.cli.progress import Pace
+from cluster.evaluation.training_file import TrainingLine
+from cluster.jobs.outputs import read_lines
+from cluster.jobs.samples import Sample, pass_at, path_answers, powers_of_two, shuffled, vote
+from cluster.jobs.summary import Latencies, Summary
+from search.answers.equivalence import AnswerMatcher
+from search.answers.voting import Candidate, SelectionRule, choose
+from search.settings import parse_search
+from search.snapshot import TreeView
+from search.tree import Node, NodeStatus
+
+SCORES = st.sampled_from([None, 0.0, 0.25, 0.5, 1.0])
+GROUPS = st.sampled_from([None, 0, 1, 2])
+RIGHT_GROUP = 1
+SAMPLES = st.lists(
+    st.builds(
+        lambda group, score, votes: Sample(group, group == RIGHT_GROUP, score, votes),
+        GROUPS,
+        SCORES,
+        st.sampled_from([0.25, 0.5, 1.0]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+class TestVotes:
+    @settings(max_examples=200, deadline=None)
+    @given(samples=SAMPLES, rule=st.sampled_from(SelectionRule))
+    def test_are_those_of_a_search(self, samples: list[Sample], rule: SelectionRule) -> None:
+        node = Node((0,), None, 1, NodeStatus.TERMINAL)
+        candidates = [
+            Candidate(
+                node, each.score, None if each.group is None else str(each.group), each.group, Fraction(each.votes)
+            )
+            for each in samples
+        ]
+        assert vote(samples, rule) == (choose(candidates, rule).answer == str(RIGHT_GROUP))
+
+    @settings(max_examples=100, deadline=None)
+    @given(samples=SAMPLES, data=st.data())
+    def test_pass_at_k_is_the_share_of_all_draws_of_k_with_a_right_one(
+        self, samples: list[Sample], data: st.DataObject
+    ) -> None:
+        k = data.draw(st.integers(1, len(samples)))
+        draws = list(combinations(samples, k))
+        assert pass_at(k, samples) == pytest.approx(
+            sum(any(each.right for each in draw) for draw in draws) / len(draws)
+        )
+        if k < len(samples):
+            assert pass_at(k, samples) <= pass_at(k + 1, samples) + 1e-12
+        assert pass_at(0, []) == 0.0
+
+    @given(most=st.integers(0, 5_000))
+    def test_are_held_at_one_two_four_and_all(self, most: int) -> None:
+        found = list(powers_of_two(most))
+        assert found[-1:] == [most] * (most > 0)
+        assert all(k == 2**power for power, k in enumerate(found[:-1]))
+
+    def test_a_path_is_as_many_samples_as_it_was_written(self) -> None:
+        path = {"group": 0, "right": True, "score": 0.5, "votes": 1.0, "samples": 3}
+        other = {"group": 1, "right": False, "score": 0.9, "votes": 1.0, "samples": 1}
+        samples = shuffled([path, other], 7)
+        assert sorted(sample.right for sample in samples) == [False, True, True, True]
+        assert samples == shuffled([path, other], 7)
+        assert vote(samples, SelectionRule.MAJORITY)
+        assert not vote(samples, SelectionRule.NAIVE)
+
+    def test_of_a_tree_are_graded_by_what_answers_mean(self) -> None:
+        async def graded() -> list[tuple[str | None, int | None, bool]]:
+            matcher = AnswerMatcher()
+            try:
+                tree = TreeView.model_validate(tree_of("1/2", "3", None, "0.5"))
+                found = await path_answers(tree, parse_search({"strategy": "best_of_n", "n": 4}), 0, "0.50", matcher)
+                return [(path.answer, path.group, path.right) for path in found]
+            finally:
+                matcher.close()
+
+        assert asyncio.run(graded()) == [("1/2", 0, True), ("3", 1, False), (None, None, False), ("0.5", 0, True)]
+
+
+class TestSummary:
+    @given(seconds=st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=200), percent=st.sampled_from([1, 50, 90, 99]))
+    def test_latencies_are_known_to_one_percent(self, seconds: list[float], percent: int) -> None:
+        latencies = Latencies()
+        for each in seconds:
+            latencies.add(each)
+        exact = sorted(seconds)[math.ceil(percent / 100 * len(seconds)) - 1]
+        assert latencies.percentile(percent) == pytest.approx(exact, rel=0.01)
+
+    def test_levels_are_bounded(self) -> None:
+        summary = Summary(1_000)
+        for level in range(1_000):
+            summary.add_error({"kind": "failed", "problem_id": "x", "level": str(level)})
+        assert len(summary.levels) == 101
+        assert sum(share.of for share in summary.levels.values()) == 1_000
+
+    def test_a_job_tells_its_pace_and_what_is_left(self) -> None:
+        now = 0.0
+        pace = Pace(100, 40, lambda: now)
+        assert str(pace) == "40 of 100 lines, 0.0 a second"
+        now, pace.done = 10.0, 60
+        assert str(pace) == "60 of 100 lines, 2.0 a second, 0:00:20 left"
+
+
+class StepwiseSupervision(BaseModel):
+    """TRL's dataset type of that name: docs/source/dataset_formats.md, "Stepwise supervision"."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prompt: str
+    completions: list[str]
+    labels: list[bool]
+
+
+class MessageForTraining(ResponseOutputMessage):
+    """NeMo Gym's ``NeMoGymResponseOutputMessageForTraining``: OpenAI's message with what a trainer needs."""
+
+    prompt_token_ids: list[int]
+    generation_token_ids: list[int]
+    generation_log_probs: list[float]
+
+
+class TestExports:
+    def export(self, endpoint: Endpoint, tmp_path: Path, kind: str) -> Path:
+        given, out, exported = (tmp_path / name for name in ("in.jsonl", "out.jsonl", f"{kind}.out"))
+        lines = [{"problem": f"q{index}", "answer": "2", "level": index} for index in range(3)]
+        given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        endpoint.trees = {"q1": with_tokens(tree_of("3", "2", None)), "q2": with_tokens(tree_of("3"))}
+        arguments = ["--export", exported, "--export-format", kind, "--url", endpoint.url]
+        ended = CliRunner().invoke(
+            app, ["batch", str(given), str(out), *map(str, arguments)], env={"BANYAN_API_KEY": ""}
+        )
+        assert ended.exit_code == 0, ended.output
+        return exported
+
+    def test_trl(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        found = [
+            StepwiseSupervision.model_validate(line) for line in read_lines(self.export(endpoint, tmp_path, "trl"))
+        ]
+        assert all(len(each.completions) == len(each.labels) for each in found)
+        labels = {(each.prompt, each.completions[-1]): each.labels for each in found}
+        assert labels == {
+            ("q0", "\\boxed{2}"): [True, True],
+            ("q1", "\\boxed{3}"): [True, False],
+            ("q1", "\\boxed{2}"): [True, True],
+            ("q1", "I do not know"): [True, False],
+            ("q2", "\\boxed{3}"): [False, False],
+        }
+        assert {each.completions[0] for each in found} == {"1 + 1 = 2"}
+
+    def test_verl(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        rows = {
+            row["prompt"][0]["content"]: row
+            for row in parquet.read_table(self.export(endpoint, tmp_path, "verl")).to_pylist()
+        }
+        assert rows.keys() == {"q0", "q1", "q2"}
+        row = rows["q1"]
+        assert row["prompt"] == [{"role": "user", "content": "q1"}]
+        assert row["reward_model"] == {"style": "rule", "ground_truth": "2"}
+        assert (row["data_source"], row["ability"]) == ("banyan", "math")
+        assert row["extra_info"]["accuracy"] == pytest.approx(1 / 3)
+        assert row["extra_info"]["index"] == 2
+
+    def test_gym(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        rollouts = list(read_lines(self.export(endpoint, tmp_path, "gym")))
+        assert [rollout["reward"] for rollout in rollouts if asked(rollout) == "q1"] == [0.0, 1.0, 0.0]
+        assert {asked(rollout) for rollout in rollouts} == {"q1", "q2"}  # of q0 no token is known
+        for rollout in rollouts:
+            messages = [MessageForTraining.model_validate(each) for each in rollout["response"]["output"]]
+            written: list[int] = []
+            for message in messages:
+                assert message.prompt_token_ids == [1, 2, 3, *written]
+                assert len(message.generation_token_ids) == len(message.generation_log_probs)
+                written += message.generation_token_ids
+            assert len(written) == 10
+
+    def test_banyans_own(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        found = [TrainingLine.model_validate(line) for line in read_lines(self.export(endpoint, tmp_path, "banyan"))]
+        assert {each.problem: each.accuracy for each in found} == {"q0": 1.0, "q1": pytest.approx(1 / 3), "q2": 0.0}
+
+
+def asked(rollout: dict[str, Any]) -> str:
+    return str(rollout["responses_create_params"]["input"][0]["content"])
+
+
+def with_tokens(tree: dict[str, Any]) -> dict[str, Any]:
+    """The tree with the ids of its tokens and what each was worth to the generator."""
+    for node in tree["nodes"]:
+        node["token_ids"] = list(range(node["tokens"]))
+        node["token_logprobs"] = [node["logprob"] / node["tokens"]] * node["tokens"]
+    return tree
