@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from cluster.evaluation.problem_files import (
+    MAX_LINE_BYTES,
     PARQUET,
     BadLine,
     EvalProblem,
@@ -18,7 +19,6 @@ from cluster.jobs.formats import InputKind
 
 URLS = ("/v1/chat/completions", "/v1/search", "/v1/completions", "/v1/score")
 """What a batch request may ask for."""
-PIECE_BYTES = 1 << 20
 MAX_ID_CHARACTERS = 512
 
 
@@ -71,25 +71,23 @@ def look_at(path: Path, kind: InputKind | None = None) -> JobInput:
     if path.suffix == PARQUET and kind is InputKind.OPENAI:
         raise ProblemFileError(f"{path}: a batch file is JSON lines, not Parquet")
     digest = hashlib.sha256()
-    lines = last = newlines = 0
+    lines = last = number = 0
     try:
         with path.open("rb") as file:
-            begun = False  # whether the line that is being read has more than white space
-            while piece := file.read(PIECE_BYTES):
+            begins, empty = True, True
+            while piece := file.readline(MAX_LINE_BYTES + 1):
                 digest.update(piece)
-                *whole, rest = piece.split(b"\n")
-                for line in whole:
-                    newlines += 1
-                    if begun or line.strip():
-                        lines, last = lines + 1, newlines
-                    begun = False
-                begun = begun or bool(rest.strip())
-            if begun:
-                lines, last = lines + 1, newlines + 1
+                number += begins
+                # What is longer than a line may be counts as one, whatever is in it: it is named as wrong.
+                if empty and (piece.strip() or len(piece) > MAX_LINE_BYTES):
+                    lines, last, empty = lines + 1, number, False
+                if begins := piece.endswith(b"\n"):
+                    empty = True
     except OSError as error:
         raise ProblemFileError(f"cannot read {path}: {error.strerror or error}") from error
     if path.suffix == PARQUET:
-        lines = last = _rows_in(path)
+        kind, lines = InputKind.PROBLEMS, _rows_in(path)
+        last = lines
     if not lines:
         raise ProblemFileError(f"{path} is empty")
     return JobInput(path, kind or _kind_of(path), lines, last, digest.hexdigest())

@@ -139,6 +139,11 @@ def by_hand(shell: Shell, tmp_path: Path) -> None:
         )
         assert "succeeded" in told
         assert "beam_search" in told
+        results = tmp_path / "results.jsonl"
+        told = shell(f"ray job submit -- banyan batch {problems} {results} --n 4")
+        assert "the application 'banyan' of this cluster, by its handles" in told
+        assert "4 lines: 4 results" in told
+        assert len(results.read_text().splitlines()) == 4
         assert httpx.get(f"{DASHBOARD}/api/version").status_code == 401
         token = shell("ray get-auth-token").strip()
         cookie = {"ray-authentication-token": token}  # as its page sets it when the token is typed in

@@ -62,6 +62,8 @@ class Endpoint:
     at_work: int = 0
     most_at_work: int = 0
     refused: int = 0
+    answers_left: int | None = None
+    """So many are answered, then it hangs."""
     hang: bool = False
     only_pings: bool = False
     """Streams say that they are alive, and nothing else."""
@@ -103,7 +105,9 @@ class Endpoint:
     async def completions(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append(body)
-        if self.hang:
+        if self.answers_left is not None:
+            self.answers_left -= 1
+        if self.hang or (self.answers_left is not None and self.answers_left < 0):
             await asyncio.sleep(30)
         if self.places is not None and self.at_work >= self.places:
             self.refused += 1

@@ -74,6 +74,7 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
         "status": "terminal",
         "tokens": 2,
         "end": "delimiter",
+        "ends": True,
         "logprob": None,
         "count": 1,
     }
@@ -84,6 +85,7 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
         "status": "pending",
         "tokens": 0,
         "end": None,
+        "ends": False,
         "logprob": None,
         "count": 1,
     }
