@@ -102,7 +102,7 @@ async def _do(request: Request, given: JobInput, driven: Target, console: Consol
                 return f", {window.in_flight} in flight" + (f", {outputs.failed:,} errors" if outputs.failed else "")
 
             stopped = None
-            with line_progress(console, pace, note) as on_line:
+            async with line_progress(console, pace, note) as on_line:
                 try:
                     await Job(given, outputs, settings, client, window, on_line).run()
                 except JobStopped as error:

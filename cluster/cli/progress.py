@@ -1,8 +1,9 @@
 """How far a long command has come: a bar in a terminal, a line a minute where there is none."""
 
+import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from rich.console import Console
@@ -51,21 +52,27 @@ class Pace:
         return f"{self.done:,} of {self.total:,} lines, {self.per_second:.1f} a second{left}"
 
 
-@contextmanager
-def line_progress(
+@asynccontextmanager
+async def line_progress(
     console: Console, pace: Pace, note: Callable[[], str], every_s: float = EVERY_S
-) -> Iterator[Callable[[], None]]:
-    """Shows lines being done; what it gives is to be called after each."""
-    told_at = 0.0
+) -> AsyncIterator[Callable[[], None]]:
+    """Shows lines being done, or that none is; what it gives is to be called after each."""
     with progress_bar(console) as bar:
         task = bar.add_task("lines", total=pace.total, completed=pace.done, note="")
 
         def done() -> None:
-            nonlocal told_at
             pace.done += 1
             bar.update(task, advance=1, note=f"{pace.per_second:.1f}/s{note()}")
-            if not console.is_terminal and pace.elapsed_s - told_at >= every_s:
-                told_at = pace.elapsed_s
-                console.print(Text(f"{pace}{note()}"), soft_wrap=True)
 
-        yield done
+        telling = None if console.is_terminal else asyncio.create_task(_tell(console, pace, note, every_s))
+        try:
+            yield done
+        finally:
+            if telling is not None:
+                telling.cancel()
+
+
+async def _tell(console: Console, pace: Pace, note: Callable[[], str], every_s: float) -> None:
+    while True:
+        await asyncio.sleep(every_s)
+        console.print(Text(f"{pace}{note()}"), soft_wrap=True)

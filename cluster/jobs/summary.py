@@ -94,6 +94,8 @@ class Summary:
         self.levels: dict[str, Share] = {}
         self._votes = {k: Votes() for k in self._ks}
         self.tokens: Counter[str] = Counter()
+        self._cost: Counter[str] = Counter()
+        """The sum of every figure of `SearchCost`."""
         self.latencies = Latencies()
 
     @property
@@ -119,7 +121,8 @@ class Summary:
 
     def _add_problem(self, line: Mapping[str, Any]) -> None:
         self.degraded += line["degraded"]
-        self._count(line["prompt_tokens"], (line["cost"] or {}).get("generated_tokens"))
+        self._count(line["prompt_tokens"], line["cost"]["generated_tokens"])
+        self._cost.update(line["cost"])
         self._grade(line["level"], line["right"], line["in_pool"], shuffled(line["paths"], line["seed"]))
 
     def _grade(self, level: object, right: bool, in_pool: bool, samples: list[Sample]) -> None:
@@ -153,6 +156,7 @@ class Summary:
             **self.accuracy.as_json(),
             "pool": self.pool.mean,
             "degraded": self.degraded,
+            "cost": {name: total / self.results for name, total in self._cost.items()},
             "levels": {level: share.as_json() for level, share in sorted(self.levels.items())},
             "votes": {str(k): votes.as_json() for k, votes in sorted(self.votes.items())},
         }

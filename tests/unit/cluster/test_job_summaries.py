@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from fractions import Fraction
+from io import StringIO
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,11 @@ from hypothesis import strategies as st
 from openai.types.responses import ResponseOutputMessage
 from pyarrow import parquet
 from pydantic import BaseModel, ConfigDict
+from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.cli.progress import Pace
+from cluster.cli.progress import Pace, line_progress
 from cluster.evaluation.training_file import TrainingLine
 from cluster.jobs.outputs import read_lines
 from cluster.jobs.samples import Sample, pass_at, path_answers, powers_of_two, shuffled, vote
@@ -121,6 +123,16 @@ class TestSummary:
         assert str(pace) == "40 of 100 lines, 0.0 a second"
         now, pace.done = 10.0, 60
         assert str(pace) == "60 of 100 lines, 2.0 a second, 0:00:20 left"
+
+
+async def test_without_a_terminal_a_line_now_and_then_tells_that_nothing_is_done() -> None:
+    console = Console(file=StringIO())
+    async with line_progress(console, Pace(10, 4), lambda: ", 3 in flight", every_s=0.001) as done:
+        done()
+        async with asyncio.timeout(10):
+            while "5 of 10 lines" not in console.file.getvalue():  # type: ignore[attr-defined]
+                await asyncio.sleep(0.001)
+    assert ", 3 in flight\n" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 class StepwiseSupervision(BaseModel):

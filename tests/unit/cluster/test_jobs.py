@@ -134,6 +134,7 @@ class TestProblems:
             "majority": 0.5,
         }
         assert summary["tokens"] == {"prompt": 60, "generated": 90}
+        assert (graded["cost"]["prm_calls"], graded["cost"]["cached_tokens"]) == (2, 12)
         assert parquet.read_table(table).column("problem_id").to_pylist() == [
             row["problem_id"] for row in read_lines(out)
         ]
