@@ -1,0 +1,232 @@
+"""What a step of the real engines costs, by the size of its batch: CPU seconds, measured on this machine.
+
+The generator writes whole solutions of unknown problems, cut off at two lengths: what the longer ones take more is
+decoding, by batch size; what a longer prompt takes more is reading. What is left belongs to the request. The reward
+model scores one new step of many paths at a time, of short and of long questions.
+"""
+
+import asyncio
+import random
+import statistics
+import time
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+from scipy.optimize import nnls
+
+from benchmarks.cluster_sim.workload import recorded
+from benchmarks.engines import Engines, engines_of, solve_all
+from benchmarks.processes import CpuClock
+from deployments.config import AppConfig
+from deployments.embedded.problems import Split, draw_problems
+from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, ScoreItem, ScoreRequest, StopCondition
+from search.settings import parse_search
+
+BATCHES = (1, 2, 4, 8, 16, 32, 64)
+SHORT, LONG = 4, 24
+"""Tokens that are written; solutions have about 70."""
+EARLIER = 4
+"""Questions and answers before the question of a long prompt."""
+SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
+SEED = 71
+console = Console(stderr=True)
+
+
+class Spent(NamedTuple):
+    """Some calls of one kind: CPU seconds, and what they were for."""
+
+    batch: int
+    calls: int
+    engine_s: float
+    """Of the engine's process."""
+    replica_s: float
+    """Of the process that calls it, where a replica's code runs."""
+    steps: int
+    generated: int
+    computed: int
+    """Prompt tokens that no cache had."""
+
+    def per_call(self, of: str) -> float:
+        return float(getattr(self, of)) / self.calls
+
+
+async def spent(
+    batch: int, call: Callable[[int], Awaitable[None]], stats: Callable[[], Mapping[str, int]], seconds: float
+) -> Spent:
+    """Calls one after the other for so long; every call gets a number of its own."""
+    await call(-1)
+    before, clock, calls = stats(), CpuClock(), 0
+    until = time.perf_counter() + seconds
+    while calls < 3 or time.perf_counter() < until:
+        await call(calls)
+        calls += 1
+    cpu, after = clock.spent(), stats()
+    gained = {name: after[name] - before[name] for name in after}
+    computed = gained["prompt_tokens"] - gained["prefix_hits"]
+    replica = cpu.get("benchmark", 0.0)
+    engine = cpu.get("engine of benchmark", 0.0)
+    return Spent(batch, calls, engine, replica, gained["engine_steps"], gained["generated_tokens"], computed)
+
+
+def writing(engines: Engines, branches: int, tokens: int, earlier: int) -> Callable[[int], Awaitable[None]]:
+    """A call for so many branches below an unknown question, with so many questions before it."""
+    drawn = draw_problems(Split.TEST, SEED + 1000 * branches + 100 * earlier + tokens)
+
+    async def call(number: int) -> None:
+        before: list[dict[str, str]] = []
+        for _ in range(earlier):
+            problem = next(drawn)
+            before += [
+                {"role": "user", "content": problem.text},
+                {"role": "assistant", "content": f"The answer is {problem.answer}."},
+            ]
+        prompt = engines.generator.encode_chat([*before, {"role": "user", "content": next(drawn).text}])
+        wanted = tuple(Branch(index, 1_000_003 * number + index + 7, tokens) for index in range(branches))
+        request = ExpandRequest(
+            f"curve-{branches}-{tokens}-{earlier}-{number}",
+            (ExpandItem((), tuple(prompt), wanted),),
+            Sampling(),
+            StopCondition.SOLUTION,
+            Lane.DEMAND,
+            60.0,
+        )
+        async for _ in engines.generator.expand(request):
+            pass
+
+    return call
+
+
+def scoring(engines: Engines, items: int, questions: int) -> Callable[[int], Awaitable[None]]:
+    """A call for so many paths, each with a first step of its own, below an unknown question of so many parts."""
+    drawn = draw_problems(Split.TEST, SEED + 1000 * items + questions)
+    luck = random.Random(SEED + items)
+
+    async def call(number: int) -> None:
+        question = " ".join(next(drawn).text for _ in range(questions))
+        steps = [f"{luck.randrange(1000)} + {luck.randrange(1000)} = {luck.randrange(2000)}\n\n" for _ in range(items)]
+        request = ScoreRequest(
+            f"curve-{items}-{questions}-{number}", question, tuple(ScoreItem((step,)) for step in steps), 60.0
+        )
+        await engines.scorer.score(request)
+
+    return call
+
+
+async def generator_curve(engines: Engines, seconds: float) -> dict[str, Any]:
+    """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request."""
+    stats = engines.generator.stats
+    short, long, reading = [
+        [await spent(batch, writing(engines, batch, tokens, earlier), stats, seconds) for batch in BATCHES]
+        for tokens, earlier in ((SHORT, 0), (LONG, 0), (SHORT, EARLIER))
+    ]
+    found: dict[str, Any] = {}
+    for side in ("engine_s", "replica_s"):
+        step = [
+            (more.per_call(side) - less.per_call(side)) / (more.per_call("steps") - less.per_call("steps"))
+            for less, more in zip(short, long, strict=True)
+        ]
+        # Prompts that nobody has seen are read once for a whole call, so the smallest batches tell it best.
+        token = statistics.median(
+            (more.per_call(side) - less.per_call(side)) / (more.per_call("computed") - less.per_call("computed"))
+            for less, more in zip(short[:4], reading[:4], strict=True)
+        )
+        token = max(0.0, token)
+        left = [
+            run.per_call(side) - run.per_call("steps") * each - run.per_call("computed") * token
+            for run, each in zip(short, step, strict=True)
+        ]
+        call, request = nnls(np.array([[1.0, run.batch] for run in short]), np.array(left))[0]
+        found[side.removesuffix("_s")] = {
+            "step_s": {batch: round(max(each, 1e-6), 7) for batch, each in zip(BATCHES, step, strict=True)},
+            "token_s": round(token, 9),
+            "request_s": round(float(request), 7),
+            "call_s": round(float(call), 7),
+        }
+    found["measured"] = [list(run) for run in (*short, *long, *reading)]
+    return found
+
+
+async def scorer_curve(engines: Engines, seconds: float) -> dict[str, Any]:
+    """The same of the reward model, whose step is a pass over all items of a batch."""
+    stats = engines.scorer.stats
+    runs = [
+        await spent(items, scoring(engines, items, questions), stats, seconds)
+        for questions in (1, 5)
+        for items in BATCHES
+    ]
+    found: dict[str, Any] = {}
+    for side in ("engine_s", "replica_s"):
+        # Relative errors: a small batch counts as much as a large one.
+        cost = np.array([run.per_call(side) for run in runs])
+        rows = np.array([[run.per_call("steps"), run.batch, run.per_call("computed")] for run in runs])
+        step, item, token = nnls(rows / cost[:, None], np.ones(len(runs)))[0]
+        found[side.removesuffix("_s")] = {
+            "step_s": {1: round(float(step), 7)},
+            "token_s": round(float(token), 9),
+            "request_s": round(float(item), 7),
+            "call_s": 0.0,
+        }
+    found["measured"] = [list(run) for run in runs]
+    return found
+
+
+async def crowding(engines: Engines, seconds: float) -> float:
+    """CPU seconds of both engines at work at once over those of the same work one after the other."""
+
+    async def cost(*calls: Callable[[int], Awaitable[None]]) -> float:
+        clock, made, until = CpuClock(), 0, time.perf_counter() + seconds
+        while time.perf_counter() < until:
+            await asyncio.gather(*(call(made) for call in calls))
+            made += 1
+        return sum(clock.spent().values()) / made
+
+    write, score = writing(engines, 16, SHORT + 1, 0), scoring(engines, 16, 2)
+    alone = await cost(write) + await cost(score)
+    return round(await cost(write, score) / alone, 3)
+
+
+def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]:
+    """All of it, and the steps of so many beam searches, for the simulation's searches to be made of."""
+
+    async def measure() -> dict[str, Any]:
+        async with engines_of(config) as engines:
+            trees = await _trees(engines, problems)
+            found = {
+                "generator": await generator_curve(engines, seconds),
+                "prm": await scorer_curve(engines, seconds),
+                "crowding": await crowding(engines, 4 * seconds),
+                "engines": _facts(engines, config),
+            }
+            return {**found, "search": SEARCH, "problems": trees}
+
+    return asyncio.run(measure())
+
+
+def _facts(engines: Engines, config: AppConfig) -> dict[str, dict[str, int]]:
+    facts = {}
+    for role, engine, settings in (
+        ("generator", engines.generator, config.generator),
+        ("prm", engines.scorer, config.prm),
+    ):
+        facts[role] = {
+            "blocks": engine.stats()["total_blocks"] - 1,
+            "block_size": settings.expected_block_size,
+            "max_num_seqs": settings.max_num_seqs,
+        }
+    return facts
+
+
+async def _trees(engines: Engines, number: int) -> list[dict[str, Any]]:
+    drawn: Iterator[Any] = draw_problems(Split.VALIDATION, SEED)
+    problems: Sequence[Any] = [next(drawn) for _ in range(number)]
+
+    async def solve(problem: Any, seed: int) -> dict[str, Any]:
+        settings = parse_search({**SEARCH, "seed": seed})
+        outcome = await engines.search(problem.text, settings, f"tree-{seed}")
+        return recorded(outcome, len(engines.prompt(problem.text)))
+
+    trees, took = await solve_all(solve, problems, 16, SEED)
+    console.print(f"{number} searches recorded in {took:.1f} s")
+    return trees

@@ -1,0 +1,254 @@
+"""What a real controller costs, on real Serve with engines that cost nothing.
+
+Searches of several shapes, and fakes that answer at once in groups of several sizes: from the CPU seconds of every
+process and the number of its searches, calls, groups and children follows what each of these costs. What the controller
+can do at most is measured with other searches, more of them at once.
+"""
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import httpx
+import numpy as np
+from rich.console import Console
+from scipy.optimize import nnls
+
+from benchmarks.processes import CpuClock
+from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
+from cluster.launch.application import free_port
+from deployments.config import AppConfig, ControllerUserConfig
+from search.ports import ChildGroup, ExpandRequest, ScoreRequest
+
+REPEATED = 0.4
+"""Of siblings, as the embedded models have it."""
+SHAPES = ((1, 1, 8), (4, 4, 3), (16, 4, 6), (48, 4, 4), (64, 8, 6))
+"""Width, children of each kept path, and levels, of the beam searches by which costs are told apart."""
+GROUPS = (4, 64)
+"""Children that a fake sends at a time."""
+IN_FLIGHT = 8
+ASKED = (32, 4, 5)
+"""Of the searches for which the limit is predicted, in groups of so many, and so many at once."""
+ASKED_GROUP = 16
+ASKED_IN_FLIGHT = 48
+PARTS = {
+    "controller": ("search", "expand", "group", "child", "score", "item"),
+    "generator": ("call", "group", "child"),
+    "prm": ("call", "item"),
+    "proxy": ("search",),
+    "client": ("search",),
+    "others": ("search",),
+}
+ROLES = {
+    "controller replica": "controller",
+    "generator replica": "generator",
+    "prm replica": "prm",
+    "http proxy": "proxy",
+    "benchmark": "client",
+}
+console = Console(stderr=True)
+
+
+class FakeGenerator:
+    """In place of `deployments.generator.GeneratorReplica`."""
+
+    def __init__(self) -> None:
+        self._fake = QuickGenerator(OwnTime(), REPEATED, 8)
+        self._group = GROUPS[-1]
+        self._counted = {"calls": 0, "groups": 0, "children": 0}
+
+    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+        self._counted["calls"] += 1
+        async for written in self._fake.expand(request):
+            for start in range(0, len(written.children), self._group):
+                group = written.children[start : start + self._group]
+                self._counted["groups"] += 1
+                self._counted["children"] += len(group)
+                yield ChildGroup(group)
+
+    async def group(self, size: int) -> None:
+        self._group = size
+
+    async def stats(self) -> dict[str, int]:
+        return dict(self._counted)
+
+    async def check_integrity(self) -> list[str]:
+        return []
+
+    async def canary(self, deadline_s: float) -> float:
+        return 0.0
+
+
+class FakeScorer:
+    """In place of `deployments.prm.PrmReplica`."""
+
+    def __init__(self) -> None:
+        self._fake = QuickScorer(OwnTime())
+        self._counted = {"calls": 0, "items": 0}
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        self._counted["calls"] += 1
+        self._counted["items"] += len(request.items)
+        return await self._fake.score(request)
+
+    async def stats(self) -> dict[str, int]:
+        return dict(self._counted)
+
+    async def check_integrity(self) -> list[str]:
+        return []
+
+    async def canary(self, deadline_s: float) -> float:
+        return 0.0
+
+    async def silent_s(self) -> float:
+        return 0.0
+
+
+class Counted(NamedTuple):
+    """Some searches of one shape."""
+
+    shape: tuple[int, int, int]
+    group: int
+    in_flight: int
+    seconds: float
+    searches: int
+    calls: dict[str, int]
+    """Of both fakes, as ``generator_calls``."""
+    cpu_s: dict[str, float]
+    """By `PARTS`, less what is spent when nothing is asked."""
+
+    @property
+    def rate(self) -> float:
+        return self.searches / self.seconds
+
+    def number(self, role: str, part: str) -> int:
+        """How many of a part of a role's work there were."""
+        if part == "search":
+            return self.searches
+        of = {"expand": "generator_calls", "score": "prm_calls", "group": "generator_groups"}
+        of |= {"child": "generator_children", "item": "prm_items", "call": f"{role}_calls"}
+        return self.calls[of[part]]
+
+
+@contextmanager
+def fake_application() -> Iterator[tuple[str, Any]]:
+    """One controller before one fake of each kind; its address and the handle of the generator."""
+    import ray
+    from ray import serve
+
+    from deployments.controller import SearchController
+
+    engines = {"max_ongoing_requests": 512, "ray_actor_options": {"num_cpus": 0.2}, "max_queued_requests": 4096}
+    fakes = [
+        serve.deployment(name=name, **engines)(fake).bind()
+        for name, fake in (("Generator", FakeGenerator), ("ProcessRewardModel", FakeScorer))
+    ]
+    controller = SearchController.options(
+        max_ongoing_requests=1024,
+        ray_actor_options={"num_cpus": 0.2},
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+        user_config=ControllerUserConfig().model_dump(mode="json"),
+    ).bind(AppConfig(), *fakes)
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    port = free_port()
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.run(controller)
+        yield f"http://127.0.0.1:{port}", serve.get_deployment_handle("Generator", "default")
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+class Asking:
+    """Searches over HTTP, and what they cost."""
+
+    def __init__(self, http: httpx.AsyncClient, fake: Any) -> None:
+        self._http = http
+        self._fake = fake
+        self._numbers = itertools.count()
+        self.idle: dict[str, float] = {}
+        """CPU seconds a second while nothing is asked."""
+
+    async def rest(self, seconds: float) -> None:
+        """Sees what is spent on nothing."""
+        clock, began = CpuClock(), time.perf_counter()
+        await asyncio.sleep(seconds)
+        took = time.perf_counter() - began
+        self.idle = {role: spent / took for role, spent in clock.spent().items()}
+
+    async def searches(self, shape: tuple[int, int, int], group: int, in_flight: int, seconds: float) -> Counted:
+        """So many at a time for so long, whose ends are waited for."""
+        await self._fake.group.remote(group)
+        before, clock, began = await self._counts(), CpuClock(), time.perf_counter()
+        done = 0
+
+        async def client() -> None:
+            nonlocal done
+            while time.perf_counter() - began < seconds:
+                await self._search(shape)
+                done += 1
+
+        await asyncio.gather(*(client() for _ in range(in_flight)))
+        took, spent, after = time.perf_counter() - began, clock.spent(), await self._counts()
+        cpu = dict.fromkeys(PARTS, 0.0)
+        for role, of_role in spent.items():
+            cpu[ROLES.get(role, "others")] += max(0.0, of_role - self.idle.get(role, 0.0) * took)
+        calls = {name: after[name] - before[name] for name in after}
+        return Counted(shape, group, in_flight, round(took, 3), done, calls, {k: round(v, 3) for k, v in cpu.items()})
+
+    async def _search(self, shape: tuple[int, int, int]) -> None:
+        width, children, levels = shape
+        number = next(self._numbers)
+        search = {"strategy": "beam_search", "n": width, "m": children, "max_depth": levels}
+        body = {
+            "model": "banyan-arithmetic",
+            "messages": [{"role": "user", "content": f"Start with {number}. Multiply by 3. What is the result?"}],
+            "seed": number,
+            "search": search,
+        }
+        (await self._http.post("/v1/chat/completions", json=body)).raise_for_status()
+
+    async def _counts(self) -> dict[str, int]:
+        status = (await self._http.get("/v1/status")).raise_for_status().json()
+        return {f"{role}_{name}": number for role in ("generator", "prm") for name, number in status[role][0].items()}
+
+
+def costs_of(runs: Sequence[Counted], idle: Mapping[str, float]) -> dict[str, Any]:
+    """Seconds of each part: the least squares of relative errors, none below zero."""
+    found: dict[str, Any] = {}
+    for role, parts in PARTS.items():
+        spent = np.array([max(run.cpu_s[role], 1e-6) for run in runs])
+        rows = np.array([[run.number(role, part) for part in parts] for run in runs])
+        seconds, _ = nnls(rows / spent[:, None], np.ones(len(runs)))
+        found[role] = {part: round(float(each), 8) for part, each in zip(parts, seconds, strict=True)}
+    return {**found, "background": round(sum(idle.values()), 4)}
+
+
+async def ask(url: str, fake: Any, seconds: float) -> dict[str, Any]:
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as http:
+        asking = Asking(http, fake)
+        await asking.searches(SHAPES[1], GROUPS[0], IN_FLIGHT, seconds)  # warms up
+        await asking.rest(2 * seconds)
+        runs = []
+        for shape in SHAPES:
+            for group in GROUPS:
+                runs.append(await asking.searches(shape, group, IN_FLIGHT, seconds))
+                console.print(f"{shape}, groups of {group}: {runs[-1].rate:.1f}/s {runs[-1].cpu_s}")
+        limit = [await asking.searches(ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, 2 * seconds) for _ in range(3)]
+        console.print(f"limit: {[round(run.rate, 2) for run in limit]} searches/s")
+    return {
+        "costs": costs_of(runs, asking.idle),
+        "idle": asking.idle,
+        "runs": [run._asdict() for run in runs],
+        "limit": [run._asdict() for run in limit],
+    }
+
+
+def measured(seconds: float) -> dict[str, Any]:
+    with fake_application() as (url, fake):
+        return asyncio.run(ask(url, fake, seconds))

@@ -1,0 +1,382 @@
+"""The simulated cluster: pools of replicas, what chooses among them and how many there are, controllers, and load."""
+
+import asyncio
+import math
+import random
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
+
+from benchmarks.cluster_sim.costs import CallCosts
+from benchmarks.cluster_sim.processors import Processor, Program
+from cluster.autoscaling import PRESSURE, by_pressure
+from deployments.app import LOOK_BACK_S
+from deployments.places import NoPlace, Owner, Places
+from search.answers.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StepScorer
+from search.run.disposal import Disposal
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchCost
+from search.run.runner import run_search
+from search.settings import SearchSettings
+from search.tree import SearchTree
+
+TELL_S = 10.0
+"""Serve: replicas tell what presses so often."""
+DECIDE_S = 0.1
+"""Serve: its controller asks the policy so often."""
+BACKGROUND_S = 0.1
+"""How often what is always busy comes on."""
+CONTEXT_TOKENS = 1024
+ANYBODY = Owner("anybody")
+
+
+class Replica(Protocol):
+    """Of any pool."""
+
+    ongoing: int
+    """Calls."""
+
+    @property
+    def pressure(self) -> float: ...
+
+
+AnyReplica = TypeVar("AnyReplica", bound=Replica)
+
+
+class Router(Protocol):
+    """Chooses the replica of a call."""
+
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
+        """One of ``replicas``, of which there is at least one."""
+        ...
+
+
+class PowerOfTwoChoices:
+    """Serve's own: the one of two drawn at random that has fewer calls."""
+
+    def __init__(self, seed: int) -> None:
+        self._luck = random.Random(seed)
+
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
+        one, other = self._luck.choice(replicas), self._luck.choice(replicas)
+        return one if one.ongoing <= other.ongoing else other
+
+
+@dataclass(frozen=True)
+class PoolSize:
+    """As ``replicas`` of a deployment's settings."""
+
+    min_replicas: int
+    max_replicas: int
+    upscale_delay_s: float = 10.0
+    downscale_delay_s: float = 300.0
+    start_s: float = 30.0
+    """From the decision to the first call."""
+
+
+@dataclass
+class _Told(Generic[AnyReplica]):
+    replica: AnyReplica
+    pressures: deque[tuple[float, float]] = field(default_factory=deque)
+    """When, and what."""
+
+
+class Pool(Generic[AnyReplica]):
+    """The replicas of one deployment, and how many there are to be: by `cluster.autoscaling`, with Serve's delays.
+
+    A replica that is to go gets no new calls and finishes those that it has.
+    """
+
+    def __init__(self, make: Callable[[], AnyReplica], size: PoolSize, router: Router) -> None:
+        self._make = make
+        self._size = size
+        self._router = router
+        self._ready: list[_Told[AnyReplica]] = []
+        self._arrived = asyncio.Event()
+        self.made: list[AnyReplica] = []
+        """All there ever were."""
+        self.target_num_replicas = size.min_replicas
+        self.starting = 0
+        self.history: list[tuple[float, int]] = []
+        """When there were to be how many."""
+        for _ in range(size.min_replicas):
+            self._add()
+
+    @property
+    def replicas(self) -> list[AnyReplica]:
+        """Those that get calls."""
+        return [told.replica for told in self._ready]
+
+    @property
+    def aggregated_metrics(self) -> dict[str, dict[Any, float]]:
+        """As Serve gives it to a policy: of each replica that told something, the mean of what it told lately."""
+        since = asyncio.get_running_loop().time() - LOOK_BACK_S
+        pressures = {}
+        for number, told in enumerate(self._ready):
+            while told.pressures and told.pressures[0][0] < since:
+                told.pressures.popleft()
+            if told.pressures:
+                pressures[number] = math.fsum(each for _, each in told.pressures) / len(told.pressures)
+        return {PRESSURE: pressures}
+
+    async def choose(self, search_id: str) -> AnyReplica:
+        """A replica for one call; waits for one where there is none."""
+        while not self._ready:
+            self._arrived.clear()
+            await self._arrived.wait()
+        return self._router.choose(self.replicas, search_id)
+
+    async def autoscale(self) -> None:
+        """As Serve's controller does, until cancelled: what the policy has wanted for so long is done."""
+        if self._size.min_replicas == self._size.max_replicas:
+            return
+        loop = asyncio.get_running_loop()
+        tell, since, direction = loop.time() + TELL_S, loop.time(), 0
+        while True:
+            await asyncio.sleep(DECIDE_S)
+            if loop.time() >= tell:
+                tell += TELL_S
+                for told in self._ready:
+                    told.pressures.append((loop.time(), told.replica.pressure))
+            wanted, _ = by_pressure(self)
+            wanted = min(max(wanted, self._size.min_replicas), self._size.max_replicas)
+            now = self.target_num_replicas
+            if (moved := (wanted > now) - (wanted < now)) != direction:
+                direction, since = moved, loop.time()
+            delay = self._size.upscale_delay_s if direction > 0 else self._size.downscale_delay_s
+            if direction and loop.time() - since >= delay:
+                self._resize(wanted)
+                direction = 0
+
+    def _resize(self, wanted: int) -> None:
+        loop = asyncio.get_running_loop()
+        for _ in range(wanted - self.target_num_replicas):
+            self.starting += 1
+            loop.call_later(self._size.start_s, self._started)
+        self.target_num_replicas = wanted
+        self.history.append((loop.time(), wanted))
+        self._let_go()
+
+    def _started(self) -> None:
+        self.starting -= 1
+        self._add()
+        self._let_go()
+
+    def _add(self) -> None:
+        replica = self._make()
+        self.made.append(replica)
+        self._ready.append(_Told(replica))
+        self._arrived.set()
+
+    def _let_go(self) -> None:
+        """The youngest go first."""
+        while len(self._ready) > self.target_num_replicas:
+            self._ready.pop()
+
+
+class ControllerSize(NamedTuple):
+    """What `deployments.config.ControllerSettings` calls so."""
+
+    searches: int = 64
+    branches: int = 256
+
+
+class GeneratorReplica(Replica, Protocol):
+    def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]: ...
+
+
+class ScorerReplica(Replica, StepScorer, Protocol): ...
+
+
+class SimulatedController:
+    """One controller replica: real searches, whose time on its one thread is counted where it speaks with others."""
+
+    def __init__(
+        self,
+        processor: Processor,
+        calls: CallCosts,
+        size: ControllerSize,
+        generators: "Pool[GeneratorReplica]",
+        scorers: "Pool[ScorerReplica]",
+    ) -> None:
+        self.program = Program(processor)
+        self.places = Places(size.searches)
+        self.ongoing = 0
+        self._costs = calls.controller
+        self._generators = generators
+        self._scorers = scorers
+        self._disposal = Disposal()
+        self.gate = Gate(size.branches)
+        self._environment = SearchEnvironment(self, self, CONTEXT_TOKENS, self.gate, AnswerMatcher())
+
+    @property
+    def pressure(self) -> float:
+        """As `deployments.controller` tells it."""
+        return (self.places.held + self.places.waiting) / self.places.count
+
+    async def search(self, search_id: str, prompt: tuple[int, ...], settings: SearchSettings) -> SearchCost:
+        """One request.
+
+        Raises:
+            NoPlace: all places are taken.
+        """
+        self.ongoing += 1
+        try:
+            async with self.places.hold(ANYBODY):
+                await self.program.work(self._costs["search"] / 2)
+                tree = SearchTree()
+                free = self._disposal.watch(tree)
+                try:
+                    outcome = await run_search("", prompt, settings, self._environment, search_id=search_id, tree=tree)
+                finally:
+                    free()
+                await self.program.work(self._costs["search"] / 2)
+                return outcome.cost
+        finally:
+            self.ongoing -= 1
+
+    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+        """`search.ports.Generator`, through the pool."""
+        await self.program.work(self._costs["expand"])
+        replica = await self._generators.choose(request.search_id)
+        async with aclosing(replica.expand(request)) as groups:
+            async for group in groups:
+                await self.program.work(self._costs["group"] + self._costs["child"] * len(group.children))
+                yield group
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        """`search.ports.StepScorer`, through the pool."""
+        await self.program.work(self._costs["score"] + self._costs["item"] * len(request.items))
+        replica = await self._scorers.choose(request.search_id)
+        return await replica.score(request)
+
+
+class ClusterSize(NamedTuple):
+    """The pools."""
+
+    generators: PoolSize
+    scorers: PoolSize
+    controllers: PoolSize
+    controller: ControllerSize = ControllerSize()
+
+
+class Cluster:
+    """All of it. To be made and used on one virtual loop."""
+
+    def __init__(
+        self,
+        size: ClusterSize,
+        calls: CallCosts,
+        seed: int,
+        processor: Callable[[], Processor],
+        generator: Callable[[Processor], GeneratorReplica],
+        scorer: Callable[[Processor], ScorerReplica],
+    ) -> None:
+        """``processor``: gives every program what it runs on; the same one, or one of its own. ``generator`` and
+        ``scorer`` make replicas."""
+        self.generators = Pool(lambda: generator(processor()), size.generators, PowerOfTwoChoices(seed))
+        self.scorers = Pool(lambda: scorer(processor()), size.scorers, PowerOfTwoChoices(seed + 1))
+        self.controllers = Pool(
+            lambda: SimulatedController(processor(), calls, size.controller, self.generators, self.scorers),
+            size.controllers,
+            PowerOfTwoChoices(seed + 2),
+        )
+        self.proxy, self.client, self.others = (Program(processor()) for _ in range(3))
+        self._calls = calls
+        self.refused = 0
+        self.costs: list[SearchCost] = []
+
+    async def solve(self, number: int, prompt: tuple[int, ...], settings: SearchSettings) -> float:
+        """One request of a client that comes again when it is refused; how long it took."""
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        self.others.post(self._calls.others["search"])
+        await self.client.work(self._calls.client["search"] / 2)
+        while True:
+            await self.proxy.work(self._calls.proxy["search"] / 2)
+            controller = await self.controllers.choose(str(number))
+            try:
+                self.costs.append(await controller.search(str(number), prompt, settings))
+                break
+            except NoPlace as refusal:
+                self.refused += 1
+                await asyncio.sleep(refusal.retry_after_s)
+        await self.proxy.work(self._calls.proxy["search"] / 2)
+        await self.client.work(self._calls.client["search"] / 2)
+        return loop.time() - began
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Pools grow and shrink within the block, and what is always busy is."""
+        pools = (self.generators, self.scorers, self.controllers)
+        tasks = [asyncio.create_task(work) for work in (*(pool.autoscale() for pool in pools), self._background())]
+        try:
+            yield
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _background(self) -> None:
+        while True:
+            await asyncio.sleep(BACKGROUND_S)
+            await self.others.work(self._calls.background * BACKGROUND_S)
+
+
+class Load(NamedTuple):
+    """What clients ask."""
+
+    searches: int
+    settings: Callable[[int], SearchSettings]
+    """Of a search by its number."""
+    prompt: Callable[[int], tuple[int, ...]]
+
+
+async def closed_loop(cluster: Cluster, load: Load, clients: int) -> tuple[list[float], float]:
+    """So many clients, each one search after the other: how long each took, and all together."""
+    numbers = iter(range(load.searches))
+    took: list[float] = []
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def client() -> None:
+        for number in numbers:
+            seconds = await cluster.solve(number, load.prompt(number), load.settings(number))
+            took.append(seconds)
+
+    async with asyncio.TaskGroup() as group:
+        for _ in range(clients):
+            group.create_task(client())
+    return took, loop.time() - began
+
+
+async def open_loop(
+    cluster: Cluster, load: Load, rate: Callable[[float], float], seed: int
+) -> tuple[list[float], float]:
+    """Searches that come as they like, so many a second at each time (`rate`, in seconds from the start)."""
+    luck = random.Random(seed)
+    took: list[float] = []
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+
+    async def solve(number: int) -> None:
+        took.append(await cluster.solve(number, load.prompt(number), load.settings(number)))
+
+    async with asyncio.TaskGroup() as group:
+        for number in range(load.searches):
+            await asyncio.sleep(luck.expovariate(rate(loop.time() - began)))
+            group.create_task(solve(number))
+    return took, loop.time() - began
+
+
+def totals(costs: Sequence[SearchCost]) -> dict[str, float]:
+    """Means of what searches cost."""
+    sums: Counter[str] = Counter()
+    for cost in costs:
+        for name in ("nodes", "repeated_steps", "generated_tokens", "expand_calls", "prm_calls", "cached_tokens"):
+            sums[name] += getattr(cost, name)
+    return {name: round(total / len(costs), 2) for name, total in sums.items()}

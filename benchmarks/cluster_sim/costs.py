@@ -1,0 +1,96 @@
+"""What everything costs, as it was measured: `batch_curves` and `calls` write it, the simulation reads it."""
+
+from bisect import bisect_right
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Costs(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class BatchCurve(_Costs):
+    """CPU seconds of one program for the steps of an engine."""
+
+    step_s: dict[int, float] = Field(min_length=1)
+    """By batch size. Between two it is linear, beyond the last as from the last but one; one alone holds for all."""
+    token_s: float = Field(ge=0)
+    """For each prompt token that is computed."""
+    request_s: float = Field(ge=0)
+    call_s: float = Field(ge=0)
+
+    def step(self, batch: int) -> float:
+        """A step with so many requests."""
+        sizes = self._sizes
+        if len(sizes) == 1:
+            return self.step_s[sizes[0]]
+        above = min(max(bisect_right(sizes, batch), 1), len(sizes) - 1)
+        low, high = sizes[above - 1], sizes[above]
+        share = (max(batch, sizes[0]) - low) / (high - low)
+        return self.step_s[low] + share * (self.step_s[high] - self.step_s[low])
+
+    def times(self, factor: float) -> "BatchCurve":
+        """Where everything takes so many times as long."""
+        return BatchCurve(
+            step_s={batch: factor * seconds for batch, seconds in self.step_s.items()},
+            token_s=factor * self.token_s,
+            request_s=factor * self.request_s,
+            call_s=factor * self.call_s,
+        )
+
+    def model_post_init(self, context: Any) -> None:
+        self._sizes: tuple[int, ...]
+        object.__setattr__(self, "_sizes", tuple(sorted(self.step_s)))
+
+
+class EngineCosts(_Costs):
+    """One engine and its replica."""
+
+    engine: BatchCurve
+    replica: BatchCurve
+    """Of the process in front of the engine: steps are the messages that it gets from it."""
+    blocks: int = Field(ge=1)
+    block_size: int = Field(ge=1)
+    max_num_seqs: int = Field(ge=1)
+
+
+class CallCosts(_Costs):
+    """CPU seconds of what is around the engines: trees, calls between replicas, HTTP."""
+
+    controller: dict[str, float]
+    """For each search, expand call, group of children, child, score call and item."""
+    generator: dict[str, float]
+    """Of a replica, beside its engine: for each call, group and child."""
+    prm: dict[str, float]
+    """For each call and item."""
+    proxy: dict[str, float]
+    """For each search."""
+    client: dict[str, float]
+    """For each search."""
+    others: dict[str, float]
+    """Of Ray and Serve, for each search."""
+    background: float = Field(ge=0)
+    """Of all that is busy when nothing is asked: CPU seconds a second."""
+
+
+class Costs(_Costs):
+    generator: EngineCosts
+    prm: EngineCosts
+    calls: CallCosts
+
+    @classmethod
+    def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any], crowded: bool = True) -> "Costs":
+        """From the two results. ``crowded``: where programs share caches and memory, as they did when calls were
+        measured but not when curves were, their steps take longer too."""
+        factor = curves["crowding"] if crowded else 1.0
+        engines = {
+            role: EngineCosts(
+                engine=BatchCurve(**curves[role]["engine"]).times(factor),
+                replica=BatchCurve(**curves[role]["replica"]).times(factor),
+                **curves["engines"][role],
+            )
+            for role in ("generator", "prm")
+        }
+        return cls(**engines, calls=calls["costs"])

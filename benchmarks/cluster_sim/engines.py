@@ -1,0 +1,342 @@
+"""Simulated replicas: the ports of `search.ports` on an engine that only counts time.
+
+The generator's branches pass the real clamp and ledger and the real order among searches. Its engine batches as vLLM
+does: every step writes one token of each running request, and reads the prompts of those that join. Blocks of prefixes
+stay cached until others need the room.
+"""
+
+import asyncio
+import heapq
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from typing import NamedTuple
+
+from benchmarks.cluster_sim.costs import CallCosts, EngineCosts
+from benchmarks.cluster_sim.processors import Processor, Program
+from benchmarks.cluster_sim.workload import Language
+from deployments.engines.fair_order import LAST, FairOrder
+from kvstore.clamp import KVClamp, Lengths, Ticket
+from kvstore.ledger import KVLedger, Prefix
+from search.errors import GeneratorError
+from search.ports import (
+    Child,
+    ChildGroup,
+    ExpandRequest,
+    Headroom,
+    Lane,
+    ScoreRequest,
+    StopCondition,
+)
+
+BATCH_TOKENS = 4096
+"""As `deployments.engines.arguments` has it on a CPU: no more prompt tokens in a step."""
+GROUP_S = 0.004
+"""As ``generator.group_ms``."""
+
+
+class PrefixCache:
+    """Keys of cached blocks, the least recently used of them first to go."""
+
+    def __init__(self, blocks: int) -> None:
+        self._blocks = blocks
+        self._keys: OrderedDict[int, None] = OrderedDict()
+
+    def cached(self, keys: Sequence[int]) -> int:
+        """How many of a prefix's blocks are here."""
+        for found, key in enumerate(keys):
+            if key not in self._keys:
+                return found
+            self._keys.move_to_end(key)
+        return len(keys)
+
+    def keep(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            self._keys[key] = None
+            self._keys.move_to_end(key)
+        while len(self._keys) > self._blocks:
+            self._keys.popitem(last=False)
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """One request of an engine."""
+
+    priority: int
+    prompt: Prefix
+    tokens: int
+    """That it will write."""
+    finished: Callable[["Request"], None]
+    """Called in the replica's time."""
+    written: int = 0
+    cached_tokens: int = 0
+    aborted: bool = False
+
+
+class Engine:
+    """Runs requests in steps while there are any."""
+
+    def __init__(self, processor: Processor, replica: Program, costs: EngineCosts) -> None:
+        self._program = Program(processor)
+        self._replica = replica
+        self._costs = costs
+        self._cache = PrefixCache(costs.blocks)
+        self._waiting: list[tuple[int, int, Request]] = []
+        self._arrivals = count()
+        self._running: list[Request] = []
+        self._stepping = False
+        self.steps = self.generated_tokens = self.computed_tokens = self.discarded_tokens = 0
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def add(self, request: Request) -> None:
+        heapq.heappush(self._waiting, (request.priority, next(self._arrivals), request))
+        if not self._stepping:
+            self._stepping = True
+            # What is asked for at the same time is taken at the same time.
+            asyncio.get_running_loop().call_soon(self._step)
+
+    def cached(self, keys: Sequence[int]) -> None:
+        """Blocks that a finished request leaves behind."""
+        self._cache.keep(keys)
+
+    def _step(self) -> None:
+        self._running = [request for request in self._running if not request.aborted]
+        curve = self._costs.engine
+        joined = self._join()
+        self._stepping = bool(self._running)
+        if self._stepping:
+            read = sum(request.prompt.tokens - request.cached_tokens for request in joined)
+            self.computed_tokens += read
+            self.steps += 1
+            batch = len(self._running)
+            seconds = curve.step(batch) + curve.token_s * read + curve.request_s * len(joined)
+            self._program.post(seconds, partial(self._stepped, batch))
+
+    def _join(self) -> list[Request]:
+        joined: list[Request] = []
+        left = BATCH_TOKENS
+        while self._waiting and len(self._running) < self._costs.max_num_seqs:
+            request = self._waiting[0][2]
+            if request.aborted:
+                heapq.heappop(self._waiting)
+                continue
+            keys = request.prompt.keys
+            request.cached_tokens = self._cache.cached(keys) * self._costs.block_size
+            if (read := request.prompt.tokens - request.cached_tokens) > left and joined:
+                break
+            heapq.heappop(self._waiting)
+            self._cache.keep(keys)
+            left -= read
+            joined.append(request)
+            self._running.append(request)
+        return joined
+
+    def _stepped(self, batch: int) -> None:
+        done, going_on = [], []
+        for request in self._running:
+            request.written += 1
+            (done if request.written >= request.tokens else going_on).append(request)
+        self.generated_tokens += len(self._running)
+        self._running = going_on
+        for request in done:
+            if request.aborted:
+                self.discarded_tokens += request.written
+        self._replica.post(self._costs.replica.step(batch), partial(_tell, done))
+        self._step()
+
+
+def _tell(done: Sequence[Request]) -> None:
+    for request in done:
+        if not request.aborted:
+            request.finished(request)
+
+
+class _Branch(NamedTuple):
+    request: Request
+    ticket: Ticket
+    child: Child
+    place: int
+
+
+@dataclass(eq=False)
+class _Call:
+    """The branches of one call."""
+
+    arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    finished: list[_Branch] = field(default_factory=list)
+    open: dict[Request, _Branch] = field(default_factory=dict)
+    stopped: bool = False
+
+
+class SimulatedGenerator:
+    """`search.ports.Generator`: one replica."""
+
+    def __init__(self, processor: Processor, language: Language, costs: EngineCosts, calls: CallCosts) -> None:
+        self.program = Program(processor)
+        self._language = language
+        self._costs = costs
+        self._calls = calls.generator
+        self._engine = Engine(processor, self.program, costs)
+        self._clamp = KVClamp(KVLedger(costs.blocks, costs.block_size))
+        self._order = FairOrder()
+        self._lengths = {condition: Lengths() for condition in StopCondition}
+        self.ongoing = 0
+        """Calls: what Serve's routers go by."""
+        self.written_tokens = 0
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def headroom(self) -> Headroom:
+        engine, ledger = self._engine, self._clamp.ledger
+        return Headroom(ledger.free, ledger.capacity, engine.running, engine.waiting + self._clamp.waiting)
+
+    @property
+    def pressure(self) -> float:
+        """As `deployments.engines.generation.GenerationEngine.pressure`."""
+        return max(self._clamp.wanted / self._costs.max_num_seqs, self._clamp.pressure)
+
+    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
+        """As the port says.
+
+        Raises:
+            GeneratorError: not done by the deadline.
+        """
+        self.ongoing += 1
+        call = _Call()
+        timer = asyncio.get_running_loop().call_later(request.deadline_s, self._stop, call)
+        try:
+            missing = sum(len(item.branches) for item in request.expansions)
+            curve = self._costs.replica
+            await self.program.work(self._calls["call"] + curve.call_s + missing * curve.request_s)
+            self._submit(call, request)
+            while missing:
+                await call.arrived.wait()
+                if call.stopped:
+                    raise GeneratorError(f"{missing} branches not done within {request.deadline_s:g} s")
+                if call.open:
+                    await asyncio.sleep(GROUP_S)
+                call.arrived.clear()
+                done, call.finished = call.finished, []
+                missing -= len(done)
+                await self.program.work(self._calls["group"] + self._calls["child"] * len(done))
+                yield ChildGroup(tuple(branch.child for branch in done), self.headroom)
+        finally:
+            timer.cancel()
+            self.ongoing -= 1
+            for branch in call.open.values():
+                branch.request.aborted = True
+                branch.ticket.close()
+
+    def _submit(self, call: _Call, request: ExpandRequest) -> None:
+        lengths = self._lengths[request.stop_condition]
+        for item in request.expansions:
+            prefix = self._clamp.prefix(item.prefix, request.cache_salt)
+            for wanted in item.branches:
+                child = self._language.child(request.search_id, item, wanted, request.stop_condition)
+                tokens = sum(len(step.token_ids) for step in child.steps)
+                place = self._order.place(request.search_id)
+                priority = place + (LAST if request.lane is Lane.SPECULATIVE else 0)
+                asked = Request(priority, prefix, tokens, partial(self._finished, call, request, item.prefix))
+                ticket = self._clamp.ask(
+                    priority,
+                    prefix,
+                    lengths.expected(wanted.max_tokens),
+                    partial(self._engine.add, asked),
+                    request.lane is Lane.SPECULATIVE,
+                )
+                call.open[asked] = _Branch(asked, ticket, child, place)
+                if ticket.granted:
+                    self._engine.add(asked)
+
+    def _finished(self, call: _Call, asked: ExpandRequest, prefix: tuple[int, ...], request: Request) -> None:
+        branch = call.open.pop(request)
+        written = [token for step in branch.child.steps for token in step.token_ids]
+        self._engine.cached(self._clamp.prefix((*prefix, *written), asked.cache_salt).keys)
+        self._lengths[asked.stop_condition].saw(len(written))
+        self.written_tokens += len(written)
+        self._order.served(branch.place)
+        branch.ticket.close()
+        call.finished.append(branch._replace(child=branch.child._replace(cached_tokens=request.cached_tokens)))
+        call.arrived.set()
+
+    def _stop(self, call: _Call) -> None:
+        call.stopped = True
+        call.arrived.set()
+
+    def check_integrity(self) -> list[str]:
+        """What is left over though nothing runs."""
+        engine = self._engine
+        left = {
+            "calls are open": self.ongoing,
+            "KV blocks are promised": self._clamp.ledger.reserved,
+            "branches wait": self._clamp.waiting,
+            "requests run or wait": engine.running + engine.waiting,
+        }
+        return [f"{number} {what}" for what, number in left.items() if number]
+
+
+class SimulatedScorer:
+    """`search.ports.StepScorer`: one replica. An item is one pass over what no cache has of its path."""
+
+    name = "simulated-prm"
+
+    def __init__(self, processor: Processor, language: Language, costs: EngineCosts, calls: CallCosts) -> None:
+        self.program = Program(processor)
+        self._language = language
+        self._costs = costs
+        self._calls = calls.prm
+        self._engine = Engine(processor, self.program, costs)
+        self._order = FairOrder()
+        self.ongoing = 0
+        self._items = 0
+
+    @property
+    def engine(self) -> Engine:
+        return self._engine
+
+    @property
+    def pressure(self) -> float:
+        return self._items / self._costs.max_num_seqs
+
+    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
+        """As the port says."""
+        self.ongoing += 1
+        self._items += len(request.items)
+        try:
+            curve = self._costs.replica
+            items = len(request.items)
+            await self.program.work(
+                self._calls["call"] + curve.call_s + (self._calls["item"] + curve.request_s) * items
+            )
+            left, done = items, asyncio.get_running_loop().create_future()
+
+            def finished(_: Request) -> None:
+                nonlocal left
+                left -= 1
+                if not left and not done.done():
+                    done.set_result(None)
+
+            for item in request.items:
+                tokens = self._language.path_tokens(request.search_id, item.steps)
+                prefix = Prefix.of(tokens, self._costs.block_size, request.cache_salt)
+                self._engine.add(Request(self._order.place(request.search_id), prefix, 1, finished))
+            await done
+        finally:
+            self.ongoing -= 1
+            self._items -= len(request.items)
+        return [
+            [self._language.reward(request.search_id, text) for text in item.steps[-item.unscored :]]
+            for item in request.items
+        ]

@@ -1,0 +1,113 @@
+"""Who computes when: programs of one thread each, on cores of their own or on few that they share."""
+
+import asyncio
+import heapq
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+
+class Processor(Protocol):
+    """Where programs run."""
+
+    def run(self, seconds: float, done: Callable[[], None]) -> None:
+        """Works off so many CPU seconds, then calls ``done``."""
+        ...
+
+
+class OwnCores:
+    """As many cores as there are programs."""
+
+    def run(self, seconds: float, done: Callable[[], None]) -> None:
+        asyncio.get_running_loop().call_later(seconds, done)
+
+
+class SharedCores:
+    """Few cores, shared equally by all programs that have something to do; each uses one core at most."""
+
+    def __init__(self, cores: int) -> None:
+        if cores < 1:
+            raise ValueError(f"cores must be at least 1, got {cores}")
+        self._cores = cores
+        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
+        """By how much of its own work each program will have seen done by then."""
+        self._serial = count()
+        self._served = 0.0
+        """Seconds of work that every program would have done that had been there from the start."""
+        self._since = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def run(self, seconds: float, done: Callable[[], None]) -> None:
+        self._advance()
+        heapq.heappush(self._jobs, (self._served + seconds, next(self._serial), done))
+        self._wait()
+
+    @property
+    def _rate(self) -> float:
+        return min(1.0, self._cores / len(self._jobs))
+
+    def _advance(self) -> None:
+        now = asyncio.get_running_loop().time()
+        if self._jobs:
+            self._served += (now - self._since) * self._rate
+        self._since = now
+
+    def _wait(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._jobs:
+            left = max(0.0, self._jobs[0][0] - self._served) / self._rate
+            self._timer = asyncio.get_running_loop().call_later(left, self._next)
+
+    def _next(self) -> None:
+        self._advance()
+        # The first is done, whatever rounding says.
+        self._served = max(self._served, self._jobs[0][0])
+        done = []
+        while self._jobs and self._jobs[0][0] <= self._served:
+            done.append(heapq.heappop(self._jobs)[2])
+        self._wait()
+        for each in done:
+            each()
+
+
+class Program:
+    """One thread: one thing after the other, first come first served. What was begun is finished, wanted or not."""
+
+    def __init__(self, processor: Processor) -> None:
+        self._processor = processor
+        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
+        self._busy = False
+        self.cpu_s = 0.0
+        """CPU seconds of all that it has done or begun."""
+
+    def post(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
+        """Has it do so much, and then that."""
+        self._queue.append((seconds, then))
+        if not self._busy:
+            self._next()
+
+    async def work(self, seconds: float) -> None:
+        """Waits until it has done so much."""
+        done = asyncio.get_running_loop().create_future()
+        self.post(seconds, partial(_settle, done))
+        await done
+
+    def _next(self) -> None:
+        self._busy = bool(self._queue)
+        if self._busy:
+            seconds, then = self._queue.popleft()
+            self.cpu_s += seconds
+            self._processor.run(seconds, partial(self._done, then))
+
+    def _done(self, then: Callable[[], None]) -> None:
+        then()
+        self._next()
+
+
+def _settle(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)

@@ -1,0 +1,89 @@
+"""An event loop whose clock jumps to the next timer whenever nothing is runnable."""
+
+import asyncio
+import heapq
+import selectors
+import time
+from collections.abc import Callable, Coroutine
+from contextvars import Context
+from itertools import count
+from typing import Any, TypeVar, TypeVarTuple
+from unittest.mock import patch
+
+T = TypeVar("T")
+Args = TypeVarTuple("Args")
+
+
+class NothingLeft(RuntimeError):
+    """Everything waits for something, and nothing is left that could come: no timer, and no other thread is asked."""
+
+
+class _Timer(asyncio.TimerHandle):
+    """Of the same moment, the one that was set first goes first."""
+
+    def __init__(self, serial: int, *args: Any) -> None:
+        super().__init__(*args)
+        self.serial = serial
+
+    def __lt__(self, other: Any) -> bool:
+        return (self.when(), self.serial) < (other.when(), other.serial)
+
+
+class _Jump(selectors.SelectSelector):
+    """Waits for nobody: moves the clock on by as long as it was asked to wait."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if timeout is None:
+            raise NothingLeft("all tasks wait, and no timer is set")
+        self.now += max(0.0, timeout)
+        return []
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """Runs what runs on asyncio, as fast as it computes, in an order that is the same every time.
+
+    Seconds are those of ``time()``, from 0 on. There is one thread and no input but from it: whoever waits for another
+    thread, a process or a socket waits for ever, and is told so.
+    """
+
+    def __init__(self) -> None:
+        self._jump = _Jump()
+        self._timers = count()
+        super().__init__(self._jump)
+
+    def time(self) -> float:
+        return self._jump.now
+
+    def call_at(
+        self, when: float, callback: Callable[[*Args], object], *args: *Args, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(next(self._timers), when, callback, args, self, context)
+        heapq.heappush(self._scheduled, timer)  # type: ignore[attr-defined]
+        timer._scheduled = True  # type: ignore[attr-defined]
+        return timer
+
+    def run_in_executor(self, executor: Any, func: Callable[[*Args], T], *args: *Args) -> asyncio.Future[T]:  # type: ignore[override]
+        """Done at once, in no time, by this thread."""
+        done: asyncio.Future[T] = self.create_future()
+        try:
+            done.set_result(func(*args))
+        except Exception as error:
+            done.set_exception(error)
+        return done
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """As ``asyncio.run``, on a virtual clock, which is what ``time.monotonic()`` tells meanwhile.
+
+    Raises:
+        NothingLeft: ``main`` waits for what cannot come.
+    """
+    with (
+        asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,
+        patch.object(time, "monotonic", runner.get_loop().time),
+    ):
+        return runner.run(main)
