@@ -22,6 +22,7 @@ class CpuClock:
 
     def __init__(self) -> None:
         self._before = _snapshot()
+        self._busy_before = _busy_s()
 
     def spent(self) -> dict[str, float]:
         """CPU seconds by role, largest first; roles under a hundredth of a second are left out."""
@@ -30,6 +31,17 @@ class CpuClock:
             _, before = self._before.get(pid, (role, 0.0))
             spent[role] += seconds - before
         return {role: round(seconds, 2) for role, seconds in spent.most_common() if seconds >= 0.01}
+
+    def elsewhere(self) -> float:
+        """CPU seconds of this machine's cores that went to others."""
+        return max(0.0, _busy_s() - self._busy_before - sum(self.spent().values()))
+
+
+def _busy_s() -> float:
+    """CPU seconds of all cores that they were not idle, those that a host took away included."""
+    times = psutil.cpu_times()
+    # What guests take is in what users take.
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 def _snapshot() -> dict[int, tuple[str, float]]:

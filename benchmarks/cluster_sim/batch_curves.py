@@ -6,6 +6,7 @@ model scores one new step of many paths at a time, of short and of long question
 """
 
 import asyncio
+import itertools
 import random
 import statistics
 import time
@@ -30,47 +31,54 @@ SHORT, LONG = 4, 24
 EARLIER = 4
 """Questions and answers before the question of a long prompt."""
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
+TURNS = 3
 SEED = 71
 console = Console(stderr=True)
 
 
 class Spent(NamedTuple):
-    """Some calls of one kind: CPU seconds, and what they were for."""
+    """What a call of one kind takes: CPU seconds, and of what; medians of several turns."""
 
     batch: int
-    calls: int
     engine_s: float
     """Of the engine's process."""
     replica_s: float
     """Of the process that calls it, where a replica's code runs."""
-    steps: int
-    generated: int
-    computed: int
+    steps: float
+    computed: float
     """Prompt tokens that no cache had."""
 
-    def per_call(self, of: str) -> float:
-        return float(getattr(self, of)) / self.calls
+
+Call = Callable[[int], Awaitable[None]]
 
 
-async def spent(
-    batch: int, call: Callable[[int], Awaitable[None]], stats: Callable[[], Mapping[str, int]], seconds: float
-) -> Spent:
-    """Calls one after the other for so long; every call gets a number of its own."""
-    await call(-1)
-    before, clock, calls = stats(), CpuClock(), 0
-    until = time.perf_counter() + seconds
-    while calls < 3 or time.perf_counter() < until:
-        await call(calls)
-        calls += 1
-    cpu, after = clock.spent(), stats()
-    gained = {name: after[name] - before[name] for name in after}
-    computed = gained["prompt_tokens"] - gained["prefix_hits"]
-    replica = cpu.get("benchmark", 0.0)
-    engine = cpu.get("engine of benchmark", 0.0)
-    return Spent(batch, calls, engine, replica, gained["engine_steps"], gained["generated_tokens"], computed)
+async def spent(calls: Mapping[int, Call], stats: Callable[[], Mapping[str, int]], seconds: float) -> list[Spent]:
+    """Calls by batch, in turns; of each one after the other for so long, every one with a number of its own."""
+    turns: dict[int, list[tuple[float, ...]]] = {batch: [] for batch in calls}
+    numbers = itertools.count()
+    for turn in range(-1, TURNS):
+        for batch, call in calls.items():
+            before, clock, made, until = stats(), CpuClock(), 0, time.perf_counter() + seconds
+            while made < 3 or (turn >= 0 and time.perf_counter() < until):
+                await call(next(numbers))
+                made += 1
+            cpu, after = clock.spent(), stats()
+            gained = {name: after[name] - before[name] for name in after}
+            figures = (
+                cpu.get("engine of benchmark", 0.0),
+                cpu.get("benchmark", 0.0),
+                # A pass of a pooling model is over before it is counted.
+                gained["engine_steps"] or made,
+                gained["prompt_tokens"] - gained["prefix_hits"],
+            )
+            if turn >= 0:  # the one before warms up
+                turns[batch].append(tuple(figure / made for figure in figures))
+    return [
+        Spent(batch, *(statistics.median(column) for column in zip(*of, strict=True))) for batch, of in turns.items()
+    ]
 
 
-def writing(engines: Engines, branches: int, tokens: int, earlier: int) -> Callable[[int], Awaitable[None]]:
+def writing(engines: Engines, branches: int, tokens: int, earlier: int) -> Call:
     """A call for so many branches below an unknown question, with so many questions before it."""
     drawn = draw_problems(Split.TEST, SEED + 1000 * branches + 100 * earlier + tokens)
 
@@ -98,7 +106,7 @@ def writing(engines: Engines, branches: int, tokens: int, earlier: int) -> Calla
     return call
 
 
-def scoring(engines: Engines, items: int, questions: int) -> Callable[[int], Awaitable[None]]:
+def scoring(engines: Engines, items: int, questions: int) -> Call:
     """A call for so many paths, each with a first step of its own, below an unknown question of so many parts."""
     drawn = draw_problems(Split.TEST, SEED + 1000 * items + questions)
     luck = random.Random(SEED + items)
@@ -118,73 +126,57 @@ async def generator_curve(engines: Engines, seconds: float) -> dict[str, Any]:
     """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request."""
     stats = engines.generator.stats
     short, long, reading = [
-        [await spent(batch, writing(engines, batch, tokens, earlier), stats, seconds) for batch in BATCHES]
+        await spent({batch: writing(engines, batch, tokens, earlier) for batch in BATCHES}, stats, seconds)
         for tokens, earlier in ((SHORT, 0), (LONG, 0), (SHORT, EARLIER))
     ]
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
         step = [
-            (more.per_call(side) - less.per_call(side)) / (more.per_call("steps") - less.per_call("steps"))
+            (getattr(more, side) - getattr(less, side)) / (more.steps - less.steps)
             for less, more in zip(short, long, strict=True)
         ]
-        # Prompts that nobody has seen are read once for a whole call, so the smallest batches tell it best.
         token = statistics.median(
-            (more.per_call(side) - less.per_call(side)) / (more.per_call("computed") - less.per_call("computed"))
-            for less, more in zip(short[:4], reading[:4], strict=True)
+            (getattr(more, side) - getattr(less, side)) / (more.computed - less.computed)
+            for less, more in zip(short, reading, strict=True)
         )
-        token = max(0.0, token)
-        left = [
-            run.per_call(side) - run.per_call("steps") * each - run.per_call("computed") * token
-            for run, each in zip(short, step, strict=True)
-        ]
-        call, request = nnls(np.array([[1.0, run.batch] for run in short]), np.array(left))[0]
+        left = np.array(
+            [
+                getattr(run, side) - run.steps * each - run.computed * token
+                for run, each in zip(short, step, strict=True)
+            ]
+        )
+        rows = np.array([[1.0, run.batch] for run in short])
+        (call, request), _ = nnls(rows, left)
         found[side.removesuffix("_s")] = {
             "step_s": {batch: round(max(each, 1e-6), 7) for batch, each in zip(BATCHES, step, strict=True)},
-            "token_s": round(token, 9),
+            "token_s": round(max(token, 0.0), 9),
             "request_s": round(float(request), 7),
             "call_s": round(float(call), 7),
         }
-    found["measured"] = [list(run) for run in (*short, *long, *reading)]
-    return found
+    return {**found, "measured": [run._asdict() for run in (*short, *long, *reading)]}
 
 
 async def scorer_curve(engines: Engines, seconds: float) -> dict[str, Any]:
     """The same of the reward model, whose step is a pass over all items of a batch."""
     stats = engines.scorer.stats
     runs = [
-        await spent(items, scoring(engines, items, questions), stats, seconds)
+        run
         for questions in (1, 5)
-        for items in BATCHES
+        for run in await spent({items: scoring(engines, items, questions) for items in BATCHES}, stats, seconds)
     ]
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
         # Relative errors: a small batch counts as much as a large one.
-        cost = np.array([run.per_call(side) for run in runs])
-        rows = np.array([[run.per_call("steps"), run.batch, run.per_call("computed")] for run in runs])
-        step, item, token = nnls(rows / cost[:, None], np.ones(len(runs)))[0]
+        cost = np.array([getattr(run, side) for run in runs])
+        rows = np.array([[run.steps, run.batch, run.computed] for run in runs])
+        (step, item, token), _ = nnls(rows / cost[:, None], np.ones(len(runs)))
         found[side.removesuffix("_s")] = {
             "step_s": {1: round(float(step), 7)},
             "token_s": round(float(token), 9),
             "request_s": round(float(item), 7),
             "call_s": 0.0,
         }
-    found["measured"] = [list(run) for run in runs]
-    return found
-
-
-async def crowding(engines: Engines, seconds: float) -> float:
-    """CPU seconds of both engines at work at once over those of the same work one after the other."""
-
-    async def cost(*calls: Callable[[int], Awaitable[None]]) -> float:
-        clock, made, until = CpuClock(), 0, time.perf_counter() + seconds
-        while time.perf_counter() < until:
-            await asyncio.gather(*(call(made) for call in calls))
-            made += 1
-        return sum(clock.spent().values()) / made
-
-    write, score = writing(engines, 16, SHORT + 1, 0), scoring(engines, 16, 2)
-    alone = await cost(write) + await cost(score)
-    return round(await cost(write, score) / alone, 3)
+    return {**found, "measured": [run._asdict() for run in runs]}
 
 
 def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]:
@@ -196,7 +188,6 @@ def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]
             found = {
                 "generator": await generator_curve(engines, seconds),
                 "prm": await scorer_curve(engines, seconds),
-                "crowding": await crowding(engines, 4 * seconds),
                 "engines": _facts(engines, config),
             }
             return {**found, "search": SEARCH, "problems": trees}

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
+import psutil
 from rich.console import Console
 from scipy.optimize import nnls
 
@@ -53,24 +54,22 @@ console = Console(stderr=True)
 
 
 class FakeGenerator:
-    """In place of `deployments.generator.GeneratorReplica`."""
+    """In place of `deployments.generator.GeneratorReplica`. It sends as many children at a time as the temperature has
+    hundredths."""
 
     def __init__(self) -> None:
         self._fake = QuickGenerator(OwnTime(), REPEATED, 8)
-        self._group = GROUPS[-1]
         self._counted = {"calls": 0, "groups": 0, "children": 0}
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         self._counted["calls"] += 1
+        size = round(100 * request.sampling.temperature)
         async for written in self._fake.expand(request):
-            for start in range(0, len(written.children), self._group):
-                group = written.children[start : start + self._group]
+            for start in range(0, len(written.children), size):
+                group = written.children[start : start + size]
                 self._counted["groups"] += 1
                 self._counted["children"] += len(group)
                 yield ChildGroup(group)
-
-    async def group(self, size: int) -> None:
-        self._group = size
 
     async def stats(self) -> dict[str, int]:
         return dict(self._counted)
@@ -119,6 +118,8 @@ class Counted(NamedTuple):
     """Of both fakes, as ``generator_calls``."""
     cpu_s: dict[str, float]
     """By `PARTS`, less what is spent when nothing is asked."""
+    cores: float
+    """Of the machine that were left by others."""
 
     @property
     def rate(self) -> float:
@@ -134,8 +135,8 @@ class Counted(NamedTuple):
 
 
 @contextmanager
-def fake_application() -> Iterator[tuple[str, Any]]:
-    """One controller before one fake of each kind; its address and the handle of the generator."""
+def fake_application() -> Iterator[str]:
+    """One controller before one fake of each kind; its address."""
     import ray
     from ray import serve
 
@@ -157,7 +158,7 @@ def fake_application() -> Iterator[tuple[str, Any]]:
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
         serve.run(controller)
-        yield f"http://127.0.0.1:{port}", serve.get_deployment_handle("Generator", "default")
+        yield f"http://127.0.0.1:{port}"
     finally:
         serve.shutdown()
         ray.shutdown()
@@ -166,9 +167,8 @@ def fake_application() -> Iterator[tuple[str, Any]]:
 class Asking:
     """Searches over HTTP, and what they cost."""
 
-    def __init__(self, http: httpx.AsyncClient, fake: Any) -> None:
+    def __init__(self, http: httpx.AsyncClient) -> None:
         self._http = http
-        self._fake = fake
         self._numbers = itertools.count()
         self.idle: dict[str, float] = {}
         """CPU seconds a second while nothing is asked."""
@@ -182,14 +182,13 @@ class Asking:
 
     async def searches(self, shape: tuple[int, int, int], group: int, in_flight: int, seconds: float) -> Counted:
         """So many at a time for so long, whose ends are waited for."""
-        await self._fake.group.remote(group)
         before, clock, began = await self._counts(), CpuClock(), time.perf_counter()
         done = 0
 
         async def client() -> None:
             nonlocal done
             while time.perf_counter() - began < seconds:
-                await self._search(shape)
+                await self._search(shape, group)
                 done += 1
 
         await asyncio.gather(*(client() for _ in range(in_flight)))
@@ -198,9 +197,11 @@ class Asking:
         for role, of_role in spent.items():
             cpu[ROLES.get(role, "others")] += max(0.0, of_role - self.idle.get(role, 0.0) * took)
         calls = {name: after[name] - before[name] for name in after}
-        return Counted(shape, group, in_flight, round(took, 3), done, calls, {k: round(v, 3) for k, v in cpu.items()})
+        cores = round((psutil.cpu_count() or 1) - clock.elsewhere() / took, 3)
+        cpu_s = {role: round(of_role, 3) for role, of_role in cpu.items()}
+        return Counted(shape, group, in_flight, round(took, 3), done, calls, cpu_s, cores)
 
-    async def _search(self, shape: tuple[int, int, int]) -> None:
+    async def _search(self, shape: tuple[int, int, int], group: int) -> None:
         width, children, levels = shape
         number = next(self._numbers)
         search = {"strategy": "beam_search", "n": width, "m": children, "max_depth": levels}
@@ -208,6 +209,7 @@ class Asking:
             "model": "banyan-arithmetic",
             "messages": [{"role": "user", "content": f"Start with {number}. Multiply by 3. What is the result?"}],
             "seed": number,
+            "temperature": group / 100,
             "search": search,
         }
         (await self._http.post("/v1/chat/completions", json=body)).raise_for_status()
@@ -228,10 +230,10 @@ def costs_of(runs: Sequence[Counted], idle: Mapping[str, float]) -> dict[str, An
     return {**found, "background": round(sum(idle.values()), 4)}
 
 
-async def ask(url: str, fake: Any, seconds: float) -> dict[str, Any]:
+async def ask(url: str, seconds: float) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as http:
-        asking = Asking(http, fake)
+        asking = Asking(http)
         await asking.searches(SHAPES[1], GROUPS[0], IN_FLIGHT, seconds)  # warms up
         await asking.rest(2 * seconds)
         runs = []
@@ -240,7 +242,7 @@ async def ask(url: str, fake: Any, seconds: float) -> dict[str, Any]:
                 runs.append(await asking.searches(shape, group, IN_FLIGHT, seconds))
                 console.print(f"{shape}, groups of {group}: {runs[-1].rate:.1f}/s {runs[-1].cpu_s}")
         limit = [await asking.searches(ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, 2 * seconds) for _ in range(3)]
-        console.print(f"limit: {[round(run.rate, 2) for run in limit]} searches/s")
+        console.print(f"limit: {[(round(run.rate, 2), run.cores) for run in limit]} searches/s, on so many cores")
     return {
         "costs": costs_of(runs, asking.idle),
         "idle": asking.idle,
@@ -250,5 +252,5 @@ async def ask(url: str, fake: Any, seconds: float) -> dict[str, Any]:
 
 
 def measured(seconds: float) -> dict[str, Any]:
-    with fake_application() as (url, fake):
-        return asyncio.run(ask(url, fake, seconds))
+    with fake_application() as url:
+        return asyncio.run(ask(url, seconds))

@@ -3,10 +3,11 @@
 import asyncio
 import math
 import random
-from collections import Counter, deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
@@ -327,56 +328,66 @@ class Cluster:
             await self.others.work(self._calls.background * BACKGROUND_S)
 
 
-class Load(NamedTuple):
-    """What clients ask."""
+class Ended(NamedTuple):
+    """A search that was answered."""
 
-    searches: int
-    settings: Callable[[int], SearchSettings]
-    """Of a search by its number."""
-    prompt: Callable[[int], tuple[int, ...]]
+    at: float
+    seconds: float
+    """What the client waited."""
 
 
-async def closed_loop(cluster: Cluster, load: Load, clients: int) -> tuple[list[float], float]:
-    """So many clients, each one search after the other: how long each took, and all together."""
-    numbers = iter(range(load.searches))
-    took: list[float] = []
-    loop = asyncio.get_running_loop()
-    began = loop.time()
+async def closed_loop(solve: Callable[[int], Awaitable[float]], searches: int, clients: int) -> list[Ended]:
+    """So many clients, each one search after the other; in the order in which they end."""
+    numbers = iter(range(searches))
+    ended: list[Ended] = []
 
     async def client() -> None:
         for number in numbers:
-            seconds = await cluster.solve(number, load.prompt(number), load.settings(number))
-            took.append(seconds)
+            seconds = await solve(number)
+            ended.append(Ended(asyncio.get_running_loop().time(), seconds))
 
     async with asyncio.TaskGroup() as group:
         for _ in range(clients):
             group.create_task(client())
-    return took, loop.time() - began
+    return ended
 
 
 async def open_loop(
-    cluster: Cluster, load: Load, rate: Callable[[float], float], seed: int
-) -> tuple[list[float], float]:
-    """Searches that come as they like, so many a second at each time (`rate`, in seconds from the start)."""
+    solve: Callable[[int], Awaitable[float]], rate: Callable[[float], float], until: float, seed: int
+) -> list[Ended]:
+    """Searches that come as they like until then, ``rate`` of the time a second."""
     luck = random.Random(seed)
-    took: list[float] = []
+    ended: list[Ended] = []
     loop = asyncio.get_running_loop()
-    began = loop.time()
 
-    async def solve(number: int) -> None:
-        took.append(await cluster.solve(number, load.prompt(number), load.settings(number)))
+    async def client(number: int) -> None:
+        seconds = await solve(number)
+        ended.append(Ended(loop.time(), seconds))
 
     async with asyncio.TaskGroup() as group:
-        for number in range(load.searches):
-            await asyncio.sleep(luck.expovariate(rate(loop.time() - began)))
-            group.create_task(solve(number))
-    return took, loop.time() - began
+        for number in count():
+            await asyncio.sleep(luck.expovariate(rate(loop.time())))
+            if loop.time() >= until:
+                break
+            group.create_task(client(number))
+    return ended
 
 
-def totals(costs: Sequence[SearchCost]) -> dict[str, float]:
-    """Means of what searches cost."""
-    sums: Counter[str] = Counter()
-    for cost in costs:
-        for name in ("nodes", "repeated_steps", "generated_tokens", "expand_calls", "prm_calls", "cached_tokens"):
-            sums[name] += getattr(cost, name)
-    return {name: round(total / len(costs), 2) for name, total in sums.items()}
+def figures(ended: Sequence[Ended]) -> dict[str, float]:
+    """Searches a second, over all and while all clients were at it: the middle three fifths."""
+    seconds = sorted(each.seconds for each in ended)
+    first, last = len(ended) // 5, len(ended) * 4 // 5
+    return {
+        "searches": len(ended),
+        "seconds": round(ended[-1].at, 3),
+        "searches_per_s": round(len(ended) / ended[-1].at, 3),
+        "steady_per_s": round((last - first) / max(ended[last].at - ended[first].at, 1e-9), 3),
+        "median_s": round(seconds[len(seconds) // 2], 4),
+        "p95_s": round(seconds[int(0.95 * (len(seconds) - 1))], 4),
+    }
+
+
+def means(costs: Sequence[SearchCost]) -> dict[str, float]:
+    """What a search costs."""
+    names = ("nodes", "repeated_steps", "generated_tokens", "expand_calls", "prm_calls", "cached_tokens")
+    return {name: round(sum(getattr(cost, name) for cost in costs) / len(costs), 2) for name in names}

@@ -81,16 +81,18 @@ class Costs(_Costs):
     calls: CallCosts
 
     @classmethod
-    def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any], crowded: bool = True) -> "Costs":
-        """From the two results. ``crowded``: where programs share caches and memory, as they did when calls were
-        measured but not when curves were, their steps take longer too."""
-        factor = curves["crowding"] if crowded else 1.0
+    def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any]) -> "Costs":
+        """From the two results."""
         engines = {
-            role: EngineCosts(
-                engine=BatchCurve(**curves[role]["engine"]).times(factor),
-                replica=BatchCurve(**curves[role]["replica"]).times(factor),
-                **curves["engines"][role],
-            )
+            role: EngineCosts(engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role])
             for role in ("generator", "prm")
         }
         return cls(**engines, calls=calls["costs"])
+
+    def slower(self, factor: float) -> "Costs":
+        """With engines that take so many times as long, and replicas as they are."""
+        engines = {
+            role: costs.model_copy(update={"engine": costs.engine.times(factor)})
+            for role, costs in (("generator", self.generator), ("prm", self.prm))
+        }
+        return self.model_copy(update=engines)

@@ -79,7 +79,7 @@ class Engine:
     """Runs requests in steps while there are any."""
 
     def __init__(self, processor: Processor, replica: Program, costs: EngineCosts) -> None:
-        self._program = Program(processor)
+        self.program = Program(processor)
         self._replica = replica
         self._costs = costs
         self._cache = PrefixCache(costs.blocks)
@@ -87,7 +87,9 @@ class Engine:
         self._arrivals = count()
         self._running: list[Request] = []
         self._stepping = False
-        self.steps = self.generated_tokens = self.computed_tokens = self.discarded_tokens = 0
+        self.steps = self.joined = self.generated_tokens = self.computed_tokens = self.discarded_tokens = 0
+        self.joining_s = 0.0
+        """Of its CPU seconds, those for taking up requests and reading their prompts."""
 
     @property
     def running(self) -> int:
@@ -118,8 +120,10 @@ class Engine:
             self.computed_tokens += read
             self.steps += 1
             batch = len(self._running)
-            seconds = curve.step(batch) + curve.token_s * read + curve.request_s * len(joined)
-            self._program.post(seconds, partial(self._stepped, batch))
+            joining = curve.token_s * read + curve.request_s * len(joined)
+            self.joined += len(joined)
+            self.joining_s += joining
+            self.program.post(curve.step(batch) + joining, partial(self._stepped, batch))
 
     def _join(self) -> list[Request]:
         joined: list[Request] = []
@@ -185,7 +189,7 @@ class SimulatedGenerator:
         self._language = language
         self._costs = costs
         self._calls = calls.generator
-        self._engine = Engine(processor, self.program, costs)
+        self.engine = Engine(processor, self.program, costs)
         self._clamp = KVClamp(KVLedger(costs.blocks, costs.block_size))
         self._order = FairOrder()
         self._lengths = {condition: Lengths() for condition in StopCondition}
@@ -194,12 +198,8 @@ class SimulatedGenerator:
         self.written_tokens = 0
 
     @property
-    def engine(self) -> Engine:
-        return self._engine
-
-    @property
     def headroom(self) -> Headroom:
-        engine, ledger = self._engine, self._clamp.ledger
+        engine, ledger = self.engine, self._clamp.ledger
         return Headroom(ledger.free, ledger.capacity, engine.running, engine.waiting + self._clamp.waiting)
 
     @property
@@ -253,17 +253,17 @@ class SimulatedGenerator:
                     priority,
                     prefix,
                     lengths.expected(wanted.max_tokens),
-                    partial(self._engine.add, asked),
+                    partial(self.engine.add, asked),
                     request.lane is Lane.SPECULATIVE,
                 )
                 call.open[asked] = _Branch(asked, ticket, child, place)
                 if ticket.granted:
-                    self._engine.add(asked)
+                    self.engine.add(asked)
 
     def _finished(self, call: _Call, asked: ExpandRequest, prefix: tuple[int, ...], request: Request) -> None:
         branch = call.open.pop(request)
         written = [token for step in branch.child.steps for token in step.token_ids]
-        self._engine.cached(self._clamp.prefix((*prefix, *written), asked.cache_salt).keys)
+        self.engine.cached(self._clamp.prefix((*prefix, *written), asked.cache_salt).keys)
         self._lengths[asked.stop_condition].saw(len(written))
         self.written_tokens += len(written)
         self._order.served(branch.place)
@@ -277,7 +277,7 @@ class SimulatedGenerator:
 
     def check_integrity(self) -> list[str]:
         """What is left over though nothing runs."""
-        engine = self._engine
+        engine = self.engine
         left = {
             "calls are open": self.ongoing,
             "KV blocks are promised": self._clamp.ledger.reserved,
@@ -297,14 +297,10 @@ class SimulatedScorer:
         self._language = language
         self._costs = costs
         self._calls = calls.prm
-        self._engine = Engine(processor, self.program, costs)
+        self.engine = Engine(processor, self.program, costs)
         self._order = FairOrder()
         self.ongoing = 0
         self._items = 0
-
-    @property
-    def engine(self) -> Engine:
-        return self._engine
 
     @property
     def pressure(self) -> float:
@@ -331,7 +327,7 @@ class SimulatedScorer:
             for item in request.items:
                 tokens = self._language.path_tokens(request.search_id, item.steps)
                 prefix = Prefix.of(tokens, self._costs.block_size, request.cache_salt)
-                self._engine.add(Request(self._order.place(request.search_id), prefix, 1, finished))
+                self.engine.add(Request(self._order.place(request.search_id), prefix, 1, finished))
             await done
         finally:
             self.ongoing -= 1

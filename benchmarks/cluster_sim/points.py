@@ -1,28 +1,47 @@
 """What is simulated: the limit of one controller, the application on this machine, and clusters of many."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 from benchmarks.cluster_sim.calls import ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, REPEATED
 from benchmarks.cluster_sim.cluster import (
     Cluster,
     ClusterSize,
     ControllerSize,
-    Load,
     PoolSize,
     closed_loop,
-    totals,
+    figures,
+    means,
+    open_loop,
 )
 from benchmarks.cluster_sim.costs import CallCosts, Costs
 from benchmarks.cluster_sim.engines import SimulatedGenerator, SimulatedScorer
+from benchmarks.cluster_sim.flows import Flows, Means, rounds_of
 from benchmarks.cluster_sim.processors import OwnCores, Processor, SharedCores
 from benchmarks.cluster_sim.quick_replicas import QuickGeneratorReplica, QuickScorerReplica
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language
-from search.settings import SearchSettings, parse_search
+from search.settings import parse_search
 
 ONE = PoolSize(1, 1)
+CLIENTS = 16
+"""For each generator."""
+SPARE = 1.3
+"""So many times the reward models and controllers that the generators keep busy."""
 SEED = 11
+
+
+class Numbers(NamedTuple):
+    """Replicas of each kind."""
+
+    generators: int
+    scorers: int
+    controllers: int
+
+    @property
+    def size(self) -> ClusterSize:
+        return ClusterSize(*(PoolSize(number, number) for number in self))
 
 
 def beam(width: int, children: int, levels: int | None = None) -> dict[str, Any]:
@@ -30,36 +49,31 @@ def beam(width: int, children: int, levels: int | None = None) -> dict[str, Any]
     return {"strategy": "beam_search", "n": width, "m": children, **depth}
 
 
-def seeded(search: dict[str, Any]) -> Callable[[int], SearchSettings]:
-    """The settings of each search: its number is its seed."""
-    return lambda number: parse_search({**search, "seed": SEED + number})
-
-
-def controller_limit(calls: CallCosts, cores: int | None, searches: int = 600) -> float:
+def controller_limit(calls: CallCosts, cores: float | None, searches: int) -> float:
     """Searches a second that one controller serves at most, before engines that cost nothing, on so many cores; where
     every program has its own (None), nothing but the controller itself can be the limit."""
 
     async def simulated() -> float:
         shared = SharedCores(cores) if cores else OwnCores()
         cluster = Cluster(
-            ClusterSize(ONE, ONE, ONE, ControllerSize(searches=64)),
+            ClusterSize(ONE, ONE, ONE, ControllerSize()),
             calls,
             SEED,
             lambda: shared,
             lambda processor: QuickGeneratorReplica(processor, calls, REPEATED, ASKED_GROUP),
             lambda processor: QuickScorerReplica(processor, calls),
         )
-        load = Load(searches, seeded(beam(*ASKED)), lambda number: (number, 1, 2, 3))
+
+        async def solve(number: int) -> float:
+            return await cluster.solve(number, (number, 1, 2, 3), parse_search({**beam(*ASKED), "seed": number}))
+
         async with cluster.running():
-            _, seconds = await closed_loop(cluster, load, ASKED_IN_FLIGHT)
-        return searches / seconds
+            return figures(await closed_loop(solve, searches, ASKED_IN_FLIGHT))["steady_per_s"]
 
     return run(simulated())
 
 
-def simulated_cluster(
-    size: ClusterSize, costs: Costs, language: Language, processor: Callable[[], Processor]
-) -> Cluster:
+def cluster_of(size: ClusterSize, costs: Costs, language: Language, processor: Callable[[], Processor]) -> Cluster:
     return Cluster(
         size,
         costs.calls,
@@ -70,33 +84,140 @@ def simulated_cluster(
     )
 
 
-def load_of(language: Language, searches: int, search: dict[str, Any]) -> Load:
-    return Load(searches, seeded(search), lambda number: language.prompt(str(number)))
+def solving(cluster: Cluster, language: Language, search: dict[str, Any]) -> Any:
+    """Solves the search of a number, under that seed."""
+
+    async def solve(number: int) -> float:
+        return await cluster.solve(number, language.prompt(str(number)), parse_search({**search, "seed": number}))
+
+    return solve
+
+
+def told(cluster: Cluster) -> dict[str, Any]:
+    """CPU seconds of each kind of program for a search, and what a search cost."""
+    searches = len(cluster.costs)
+    cpu_s = {
+        "generator engines": sum(replica.engine.program.cpu_s for replica in cluster.generators.made),
+        "generator replicas": sum(replica.program.cpu_s for replica in cluster.generators.made),
+        "prm engines": sum(replica.engine.program.cpu_s for replica in cluster.scorers.made),
+        "prm replicas": sum(replica.program.cpu_s for replica in cluster.scorers.made),
+        "controllers": sum(controller.program.cpu_s for controller in cluster.controllers.made),
+    }
+    return {
+        "cpu_s_per_search": {role: round(seconds / searches, 5) for role, seconds in cpu_s.items()},
+        "per_search": means(cluster.costs),
+        "refused": cluster.refused,
+        "left_over": [left for replica in cluster.generators.made for left in replica.check_integrity()],
+    }
 
 
 def served(
-    costs: Costs, language: Language, search: dict[str, Any], clients: int, searches: int, cores: int
+    costs: Costs, language: Language, search: dict[str, Any], clients: int, searches: int, cores: float
 ) -> dict[str, Any]:
     """The application on one machine, of whose cores all programs have to make do with."""
 
     async def simulated() -> dict[str, Any]:
         shared = SharedCores(cores)
-        cluster = simulated_cluster(ClusterSize(ONE, ONE, ONE), costs, language, lambda: shared)
+        cluster = cluster_of(ClusterSize(ONE, ONE, ONE), costs, language, lambda: shared)
         async with cluster.running():
-            took, seconds = await closed_loop(cluster, load_of(language, searches, search), clients)
-        return figures(cluster, took, seconds)
+            ended = await closed_loop(solving(cluster, language, search), searches, clients)
+        return {**figures(ended), **told(cluster)}
 
     return run(simulated())
 
 
-def figures(cluster: Cluster, took: Sequence[float], seconds: float) -> dict[str, Any]:
-    ordered = sorted(took)
-    return {
-        "searches": len(took),
-        "seconds": round(seconds, 3),
-        "searches_per_s": round(len(took) / seconds, 3),
-        "median_s": round(ordered[len(ordered) // 2], 4),
-        "p95_s": round(ordered[int(0.95 * (len(ordered) - 1))], 4),
-        "refused": cluster.refused,
-        "per_search": totals(cluster.costs),
-    }
+def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:
+    """As many of the others as so many busy generators want, by the CPU seconds of a search at each."""
+    busy = generators / max(cpu_s["generator engines"], cpu_s["generator replicas"])
+    scorers = SPARE * busy * max(cpu_s["prm engines"], cpu_s["prm replicas"])
+    controllers = max(SPARE * busy * cpu_s["controllers"], CLIENTS * generators / ControllerSize().searches)
+    return Numbers(generators, 1 + int(scorers), 1 + int(controllers))
+
+
+class Trees(NamedTuple):
+    """A cluster's searches, with trees."""
+
+    figures: dict[str, Any]
+    means: Means
+    """For the same without."""
+
+
+def with_trees(costs: Costs, language: Language, search: dict[str, Any], of: Numbers, searches: int) -> Trees:
+    """A cluster in which every program has a core of its own."""
+
+    async def simulated() -> Trees:
+        cluster = cluster_of(of.size, costs, language, OwnCores)
+        async with cluster.running():
+            solve = solving(cluster, language, search)
+            ended = await closed_loop(solve, searches, CLIENTS * of.generators)
+        engines = [replica.engine for replica in cluster.generators.made]
+        scorers = [replica.engine for replica in cluster.scorers.made]
+        spent = Means(
+            controller_s=sum(one.program.cpu_s for one in cluster.controllers.made) / searches,
+            token_s=sum(one.joining_s for one in engines) / sum(one.generated_tokens for one in engines),
+            item_s=sum(one.joining_s for one in scorers) / sum(one.joined for one in scorers),
+        )
+        return Trees({**of._asdict(), **figures(ended), **told(cluster)}, spent)
+
+    return run(simulated())
+
+
+def without_trees(costs: Costs, language: Language, spent: Means, of: Numbers, searches: int) -> dict[str, Any]:
+    """The same of rounds alone."""
+    rounds = [rounds_of(problem) for problem in language.problems]
+
+    async def simulated() -> dict[str, Any]:
+        flows = Flows(of.size, (costs.generator, costs.prm), spent, SEED)
+
+        async def solve(number: int) -> float:
+            return await flows.solve(str(number), rounds[number % len(rounds)])
+
+        ended = await closed_loop(solve, searches, CLIENTS * of.generators)
+        return {**of._asdict(), **figures(ended), "refused": flows.refused}
+
+    return run(simulated())
+
+
+class Surge(NamedTuple):
+    """A load that rises, falls and rises again: searches a second, each for so long."""
+
+    rates: tuple[float, ...]
+    seconds: float
+
+    def __call__(self, at: float) -> float:
+        return self.rates[min(int(at / self.seconds), len(self.rates) - 1)]
+
+
+SURGE = Surge((0.5, 4.0, 0.5, 4.0), 600.0)
+SURGING = ClusterSize(PoolSize(1, 30), PoolSize(1, 10), PoolSize(1, 10))
+
+
+def autoscaled(
+    costs: Costs, language: Language, search: dict[str, Any], size: ClusterSize, surge: Surge
+) -> dict[str, Any]:
+    """Pools that follow a load."""
+
+    async def simulated() -> dict[str, Any]:
+        cluster = cluster_of(size, costs, language, OwnCores)
+        async with cluster.running():
+            solve = solving(cluster, language, search)
+            ended = await open_loop(solve, surge, surge.seconds * len(surge.rates), SEED)
+        pools = {"generators": cluster.generators, "scorers": cluster.scorers, "controllers": cluster.controllers}
+        history = {name: [(round(at, 1), number) for at, number in pool.history] for name, pool in pools.items()}
+        turns = {name: _turns(pool.history, surge) for name, pool in pools.items()}
+        return {**figures(ended), "history": history, "turns_in_a_step": turns, **told(cluster)}
+
+    return run(simulated())
+
+
+def _turns(history: list[tuple[float, int]], surge: Surge) -> int:
+    """The most changes of direction within one step of the load."""
+    steps: dict[int, list[int]] = {}
+    before = 0
+    for at, number in history:
+        steps.setdefault(min(int(at / surge.seconds), len(surge.rates) - 1), []).append(number - before)
+        before = number
+    return max(
+        (sum((one > 0) != (other > 0) for one, other in pairwise(of)) for of in steps.values()),
+        default=0,
+    )

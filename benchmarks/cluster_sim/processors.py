@@ -24,34 +24,32 @@ class OwnCores:
         asyncio.get_running_loop().call_later(seconds, done)
 
 
-class SharedCores:
-    """Few cores, shared equally by all programs that have something to do; each uses one core at most."""
+class ProcessorSharing:
+    """Jobs that all go on at the same speed, which depends on how many there are."""
 
-    def __init__(self, cores: int) -> None:
-        if cores < 1:
-            raise ValueError(f"cores must be at least 1, got {cores}")
-        self._cores = cores
-        self._jobs: list[tuple[float, int, Callable[[], None]]] = []
-        """By how much of its own work each program will have seen done by then."""
+    def __init__(self, speed: Callable[[float], float]) -> None:
+        """``speed``: work a second that each job gets done where the weights of all come to so much."""
+        self._speed = speed
+        self._jobs: list[tuple[float, int, float, Callable[[], None]]] = []
+        """By how much work each that had been there from the start would have got done by then."""
         self._serial = count()
         self._served = 0.0
-        """Seconds of work that every program would have done that had been there from the start."""
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
+        self.load = 0.0
+        """The weights of all jobs."""
 
-    def run(self, seconds: float, done: Callable[[], None]) -> None:
+    def add(self, work: float, done: Callable[[], None], weight: float = 1.0) -> None:
+        """Another job; ``done`` is called at its end."""
         self._advance()
-        heapq.heappush(self._jobs, (self._served + seconds, next(self._serial), done))
+        heapq.heappush(self._jobs, (self._served + work, next(self._serial), weight, done))
+        self.load += weight
         self._wait()
-
-    @property
-    def _rate(self) -> float:
-        return min(1.0, self._cores / len(self._jobs))
 
     def _advance(self) -> None:
         now = asyncio.get_running_loop().time()
         if self._jobs:
-            self._served += (now - self._since) * self._rate
+            self._served += (now - self._since) * self._speed(self.load)
         self._since = now
 
     def _wait(self) -> None:
@@ -59,19 +57,36 @@ class SharedCores:
             self._timer.cancel()
             self._timer = None
         if self._jobs:
-            left = max(0.0, self._jobs[0][0] - self._served) / self._rate
+            left = max(0.0, self._jobs[0][0] - self._served) / self._speed(self.load)
             self._timer = asyncio.get_running_loop().call_later(left, self._next)
 
     def _next(self) -> None:
         self._advance()
         # The first is done, whatever rounding says.
         self._served = max(self._served, self._jobs[0][0])
-        done = []
+        ended = []
         while self._jobs and self._jobs[0][0] <= self._served:
-            done.append(heapq.heappop(self._jobs)[2])
+            _, _, weight, done = heapq.heappop(self._jobs)
+            self.load = self.load - weight if self._jobs else 0.0
+            ended.append(done)
         self._wait()
-        for each in done:
-            each()
+        for done in ended:
+            done()
+
+
+class SharedCores:
+    """Few cores, shared equally by all programs that have something to do; each uses one core at most.
+
+    What is left of a machine on which others work too need be no whole number.
+    """
+
+    def __init__(self, cores: float) -> None:
+        if cores <= 0:
+            raise ValueError(f"cores must be positive, got {cores}")
+        self._busy = ProcessorSharing(lambda programs: min(1.0, cores / programs))
+
+    def run(self, seconds: float, done: Callable[[], None]) -> None:
+        self._busy.add(seconds, done)
 
 
 class Program:
@@ -93,7 +108,7 @@ class Program:
     async def work(self, seconds: float) -> None:
         """Waits until it has done so much."""
         done = asyncio.get_running_loop().create_future()
-        self.post(seconds, partial(_settle, done))
+        self.post(seconds, partial(settle, done))
         await done
 
     def _next(self) -> None:
@@ -108,6 +123,7 @@ class Program:
         self._next()
 
 
-def _settle(done: asyncio.Future[None]) -> None:
+def settle(done: asyncio.Future[None]) -> None:
+    """Whoever waits for it goes on, if anybody still does."""
     if not done.done():
         done.set_result(None)

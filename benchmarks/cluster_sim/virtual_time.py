@@ -26,7 +26,7 @@ class _Timer(asyncio.TimerHandle):
         self.serial = serial
 
     def __lt__(self, other: Any) -> bool:
-        return (self.when(), self.serial) < (other.when(), other.serial)
+        return (self._when, self.serial) < (other._when, other.serial)  # type: ignore[attr-defined]
 
 
 class _Jump(selectors.SelectSelector):

@@ -45,7 +45,7 @@ def recorded(outcome: SearchOutcome, prompt_tokens: int) -> dict[str, Any]:
     """A search as ``Problem`` has it, for JSON."""
     answers: dict[str | None, int] = {}
     levels: list[list[list[tuple[int, int, int, float]]]] = []
-    for parent in sorted(outcome.tree.nodes, key=lambda node: node.serial):
+    for parent in sorted([outcome.tree.root, *outcome.tree.nodes], key=lambda node: node.serial):
         written = [node for node in parent.children.values() if node.step is not None]
         if not written:
             continue

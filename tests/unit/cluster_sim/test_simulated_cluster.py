@@ -1,0 +1,136 @@
+"""The simulated cluster: real searches, the same every time, and pools that follow the load."""
+
+import json
+from collections.abc import AsyncIterator
+from itertools import pairwise
+
+import pytest
+
+from benchmarks.cluster_sim import points
+from benchmarks.cluster_sim.cluster import ClusterSize, PoolSize
+from benchmarks.cluster_sim.points import Numbers, Surge, beam
+from benchmarks.cluster_sim.virtual_time import run
+from benchmarks.cluster_sim.workload import Language, problems_of, recorded
+from search.answers.equivalence import AnswerMatcher
+from search.gate import Gate
+from search.ports import Branch, ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, StopCondition
+from search.run.environment import SearchEnvironment
+from search.run.report import SearchOutcome
+from search.run.runner import run_search
+from search.settings import parse_search
+from search.tree import StepEnd
+from tests.unit.cluster_sim.simulated import COSTS, language
+
+LANGUAGE = language()
+
+
+@pytest.mark.parametrize(
+    "search", [beam(8, 4), {"strategy": "self_consistency", "n": 8}, {"strategy": "mcts", "budget": {"nodes": 40}}]
+)
+def test_the_same_seed_gives_the_same_result(search: dict[str, object]) -> None:
+    first, second = (points.served(COSTS, LANGUAGE, search, 4, 12, cores=2) for _ in range(2))
+    assert first == second
+    assert first["searches"] == 12
+    assert first["left_over"] == []
+
+
+def test_cores_that_are_shared_are_all_that_there_is() -> None:
+    """Of a machine that is full, all programs together get what it has."""
+    found = points.served(COSTS, LANGUAGE, beam(16, 4), 16, 60, cores=2)
+    around = COSTS.calls.proxy["search"] + COSTS.calls.client["search"] + COSTS.calls.others["search"]
+    spent = found["searches"] * (sum(found["cpu_s_per_search"].values()) + around)
+    spent += COSTS.calls.background * found["seconds"]
+    assert 0.9 * 2 * found["seconds"] < spent <= 2 * found["seconds"] * 1.001
+
+
+def test_more_clients_make_it_no_slower_than_one() -> None:
+    one, more = (points.served(COSTS, LANGUAGE, beam(8, 4), clients, 40, cores=2) for clients in (1, 8))
+    assert more["searches_per_s"] > one["searches_per_s"]
+    assert more["median_s"] > one["median_s"]
+
+
+def test_ten_times_the_replicas_serve_ten_times_the_searches_with_and_without_trees() -> None:
+    one = points.with_trees(COSTS, LANGUAGE, beam(8, 4), Numbers(1, 1, 1), 60)
+    ten = points.with_trees(COSTS, LANGUAGE, beam(8, 4), Numbers(10, 10, 10), 600)
+    assert ten.figures["steady_per_s"] == pytest.approx(10 * one.figures["steady_per_s"], rel=0.15)
+
+
+def test_a_controller_is_a_limit() -> None:
+    alone = points.controller_limit(COSTS.calls, None, 60)
+    shared = points.controller_limit(COSTS.calls, 1, 60)
+    assert shared < alone < 1 / COSTS.calls.controller["search"]
+
+
+def test_pools_follow_the_load_up_and_down_and_do_not_swing() -> None:
+    size = ClusterSize(
+        PoolSize(1, 12, upscale_delay_s=5, downscale_delay_s=60, start_s=10), PoolSize(1, 1), PoolSize(2, 2)
+    )
+    surge = Surge((0.5, 5.0, 0.5), 200.0)
+    found = points.autoscaled(COSTS.slower(20.0), LANGUAGE, beam(4, 4), size, surge)
+    history = found["history"]["generators"]
+    counts = [1, *(number for _, number in history)]
+    most = max(counts)
+    assert most > 3
+    assert counts[-1] < most / 2
+    assert found["turns_in_a_step"]["generators"] <= 2
+    up = next(at for at, number in history if number == most)
+    assert surge.seconds < up < 2 * surge.seconds
+    moves = [after > before for before, after in pairwise(counts)]
+    assert sum(one != other for one, other in pairwise(moves)) <= 3
+    assert found["left_over"] == []
+
+
+class TestLanguage:
+    def test_equal_steps_go_on_equally_and_siblings_as_they_were(self) -> None:
+        prompt = LANGUAGE.prompt("3")
+        branches = tuple(Branch(index, 7 + index, 512) for index in range(16))
+        item = ExpandItem((), prompt, branches)
+        children = [LANGUAGE.child("3", item, branch, StopCondition.STEP) for branch in branches]
+        [family] = LANGUAGE.problem("3").levels[0]
+        assert [len(child.steps[0].token_ids) for child in children] == [step.tokens for step in family]
+        assert len({child.steps[0].text for child in children}) == len({step.text for step in family})
+
+    def test_whole_solutions_end(self) -> None:
+        item = ExpandItem((), LANGUAGE.prompt("0"), (Branch(0, 5, 10_000),))
+        [*before, last] = LANGUAGE.child("0", item, item.branches[0], StopCondition.SOLUTION).steps
+        assert last.end is StepEnd.END_OF_SEQUENCE
+        assert {step.end for step in before} == {StepEnd.DELIMITER}
+        cut = LANGUAGE.child("0", item, Branch(0, 5, 12), StopCondition.SOLUTION).steps
+        assert sum(len(step.token_ids) for step in cut) == 12
+        assert cut[-1].end is StepEnd.LENGTH
+
+    def test_searches_share_no_prompt(self) -> None:
+        assert not set(LANGUAGE.prompt("1")) & set(LANGUAGE.prompt("2"))
+
+    def test_a_recorded_search_can_be_written_again(self) -> None:
+        outcome = run(_searched(LANGUAGE))
+        [problem] = problems_of(json.loads(json.dumps([recorded(outcome, 77)])))
+        assert (problem.prompt_tokens, problem.nodes) == (77, len(outcome.tree))
+        steps = [step for level in problem.levels for family in level for step in family]
+        assert problem.generated_tokens == sum(step.tokens for step in steps)
+        assert len(steps) == problem.nodes
+        again = run(_searched(Language([problem])))
+        assert again.selection.answer is not None
+        assert again.cost.nodes == pytest.approx(problem.nodes, rel=0.5)
+
+
+class _Spoken:
+    """Ports that say at once what a language has."""
+
+    def __init__(self, said: Language) -> None:
+        self._said = said
+
+    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        for item in request.expansions:
+            said = (self._said.child("0", item, branch, request.stop_condition) for branch in item.branches)
+            yield ChildGroup(tuple(said))
+
+    async def score(self, request: ScoreRequest) -> list[list[float]]:
+        return [[self._said.reward("0", text) for text in item.steps[-item.unscored :]] for item in request.items]
+
+
+async def _searched(said: Language) -> SearchOutcome:
+    ports = _Spoken(said)
+    environment = SearchEnvironment(ports, ports, 1024, Gate(64), AnswerMatcher())
+    settings = parse_search({**beam(16, 4), "seed": 3})
+    return await run_search("", said.prompt("0"), settings, environment, search_id="0")
