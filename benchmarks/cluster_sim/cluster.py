@@ -193,7 +193,11 @@ class GeneratorReplica(Replica, Protocol):
 class ScorerReplica(Replica, StepScorer, Protocol): ...
 
 
-class SimulatedController:
+AnyGenerator = TypeVar("AnyGenerator", bound=GeneratorReplica)
+AnyScorer = TypeVar("AnyScorer", bound=ScorerReplica)
+
+
+class SimulatedController(Generic[AnyGenerator, AnyScorer]):
     """One controller replica: real searches, whose time on its one thread is counted where it speaks with others."""
 
     def __init__(
@@ -201,8 +205,8 @@ class SimulatedController:
         processor: Processor,
         calls: CallCosts,
         size: ControllerSize,
-        generators: "Pool[GeneratorReplica]",
-        scorers: "Pool[ScorerReplica]",
+        generators: Pool[AnyGenerator],
+        scorers: Pool[AnyScorer],
     ) -> None:
         self.program = Program(processor)
         self.places = Places(size.searches)
@@ -265,7 +269,7 @@ class ClusterSize(NamedTuple):
     controller: ControllerSize = ControllerSize()
 
 
-class Cluster:
+class Cluster(Generic[AnyGenerator, AnyScorer]):
     """All of it. To be made and used on one virtual loop."""
 
     def __init__(
@@ -274,8 +278,8 @@ class Cluster:
         calls: CallCosts,
         seed: int,
         processor: Callable[[], Processor],
-        generator: Callable[[Processor], GeneratorReplica],
-        scorer: Callable[[Processor], ScorerReplica],
+        generator: Callable[[Processor], AnyGenerator],
+        scorer: Callable[[Processor], AnyScorer],
     ) -> None:
         """``processor``: gives every program what it runs on; the same one, or one of its own. ``generator`` and
         ``scorer`` make replicas."""
@@ -313,8 +317,8 @@ class Cluster:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Pools grow and shrink within the block, and what is always busy is."""
-        pools = (self.generators, self.scorers, self.controllers)
-        tasks = [asyncio.create_task(work) for work in (*(pool.autoscale() for pool in pools), self._background())]
+        works = (self.generators.autoscale(), self.scorers.autoscale(), self.controllers.autoscale())
+        tasks = [asyncio.create_task(work) for work in (*works, self._background())]
         try:
             yield
         finally:

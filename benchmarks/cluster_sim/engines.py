@@ -145,7 +145,8 @@ class Engine:
         return joined
 
     def _stepped(self, batch: int) -> None:
-        done, going_on = [], []
+        done: list[Request] = []
+        going_on: list[Request] = []
         for request in self._running:
             request.written += 1
             (done if request.written >= request.tokens else going_on).append(request)

@@ -1,8 +1,8 @@
 """What is simulated: the limit of one controller, the application on this machine, and clusters of many."""
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.cluster_sim.calls import ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, REPEATED
 from benchmarks.cluster_sim.cluster import (
@@ -41,7 +41,8 @@ class Numbers(NamedTuple):
 
     @property
     def size(self) -> ClusterSize:
-        return ClusterSize(*(PoolSize(number, number) for number in self))
+        generators, scorers, controllers = (PoolSize(number, number) for number in self)
+        return ClusterSize(generators, scorers, controllers)
 
 
 def beam(width: int, children: int, levels: int | None = None) -> dict[str, Any]:
@@ -73,7 +74,10 @@ def controller_limit(calls: CallCosts, cores: float | None, searches: int) -> fl
     return run(simulated())
 
 
-def cluster_of(size: ClusterSize, costs: Costs, language: Language, processor: Callable[[], Processor]) -> Cluster:
+Simulated: TypeAlias = Cluster[SimulatedGenerator, SimulatedScorer]
+
+
+def cluster_of(size: ClusterSize, costs: Costs, language: Language, processor: Callable[[], Processor]) -> Simulated:
     return Cluster(
         size,
         costs.calls,
@@ -84,7 +88,7 @@ def cluster_of(size: ClusterSize, costs: Costs, language: Language, processor: C
     )
 
 
-def solving(cluster: Cluster, language: Language, search: dict[str, Any]) -> Any:
+def solving(cluster: Simulated, language: Language, search: dict[str, Any]) -> Callable[[int], Awaitable[float]]:
     """Solves the search of a number, under that seed."""
 
     async def solve(number: int) -> float:
@@ -93,7 +97,7 @@ def solving(cluster: Cluster, language: Language, search: dict[str, Any]) -> Any
     return solve
 
 
-def told(cluster: Cluster) -> dict[str, Any]:
+def told(cluster: Simulated) -> dict[str, Any]:
     """CPU seconds of each kind of program for a search, and what a search cost."""
     searches = len(cluster.costs)
     cpu_s = {
@@ -184,7 +188,7 @@ class Surge(NamedTuple):
     rates: tuple[float, ...]
     seconds: float
 
-    def __call__(self, at: float) -> float:
+    def rate(self, at: float) -> float:
         return self.rates[min(int(at / self.seconds), len(self.rates) - 1)]
 
 
@@ -201,10 +205,14 @@ def autoscaled(
         cluster = cluster_of(size, costs, language, OwnCores)
         async with cluster.running():
             solve = solving(cluster, language, search)
-            ended = await open_loop(solve, surge, surge.seconds * len(surge.rates), SEED)
-        pools = {"generators": cluster.generators, "scorers": cluster.scorers, "controllers": cluster.controllers}
-        history = {name: [(round(at, 1), number) for at, number in pool.history] for name, pool in pools.items()}
-        turns = {name: _turns(pool.history, surge) for name, pool in pools.items()}
+            ended = await open_loop(solve, surge.rate, surge.seconds * len(surge.rates), SEED)
+        moved = {
+            "generators": cluster.generators.history,
+            "scorers": cluster.scorers.history,
+            "controllers": cluster.controllers.history,
+        }
+        history = {name: [(round(at, 1), number) for at, number in of] for name, of in moved.items()}
+        turns = {name: _turns(of, surge) for name, of in moved.items()}
         return {**figures(ended), "history": history, "turns_in_a_step": turns, **told(cluster)}
 
     return run(simulated())

@@ -66,7 +66,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         timer._scheduled = True  # type: ignore[attr-defined]
         return timer
 
-    def run_in_executor(self, executor: Any, func: Callable[[*Args], T], *args: *Args) -> asyncio.Future[T]:  # type: ignore[override]
+    def run_in_executor(self, executor: Any, func: Callable[[*Args], T], *args: *Args) -> asyncio.Future[T]:
         """Done at once, in no time, by this thread."""
         done: asyncio.Future[T] = self.create_future()
         try:
