@@ -160,7 +160,7 @@ def _close(ratio: float) -> bool:
 
 
 def _median(runs: list[dict[str, Any]], name: str) -> float:
-    return statistics.median(run[name] for run in runs)
+    return float(statistics.median(run[name] for run in runs))
 
 
 def _say(row: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from benchmarks.engines import Engines, engines_of, solve_all
 from benchmarks.processes import CpuClock
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
+from deployments.engines.settings import EngineSettings
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, ScoreItem, ScoreRequest, StopCondition
 from search.settings import parse_search
 
@@ -196,13 +197,14 @@ def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]
 
 
 def _facts(engines: Engines, config: AppConfig) -> dict[str, dict[str, int]]:
+    assert isinstance(config.prm, EngineSettings)
     facts = {}
     for role, engine, settings in (
         ("generator", engines.generator, config.generator),
         ("prm", engines.scorer, config.prm),
     ):
         facts[role] = {
-            "blocks": engine.stats()["total_blocks"] - 1,
+            "blocks": engine.stats()["total_blocks"] - 1,  # one is vLLM's own
             "block_size": settings.expected_block_size,
             "max_num_seqs": settings.max_num_seqs,
         }

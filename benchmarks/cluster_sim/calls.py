@@ -142,17 +142,18 @@ def fake_application() -> Iterator[str]:
 
     from deployments.controller import SearchController
 
-    engines = {"max_ongoing_requests": 512, "ray_actor_options": {"num_cpus": 0.2}, "max_queued_requests": 4096}
-    fakes = [
-        serve.deployment(name=name, **engines)(fake).bind()
+    generator, prm = (
+        serve.deployment(
+            name=name, max_ongoing_requests=512, max_queued_requests=4096, ray_actor_options={"num_cpus": 0.2}
+        )(fake).bind()
         for name, fake in (("Generator", FakeGenerator), ("ProcessRewardModel", FakeScorer))
-    ]
+    )
     controller = SearchController.options(
         max_ongoing_requests=1024,
         ray_actor_options={"num_cpus": 0.2},
         logging_config={"log_level": "WARNING", "enable_access_log": False},
         user_config=ControllerUserConfig().model_dump(mode="json"),
-    ).bind(AppConfig(), *fakes)
+    ).bind(AppConfig(), generator, prm)
     ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
     port = free_port()
     try:

@@ -6,7 +6,7 @@ import random
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import count
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -63,7 +63,9 @@ class PowerOfTwoChoices:
         self._luck = random.Random(seed)
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        one, other = self._luck.choice(replicas), self._luck.choice(replicas)
+        if len(replicas) == 1:
+            return replicas[0]
+        one, other = self._luck.sample(replicas, 2)
         return one if one.ongoing <= other.ongoing else other
 
 
@@ -78,12 +80,9 @@ class PoolSize:
     start_s: float = 30.0
     """From the decision to the first call."""
 
-
-@dataclass
-class _Told(Generic[AnyReplica]):
-    replica: AnyReplica
-    pressures: deque[tuple[float, float]] = field(default_factory=deque)
-    """When, and what."""
+    def __post_init__(self) -> None:
+        if not 1 <= self.min_replicas <= self.max_replicas:
+            raise ValueError(f"1 <= min_replicas ({self.min_replicas}) <= max_replicas ({self.max_replicas}) is wanted")
 
 
 class Pool(Generic[AnyReplica]):
@@ -96,39 +95,32 @@ class Pool(Generic[AnyReplica]):
         self._make = make
         self._size = size
         self._router = router
-        self._ready: list[_Told[AnyReplica]] = []
-        self._arrived = asyncio.Event()
+        self.replicas: list[AnyReplica] = []
+        """Those that get calls."""
+        self._told: dict[int, deque[tuple[float, float]]] = {}
+        """When which of them told what, by its place."""
         self.made: list[AnyReplica] = []
         """All there ever were."""
         self.target_num_replicas = size.min_replicas
-        self.starting = 0
         self.history: list[tuple[float, int]] = []
         """When there were to be how many."""
         for _ in range(size.min_replicas):
             self._add()
 
     @property
-    def replicas(self) -> list[AnyReplica]:
-        """Those that get calls."""
-        return [told.replica for told in self._ready]
-
-    @property
     def aggregated_metrics(self) -> dict[str, dict[Any, float]]:
         """As Serve gives it to a policy: of each replica that told something, the mean of what it told lately."""
         since = asyncio.get_running_loop().time() - LOOK_BACK_S
         pressures = {}
-        for number, told in enumerate(self._ready):
-            while told.pressures and told.pressures[0][0] < since:
-                told.pressures.popleft()
-            if told.pressures:
-                pressures[number] = math.fsum(each for _, each in told.pressures) / len(told.pressures)
+        for place, told in self._told.items():
+            while told and told[0][0] < since:
+                told.popleft()
+            if told:
+                pressures[place] = math.fsum(pressure for _, pressure in told) / len(told)
         return {PRESSURE: pressures}
 
-    async def choose(self, search_id: str) -> AnyReplica:
-        """A replica for one call; waits for one where there is none."""
-        while not self._ready:
-            self._arrived.clear()
-            await self._arrived.wait()
+    def choose(self, search_id: str) -> AnyReplica:
+        """The replica for one call of a search."""
         return self._router.choose(self.replicas, search_id)
 
     async def autoscale(self) -> None:
@@ -141,8 +133,8 @@ class Pool(Generic[AnyReplica]):
             await asyncio.sleep(DECIDE_S)
             if loop.time() >= tell:
                 tell += TELL_S
-                for told in self._ready:
-                    told.pressures.append((loop.time(), told.replica.pressure))
+                for place, replica in enumerate(self.replicas):
+                    self._told.setdefault(place, deque()).append((loop.time(), replica.pressure))
             wanted, _ = by_pressure(self)
             wanted = min(max(wanted, self._size.min_replicas), self._size.max_replicas)
             now = self.target_num_replicas
@@ -156,27 +148,25 @@ class Pool(Generic[AnyReplica]):
     def _resize(self, wanted: int) -> None:
         loop = asyncio.get_running_loop()
         for _ in range(wanted - self.target_num_replicas):
-            self.starting += 1
             loop.call_later(self._size.start_s, self._started)
         self.target_num_replicas = wanted
         self.history.append((loop.time(), wanted))
         self._let_go()
 
     def _started(self) -> None:
-        self.starting -= 1
         self._add()
         self._let_go()
 
     def _add(self) -> None:
         replica = self._make()
         self.made.append(replica)
-        self._ready.append(_Told(replica))
-        self._arrived.set()
+        self.replicas.append(replica)
 
     def _let_go(self) -> None:
         """The youngest go first."""
-        while len(self._ready) > self.target_num_replicas:
-            self._ready.pop()
+        while len(self.replicas) > self.target_num_replicas:
+            self.replicas.pop()
+            self._told.pop(len(self.replicas), None)
 
 
 class ControllerSize(NamedTuple):
@@ -247,7 +237,7 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """`search.ports.Generator`, through the pool."""
         await self.program.work(self._costs["expand"])
-        replica = await self._generators.choose(request.search_id)
+        replica = self._generators.choose(request.search_id)
         async with aclosing(replica.expand(request)) as groups:
             async for group in groups:
                 await self.program.work(self._costs["group"] + self._costs["child"] * len(group.children))
@@ -256,7 +246,7 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """`search.ports.StepScorer`, through the pool."""
         await self.program.work(self._costs["score"] + self._costs["item"] * len(request.items))
-        replica = await self._scorers.choose(request.search_id)
+        replica = self._scorers.choose(request.search_id)
         return await replica.score(request)
 
 
@@ -303,7 +293,7 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
         await self.client.work(self._calls.client["search"] / 2)
         while True:
             await self.proxy.work(self._calls.proxy["search"] / 2)
-            controller = await self.controllers.choose(str(number))
+            controller = self.controllers.choose(str(number))
             try:
                 self.costs.append(await controller.search(str(number), prompt, settings))
                 break

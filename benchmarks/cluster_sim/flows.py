@@ -158,9 +158,9 @@ class FlowController:
                 for wanted in rounds:
                     async with self.gate.admit(Lane.DEMAND, wanted.branches, name):
                         await self.program.work(share)
-                        await (await self._generators.choose(name)).write(wanted)
+                        await self._generators.choose(name).write(wanted)
                     await self.program.work(share)
-                    await (await self._scorers.choose(name)).score(wanted.items)
+                    await self._scorers.choose(name).score(wanted.items)
         finally:
             self.ongoing -= 1
 
@@ -191,7 +191,7 @@ class Flows:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            controller = await self.controllers.choose(name)
+            controller = self.controllers.choose(name)
             try:
                 await controller.search(name, rounds)
                 return loop.time() - began
