@@ -192,7 +192,7 @@ class Surge(NamedTuple):
         return self.rates[min(int(at / self.seconds), len(self.rates) - 1)]
 
 
-SURGE = Surge((0.5, 4.0, 0.5, 4.0), 600.0)
+SURGE = Surge((0.25, 2.5, 0.25, 2.5), 600.0)
 SURGING = ClusterSize(PoolSize(1, 30), PoolSize(1, 10), PoolSize(1, 10))
 
 
