@@ -87,7 +87,9 @@ class Engine:
         self._arrivals = count()
         self._running: list[Request] = []
         self._stepping = False
-        self.steps = self.joined = self.generated_tokens = self.computed_tokens = self.discarded_tokens = 0
+        self.steps = self.joined = self.generated_tokens = self.computed_tokens = 0
+        self.discarded_tokens = 0
+        """Of those that were generated, those of aborted requests."""
         self.joining_s = 0.0
         """Of its CPU seconds, those for taking up requests and reading their prompts."""
 
@@ -111,7 +113,7 @@ class Engine:
         self._cache.keep(keys)
 
     def _step(self) -> None:
-        self._running = [request for request in self._running if not request.aborted]
+        self._running = [request for request in self._running if self._is_wanted(request)]
         curve = self._costs.engine
         joined = self._join()
         self._stepping = bool(self._running)
@@ -152,17 +154,18 @@ class Engine:
             (done if request.written >= request.tokens else going_on).append(request)
         self.generated_tokens += len(self._running)
         self._running = going_on
-        for request in done:
-            if request.aborted:
-                self.discarded_tokens += request.written
-        self._replica.post(self._costs.replica.step(batch), partial(_tell, done))
+        self._replica.post(self._costs.replica.step(batch), partial(self._tell, done))
         self._step()
 
+    def _tell(self, done: Sequence[Request]) -> None:
+        for request in done:
+            if self._is_wanted(request):
+                request.finished(request)
 
-def _tell(done: Sequence[Request]) -> None:
-    for request in done:
-        if not request.aborted:
-            request.finished(request)
+    def _is_wanted(self, request: Request) -> bool:
+        if request.aborted:
+            self.discarded_tokens += request.written
+        return not request.aborted
 
 
 class _Branch(NamedTuple):

@@ -114,7 +114,7 @@ def test_what_is_cached_is_not_read_again() -> None:
 
 def test_who_leaves_takes_everything_along() -> None:
     async def main() -> list[str]:
-        replica = generator(blocks=20)
+        replica = generator(blocks=100)
 
         async def leave() -> None:
             async with aclosing(replica.expand(request("0", 64))) as groups:
@@ -123,7 +123,7 @@ def test_who_leaves_takes_everything_along() -> None:
 
         async def cancelled() -> None:
             task = asyncio.create_task(written(replica, request("1", 64)))
-            await asyncio.sleep(0.002)
+            await asyncio.sleep(0.01)
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
@@ -131,6 +131,9 @@ def test_who_leaves_takes_everything_along() -> None:
         await asyncio.gather(leave(), cancelled())
         assert len(await other) == 8
         await asyncio.sleep(1)
+        engine = replica.engine
+        assert engine.generated_tokens == replica.written_tokens + engine.discarded_tokens
+        assert engine.discarded_tokens > 0
         return replica.check_integrity()
 
     assert run(main()) == []
