@@ -45,7 +45,6 @@ class Spent(NamedTuple):
     """Of the engine's process."""
     replica_s: float
     """Of the process that calls it, where a replica's code runs."""
-    steps: float
     computed: float
     """Prompt tokens that no cache had."""
 
@@ -68,8 +67,6 @@ async def spent(calls: Mapping[int, Call], stats: Callable[[], Mapping[str, int]
             figures = (
                 cpu.get("engine of benchmark", 0.0),
                 cpu.get("benchmark", 0.0),
-                # A pass of a pooling model is over before it is counted.
-                gained["engine_steps"] or made,
                 gained["prompt_tokens"] - gained["prefix_hits"],
             )
             if turn >= 0:  # the one before warms up
@@ -133,18 +130,14 @@ async def generator_curve(engines: Engines, seconds: float) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
         step = [
-            (getattr(more, side) - getattr(less, side)) / (more.steps - less.steps)
-            for less, more in zip(short, long, strict=True)
+            (getattr(more, side) - getattr(less, side)) / (LONG - SHORT) for less, more in zip(short, long, strict=True)
         ]
         token = statistics.median(
             (getattr(more, side) - getattr(less, side)) / (more.computed - less.computed)
             for less, more in zip(short, reading, strict=True)
         )
         left = np.array(
-            [
-                getattr(run, side) - run.steps * each - run.computed * token
-                for run, each in zip(short, step, strict=True)
-            ]
+            [getattr(run, side) - SHORT * each - run.computed * token for run, each in zip(short, step, strict=True)]
         )
         rows = np.array([[1.0, run.batch] for run in short])
         (call, request), _ = nnls(rows, left)
@@ -169,7 +162,7 @@ async def scorer_curve(engines: Engines, seconds: float) -> dict[str, Any]:
     for side in ("engine_s", "replica_s"):
         # Relative errors: a small batch counts as much as a large one.
         cost = np.array([getattr(run, side) for run in runs])
-        rows = np.array([[run.steps, run.batch, run.computed] for run in runs])
+        rows = np.array([[1.0, run.batch, run.computed] for run in runs])
         (step, item, token), _ = nnls(rows / cost[:, None], np.ones(len(runs)))
         found[side.removesuffix("_s")] = {
             "step_s": {1: round(float(step), 7)},

@@ -20,6 +20,7 @@ class BatchCurve(_Costs):
     """For each prompt token that is computed."""
     request_s: float = Field(ge=0)
     call_s: float = Field(ge=0)
+    """Of a replica for each call, of an engine whenever it has work again."""
 
     def step(self, batch: int) -> float:
         """A step with so many requests."""

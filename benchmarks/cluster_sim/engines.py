@@ -105,6 +105,7 @@ class Engine:
         heapq.heappush(self._waiting, (request.priority, next(self._arrivals), request))
         if not self._stepping:
             self._stepping = True
+            self.program.post(self._costs.engine.call_s)
             # What is asked for at the same time is taken at the same time.
             asyncio.get_running_loop().call_soon(self._step)
 
