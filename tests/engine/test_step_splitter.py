@@ -89,6 +89,7 @@ def test_logprobs_are_summed_by_step() -> None:
     ids = token_ids(TOKENIZER, "ab", "\n", "\n", "a")
     first, last = splitter().split((), ids, cut_off=True, logprobs=[-1.0, -0.5, -0.25, -2.0])
     assert (first.logprob, last.logprob) == (-1.75, -2.0)
+    assert (first.token_logprobs, last.token_logprobs) == ((-1.0, -0.5, -0.25), (-2.0,))
 
 
 @settings(max_examples=500, deadline=None)

@@ -97,7 +97,8 @@ def test_every_log_probability_survives_a_file(logprob: float | None) -> None:
     tree = SearchTree(7)
     (node,) = tree.request(tree.root, 1)
     node.request = ExpansionRequest(whole=False, tokens=9, nodes=1)
-    tree.write(node, Step((1, 2), "so\n\n", StepEnd.DELIMITER, logprob))
+    each = None if logprob is None else (logprob, 0.0)
+    tree.write(node, Step((1, 2), "so\n\n", StepEnd.DELIMITER, logprob, each))
     assert restore_tree(json.loads(json.dumps(save_tree(tree), allow_nan=False)))[node.id].step == node.step
 
 
@@ -138,6 +139,7 @@ def test_a_search_whose_model_gave_tokens_no_chance_is_saved_shown_and_gone_on_w
         (lambda tree: tree.update(seed=-1), ("seed",)),
         (lambda tree: tree.update(extra=1), ("extra",)),
         (lambda tree: tree["nodes"][0].update(reward=1.5), ("nodes", 0, "reward")),
+        (lambda tree: tree["nodes"][0]["step"].update(token_logprobs=[-1.0]), ("nodes", 0, "step")),
         (lambda tree: tree["nodes"][0].update(reward=float("nan")), ("nodes", 0, "reward")),
         (lambda tree: tree["nodes"][0].update(status="asleep"), ("nodes", 0, "status")),
         (lambda tree: tree["nodes"][0]["step"].pop("text"), ("nodes", 0, "step", "text")),

@@ -13,6 +13,7 @@ from search.gate import Gate
 from search.ports import Child, Lane, StopCondition
 from search.run.environment import Fallback
 from search.run.report import RoundStarted, SearchFinished, SearchOutcome, SearchStarted, StepScored
+from search.run.results import joined
 from search.snapshot import tree_as_json
 from search.tree import NodeStatus, Step, StepEnd
 
@@ -401,3 +402,14 @@ def test_a_whole_solution_ends_at_its_first_answer() -> None:
     assert second.status is NodeStatus.TERMINAL
     assert second.step == Step((2, 3, 4), written[1].text + written[2].text, StepEnd.END_OF_SEQUENCE)
     assert outcome.selection.answer == "3"
+
+
+def test_steps_that_become_one_keep_the_log_probabilities_of_their_tokens() -> None:
+    known = [
+        Step((1,), "a\n\n", StepEnd.DELIMITER, -1.0, (-1.0,)),
+        Step((2, 3), "b", StepEnd.LENGTH, -0.5, (-0.5, 0.0)),
+    ]
+    [one] = joined(known, 1)
+    assert (one.logprob, one.token_logprobs) == (-1.5, (-1.0, -0.5, 0.0))
+    [unknown] = joined([known[0], known[1]._replace(logprob=None, token_logprobs=None)], 1)
+    assert (unknown.logprob, unknown.token_logprobs) == (None, None)
