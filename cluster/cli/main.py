@@ -142,6 +142,10 @@ def solve(
     seed: Annotated[
         int | None, typer.Option(min=0, max=MAX_SEED, help="Same seed, same tree.", show_default=False)
     ] = None,
+    effort: Annotated[
+        str | None,
+        typer.Option(help="A preset of the endpoint's: low, medium, high; instead of --strategy.", show_default=False),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tree.")] = False,
     timeout: Timeout = 600,
     api_key: Key = None,
@@ -152,7 +156,8 @@ def solve(
     from cluster.client import Client, Question
 
     async def ask() -> None:
-        wanted = Question(question, search_field(strategy, n), seed=seed)
+        search = search_field(strategy, n) if effort is None else {}
+        wanted = Question(question, search, seed=seed, effort=effort)
         async with Client(url, api_key, timeout) as client:
             await solve_question(client, wanted, Console(file=sys.stdout), as_json)
 

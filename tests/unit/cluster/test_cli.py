@@ -83,6 +83,11 @@ class TestSolve:
         assert after.index("0            0.95  1 + 1 = 2\n") < after.index("answer     2\n")
         assert endpoint.requests[0] == endpoint.requests[1]
 
+    def test_an_effort_stands_in_place_of_a_strategy(self, endpoint: Endpoint) -> None:
+        assert banyan("solve", "1 + 1?", "--url", endpoint.url, "--effort", "high").exit_code == 0
+        assert endpoint.requests[0]["reasoning_effort"] == "high"
+        assert "search" not in endpoint.requests[0]
+
     def test_json_is_one_object_and_nothing_else(self, endpoint: Endpoint) -> None:
         reply = json.loads(banyan("solve", "1 + 1?", "--url", endpoint.url, "--json").stdout)
         assert reply["search"]["answer"] == "2"
