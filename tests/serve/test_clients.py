@@ -9,7 +9,7 @@ import pytest
 
 from deployments.embedded.problems import Problem
 from search.run.report import StopReason
-from tests.serve.application import Application, Json, problems
+from tests.serve.application import BEAM, Application, Json, problems
 
 MODEL = "banyan-arithmetic"
 
@@ -114,8 +114,11 @@ def test_the_example_of_the_documentation_runs(idle: Application, capsys: pytest
     there = f'"{idle.url}", "{idle.key}"'
     exec(compile(example.replace('"http://127.0.0.1:8000"', there), "docs/http.md", "exec"), {})  # noqa: S102
     said = capsys.readouterr().out.splitlines()
-    assert len(said) > 3
-    assert said[-1].startswith("15 ")
+    [text] = re.findall(r'text = "(.*)"', example)
+    asked = {"model": MODEL, "messages": [{"role": "user", "content": text}], "seed": 1}
+    search = idle.http.post("/v1/chat/completions", json=asked | {"search": BEAM}).json()["search"]
+    assert len(said) > search["scored_steps"]
+    assert said[-1] == f"{search['answer']} {search['generated_tokens']}"
 
 
 def _text(path: list[Json]) -> str:
