@@ -23,7 +23,7 @@ FAILED = "failed"
 """The kind of an error that is not the line's own: asking again may help."""
 
 
-class OutputError(ValueError):
+class OutputError(Exception):
     """The output cannot be written, or is not of this job."""
 
 
@@ -85,6 +85,7 @@ class Outputs:
         self.path, self.errors_path, self.identity_path = paths(path)
         self.done = Lines(last)
         self.failed = 0
+        self._broken: str | None = None
         try:
             self._results = self._open(identity)
             if again:
@@ -109,6 +110,7 @@ class Outputs:
         """Takes the result of one line of the input.
 
         Raises:
+            ValueError: it has a number that JSON has not; nothing was written.
             OutputError: it could not be written.
         """
         self._append(self._results, line)
@@ -136,20 +138,22 @@ class Outputs:
         return read_lines(self.errors_path)
 
     def _open(self, identity: Identity) -> int:
-        begins = not self.path.exists()
-        if begins:
-            self.errors_path.unlink(missing_ok=True)
-            write_json(self.identity_path, identity.model_dump(mode="json"))
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
+        try:
+            file, begins = os.open(self.path, flags | os.O_EXCL, 0o644), True
+        except FileExistsError:
+            file, begins = os.open(self.path, flags, 0o644), False
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(file)
-            raise OutputError(f"another job is writing {self.path}") from None
-        try:
+            # A job may have been killed between making the file and saying what it is.
+            if begins or not (os.fstat(file).st_size or self.identity_path.exists()):
+                self.errors_path.unlink(missing_ok=True)
+                write_json(self.identity_path, identity.model_dump(mode="json"))
             self._check(identity)
-        except OutputError:
+        except BaseException as error:
             os.close(file)
+            if isinstance(error, BlockingIOError):
+                raise OutputError(f"another job is writing {self.path}") from None
             raise
         return file
 
@@ -184,11 +188,14 @@ class Outputs:
 
     def _append(self, file: int, line: dict[str, Any]) -> None:
         rest = memoryview(_text(line).encode())
+        if self._broken is not None:  # half a line may stand at the end, and there it can be cut off
+            raise OutputError(self._broken)
         try:
             while rest:
                 rest = rest[os.write(file, rest) :]
         except OSError as error:
-            raise OutputError(f"cannot write {self.path}: {error.strerror or error}") from error
+            self._broken = f"cannot write {self.path}: {error.strerror or error}"
+            raise OutputError(self._broken) from error
         self.done.add(line_number(line))
 
 

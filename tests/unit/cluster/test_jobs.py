@@ -1,6 +1,7 @@
 """A job does every line once, whatever becomes of it meanwhile, in memory that does not grow with the file."""
 
 import asyncio
+import errno
 import json
 import os
 import random
@@ -393,6 +394,40 @@ class TestGoingOn:
         do(given, out, Replies(), again=True)
         assert lines_of(out) == list(range(1, count + 1))
         assert sum(1 for _ in read_lines(out)) == count
+
+    def test_a_full_disk_stops_the_job_and_costs_no_line(self, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(40)))
+        written = 0
+
+        def write(file: int, content: memoryview) -> int:
+            nonlocal written
+            written += 1
+            if written == 12:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real_write(file, content[:7] if written == 11 else content)  # half a line, then nothing more
+
+        real_write = os.write
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cluster.jobs.outputs.os.write", write)
+            with pytest.raises(OutputError, match="No space left"):
+                do(given, out, Replies())
+        assert len(lines_of(out)) == 10
+        do(given, out, Replies())
+        assert lines_of(out) == list(range(1, 41))
+
+    def test_a_reply_with_numbers_that_json_has_not_is_an_error(self, tmp_path: Path) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(json.dumps(request(0)))
+
+        class Strange(Replies):
+            async def post(self, path: str, body: Json) -> Json:
+                return await super().post(path, body) | {"score": float("inf")}
+
+        do(given, out, Strange())
+        [error] = read_lines(paths(out)[1])
+        assert error["kind"] == "failed"
+        assert "cannot be written as JSON" in error["reason"]
 
     def test_two_jobs_do_not_write_one_file(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
