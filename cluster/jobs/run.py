@@ -95,12 +95,13 @@ class Job:
 
     async def _do(self, item: Item) -> None:
         """One line to its end, in a place that was entered for it."""
-        try:
-            while not await self._tried(item):
+        while True:
+            try:
+                if await self._tried(item):
+                    return
+            finally:
                 self._window.leave()
-                await self._window.enter()
-        finally:
-            self._window.leave()
+            await self._window.enter()
 
     async def _tried(self, item: Item) -> bool:
         """Whether the line is done; False where there was no room for it."""
