@@ -22,6 +22,7 @@ import logging
 import os
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 import ray
@@ -45,6 +46,7 @@ _LOOK_EVERY_S = 1.0
 _SETTLE_S = 15.0
 """After its own restart a server is told by every replica's next health check that it is used."""
 _SERVE_TIMEOUT_S = 10.0
+_KILL_TIMEOUT_S = 30.0
 _KEEP_TIMEOUT_S = 5.0
 _RETRY_PAUSE_S = 0.5
 
@@ -104,7 +106,10 @@ class NodeCache:
             except Exception:  # Ray's head or Serve's controller is away: asked again
                 logger.debug("cannot tell whether the cache server is wanted", exc_info=True)
         self._keeper.stop()
-        ray.kill(self._me)  # from inside, since Ray would take the process's end for an accident
+        with suppress(Exception):  # Ray's head is away
+            ray.kill(self._me)  # Ray would take the process's mere end for an accident
+            pause.wait(_KILL_TIMEOUT_S)
+        os._exit(1)  # so it is started again, and looks again
 
     def _is_over(self, idle_s: float) -> bool:
         """Whether nobody will want this one again, which nobody has used for ``idle_s``."""

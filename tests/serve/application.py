@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import httpx
 import psutil
@@ -23,10 +24,13 @@ from cluster.launch.application import free_port
 from deployments.app import build
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 
 Json = dict[str, Any]
 T = TypeVar("T")
 BEAM: Json = {"strategy": "beam_search", "n": 8, "m": 4}
+STORED_S = 2.0
+"""A reply does not wait until what was computed for it has been stored."""
 REPAIR_S = 240.0
 """Longest wait for a replica to be replaced: an engine takes half a minute, on a busy machine two."""
 
@@ -157,6 +161,25 @@ def request(problem: Problem, seed: int, **fields: Any) -> Json:
         "search": BEAM,
         **fields,
     }
+
+
+def cached_by_prefix(application: Application, calls: int) -> list[int]:
+    """Cached tokens of one new prefix of ten whole blocks, call after call, on whichever replica Serve picks."""
+    prefix = tuple(4 + byte for byte in uuid4().bytes * 20)
+    cached = application.run(_cached_by_call(application, prefix, 1))
+    time.sleep(STORED_S)
+    return cached + application.run(_cached_by_call(application, prefix, calls - 1))
+
+
+async def _cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
+    handle = serve.get_deployment_handle("Generator", application.NAME).options(stream=True)
+    cached = []
+    for index in range(calls):
+        expansion = ExpandItem((), prefix, (Branch(0, branch_seed(index, (), 0), 1),))
+        request = ExpandRequest(uuid4().hex, (expansion,), Sampling(), StopCondition.STEP, Lane.DEMAND, 60.0)
+        async for group in handle.expand.remote(request):
+            cached += [child.cached_tokens for child in group.children]
+    return cached
 
 
 def cache_servers(application: Application) -> list[psutil.Process]:

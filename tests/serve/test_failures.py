@@ -3,36 +3,19 @@
 Last by name's order among the heavy ones on purpose: each test ends with the application whole again.
 """
 
-import time
-from uuid import uuid4
 
 import psutil
-from ray import serve
 
-from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
-from tests.serve.application import REPAIR_S, Application, cache_servers, is_engine, kill, problems, until
-
-STORED_S = 2.0
-"""A reply does not wait until what was computed for it has been stored."""
-
-
-def cached_by_prefix(application: Application, calls: int) -> list[int]:
-    """Cached tokens of one new prefix of ten whole blocks, call after call, on whichever replica Serve picks."""
-    prefix = tuple(4 + byte for byte in uuid4().bytes * 20)
-    cached = application.run(_cached_by_call(application, prefix, 1))
-    time.sleep(STORED_S)
-    return cached + application.run(_cached_by_call(application, prefix, calls - 1))
-
-
-async def _cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
-    handle = serve.get_deployment_handle("Generator", application.NAME).options(stream=True)
-    cached = []
-    for index in range(calls):
-        expansion = ExpandItem((), prefix, (Branch(0, branch_seed(index, (), 0), 1),))
-        request = ExpandRequest(uuid4().hex, (expansion,), Sampling(), StopCondition.STEP, Lane.DEMAND, 60.0)
-        async for group in handle.expand.remote(request):
-            cached += [child.cached_tokens for child in group.children]
-    return cached
+from tests.serve.application import (
+    REPAIR_S,
+    Application,
+    cache_servers,
+    cached_by_prefix,
+    is_engine,
+    kill,
+    problems,
+    until,
+)
 
 
 def engine_of(replica_pid: int) -> psutil.Process:
