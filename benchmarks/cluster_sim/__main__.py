@@ -16,6 +16,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.cluster_sim.costs import Costs
+from benchmarks.cluster_sim.workload import Language, problems_of
 from benchmarks.record import RESULTS, claim, show_claims, write_result
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
@@ -66,37 +68,48 @@ def served(
 
 
 @app.command()
-def simulate(
+def predict() -> None:
+    """What the last results of ``curves`` and ``calls`` predict of what ``served`` and ``calls`` have measured."""
+    from benchmarks.cluster_sim import points
+    from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
+
+    results, costs, language = _calibrated("served_points")
+    rows: list[dict[str, Any]] = []
+    for point in results["served_points"]["points"]:
+        clients, asked, runs = point["clients"], ASKED[point["search"]], point["runs"]
+        found = points.served(costs, language, asked, clients, 4 * clients + 64, _median(runs, "cores"))
+        measured = _median(runs, "searches_per_s")
+        rows.append(_row(f"served, {point['search']}, {clients} clients", found["searches_per_s"], measured))
+        of_search = {name: round(_median(runs, name), 2) for name in ("nodes", "tokens", "cores")}
+        rows[-1] |= {"simulated": found, "measured_of_a_search": of_search}
+        console.print(rows[-1]["point"])
+    limits = results["controller_calls"]["limit"]
+    limit = points.controller_limit(costs.calls, _median(limits, "cores"), 300)
+    measured = statistics.median(run["searches"] / run["seconds"] for run in limits)
+    rows.append(_row("one controller, engines that cost nothing", limit.searches_per_s, measured))
+    alone = points.controller_limit(costs.calls, None, 300)
+    busy_s = statistics.median(run["cpu_s"]["controller"] / run["searches"] for run in limits)
+    rows.append(_row("one controller with a core of its own", alone.searches_per_s, 1 / busy_s))
+    table = Table("what", "searches/s predicted", "measured", "predicted over measured")
+    for row in rows:
+        table.add_row(row["point"], f"{row['predicted']:.2f}", f"{row['measured']:.2f}", f"{row['ratio']:.2f}")
+    console.print(table)
+    held = [claim(row["point"], row["ratio"], f"within {WITHIN:.0%}", _close(row["ratio"])) for row in rows]
+    show_claims(console, held)
+    commits = {name: result["commit"] for name, result in results.items()}
+    _keep("cluster_sim_predicted", {"of": commits, "rows": rows, "claims": held})
+
+
+@app.command()
+def clusters(
     searches: Annotated[int, typer.Option(min=100, help="With trees, on 100 generators.")] = SEARCHES,
     flows: Annotated[int, typer.Option(min=1000, help="Without trees, on 1,000 generators.")] = FLOWS,
 ) -> None:
-    """Predictions beside what was measured, and clusters of many replicas."""
+    """Clusters of 1 to 1,000 generators, each program on a core of its own; and pools that follow a load."""
     from benchmarks.cluster_sim import points
-    from benchmarks.cluster_sim.costs import Costs
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
-    from benchmarks.cluster_sim.workload import Language, problems_of
 
-    results = {name: _last(name) for name in ("batch_curves", "controller_calls", "served_points")}
-    language = Language(problems_of(results["batch_curves"]["problems"]))
-    costs = Costs.of(results["batch_curves"], results["controller_calls"])
-
-    rows: list[dict[str, Any]] = []
-    for point in results["served_points"]["points"]:
-        clients, asked = point["clients"], ASKED[point["search"]]
-        found = points.served(costs, language, asked, clients, 8 * clients + 64, _median(point["runs"], "cores"))
-        measured = _median(point["runs"], "searches_per_s")
-        rows.append(_row(f"served, {point['search']}, {clients} clients", found["searches_per_s"], measured))
-        of_search = {name: round(_median(point["runs"], name), 2) for name in ("nodes", "tokens", "cores")}
-        rows[-1] |= {"simulated": found, "measured_of_a_search": of_search}
-        _say(rows[-1])
-    limits = results["controller_calls"]["limit"]
-    limit = points.controller_limit(costs.calls, _median(limits, "cores"), 400)
-    measured = statistics.median(run["searches"] / run["seconds"] for run in limits)
-    rows.append(_row("one controller, engines that cost nothing", limit, measured))
-    _say(rows[-1])
-    alone = points.controller_limit(costs.calls, None, 400)
-    console.print(f"one controller with a core of its own: {alone:.1f} searches/s")
-
+    results, costs, language = _calibrated()
     beam = ASKED["beam 16"]
     one = points.with_trees(costs, language, beam, points.Numbers(1, 2, 2), 200)
     sizes = [points.numbers_for(generators, one.figures["cpu_s_per_search"]) for generators in (1, 10, 100, 1000)]
@@ -111,43 +124,32 @@ def simulate(
     scaled = points.autoscaled(costs.slower(SLOWER), language, beam, points.SURGING, points.SURGE)
     _tell("autoscaled", scaled)
 
-    at_100 = rounds[2]["steady_per_s"] / trees[2]["steady_per_s"]
-    answered = [each["searches"] for each in (trees[2], rounds[3])]
+    at_100 = round(rounds[2]["steady_per_s"] / trees[2]["steady_per_s"], 3)
+    answered, asked = [trees[2]["searches"], rounds[3]["searches"]], [searches, flows]
     left = [left for each in (*trees, scaled) for left in each["left_over"]]
+    turns = scaled["turns_in_a_step"]
     held = [
-        *(
-            claim(
-                f"{row['point']}: predicted over measured", row["ratio"], f"within {WITHIN:.0%}", _close(row["ratio"])
-            )
-            for row in rows
-        ),
-        claim(
-            "searches answered, 100 generators and 1,000", answered, [searches, flows], answered == [searches, flows]
-        ),
-        claim("without trees over with, 100 generators", round(at_100, 3), f"within {WITHIN:.0%}", _close(at_100)),
+        claim("searches answered by 100 generators, with trees, and by 1,000", answered, asked, answered == asked),
+        claim("without trees over with, 100 generators", at_100, f"within {WITHIN:.0%}", _close(at_100)),
         claim("left over in generators", left, [], not left),
-        claim(
-            "changes of direction in a step of the load",
-            scaled["turns_in_a_step"],
-            "<= 2",
-            max(scaled["turns_in_a_step"].values()) <= 2,
-        ),
+        claim("changes of direction in a step of the load", turns, "<= 2", max(turns.values()) <= 2),
     ]
-    _keep(
-        "cluster_sim",
-        {
-            "of": {name: result["commit"] for name, result in results.items()},
-            "costs": costs.model_dump(mode="json"),
-            "predictions": rows,
-            "controller_with_a_core_per_s": round(alone, 2),
-            "with_trees": trees,
-            "without_trees": rounds,
-            "autoscaled": scaled,
-            "claims": held,
-        },
-    )
-    console.print(_table(rows, trees, rounds))
+    table = Table("generators", "PRMs", "controllers", "searches", "trees", "searches/s", "p95 s")
+    for kind, figures in (*(("yes", each) for each in trees), *(("no", each) for each in rounds)):
+        numbers = (f"{figures[name]:,}" for name in ("generators", "scorers", "controllers", "searches"))
+        table.add_row(*numbers, kind, f"{figures['steady_per_s']:,.1f}", f"{figures['p95_s']:.2f}")
+    console.print(table)
     show_claims(console, held)
+    commits = {name: result["commit"] for name, result in results.items()}
+    kept = {"with_trees": trees, "without_trees": rounds, "autoscaled": scaled, "claims": held}
+    _keep("cluster_sim", {"of": commits, "costs": costs.model_dump(mode="json"), **kept})
+
+
+def _calibrated(*others: str) -> tuple[dict[str, dict[str, Any]], Costs, Language]:
+    """The last results, and what they say about costs and texts."""
+    results = {name: _last(name) for name in ("batch_curves", "controller_calls", *others)}
+    costs = Costs.of(results["batch_curves"], results["controller_calls"])
+    return results, costs, Language(problems_of(results["batch_curves"]["problems"]))
 
 
 def _row(point: str, predicted: float, measured: float) -> dict[str, Any]:
@@ -163,28 +165,8 @@ def _median(runs: list[dict[str, Any]], name: str) -> float:
     return float(statistics.median(run[name] for run in runs))
 
 
-def _say(row: dict[str, Any]) -> None:
-    console.print(f"{row['point']}: {row['predicted']:.2f} searches/s predicted, {row['measured']:.2f} measured")
-
-
 def _tell(kind: str, figures: dict[str, Any]) -> None:
     console.print(f"{kind}: { ({name: value for name, value in figures.items() if not isinstance(value, dict)}) }")
-
-
-def _table(rows: list[dict[str, Any]], trees: list[dict[str, Any]], rounds: list[dict[str, Any]]) -> Table:
-    table = Table("what", "searches/s predicted", "measured", "ratio", "p95 s")
-    for row in rows:
-        table.add_row(row["point"], f"{row['predicted']:.2f}", f"{row['measured']:.2f}", f"{row['ratio']:.2f}", "")
-    for kind, figures in (*(("trees", each) for each in trees), *(("no trees", each) for each in rounds)):
-        replicas = f"{figures['generators']:,} generators, {figures['scorers']:,} PRMs, {figures['controllers']:,} "
-        table.add_row(
-            f"{replicas}controllers; {figures['searches']:,} searches, {kind}",
-            f"{figures['steady_per_s']:.1f}",
-            "",
-            "",
-            f"{figures['p95_s']:.2f}",
-        )
-    return table
 
 
 def _last(name: str) -> dict[str, Any]:

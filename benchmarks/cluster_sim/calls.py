@@ -28,6 +28,8 @@ REPEATED = 0.4
 """Of siblings, as the embedded models have it."""
 SHAPES = ((1, 1, 8), (4, 4, 3), (16, 4, 6), (48, 4, 4), (64, 8, 6))
 """Width, children of each kept path, and levels, of the beam searches by which costs are told apart."""
+PAUSE_S = 0.004
+"""Between two groups of a call."""
 GROUPS = (4, 64)
 """Children that a fake sends at a time."""
 IN_FLIGHT = 8
@@ -55,7 +57,7 @@ console = Console(stderr=True)
 
 class FakeGenerator:
     """In place of `deployments.generator.GeneratorReplica`. It sends as many children at a time as the temperature has
-    hundredths."""
+    hundredths, each group so long after the one before that it is a message of its own, as an engine's are."""
 
     def __init__(self) -> None:
         self._fake = QuickGenerator(OwnTime(), REPEATED, 8)
@@ -66,6 +68,8 @@ class FakeGenerator:
         size = round(100 * request.sampling.temperature)
         async for written in self._fake.expand(request):
             for start in range(0, len(written.children), size):
+                if start:
+                    await asyncio.sleep(PAUSE_S)
                 group = written.children[start : start + size]
                 self._counted["groups"] += 1
                 self._counted["children"] += len(group)

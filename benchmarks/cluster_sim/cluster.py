@@ -13,7 +13,6 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
 from cluster.autoscaling import PRESSURE, by_pressure
-from deployments.app import LOOK_BACK_S
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
@@ -29,6 +28,8 @@ TELL_S = 10.0
 """Serve: replicas tell what presses so often."""
 DECIDE_S = 0.1
 """Serve: its controller asks the policy so often."""
+LOOK_BACK_S = 15.0
+"""As `deployments.app` has it, which imports Ray: what presses is a mean over this time."""
 BACKGROUND_S = 0.1
 """How often what is always busy comes on."""
 CONTEXT_TOKENS = 1024

@@ -50,11 +50,18 @@ def beam(width: int, children: int, levels: int | None = None) -> dict[str, Any]
     return {"strategy": "beam_search", "n": width, "m": children, **depth}
 
 
-def controller_limit(calls: CallCosts, cores: float | None, searches: int) -> float:
-    """Searches a second that one controller serves at most, before engines that cost nothing, on so many cores; where
-    every program has its own (None), nothing but the controller itself can be the limit."""
+class ControllerLimit(NamedTuple):
+    """What one controller before engines that cost nothing comes to."""
 
-    async def simulated() -> float:
+    searches_per_s: float
+    controller_s: float
+    """Of its CPU for each search."""
+
+
+def controller_limit(calls: CallCosts, cores: float | None, searches: int) -> ControllerLimit:
+    """On so many cores; where every program has its own (None), nothing but the controller itself is the limit."""
+
+    async def simulated() -> ControllerLimit:
         shared = SharedCores(cores) if cores else OwnCores()
         cluster = Cluster(
             ClusterSize(ONE, ONE, ONE, ControllerSize()),
@@ -69,7 +76,9 @@ def controller_limit(calls: CallCosts, cores: float | None, searches: int) -> fl
             return await cluster.solve(number, (number, 1, 2, 3), parse_search({**beam(*ASKED), "seed": number}))
 
         async with cluster.running():
-            return figures(await closed_loop(solve, searches, ASKED_IN_FLIGHT))["steady_per_s"]
+            rate = figures(await closed_loop(solve, searches, ASKED_IN_FLIGHT))["steady_per_s"]
+        [controller] = cluster.controllers.made
+        return ControllerLimit(rate, controller.program.cpu_s / searches)
 
     return run(simulated())
 

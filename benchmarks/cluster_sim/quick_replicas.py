@@ -1,7 +1,9 @@
 """Replicas whose engines cost nothing, as `calls` puts before a real controller."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Sequence
 
+from benchmarks.cluster_sim.calls import PAUSE_S
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
 from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
@@ -9,7 +11,7 @@ from search.ports import ChildGroup, ExpandRequest, ScoreRequest
 
 
 class QuickGeneratorReplica:
-    """Answers as fast as its process takes calls, so many children at a time."""
+    """Answers as fast as its process takes calls, so many children at a time; see `calls.FakeGenerator`."""
 
     pressure = 0.0
 
@@ -26,6 +28,8 @@ class QuickGeneratorReplica:
             await self._program.work(self._calls["call"])
             async for written in self._quick.expand(request):
                 for start in range(0, len(written.children), self._group):
+                    if start:
+                        await asyncio.sleep(PAUSE_S)
                     group = written.children[start : start + self._group]
                     await self._program.work(self._calls["group"] + self._calls["child"] * len(group))
                     yield ChildGroup(group)
