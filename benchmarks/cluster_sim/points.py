@@ -76,7 +76,7 @@ def controller_limit(calls: CallCosts, cores: float | None, searches: int) -> Co
             return await cluster.solve(number, (number, 1, 2, 3), parse_search({**beam(*ASKED), "seed": number}))
 
         async with cluster.running():
-            rate = figures(await closed_loop(solve, searches, ASKED_IN_FLIGHT))["steady_per_s"]
+            rate = figures(await closed_loop(solve, searches, ASKED_IN_FLIGHT))["searches_per_s"]
         [controller] = cluster.controllers.made
         return ControllerLimit(rate, controller.program.cpu_s / searches)
 
