@@ -22,6 +22,7 @@ from benchmarks.cluster_sim.processors import OwnCores, Processor, SharedCores
 from benchmarks.cluster_sim.quick_replicas import QuickGeneratorReplica, QuickScorerReplica
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language
+from cluster.autoscaling import FULL
 from search.settings import parse_search
 
 ONE = PoolSize(1, 1)
@@ -140,10 +141,12 @@ def served(
 
 
 def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:
-    """As many of the others as so many busy generators want, by the CPU seconds of a search at each."""
+    """As many of the others as so many busy generators want, by the CPU seconds of a search at each, and controllers
+    with places for all clients that are no fuller than a pool lets them become."""
     busy = generators / max(cpu_s["generator engines"], cpu_s["generator replicas"])
     scorers = SPARE * busy * max(cpu_s["prm engines"], cpu_s["prm replicas"])
-    controllers = max(SPARE * busy * cpu_s["controllers"], CLIENTS * generators / ControllerSize().searches)
+    places = CLIENTS * generators / FULL
+    controllers = max(SPARE * busy * cpu_s["controllers"], places / ControllerSize().searches)
     return Numbers(generators, 1 + int(scorers), 1 + int(controllers))
 
 
