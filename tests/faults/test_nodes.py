@@ -89,10 +89,15 @@ class Nodes:
 
     def wait_until_whole(self) -> None:
         self.application.wait_until_whole()
-        until(lambda: len(self.cache_servers()) == 3, "every node has its cache server", REPAIR_S)
+        until(self._all_share, "every node has a cache server, which knows the node's engine", REPAIR_S)
+
+    def _all_share(self) -> bool:
+        servers = self.cache_servers().values()
+        return len(servers) == 3 and all(segments.mapped_by(each.pid) for each in servers)
 
     def kill_node_under_load(self, node: Any, what: str) -> None:
         """Kills the node's processes while all searches are under way, and replaces it when they are answered."""
+        self.wait_until_whole()
         servers = self.cache_servers()
         mine = servers.pop(node.node_id)
         victims = [*below(raylet(node)), *below(psutil.Process(mine.pid).parent())]

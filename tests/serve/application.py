@@ -141,7 +141,7 @@ def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[A
     ray.init(**(ray_arguments or own), log_to_driver=False)
     port = free_port()  # once Ray has taken its own
     try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         http = {**settings.get("http", {}), "api_keys_file": str(keys_file)}
         config = AppConfig.model_validate({**settings, "http": http})
         serve.run(build(config), name=Application.NAME)

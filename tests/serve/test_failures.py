@@ -3,7 +3,6 @@
 Last by name's order among the heavy ones on purpose: each test ends with the application whole again.
 """
 
-
 import psutil
 
 from tests.serve.application import (

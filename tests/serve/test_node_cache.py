@@ -42,10 +42,10 @@ WAIT_S = 180.0
 ROOT = Path(__file__).parents[2]
 
 
-def application(settings: CacheSettings = SETTINGS, shared_memory: int = 0) -> serve.Application:
-    """Two replicas. Sent to workers by value, which cannot import this module: it uses nothing else of it."""
+def application(settings: CacheSettings = SETTINGS, replicas: int = 2, shared_memory: int = 0) -> serve.Application:
+    """Sent to workers by value, which cannot import this module: it uses nothing else of it."""
 
-    @serve.deployment(num_replicas=2, ray_actor_options={"num_cpus": 0}, health_check_period_s=1)
+    @serve.deployment(num_replicas=replicas, ray_actor_options={"num_cpus": 0}, health_check_period_s=1)
     class Dummy:
         async def __init__(self) -> None:  # type: ignore[misc]  # Serve awaits it
             self.client = CacheClient(settings)
@@ -266,12 +266,12 @@ async def test_the_server_ends_with_the_application(handle: DeploymentHandle[Any
 async def test_without_a_server_replicas_serve_unless_one_is_required(
     handle: DeploymentHandle[Any], settings: CacheSettings, shared_memory: int
 ) -> None:
-    alone = application(settings, shared_memory)
+    alone = application(settings, 1, shared_memory)
     without = await asyncio.to_thread(serve.run, alone, name="without", route_prefix=None)
     try:
         async with asyncio.timeout(WAIT_S):
             assert (await without.report.remote())["relied_on"] is None
-        required = application(settings.model_copy(update={"required": True}), shared_memory)
+        required = application(settings.model_copy(update={"required": True}), 1, shared_memory)
         # Serve tells why, of a first deployment: replicas that fail give it up.
         with pytest.raises(RuntimeError):
             await asyncio.to_thread(serve.run, required, name="required", route_prefix=None)
