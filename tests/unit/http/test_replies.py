@@ -100,6 +100,8 @@ async def test_a_tree_has_log_probabilities_where_they_are_asked_for(world: Worl
     assert {node["logprob"] for node in plain["nodes"]} == {None}
     assert {node["logprob"] for node in asked["nodes"]} == {-0.25 * STEP_TOKENS}
     for node in asked["nodes"]:
+        assert node["token_logprobs"] == [-0.25] * len(node["token_ids"])
+        del node["token_logprobs"], node["token_ids"]
         node["logprob"] = None
     assert asked == plain
 
