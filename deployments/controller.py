@@ -116,7 +116,7 @@ class SearchControllerReplica:
             loop_delay=self._loop_delay,
             refused=self._telemetry.refused,
         )
-        inside = httpx.ASGITransport(self._app(None), client=JOBS)
+        inside = httpx.ASGITransport(self._app(None), client=JOBS, raise_app_exceptions=False)
         self._inside = httpx.AsyncClient(transport=inside, base_url="http://controller", timeout=None)
         self._garbage.start()
         self._loop_delay.start()

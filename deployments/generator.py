@@ -11,7 +11,7 @@ from ray import serve
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.settings import GeneratorSettings
 from deployments.node_cache import CacheClient
-from deployments.nodes import Built
+from deployments.nodes import Built, model_digest
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
@@ -50,8 +50,10 @@ class GeneratorReplica(EngineReplica):
 
         self._keeping: asyncio.Task[bool] | None = None
         cache = cache or CacheSettings(enabled=False)
-        # LMCache tells engines' KV apart by the model's path alone: those of other settings get another server.
-        self._cache = CacheClient(cache, settings.model_dump_json(exclude={"replicas"}))
+        # LMCache tells engines' KV apart by the model's path alone: those of other settings or weights get another
+        # server.
+        kv = f"{settings.model_dump_json(exclude={'replicas'})} {model_digest(settings)}"
+        self._cache = CacheClient(cache, kv)
         address = await self._cache.attach(shared_memory_bytes(settings))
         kv_transfer = None
         if address:

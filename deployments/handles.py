@@ -99,7 +99,7 @@ class HandleGenerator:
                     exhausted = True
                     break
                 fresh = missing.arrived(group)
-                if fresh.children or fresh.grant:
+                if fresh.children or fresh.grant or fresh.headroom:
                     yield fresh
         finally:
             if exhausted:

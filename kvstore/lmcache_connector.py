@@ -68,7 +68,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         whole = (request.num_tokens - 1) // chunk * chunk
         lacks = None if num_computed_tokens >= whole else self._block_at(request, num_computed_tokens)
         asked = request.request_id in self._sessions
-        if not asked and lacks is not None and self._fetches.awaits(lacks, request.request_id):
+        if not asked and lacks is not None and self._fetches.awaits(lacks, request.request_id, request.priority):
             return None, True
         if not asked and self._need_not_ask(request, num_computed_tokens, whole):
             tracker = self._get_or_create_request_tracker(request)
@@ -78,8 +78,8 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
                 tracker.num_stored_tokens = whole
             return 0, False
         self._sessions.begun(request.request_id)
-        if lacks is not None:
-            self._fetches.asks(lacks, request.request_id)
+        if lacks is not None and not self._fetches.awaits(lacks, request.request_id, request.priority):
+            self._fetches.asks(lacks, request.request_id, request.priority)
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found[0] is not None:
             self._fetches.answered(request.request_id)

@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
@@ -120,6 +120,8 @@ class TreeView(BaseModel):
 
     version: Literal[2]
     nodes: list[WrittenNode]
+    given_back: list[Annotated[NodeId, Field(min_length=1)]] = []
+    """Ids of children that were asked for and given back."""
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
@@ -132,6 +134,9 @@ class TreeView(BaseModel):
                 raise ValueError(f"nodes.{index} cannot be where its id says")
             if node.text is None and node.status is NodeStatus.TERMINAL:
                 raise ValueError(f"nodes.{index} is terminal and was never written")
+        for index, node_id in enumerate(self.given_back):
+            if node_id in nodes or (len(node_id) > 1 and node_id[:-1] not in nodes):
+                raise ValueError(f"given_back.{index} cannot be where its id says")
         return self
 
 
@@ -144,6 +149,8 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
     """
     tree = SearchTree(seed)
     tree.merges_siblings = merges_siblings
+    given_back = _by_parent(view.given_back)
+    tree.restore_given_back((), given_back.get((), []))
     # Parents before children, siblings and lookaheads in their order.
     nodes = sorted(view.nodes, key=lambda node: (len(node.id), node.id[:-1], abs(node.id[-1])))
     for node in nodes:
@@ -153,6 +160,7 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
         ends = node.ends or node.status is NodeStatus.TERMINAL
         try:
             tree.restore(node.id, node.status, step, node.reward, None, ends=ends)
+            tree.restore_given_back(node.id, given_back.get(node.id, []))
         except (KeyError, ValueError) as error:
             raise ValueError(f"node {list(node.id)} has no place in the tree: {error}") from error
     tree.restore_repeats()
@@ -246,9 +254,7 @@ def restore_tree(saved: Any) -> SearchTree:
     described = SavedTree.model_validate(saved)
     tree = SearchTree(described.seed)
     tree.settled, tree.merges_siblings = described.settled, described.merges_siblings
-    given_back: defaultdict[NodeId, list[int]] = defaultdict(list)
-    for *parent, index in described.given_back:
-        given_back[tuple(parent)].append(index)
+    given_back = _by_parent(described.given_back)
     tree.restore_given_back((), given_back.pop((), []))
     for node in described.nodes:
         try:
@@ -272,6 +278,14 @@ def restore_tree(saved: Any) -> SearchTree:
     if problems := tree.check_integrity():
         raise ValueError(f"the saved tree is none: {problems[0]}")
     return tree
+
+
+def _by_parent(node_ids: Iterable[Sequence[int]]) -> dict[NodeId, list[int]]:
+    """Indices of children."""
+    indices: defaultdict[NodeId, list[int]] = defaultdict(list)
+    for *parent, index in node_ids:
+        indices[tuple(parent)].append(index)
+    return indices
 
 
 def _step(saved: SavedStep) -> Step:

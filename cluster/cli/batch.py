@@ -127,17 +127,17 @@ def _write_files(request: Request, done: Done, console: Console) -> None:
     if request.parquet_file is not None:
         try:
             asyncio.run(write_parquet(request.output, request.parquet_file))
-        except OSError as error:
+        except (OSError, ValueError) as error:  # a ValueError: columns that are no table
             failures.append(_unwritten(request.parquet_file, error))
     if request.export_file is not None:
         try:
             count = asyncio.run(export(request.output, request.export_file, request.export_format))
             console.print(Text(f"exported {count:,} examples to {request.export_file}"), soft_wrap=True)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             failures.append(_unwritten(request.export_file, error))
     if failures:
         refuse("\n".join(failures))
 
 
-def _unwritten(path: Path, error: OSError) -> str:
-    return f"cannot write {path}: {error.strerror or error}"
+def _unwritten(path: Path, error: OSError | ValueError) -> str:
+    return f"cannot write {path}: {getattr(error, 'strerror', None) or error}"

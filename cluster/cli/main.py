@@ -144,7 +144,9 @@ def solve(
     ] = None,
     effort: Annotated[
         str | None,
-        typer.Option(help="A preset of the endpoint's: low, medium, high; instead of --strategy.", show_default=False),
+        typer.Option(
+            help="A preset of the endpoint's: low, medium, high; instead of --strategy and --n.", show_default=False
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object instead of the tree.")] = False,
     timeout: Timeout = 600,
@@ -154,6 +156,9 @@ def solve(
     from cluster.cli.search_field import search_field
     from cluster.cli.solve import solve as solve_question
     from cluster.client import Client, Question
+
+    if effort is not None and (strategy, n) != ("beam_search", 16):
+        refuse("--effort is a whole search: leave out --strategy and --n")
 
     async def ask() -> None:
         search = search_field(strategy, n) if effort is None else {}

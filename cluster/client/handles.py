@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 from ray import serve
 from ray.exceptions import RayError
-from ray.serve.exceptions import RayServeException
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, RayServeException
 
 from cluster.launch.config_file import CONTROLLER
 
@@ -28,6 +28,7 @@ class HandleTransport(httpx.AsyncBaseTransport):
         """
         Raises:
             httpx.ReadTimeout: no reply within the request's own time.
+            httpx.ConnectError: the application is gone.
             httpx.NetworkError: the controller was lost.
         """
         content = await request.aread()
@@ -45,6 +46,10 @@ class HandleTransport(httpx.AsyncBaseTransport):
             if task is not None and task.cancelling():
                 raise
             raise httpx.ReadError("the controller was stopped", request=request) from None
+        except BackPressureError:
+            return httpx.Response(429, headers={"retry-after": "1"}, request=request)
+        except DeploymentUnavailableError as error:
+            raise httpx.ConnectError("the application is gone", request=request) from error
         except (RayError, RayServeException, ConnectionError) as error:
             raise httpx.ReadError(f"the controller was lost ({type(error).__name__})", request=request) from error
         return httpx.Response(status, headers=headers, content=reply, request=request)

@@ -17,7 +17,7 @@ from cluster.evaluation.problem_files import (
 )
 from cluster.jobs.formats import InputKind
 
-URLS = ("/v1/chat/completions", "/v1/search", "/v1/completions", "/v1/score")
+URLS = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
 """What a batch request may ask for."""
 MAX_ID_CHARACTERS = 512
 

@@ -22,6 +22,7 @@ from search.turns import Turns
 MAX_FAILURES = 256
 """In a row: then nothing is to be hoped for from the service."""
 FULL = 429
+SLOW = 408
 INPUT = "input"
 """The kind of an error that is the line's own: it would come again."""
 
@@ -114,7 +115,8 @@ class Job:
                 return False
             if error.status in (401, 403):
                 raise JobStopped(str(error)) from error
-            own = error.status is not None and 400 <= error.status < 500
+            # A body that came too slowly (408) says something of the day, not of the line.
+            own = error.status is not None and 400 <= error.status < 500 and error.status != SLOW
             self._failed(item, INPUT if own else FAILED, str(error), error, time.monotonic() - started)
             return True
         except Unreachable as error:

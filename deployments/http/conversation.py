@@ -23,8 +23,10 @@ def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
     client = [{"role": message.role, "content": message.text} for message in messages]
     own, conversation = client[:leading], client[leading:]
     if prompt.system is not None:
-        if own and prompt.client_system == "refuse":
-            raise BadRequest("a system message is not allowed here: the operator has set it", "messages.0.role")
+        systems = [index for index, message in enumerate(messages) if message.role == "system"]
+        if systems and prompt.client_system == "refuse":
+            path = f"messages.{systems[0]}.role"
+            raise BadRequest("a system message is not allowed here: the operator has set it", path)
         ours = [] if own and prompt.client_system == "replace" else [prompt.system]
         own = [{"role": "system", "content": BETWEEN.join([*ours, *(turn["content"] for turn in own)])}]
     return [*own, *prompt.example_turns, *conversation]

@@ -74,7 +74,10 @@ class Jobs:
             raise BadRequest(str(error), "messages") from None
         if len(prompt) >= self._search_context:
             raise self._too_long(str(len(prompt)))
-        asked = question(request.messages, now.prm_reads == "conversation")
+        asked = question(request.messages, conversation := now.prm_reads == "conversation")
+        # A template may drop parts of earlier turns, and the reward model is told all of them.
+        if conversation and (tokens := len(self._encoder.encode_text(asked))) >= self._search_context:
+            raise self._too_long(str(tokens))
         return SearchJob(uuid.uuid4().hex, asked, tuple(prompt), settings, self._cache_salt(key))
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str) -> Head:

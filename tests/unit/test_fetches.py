@@ -35,6 +35,21 @@ def test_who_was_faster_stays_the_one() -> None:
     assert not fetches.awaits("block", "third")
 
 
+def test_nobody_waits_for_one_that_goes_later() -> None:
+    fetches = Fetches()
+    fetches.asks("block", "speculative", 9)
+
+    assert not fetches.awaits("block", "first", 3)
+    fetches.asks("block", "first", 3)
+    assert fetches.awaits("block", "speculative", 9)
+    assert not fetches.awaits("block", "sooner", 2)
+    fetches.loads("first")
+    assert fetches.awaits("block", "sooner", 2), "what is being loaded comes"
+    fetches.ends("first")
+    fetches.ends("speculative")
+    assert not fetches.awaits("block", "anybody", 99)
+
+
 names = st.sampled_from("abcd")
 blocks = st.sampled_from([1, 2])
 

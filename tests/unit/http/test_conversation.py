@@ -52,6 +52,9 @@ def test_a_system_message_may_be_refused_by_its_path() -> None:
     with pytest.raises(BadRequest) as refused:
         read({"system": "Think.", "client_system": "refuse"}, SYSTEM, USER)
     assert refused.value.param == "messages.0.role"
+    with pytest.raises(BadRequest) as refused:
+        read({"system": "Think.", "client_system": "refuse"}, USER, SYSTEM, USER)
+    assert refused.value.param == "messages.1.role", "wherever it stands"
 
 
 def test_the_question_is_the_last_turn_or_all_of_them() -> None:

@@ -261,12 +261,17 @@ class Bench:
 
 
 def search(
-    settings: dict[str, Any], order: int = 0, variety: int | None = None, **options: Any
+    settings: dict[str, Any],
+    order: int = 0,
+    variety: int | None = None,
+    short_of_memory: int | None = None,
+    **options: Any,
 ) -> tuple[Bench, SearchOutcome]:
     """A whole search on a bench of its own."""
 
     async def main() -> tuple[Bench, SearchOutcome]:
         bench = Bench(order, variety=variety)
+        bench.generator.short_of_memory = short_of_memory
         outcome = await bench.search(settings, **options)
         bench.check_idle()
         return bench, outcome

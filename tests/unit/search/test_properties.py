@@ -39,13 +39,25 @@ def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
 
 
 @settings(max_examples=60, deadline=None)
-@given(wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, variety=VARIETY, merge=st.booleans())
+@given(
+    wanted=SEARCHES,
+    limits=LIMITS,
+    budget=BUDGETS,
+    variety=VARIETY,
+    merge=st.booleans(),
+    short=st.none() | st.integers(0, 1 << 20),
+)
 def test_who_gets_the_tree_can_hold_the_vote_again(
-    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], variety: int | None, merge: bool
+    wanted: dict[str, Any],
+    limits: dict[str, Any],
+    budget: dict[str, int],
+    variety: int | None,
+    merge: bool,
+    short: int | None,
 ) -> None:
     whole = wanted | limits | {"budget": budget, "merge_siblings": merge}
     strategy = parse_search(whole).strategy
-    _, outcome = search(whole, variety=variety)
+    _, outcome = search(whole, variety=variety, short_of_memory=short)
     tree = tree_of_view(TreeView.model_validate(tree_as_json(outcome.tree)), limits["seed"], merge)
     found, said = strategy.candidates(tree), strategy.candidates(outcome.tree)
     assert [node.id for node in found] == [node.id for node in said]
