@@ -102,7 +102,9 @@ def test_log_probabilities_are_told_where_asked_for_and_change_nothing(idle: App
     told = idle.chat(problem, 3, "/v1/search", search=search | {"logprobs": True})["tree"]["nodes"]
     assert {node["logprob"] for node in plain} == {None}
     assert all(node["logprob"] <= 0 for node in told)
-    assert [node | {"logprob": None} for node in told] == plain
+    own = {"logprob": None, "token_ids": None, "token_logprobs": None}
+    assert [node | own for node in told] == [node | own for node in plain]
+    assert not any("token_ids" in node for node in plain)
 
 
 def test_health_is_a_canary_of_both_engines(idle: Application) -> None:

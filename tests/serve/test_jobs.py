@@ -27,7 +27,7 @@ def test_a_batch_file_comes_back_as_the_same_requests_do(idle: Application, tmp_
         {"custom_id": f"r-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
         for index, body in enumerate(asked)
     ]
-    lines.append({"custom_id": "wide", "method": "POST", "url": "/v1/chat/completions", "body": {**asked[0], "n": 3}})
+    lines.append({"custom_id": "wide", "method": "POST", "url": "/v1/chat/completions", "body": {**asked[0], "n": 0}})
     given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     given.write_text("".join(json.dumps(line) + "\n" for line in lines))
     ended = CliRunner().invoke(app, ["batch", str(given), str(out), "--url", idle.url, "--api-key", idle.key])
