@@ -6,7 +6,7 @@ from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router i
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from cluster.routing import CallMatching, search_of
+from benchmarks.home_router import CallMatching, search_of
 
 
 class BySession(CallMatching, ConsistentHashRouter):  # type: ignore[misc]

@@ -33,7 +33,7 @@ ARMS: dict[str, str] = {
     "power of two": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
     "consistent hash": "benchmarks.routers:BySession",
     "prefix": "benchmarks.routers:ByPrefix",
-    "home": "cluster.routing:HomeRouter",
+    "home": "benchmarks.home_router:HomeRouter",
 }
 DEFAULT, OURS = "power of two", "home"
 LOADS: dict[str, tuple[int, int]] = {"even": (16, 16), "skewed": (128, 4)}

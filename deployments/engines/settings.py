@@ -46,7 +46,7 @@ class ReplicaSettings(Settings):
     router: str | None = Field(
         None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="module:class of a Ray Serve request router, in place of ours.",
+        description="module:class of a request router of Ray Serve's kind, in place of power of two choices.",
     )
     num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
     num_gpus: float = Field(0.0, ge=0)

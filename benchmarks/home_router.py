@@ -1,4 +1,4 @@
-"""Which replica gets a call: a search's calls go where its last ones went, unless that replica is busier than the rest.
+"""A router for Ray Serve that keeps a search's calls on one replica, unless that is busier than the rest.
 
 A replica knows the paths that it has worked on: the generator keeps their KV, a reward model that and their rewards.
 Serve sends calls to the less busy of two replicas, and a search of ten rounds reads its paths again on every replica.
