@@ -55,7 +55,22 @@ ROLES = {
 console = Console(stderr=True)
 
 
-class FakeGenerator:
+class FakeReplica:
+    """What is asked of every engine's replica."""
+
+    _counted: dict[str, int]
+
+    async def stats(self) -> dict[str, int]:
+        return dict(self._counted)
+
+    async def check_integrity(self) -> list[str]:
+        return []
+
+    async def canary(self, deadline_s: float) -> float:
+        return 0.0
+
+
+class FakeGenerator(FakeReplica):
     """In place of `deployments.generator.GeneratorReplica`. It sends as many children at a time as the temperature has
     hundredths, each group so long after the one before that it is a message of its own, as an engine's are."""
 
@@ -75,17 +90,8 @@ class FakeGenerator:
                 self._counted["children"] += len(group)
                 yield ChildGroup(group)
 
-    async def stats(self) -> dict[str, int]:
-        return dict(self._counted)
 
-    async def check_integrity(self) -> list[str]:
-        return []
-
-    async def canary(self, deadline_s: float) -> float:
-        return 0.0
-
-
-class FakeScorer:
+class FakeScorer(FakeReplica):
     """In place of `deployments.prm.PrmReplica`."""
 
     def __init__(self) -> None:
@@ -96,15 +102,6 @@ class FakeScorer:
         self._counted["calls"] += 1
         self._counted["items"] += len(request.items)
         return await self._fake.score(request)
-
-    async def stats(self) -> dict[str, int]:
-        return dict(self._counted)
-
-    async def check_integrity(self) -> list[str]:
-        return []
-
-    async def canary(self, deadline_s: float) -> float:
-        return 0.0
 
     async def silent_s(self) -> float:
         return 0.0
