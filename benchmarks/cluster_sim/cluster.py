@@ -251,13 +251,21 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
         return await replica.score(request)
 
 
+class Node:
+    """What a machine of the cluster has once: Serve's HTTP proxy, those who ask it, and Ray's own programs."""
+
+    def __init__(self, processor: Callable[[], Processor]) -> None:
+        self.proxy, self.client, self.others = (Program(processor()) for _ in range(3))
+
+
 class ClusterSize(NamedTuple):
-    """The pools."""
+    """The pools, and the nodes that they are on."""
 
     generators: PoolSize
     scorers: PoolSize
     controllers: PoolSize
     controller: ControllerSize = ControllerSize()
+    nodes: int = 1
 
 
 class Cluster(Generic[AnyGenerator, AnyScorer]):
@@ -281,19 +289,20 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
             size.controllers,
             PowerOfTwoChoices(seed + 2),
         )
-        self.proxy, self.client, self.others = (Program(processor()) for _ in range(3))
+        self.nodes = [Node(processor) for _ in range(size.nodes)]
         self._calls = calls
         self.refused = 0
         self.costs: list[SearchCost] = []
 
     async def solve(self, number: int, prompt: tuple[int, ...], settings: SearchSettings) -> float:
-        """One request of a client that comes again when it is refused; how long it took."""
+        """One request of a client that comes again when it is refused, to the nodes in turn; how long it took."""
+        node = self.nodes[number % len(self.nodes)]
         loop = asyncio.get_running_loop()
         began = loop.time()
-        self.others.post(self._calls.others["search"])
-        await self.client.work(self._calls.client["search"] / 2)
+        node.others.post(self._calls.others["search"])
+        await node.client.work(self._calls.client["search"] / 2)
         while True:
-            await self.proxy.work(self._calls.proxy["search"] / 2)
+            await node.proxy.work(self._calls.proxy["search"] / 2)
             controller = self.controllers.choose(str(number))
             try:
                 self.costs.append(await controller.search(str(number), prompt, settings))
@@ -301,15 +310,15 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
             except NoPlace as refusal:
                 self.refused += 1
                 await asyncio.sleep(refusal.retry_after_s)
-        await self.proxy.work(self._calls.proxy["search"] / 2)
-        await self.client.work(self._calls.client["search"] / 2)
+        await node.proxy.work(self._calls.proxy["search"] / 2)
+        await node.client.work(self._calls.client["search"] / 2)
         return loop.time() - began
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
         """Pools grow and shrink within the block, and what is always busy is."""
-        works = (self.generators.autoscale(), self.scorers.autoscale(), self.controllers.autoscale())
-        tasks = [asyncio.create_task(work) for work in (*works, self._background())]
+        works = [pool.autoscale() for pool in (self.generators, self.scorers, self.controllers)]
+        tasks = [asyncio.create_task(work) for work in (*works, *map(self._background, self.nodes))]
         try:
             yield
         finally:
@@ -317,10 +326,10 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _background(self) -> None:
+    async def _background(self, node: Node) -> None:
         while True:
             await asyncio.sleep(BACKGROUND_S)
-            await self.others.work(self._calls.background * BACKGROUND_S)
+            await node.others.work(self._calls.background * BACKGROUND_S)
 
 
 class Ended(NamedTuple):

@@ -1,5 +1,6 @@
 """What is simulated: the limit of one controller, the application on this machine, and clusters of many."""
 
+import math
 from collections.abc import Awaitable, Callable
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -30,20 +31,23 @@ CLIENTS = 16
 """For each generator."""
 SPARE = 1.3
 """So many times the reward models and controllers that the generators keep busy."""
+GENERATORS_OF_A_NODE = 8
+"""Accelerators of a common machine; each has an HTTP proxy."""
 SEED = 11
 
 
 class Numbers(NamedTuple):
-    """Replicas of each kind."""
+    """Replicas of each kind, and nodes."""
 
     generators: int
     scorers: int
     controllers: int
+    nodes: int = 1
 
     @property
     def size(self) -> ClusterSize:
-        generators, scorers, controllers = (PoolSize(number, number) for number in self)
-        return ClusterSize(generators, scorers, controllers)
+        generators, scorers, controllers = (PoolSize(number, number) for number in self[:3])
+        return ClusterSize(generators, scorers, controllers, nodes=self.nodes)
 
 
 def beam(width: int, children: int, levels: int | None = None) -> dict[str, Any]:
@@ -147,7 +151,8 @@ def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:
     scorers = SPARE * busy * max(cpu_s["prm engines"], cpu_s["prm replicas"])
     places = CLIENTS * generators / FULL
     controllers = max(SPARE * busy * cpu_s["controllers"], places / ControllerSize().searches)
-    return Numbers(generators, 1 + int(scorers), 1 + int(controllers))
+    nodes = math.ceil(generators / GENERATORS_OF_A_NODE)
+    return Numbers(generators, 1 + int(scorers), 1 + int(controllers), nodes)
 
 
 class Trees(NamedTuple):

@@ -63,6 +63,17 @@ def test_more_replicas_serve_as_many_times_the_searches_with_and_without_trees()
     assert rounds[1] == pytest.approx(10 * rounds[0], rel=0.1)
 
 
+def test_a_nodes_proxy_is_a_limit() -> None:
+    """A cluster has one for each node."""
+    slow = COSTS.model_copy(update={"calls": COSTS.calls.model_copy(update={"proxy": {"search": 0.1}})})
+    one, two = (
+        points.with_trees(slow, LANGUAGE, beam(8, 4), Numbers(4, 4, 4, nodes), 100).figures["searches_per_s"]
+        for nodes in (1, 2)
+    )
+    assert one == pytest.approx(10.0, rel=0.1)
+    assert two == pytest.approx(20.0, rel=0.1)
+
+
 def test_a_controller_is_a_limit() -> None:
     """With cores enough it is busy all the time, and nothing else keeps it waiting."""
     alone = points.controller_limit(COSTS.calls, None, 48)
