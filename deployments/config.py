@@ -104,7 +104,12 @@ class ControllerSettings(Settings):
     max_loop_delay_s: float = Field(
         1.0, gt=0, description="No request is let in while the event loop is later than this: 429 with Retry-After."
     )
-    branches: int = Field(256, ge=1, description="Branches in flight at the generators from one controller.")
+    branches: int | None = Field(
+        None,
+        ge=1,
+        le=65_536,
+        description="Branches in flight from one controller; unset: twice what the generators can write at once.",
+    )
     fallback: Fallback = Field(
         Fallback.NEUTRAL,
         description="When the PRM gives no rewards: go on with 0.5 and say degraded, or fail the request.",

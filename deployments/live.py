@@ -11,6 +11,11 @@ class LiveSettings:
         self.now = settings
         self._service = service
 
+    @property
+    def branches(self) -> int:
+        """That may be in flight now."""
+        return self._service.most_branches
+
     def change(self, settings: ControllerSettings) -> None:
         """From the next request on; what was let in goes on."""
         self.now = settings

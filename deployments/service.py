@@ -72,10 +72,16 @@ class SearchService:
         self._seconds = seconds
         self._disposal = Disposal()
 
-    def resize(self, branches: int, seconds: float) -> None:
-        """From now on so many branches in flight, and that wall clock for searches that name none."""
+    def resize(self, branches: int | None, seconds: float) -> None:
+        """From now on so many branches in flight (None: as the generators have room), and that wall clock for searches
+        that name none."""
         self._environment.gate.resize(branches)
         self._seconds = seconds
+
+    @property
+    def most_branches(self) -> int:
+        """That may be in flight now."""
+        return self._environment.gate.capacity
 
     @property
     def running(self) -> int:

@@ -85,6 +85,8 @@ class KVClamp:
         """Branches that have their blocks or wait for them, but for speculative ones."""
         self._wanted_blocks = 0
         """Of those, the blocks that each has or wants for itself."""
+        self.going = 0
+        """Branches that have their blocks."""
         self.waiting = 0
         """Branches that are held back."""
         self.held_back = 0
@@ -137,6 +139,7 @@ class KVClamp:
             self.wanted -= 1
             self._wanted_blocks -= self.ledger.own(ticket.prefix, ticket.growth)
         self.waiting -= not ticket.granted
+        self.going -= ticket.granted
         self._advance()
 
     def withheld(self, blocks: int) -> None:
@@ -179,6 +182,7 @@ class KVClamp:
         if hold is None:
             return False
         ticket.grant(hold)
+        self.going += 1
         return True
 
 

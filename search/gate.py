@@ -10,8 +10,11 @@ from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from search.ports import Lane
+from search.ports import Headroom, Lane
+from search.reach import Reach
 
+UNTOLD = 256
+"""Branches in flight before a generator has said what it can write."""
 LEAST_PART = 16
 """A call in parts takes no less than a 16th of the capacity at a time: each part becomes a call to a generator."""
 
@@ -43,7 +46,7 @@ class _Waiter:
 
 
 class Gate:
-    """Admits calls while at most ``capacity`` branches are in flight.
+    """Admits calls while at most ``capacity`` branches are in flight: a number, or what the generators have room for.
 
     By lane; of a lane whoever has least in flight, then by arrival: while that call waits for room, none behind it is
     admitted, however small. Speculative calls are admitted only up to ``speculative_share`` of the capacity. A call
@@ -54,23 +57,41 @@ class Gate:
     not wait until some of it has finished.
     """
 
-    def __init__(self, capacity: int, speculative_share: float = 0.75) -> None:
+    def __init__(self, capacity: int | None = None, speculative_share: float = 0.75) -> None:
+        """``capacity``: None to follow what `saw` is told."""
         if not 0.0 <= speculative_share <= 1.0:
             raise ValueError(f"speculative_share must be in [0, 1], got {speculative_share}")
         self._speculative_share = speculative_share
         self._held: Counter[Hashable] = Counter()
         self._waiters: list[_Waiter] = []
         self._arrivals = 0
+        self._reach: Reach | None = None
         self.resize(capacity)
 
-    def resize(self, capacity: int) -> None:
+    def resize(self, capacity: int | None) -> None:
         """From now on as if made like this; what is in flight beyond that stays until it has finished.
 
         Raises:
             ValueError: there would be no room at all.
         """
-        if capacity < 1:
+        if capacity is not None and capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")
+        if capacity is not None:
+            self._reach = None
+            self._set(capacity)
+        elif self._reach is None:
+            self._reach = Reach()
+            self._set(UNTOLD)
+
+    def saw(self, headroom: Headroom) -> None:
+        """A generator has told what it can write at once; the capacity follows, unless it was given."""
+        if self._reach is None:
+            return
+        capacity = self._reach.saw(headroom, asyncio.get_running_loop().time())
+        if capacity is not None and capacity != self.capacity:
+            self._set(capacity)
+
+    def _set(self, capacity: int) -> None:
         self.capacity = capacity
         self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * self._speculative_share)}
         self._open_room = capacity - capacity // 4

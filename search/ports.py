@@ -103,6 +103,11 @@ class Headroom(NamedTuple):
     running: int
     waiting: int
     """In the engine's queue or for blocks."""
+    branches: int = 0
+    """How many it can write at once: as many as its batch takes, or as have their blocks where others wait for some.
+    0 if it does not say."""
+    replica: str = ""
+    """Whose words these are."""
 
 
 class Grant(NamedTuple):

@@ -174,7 +174,7 @@ class ControllerSize(NamedTuple):
     """What `deployments.config.ControllerSettings` calls so."""
 
     searches: int = 64
-    branches: int = 256
+    branches: int | None = None
 
 
 class GeneratorReplica(Replica, Protocol):

@@ -194,6 +194,7 @@ class SimulatedGenerator:
         self._language = language
         self._costs = costs
         self._calls = calls.generator
+        self._name = str(id(self))
         self.engine = Engine(processor, self.program, costs)
         self._clamp = KVClamp(KVLedger(costs.blocks, costs.block_size))
         self._order = FairOrder()
@@ -204,8 +205,12 @@ class SimulatedGenerator:
 
     @property
     def headroom(self) -> Headroom:
-        engine, ledger = self.engine, self._clamp.ledger
-        return Headroom(ledger.free, ledger.capacity, engine.running, engine.waiting + self._clamp.waiting)
+        """As `deployments.engines.generation.GenerationEngine` tells it."""
+        engine, clamp = self.engine, self._clamp
+        batch = self._costs.max_num_seqs
+        branches = max(1, min(batch, clamp.going)) if clamp.waiting else batch
+        waiting = engine.waiting + clamp.waiting
+        return Headroom(clamp.ledger.free, clamp.ledger.capacity, engine.running, waiting, branches, self._name)
 
     @property
     def pressure(self) -> float:

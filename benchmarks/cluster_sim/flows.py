@@ -16,7 +16,7 @@ from benchmarks.cluster_sim.processors import OwnCores, ProcessorSharing, Progra
 from benchmarks.cluster_sim.workload import Problem
 from deployments.places import NoPlace, Places
 from search.gate import Gate
-from search.ports import Lane
+from search.ports import Headroom, Lane
 
 
 class Round(NamedTuple):
@@ -66,6 +66,11 @@ class FlowGenerator:
     @property
     def pressure(self) -> float:
         return self._steps.load / self._costs.max_num_seqs
+
+    @property
+    def headroom(self) -> Headroom:
+        """It has no memory that could be short."""
+        return Headroom(0, 0, 0, 0, self._costs.max_num_seqs, str(id(self)))
 
     async def write(self, wanted: Round) -> None:
         """Until the longest branch is written; on average so many are at a time as fill the time."""
@@ -158,7 +163,9 @@ class FlowController:
                 for wanted in rounds:
                     async with self.gate.admit(Lane.DEMAND, wanted.branches, name):
                         await self.program.work(share)
-                        await self._generators.choose(name).write(wanted)
+                        generator = self._generators.choose(name)
+                        await generator.write(wanted)
+                        self.gate.saw(generator.headroom)
                     await self.program.work(share)
                     await self._scorers.choose(name).score(wanted.items)
         finally:

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import NamedTuple
+from uuid import uuid4
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
@@ -110,6 +111,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._discarded_tokens = 0
         self._recomputed_tokens = 0
         self._given_back = 0
+        self._name = uuid4().hex
+        """Of this replica, for those whom it tells its headroom."""
         self._lengths = {condition: Lengths() for condition in StopCondition}
         """Of what is written at a time, for the clamp."""
 
@@ -252,11 +255,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
     @property
     def _headroom(self) -> Headroom:
         running = self._running
-        headroom = running.counters.headroom
-        if running.clamp is None:
+        batch = self._settings.max_num_seqs
+        headroom = running.counters.headroom._replace(branches=batch, replica=self._name)
+        if (clamp := running.clamp) is None:
             return headroom
-        clamp = running.clamp
-        return headroom._replace(free_blocks=clamp.ledger.free, waiting=headroom.waiting + clamp.waiting)
+        return headroom._replace(
+            free_blocks=clamp.ledger.free,
+            waiting=headroom.waiting + clamp.waiting,
+            branches=max(1, min(batch, clamp.going)) if clamp.waiting else batch,
+        )
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         left = [f"{len(self._calls)} calls are open"] if self._calls else []

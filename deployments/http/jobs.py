@@ -130,7 +130,7 @@ class Jobs:
                     "context_length_exceeded",
                 )
         limit = body.concurrency_limit
-        most_at_once = max(1, self._live.now.branches // width)
+        most_at_once = max(1, self._live.branches // width)
         settings = TokenBeamSettings(
             width=width,
             max_tokens=body.max_tokens,

@@ -291,6 +291,7 @@ class _Search:
                     async for arrived in stream:
                         if arrived.headroom is not None:
                             self._results.tally.saw(arrived.headroom)
+                            self._gate.saw(arrived.headroom)
                         if arrived.grant is not None:
                             given_back = self._given_back(batch, arrived.grant)
                             slot.release(given_back)

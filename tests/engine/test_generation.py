@@ -212,6 +212,8 @@ async def test_headroom_comes_with_the_children_and_the_canary_answers(generatio
     (group,) = [group async for group in generation.expand(wanted(prompt(generation), [0], max_tokens=1))]
     assert group.headroom is not None
     assert 0 < group.headroom.free_blocks <= group.headroom.total_blocks
+    assert group.headroom.branches == 64
+    assert group.headroom.replica
     assert await generation.canary(MINUTES) > 0
 
 

@@ -284,6 +284,7 @@ class Clamp(RuleBasedStateMachine):
     def somebody_goes_on(self) -> None:
         assert not self.open or any(ticket.granted for ticket in self.open)
         assert self.clamp.waiting == sum(not ticket.granted for ticket in self.open)
+        assert self.clamp.going == sum(ticket.granted for ticket in self.open)
         assert self.clamp.wanted == sum(not ticket.speculative for ticket in self.open)
         assert self.clamp.ledger.reserved <= self.clamp.ledger.capacity
         assert all(ticket.granted for ticket in self.woken)

@@ -8,6 +8,7 @@ from http_world import World, chat
 
 from deployments.access import AccessError, changed_settings, read_user_config
 from deployments.config import AppConfig
+from search.gate import UNTOLD
 
 CHAT = "/v1/chat/completions"
 
@@ -38,7 +39,7 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
         change(world, limits={"body_bytes": 1024})
         assert (await asked(search={"n": 8}))[0] == 200, "what is not said any more is as it was built"
         assert (await http.post(CHAT, content=json.dumps(chat()) + " " * 1024)).status_code == 413
-        assert world.environment.gate.capacity == world.config.controller.branches
+        assert world.environment.gate.capacity == UNTOLD
 
 
 @pytest.mark.parametrize(

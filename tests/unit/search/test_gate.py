@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.gate import Gate, Slot
-from search.ports import Lane
+from search.gate import UNTOLD, Gate, Slot
+from search.ports import Headroom, Lane
+from search.reach import AHEAD, FEWEST, FORGET_S, Reach
 
 
 class Caller:
@@ -295,3 +296,60 @@ def test_a_change_lets_in_who_waits_and_takes_nothing_away() -> None:
             gate.resize(0)
 
     asyncio.run(main())
+
+
+def told(branches: int, replica: str = "one") -> Headroom:
+    return Headroom(10, 20, 0, 0, branches, replica)
+
+
+def test_a_gate_without_a_number_is_as_wide_as_the_generators_say() -> None:
+    async def main() -> None:
+        gate = Gate()
+        assert gate.capacity == UNTOLD
+        gate.saw(told(64))
+        assert gate.capacity == 64 * AHEAD
+        gate.saw(told(64, "two"))
+        assert gate.capacity == 128 * AHEAD
+        gate.saw(told(20))
+        assert gate.capacity == 84 * AHEAD
+        gate.saw(told(0, "says nothing"))
+        assert gate.capacity == 84 * AHEAD
+
+        gate.resize(None)
+        assert gate.capacity == 84 * AHEAD, "what was told is known still"
+        gate.resize(7)
+        gate.saw(told(64))
+        assert gate.capacity == 7, "a number is a number"
+
+    asyncio.run(main())
+
+
+def test_who_waits_comes_in_as_soon_as_there_is_room_at_a_generator() -> None:
+    async def main() -> None:
+        gate = Gate()
+        gate.saw(told(FEWEST))
+        admitted: list[Caller] = []
+        first, second = (Caller(gate, Lane.DEMAND, FEWEST * AHEAD, admitted) for _ in range(2))
+        await settle()
+        assert admitted == [first]
+        gate.saw(told(FEWEST, "another"))
+        await settle()
+        assert admitted == [first, second]
+        for caller in (first, second):
+            caller.leave.set()
+        await asyncio.gather(first.task, second.task)
+
+    asyncio.run(main())
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 300), st.floats(0, 40)), max_size=30))
+def test_only_the_last_word_of_replicas_that_still_speak_counts(words: list[tuple[str, int, float]]) -> None:
+    reach, now = Reach(), 0.0
+    last: dict[str, tuple[int, float]] = {}
+    for replica, branches, pause in words:
+        now += pause
+        found = reach.saw(told(branches, replica), now)
+        if branches:
+            last[replica] = branches, now
+        speaking = [branches for branches, at in last.values() if now - at <= FORGET_S]
+        assert found == (max(FEWEST, AHEAD * sum(speaking)) if speaking else None)
