@@ -11,6 +11,9 @@ from typing import Any
 
 from tenacity import AsyncRetrying
 
+CANCELLED_S = 5.0
+"""For so long tasks of grpc may look at a call that was cancelled."""
+
 
 def dismantle_retrying(retrying: AsyncRetrying) -> None:
     """Its parts name each other, and the last error with all frames that it went through: 4 kB a call."""
@@ -22,10 +25,15 @@ def dismantle_retrying(retrying: AsyncRetrying) -> None:
 
 def dismantle_response(response: Any) -> None:
     """Serve's response to a call that was answered to its end: its result, grpc's call and that call's callbacks name
-    each other, 55 objects a call. Nothing happens where it is no call of grpc. Not for a call that was cancelled: tasks
-    of grpc still look at it."""
+    each other, 55 objects a call. Nothing happens where it is no call of grpc. Not for a call that was just
+    cancelled: tasks of grpc still look at it (`dismantle_later`)."""
     with suppress(Exception):  # an answer is not lost for it
         _dismantle_response(response)
+
+
+def dismantle_later(response: Any) -> None:
+    """The same for a call that was cancelled, once grpc has done with it."""
+    asyncio.get_running_loop().call_later(CANCELLED_S, dismantle_response, response)
 
 
 def assigned_result(response: Any) -> Any:
@@ -49,5 +57,13 @@ def _dismantle_response(response: Any) -> None:
         vars(call)["_interceptors_task"] = nothing  # which it asks when it is freed
         if invoked.cancelled() or invoked.exception():
             return
+        # What names this call is in a cycle with itself and cannot be reached; nothing is to hang from it.
+        _forget(call, "_response_aiter", "_last_returned_call_from_interceptors")
         call = invoked.result()
-    vars(call).pop("_cython_call", None)
+    # A stream that was not read to its end has a generator that stands in it, and whose frame names the call.
+    _forget(call, "_message_aiter", "_cython_call")
+
+
+def _forget(call: Any, *names: str) -> None:
+    for name in names:
+        vars(call).pop(name, None)

@@ -12,7 +12,7 @@ from ray.serve.exceptions import RayServeException
 from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from deployments.config import ControllerSettings
-from deployments.dismantle import assigned_result, dismantle_retrying
+from deployments.dismantle import assigned_result, dismantle_later, dismantle_retrying
 from search.errors import GeneratorRefused, ScorerRefused, SearchError
 
 logger = logging.getLogger("banyan.calls")
@@ -169,6 +169,7 @@ def release(response: Cancellable) -> None:
     response.cancel()
     if result is not None:
         result.cancel()
+        dismantle_later(response)
 
 
 def is_replica_failure(error: BaseException) -> bool:

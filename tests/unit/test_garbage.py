@@ -68,9 +68,28 @@ async def test_and_no_more_often_than_it_need_be(collections: Everything, monkey
     assert collections.count == 1
 
 
-async def test_or_after_long_though_something_runs(collections: Everything, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_or_when_memory_has_grown_though_something_runs(
+    collections: Everything, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(garbage, "BUSY_INTERVAL_S", 0.0)
-    policy = GarbagePolicy(is_busy=lambda: True)
+    held = 100 << 20
+    policy = GarbagePolicy(is_busy=lambda: True, resident_bytes=lambda: held)
     policy.start()
     await ended(policy)
+    assert collections.count == 1
+    held += garbage.BUSY_GROWTH_BYTES
+    await ended(policy)
+    await ended(policy)
     assert collections.count == 2
+    held += garbage.BUSY_GROWTH_BYTES
+    await ended(policy)
+    assert collections.count == 3
+
+
+async def test_but_not_all_the_time(collections: Everything) -> None:
+    held = 100 << 20
+    policy = GarbagePolicy(is_busy=lambda: True, resident_bytes=lambda: held)
+    policy.start()
+    held += garbage.BUSY_GROWTH_BYTES
+    await ended(policy)
+    assert collections.count == 1

@@ -1,0 +1,136 @@
+"""How long anything holds the event loop that a controller's searches share, served and under unbroken load.
+
+    python -m benchmarks.served_holds
+
+So many searches at a time for minutes, as beams, subtrees and MCTS in turn, plain and streamed. In the controller every
+callback of the loop is timed, in processor time of its thread: what others on the machine take does not count.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Annotated, Any, TypeVar
+
+import httpx
+import typer
+from rich.console import Console
+
+from benchmarks.record import claim, show_claims, write_result
+from benchmarks.served_overhead import application
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+from deployments.embedded.problems import Split, draw_problems
+
+SEARCHES: tuple[dict[str, Any], ...] = (
+    {"strategy": "beam_search", "n": 16, "m": 4},
+    {"strategy": "dvts", "n": 64, "m": 4},
+    {"strategy": "mcts", "budget": {"tokens": 2000}},
+)
+CLIENTS = 16
+MOST_MS = 5.0
+WARM_UP_S = 20.0
+SEED = 5
+T = TypeVar("T")
+console = Console(stderr=True)
+
+
+def in_controller(what: Callable[[Any], T]) -> T:
+    """What a function returns in the controller's process."""
+    import ray
+
+    names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
+    (name,) = [name for name in names if "#SearchController#" in name]
+    returned: T = ray.get(ray.get_actor(name, namespace="serve").__ray_call__.remote(what), timeout=60)
+    return returned
+
+
+def begin(_: Any) -> None:
+    """Has the controller's loop timed from now on."""
+    from contextlib import ExitStack
+
+    from benchmarks import loop_holds
+    from benchmarks.quick_ports import OwnTime
+
+    stack, holds, garbage = ExitStack(), loop_holds.Holds(), loop_holds.GarbageClock()
+    stack.enter_context(garbage.running())
+    stack.enter_context(loop_holds.measured(holds, OwnTime(), garbage))
+    vars(loop_holds)["of_this_process"] = stack, holds, garbage
+
+
+def end(_: Any) -> dict[str, Any]:
+    """Until now."""
+    import gc
+
+    from benchmarks import loop_holds
+
+    stack, holds, garbage = vars(loop_holds).pop("of_this_process")
+    stack.close()
+    return {
+        "callbacks": holds.callbacks,
+        "seconds": round(holds.seconds, 3),
+        "longest": [{"ms": round(hold.seconds * 1e3, 3), "of": hold.what} for hold in holds.longest],
+        "garbage": {
+            "seconds": round(garbage.seconds, 3),
+            "longest_ms": round(garbage.longest * 1e3, 3),
+            "full": garbage.full,
+            "objects_left": len(gc.get_objects(2)),
+        },
+    }
+
+
+async def load(url: str, seconds: float) -> int:
+    """Unbroken load; how many searches were answered."""
+    problems, numbers, answered = draw_problems(Split.TEST, SEED), count(), 0
+    until = time.monotonic() + seconds
+
+    async def client(http: httpx.AsyncClient) -> None:
+        nonlocal answered
+        while time.monotonic() < until:
+            number = next(numbers)
+            body = {
+                "model": "banyan-arithmetic",
+                "messages": [{"role": "user", "content": next(problems).text}],
+                "seed": number,
+                "search": SEARCHES[number % len(SEARCHES)],
+                "stream": number % 2 == 0,
+            }
+            reply = await http.post("/v1/chat/completions", json=body)
+            reply.raise_for_status()
+            answered += 1
+
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=600.0, limits=httpx.Limits(max_connections=None)) as http,
+        asyncio.TaskGroup() as group,
+    ):
+        for _ in range(CLIENTS):
+            group.create_task(client(http))
+    return answered
+
+
+def main(
+    minutes: Annotated[float, typer.Option(min=0.1, max=600)] = 5.0,
+    cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
+) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    with application(AppConfig.model_validate({"cache": {"enabled": cache}})) as url:
+        asyncio.run(load(url, WARM_UP_S))
+        in_controller(begin)
+        answered = asyncio.run(load(url, 60.0 * minutes))
+        found = in_controller(end)
+    if not found["callbacks"]:
+        raise RuntimeError("no callback was timed: the controller's loop is not asyncio's own")
+    longest = found["longest"][0]["ms"]
+    claims = [claim("longest hold of the controller's loop, ms", longest, f"<= {MOST_MS}", longest <= MOST_MS)]
+    asked = {"minutes": minutes, "clients": CLIENTS, "searches": SEARCHES, "lmcache": cache}
+    path = write_result("served_holds", {"asked": asked, "answered": answered, **found, "claims": claims})
+    console.print(f"{answered} searches, {found['callbacks']} callbacks, garbage {found['garbage']}")
+    for hold in found["longest"]:
+        console.print(f"  {hold['ms']:7.2f} ms  {hold['of']}")
+    show_claims(console, claims)
+    console.print(f"kept in {path.relative_to(path.parents[2])}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
