@@ -10,7 +10,7 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, cont
 from typing import NamedTuple
 
 from deployments.places import Place, Places
-from search.errors import SearchError
+from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import Lane, ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
@@ -99,7 +99,7 @@ class SearchService:
 
         Raises:
             SearchError: there is no answer; see `search.errors`.
-            TimeoutError: the search did not end by its own clock.
+            TimeoutError: nor by the wall clock of those that name none, or the search did not end by its own.
         """
         tree = SearchTree()
         free = self._disposal.watch(tree)
@@ -127,10 +127,12 @@ class SearchService:
                         tree=tree,
                         cache_salt=job.cache_salt,
                     )
-        except BaseException:
+        except BaseException as error:
             # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree
             # would stay until all garbage is collected (`deployments.garbage`).
             free()
+            if isinstance(error, LimitReached) and error.kind is LimitKind.SECONDS and error.limit >= self._seconds:
+                raise TimeoutError from None
             raise
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:

@@ -23,6 +23,7 @@ MAX_FAILURES = 256
 """In a row: then nothing is to be hoped for from the service."""
 FULL = 429
 SLOW = 408
+OUT_OF_TIME = ("budget_exhausted", "search.budget.seconds")
 INPUT = "input"
 """The kind of an error that is the line's own: it would come again."""
 
@@ -115,8 +116,9 @@ class Job:
                 return False
             if error.status in (401, 403):
                 raise JobStopped(str(error)) from error
-            # A body that came too slowly (408) says something of the day, not of the line.
-            own = error.status is not None and 400 <= error.status < 500 and error.status != SLOW
+            # A body that came too slowly and an answer that did say something of the day, not of the line.
+            late = error.status == SLOW or (error.code, error.param) == OUT_OF_TIME
+            own = error.status is not None and 400 <= error.status < 500 and not late
             self._failed(item, INPUT if own else FAILED, str(error), error, time.monotonic() - started)
             return True
         except Unreachable as error:

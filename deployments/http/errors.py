@@ -164,9 +164,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, PromptTooLong):
         return BadRequest(str(error), "messages", "context_length_exceeded")
     if isinstance(error, LimitReached):
-        if error.kind is LimitKind.SECONDS:
-            return DeadlineExceeded(f"no answer yet: {error}")
-        return BadRequest(f"no answer is possible: {error}", f"search.budget.{error.kind}", "budget_exhausted")
+        yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
+        return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")
     if isinstance(error, GeneratorError):
         logger.warning("the generator could not write: %s", error)
         return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")

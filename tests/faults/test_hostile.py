@@ -110,8 +110,6 @@ ATTACKS: dict[str, Attack] = {
     "a path out of the root": Attack("/v1/models/..%2f..%2fetc%2fpasswd%00", None, method="GET"),
     "a path of 20,000 letters": Attack("/v1/models/" + "a" * 20_000, None, method="GET"),
 }
-OUT_OF_TIME = ("a billionth of a second",)
-"""What asks for no time is told 504: that it has passed."""
 
 
 @pytest.fixture(scope="module")
@@ -137,8 +135,7 @@ def test_refused_or_answered(limited: Variant, name: str) -> None:
         reply = client.request(
             attack.method, f"{limited.url}{attack.path}", content=body.encode(), headers=key | attack.headers
         )
-    assert reply.status_code < 500 or name in OUT_OF_TIME, reply.text[:1000]
-    assert reply.status_code < 500 or reply.json()["error"]["code"] == "deadline_exceeded"
+    assert reply.status_code < 500, reply.text[:1000]
     assert len(reply.content) < 100_000, "an error quotes little of what it refuses"
     if reply.status_code >= 400 and reply.headers.get("content-type", "").startswith("application/json"):
         assert set(reply.json()["error"]) == {"message", "type", "param", "code"}

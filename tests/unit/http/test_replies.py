@@ -224,11 +224,23 @@ async def test_past_capacity_is_429_with_retry_after_streamed_or_not(make_world:
     world.assert_idle()
 
 
-async def test_out_of_time_without_an_answer_is_504(world: World) -> None:
+async def test_out_of_its_own_time_without_an_answer_is_400(world: World) -> None:
     world.generator.gate.clear()
     async with world.client as client:
         reply = await client.post(CHAT, json=chat(search={"budget": {"seconds": 0.05}}))
-    assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+    error = reply.json()["error"]
+    assert (reply.status_code, error["code"], error["param"]) == (400, "budget_exhausted", "search.budget.seconds")
+    world.assert_idle()
+
+
+async def test_out_of_the_operators_time_without_an_answer_is_504(make_world: Callable[..., World]) -> None:
+    world = make_world(limits={"seconds": 0.05})
+    world.generator.gate.clear()
+    async with world.client as client:
+        for search in ({}, {"budget": {"seconds": 0.05}}):
+            reply = await client.post(CHAT, json=chat(search=search))
+            assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+    world.assert_idle()
 
 
 async def test_scores_of_given_steps(world: World) -> None:
