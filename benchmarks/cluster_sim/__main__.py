@@ -84,11 +84,11 @@ def predict() -> None:
         rows[-1] |= {"simulated": found, "measured_of_a_search": of_search}
         console.print(rows[-1]["point"])
     limits = results["controller_calls"]["limit"]
-    limit = points.controller_limit(costs.calls, _median(limits, "cores"), 300)
+    limit = points.controller_limit(costs.calls, _median(limits, "cores"), 300, costs.pace)
     measured = statistics.median(run["searches"] / run["seconds"] for run in limits)
     rows.append(_row("one controller, engines that cost nothing", limit.searches_per_s, measured))
     alone = points.controller_limit(costs.calls, None, 300)
-    busy_s = statistics.median(run["cpu_s"]["controller"] / run["searches"] for run in limits)
+    busy_s = statistics.median(run["worth"] * run["cpu_s"]["controller"] / run["searches"] for run in limits)
     rows.append(_row("one controller with a core of its own", alone.searches_per_s, 1 / busy_s))
     table = Table("what", "searches/s predicted", "measured", "predicted over measured")
     for row in rows:

@@ -17,6 +17,8 @@ import numpy as np
 from rich.console import Console
 from scipy.optimize import nnls
 
+from benchmarks.cluster_sim.pace import Pace
+from benchmarks.cluster_sim.pace import measured as measured_pace
 from benchmarks.cluster_sim.workload import recorded
 from benchmarks.engines import Engines, engines_of, solve_all
 from benchmarks.processes import CpuClock
@@ -52,21 +54,24 @@ class Spent(NamedTuple):
 Call = Callable[[int], Awaitable[None]]
 
 
-async def spent(calls: Mapping[int, Call], stats: Callable[[], Mapping[str, int]], seconds: float) -> list[Spent]:
+async def spent(
+    calls: Mapping[int, Call], stats: Callable[[], Mapping[str, int]], seconds: float, pace: Pace
+) -> list[Spent]:
     """Calls by batch, in turns; of each one after the other for so long, every one with a number of its own."""
     turns: dict[int, list[tuple[float, ...]]] = {batch: [] for batch in calls}
     numbers = itertools.count()
     for turn in range(-1, TURNS):
         for batch, call in calls.items():
-            before, clock, made, until = stats(), CpuClock(), 0, time.perf_counter() + seconds
-            while made < 3 or (turn >= 0 and time.perf_counter() < until):
+            before, clock, made, began = stats(), CpuClock(), 0, time.perf_counter()
+            while made < 3 or (turn >= 0 and time.perf_counter() < began + seconds):
                 await call(next(numbers))
                 made += 1
-            cpu, after = clock.spent(), stats()
+            took, cpu, after = time.perf_counter() - began, clock.spent(), stats()
+            worth = pace.on_average((sum(cpu.values()) + clock.elsewhere()) / took)
             gained = {name: after[name] - before[name] for name in after}
             figures = (
-                cpu.get("engine of benchmark", 0.0),
-                cpu.get("benchmark", 0.0),
+                worth * cpu.get("engine of benchmark", 0.0),
+                worth * cpu.get("benchmark", 0.0),
                 gained["prompt_tokens"] - gained["prefix_hits"],
             )
             if turn >= 0:  # the one before warms up
@@ -120,11 +125,11 @@ def scoring(engines: Engines, items: int, questions: int) -> Call:
     return call
 
 
-async def generator_curve(engines: Engines, seconds: float) -> dict[str, Any]:
+async def generator_curve(engines: Engines, seconds: float, pace: Pace) -> dict[str, Any]:
     """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request."""
     stats = engines.generator.stats
     short, long, reading = [
-        await spent({batch: writing(engines, batch, tokens, earlier) for batch in BATCHES}, stats, seconds)
+        await spent({batch: writing(engines, batch, tokens, earlier) for batch in BATCHES}, stats, seconds, pace)
         for tokens, earlier in ((SHORT, 0), (LONG, 0), (SHORT, EARLIER))
     ]
     found: dict[str, Any] = {}
@@ -150,13 +155,13 @@ async def generator_curve(engines: Engines, seconds: float) -> dict[str, Any]:
     return {**found, "measured": [run._asdict() for run in (*short, *long, *reading)]}
 
 
-async def scorer_curve(engines: Engines, seconds: float) -> dict[str, Any]:
+async def scorer_curve(engines: Engines, seconds: float, pace: Pace) -> dict[str, Any]:
     """The same of the reward model, whose step is a pass over all items of a batch."""
     stats = engines.scorer.stats
     runs = [
         run
         for questions in (1, 5)
-        for run in await spent({items: scoring(engines, items, questions) for items in BATCHES}, stats, seconds)
+        for run in await spent({items: scoring(engines, items, questions) for items in BATCHES}, stats, seconds, pace)
     ]
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
@@ -176,15 +181,17 @@ async def scorer_curve(engines: Engines, seconds: float) -> dict[str, Any]:
 def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]:
     """All of it, and the steps of so many beam searches, for the simulation's searches to be made of."""
 
+    pace = measured_pace(seconds)
+
     async def measure() -> dict[str, Any]:
         async with engines_of(config) as engines:
             trees = await _trees(engines, problems)
             found = {
-                "generator": await generator_curve(engines, seconds),
-                "prm": await scorer_curve(engines, seconds),
+                "generator": await generator_curve(engines, seconds, pace),
+                "prm": await scorer_curve(engines, seconds, pace),
                 "engines": _facts(engines, config),
             }
-            return {**found, "search": SEARCH, "problems": trees}
+            return {**found, "pace": pace.model_dump(), "search": SEARCH, "problems": trees}
 
     return asyncio.run(measure())
 

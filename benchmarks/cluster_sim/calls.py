@@ -14,10 +14,11 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
-import psutil
 from rich.console import Console
 from scipy.optimize import nnls
 
+from benchmarks.cluster_sim.pace import Pace
+from benchmarks.cluster_sim.pace import measured as measured_pace
 from benchmarks.processes import CpuClock
 from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
 from cluster.launch.application import free_port
@@ -121,6 +122,8 @@ class Counted(NamedTuple):
     """By `PARTS`, less what is spent when nothing is asked."""
     cores: float
     """Of the machine that were left by others."""
+    worth: float
+    """Of these CPU seconds, over those of a program that has the machine for itself."""
 
     @property
     def rate(self) -> float:
@@ -169,8 +172,9 @@ def fake_application() -> Iterator[str]:
 class Asking:
     """Searches over HTTP, and what they cost."""
 
-    def __init__(self, http: httpx.AsyncClient) -> None:
+    def __init__(self, http: httpx.AsyncClient, pace: Pace) -> None:
         self._http = http
+        self._pace = pace
         self._numbers = itertools.count()
         self.idle: dict[str, float] = {}
         """CPU seconds a second while nothing is asked."""
@@ -199,9 +203,11 @@ class Asking:
         for role, of_role in spent.items():
             cpu[ROLES.get(role, "others")] += max(0.0, of_role - self.idle.get(role, 0.0) * took)
         calls = {name: after[name] - before[name] for name in after}
-        cores = round((psutil.cpu_count() or 1) - clock.elsewhere() / took, 3)
+        elsewhere = clock.elsewhere()
+        cores = round(self._pace.cores - elsewhere / took, 3)
+        worth = round(self._pace.on_average((sum(spent.values()) + elsewhere) / took), 4)
         cpu_s = {role: round(of_role, 3) for role, of_role in cpu.items()}
-        return Counted(shape, group, in_flight, round(took, 3), done, calls, cpu_s, cores)
+        return Counted(shape, group, in_flight, round(took, 3), done, calls, cpu_s, cores, worth)
 
     async def _search(self, shape: tuple[int, int, int], group: int) -> None:
         width, children, levels = shape
@@ -225,17 +231,17 @@ def costs_of(runs: Sequence[Counted], idle: Mapping[str, float]) -> dict[str, An
     """Seconds of each part: the least squares of relative errors, none below zero."""
     found: dict[str, Any] = {}
     for role, parts in PARTS.items():
-        spent = np.array([max(run.cpu_s[role], 1e-6) for run in runs])
+        spent = np.array([max(run.worth * run.cpu_s[role], 1e-6) for run in runs])
         rows = np.array([[run.number(role, part) for part in parts] for run in runs])
         seconds, _ = nnls(rows / spent[:, None], np.ones(len(runs)))
         found[role] = {part: round(float(each), 8) for part, each in zip(parts, seconds, strict=True)}
     return {**found, "background": round(sum(idle.values()), 4)}
 
 
-async def ask(url: str, seconds: float) -> dict[str, Any]:
+async def ask(url: str, seconds: float, pace: Pace) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as http:
-        asking = Asking(http)
+        asking = Asking(http, pace)
         await asking.searches(SHAPES[1], GROUPS[0], IN_FLIGHT, seconds)  # warms up
         await asking.rest(2 * seconds)
         runs = []
@@ -246,6 +252,7 @@ async def ask(url: str, seconds: float) -> dict[str, Any]:
         limit = [await asking.searches(ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, 2 * seconds) for _ in range(3)]
         console.print(f"limit: {[(round(run.rate, 2), run.cores) for run in limit]} searches/s, on so many cores")
     return {
+        "pace": pace.model_dump(),
         "costs": costs_of(runs, asking.idle),
         "idle": asking.idle,
         "runs": [run._asdict() for run in runs],
@@ -254,5 +261,6 @@ async def ask(url: str, seconds: float) -> dict[str, Any]:
 
 
 def measured(seconds: float) -> dict[str, Any]:
+    pace = measured_pace(seconds)
     with fake_application() as url:
-        return asyncio.run(ask(url, seconds))
+        return asyncio.run(ask(url, seconds, pace))

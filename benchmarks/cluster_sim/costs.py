@@ -6,6 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from benchmarks.cluster_sim.pace import EQUAL, Pace
+
 
 class _Costs(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -80,6 +82,8 @@ class Costs(_Costs):
     generator: EngineCosts
     prm: EngineCosts
     calls: CallCosts
+    pace: Pace = EQUAL
+    """Of the machine where all this was measured. Costs are of a program that has the machine for itself."""
 
     @classmethod
     def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any]) -> "Costs":
@@ -88,7 +92,7 @@ class Costs(_Costs):
             role: EngineCosts(engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role])
             for role in ("generator", "prm")
         }
-        return cls(**engines, calls=calls["costs"])
+        return cls(**engines, calls=calls["costs"], pace=calls["pace"])
 
     def slower(self, factor: float) -> "Costs":
         """With engines that take so many times as long, and replicas as they are."""

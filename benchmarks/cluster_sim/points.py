@@ -19,6 +19,7 @@ from benchmarks.cluster_sim.cluster import (
 from benchmarks.cluster_sim.costs import CallCosts, Costs
 from benchmarks.cluster_sim.engines import SimulatedGenerator, SimulatedScorer
 from benchmarks.cluster_sim.flows import Flows, Means, rounds_of
+from benchmarks.cluster_sim.pace import EQUAL, Pace
 from benchmarks.cluster_sim.processors import OwnCores, Processor, SharedCores
 from benchmarks.cluster_sim.quick_replicas import QuickGeneratorReplica, QuickScorerReplica
 from benchmarks.cluster_sim.virtual_time import run
@@ -63,11 +64,11 @@ class ControllerLimit(NamedTuple):
     """Of its CPU for each search."""
 
 
-def controller_limit(calls: CallCosts, cores: float | None, searches: int) -> ControllerLimit:
+def controller_limit(calls: CallCosts, cores: float | None, searches: int, pace: Pace = EQUAL) -> ControllerLimit:
     """On so many cores; where every program has its own (None), nothing but the controller itself is the limit."""
 
     async def simulated() -> ControllerLimit:
-        shared = SharedCores(cores) if cores else OwnCores()
+        shared = SharedCores(cores, pace) if cores else OwnCores()
         cluster = Cluster(
             ClusterSize(ONE, ONE, ONE, ControllerSize()),
             calls,
@@ -135,7 +136,7 @@ def served(
     """The application on one machine, of whose cores all programs have to make do with."""
 
     async def simulated() -> dict[str, Any]:
-        shared = SharedCores(cores)
+        shared = SharedCores(cores, costs.pace)
         cluster = cluster_of(ClusterSize(ONE, ONE, ONE), costs, language, lambda: shared)
         async with cluster.running():
             ended = await closed_loop(solving(cluster, language, search), searches, clients)

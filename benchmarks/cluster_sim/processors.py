@@ -8,6 +8,8 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
+from benchmarks.cluster_sim.pace import EQUAL, Pace
+
 
 class Processor(Protocol):
     """Where programs run."""
@@ -80,10 +82,12 @@ class SharedCores:
     What is left of a machine on which others work too need be no whole number.
     """
 
-    def __init__(self, cores: float) -> None:
+    def __init__(self, cores: float, pace: Pace = EQUAL) -> None:
+        """``pace``: of the machine; others on it keep the rest of its cores busy."""
         if cores <= 0:
             raise ValueError(f"cores must be positive, got {cores}")
-        self._busy = ProcessorSharing(lambda programs: min(1.0, cores / programs))
+        others = max(0.0, pace.cores - cores)
+        self._busy = ProcessorSharing(lambda programs: min(1.0, cores / programs) * pace.at(programs + others))
 
     def run(self, seconds: float, done: Callable[[], None]) -> None:
         self._busy.add(seconds, done)

@@ -1,0 +1,41 @@
+"""What a CPU second is worth where cores slow each other down."""
+
+import asyncio
+
+import pytest
+
+from benchmarks.cluster_sim.pace import EQUAL, Pace, measured
+from benchmarks.cluster_sim.processors import Program, SharedCores
+from benchmarks.cluster_sim.virtual_time import run
+
+HALF = Pace(cores=2, together=0.5)
+
+
+def test_less_the_more_cores_are_busy() -> None:
+    assert [HALF.at(busy) for busy in (0, 1, 1.5, 2, 3)] == [1.0, 1.0, 0.75, 0.5, 0.5]
+    assert [EQUAL.at(busy) for busy in (0, 1, 5)] == [1.0, 1.0, 1.0]
+
+
+def test_on_average_by_the_seconds_in_which_all_were_busy() -> None:
+    assert HALF.on_average(0.3) == HALF.on_average(1.0) == 1.0
+    assert HALF.on_average(2.0) == 0.5
+    # Half of the time one, half of the time both: of three seconds of a core, two are worth half.
+    assert HALF.on_average(1.5) == pytest.approx((1 + 2 * 0.5) / 3)
+
+
+@pytest.mark.parametrize(("cores", "programs", "seconds"), [(2, 1, 1.0), (2, 2, 2.0), (2, 4, 4.0), (1, 1, 2.0)])
+def test_programs_that_share_the_cores_take_longer(cores: int, programs: int, seconds: float) -> None:
+    """A second of work each; where one core is left, others are at work on the second one."""
+
+    async def all_of_them() -> float:
+        shared = SharedCores(cores, HALF)
+        await asyncio.gather(*(Program(shared).work(1.0) for _ in range(programs)))
+        return asyncio.get_running_loop().time()
+
+    assert run(all_of_them()) == pytest.approx(seconds)
+
+
+def test_this_machine_has_one() -> None:
+    pace = measured(0.05)
+    assert pace.cores >= 1
+    assert pace.together > 0.1
