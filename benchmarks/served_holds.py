@@ -8,15 +8,15 @@ callback of the loop is timed, in processor time of its thread: what others on t
 
 import asyncio
 import time
-from collections.abc import Callable
 from itertools import count
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import httpx
 import typer
 from rich.console import Console
 
 from benchmarks.record import claim, show_claims, write_result
+from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
@@ -31,18 +31,7 @@ CLIENTS = 16
 MOST_MS = 5.0
 WARM_UP_S = 20.0
 SEED = 5
-T = TypeVar("T")
 console = Console(stderr=True)
-
-
-def in_controller(what: Callable[[Any], T]) -> T:
-    """What a function returns in the controller's process."""
-    import ray
-
-    names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
-    (name,) = [name for name in names if "#SearchController#" in name]
-    returned: T = ray.get(ray.get_actor(name, namespace="serve").__ray_call__.remote(what), timeout=60)
-    return returned
 
 
 def begin(_: Any) -> None:
@@ -116,9 +105,9 @@ def main(
     ensure_token()
     with application(AppConfig.model_validate({"cache": {"enabled": cache}})) as url:
         asyncio.run(load(url, WARM_UP_S))
-        in_controller(begin)
+        in_replicas("SearchController", begin)
         answered = asyncio.run(load(url, 60.0 * minutes))
-        found = in_controller(end)
+        [found] = in_replicas("SearchController", end)
     if not found["callbacks"]:
         raise RuntimeError("no callback was timed: the controller's loop is not asyncio's own")
     longest = found["longest"][0]["ms"]

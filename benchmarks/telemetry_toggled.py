@@ -1,0 +1,112 @@
+"""What metrics and the log of searches cost, in one application whose replicas have them switched off and on.
+
+    python -m benchmarks.telemetry_toggled
+
+Starts of an application differ by more than the few per cent that are looked for (`telemetry_cost` has one for each
+arm), and so do minutes of a machine that is shared. Here the two sides take turns of seconds, in pairs, each pair
+beginning with the other one. What Ray's agent spends on series that it knows is on both sides; `telemetry_cost` has it.
+"""
+
+import asyncio
+import statistics
+from collections.abc import Callable
+from itertools import islice
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from scipy.stats import bootstrap
+
+from benchmarks.record import claim, show_claims, write_result
+from benchmarks.replicas import in_replicas
+from benchmarks.served_overhead import SEED, WARM_UP, Round, application, run_round, served
+from benchmarks.telemetry_cost import MAX_COST, cpu_ms_per_step
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+from deployments.embedded.problems import Split, draw_problems
+
+DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
+SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
+console = Console(stderr=True)
+
+
+def switched(on: bool) -> Callable[[Any], None]:
+    """For replicas: from now on nothing is counted, published or logged, or all of it as it was."""
+
+    def switch(_: Any) -> None:
+        from deployments.telemetry.metrics import Metrics
+        from deployments.telemetry.search_log import SearchLog
+
+        parts = ((Metrics, ("add", "total", "set", "observe", "publish")), (SearchLog, ("write",)))
+        for kind, names in parts:
+            for name in names:
+                real = getattr(kind, f"real_{name}", None) or getattr(kind, name)
+                setattr(kind, f"real_{name}", real)
+                setattr(kind, name, real if on else lambda *_, **__: None)
+
+    return switch
+
+
+async def measure(url: str, problems: int, pairs: int, in_flight: int) -> dict[str, list[Round]]:
+    stream = draw_problems(Split.TEST, SEED)
+    rounds: dict[str, list[Round]] = {"off": [], "on": []}
+    async with served(url, SEARCH) as solve:
+        for _ in range(3):
+            await run_round(solve, list(islice(stream, WARM_UP)), in_flight)
+        for pair in range(pairs):
+            for side in ("off", "on") if pair % 2 == 0 else ("on", "off"):
+                for deployment in DEPLOYMENTS:
+                    in_replicas(deployment, switched(side == "on"))
+                rounds[side].append(await run_round(solve, list(islice(stream, problems)), in_flight))
+            console.print(f"pair {pair + 1}/{pairs}: {[round(cpu_ms_per_step(of[-1]), 3) for of in rounds.values()]}")
+    return rounds
+
+
+def seconds_per_step(done: Round) -> float:
+    return done.seconds / sum(search.steps for search in done.searches)
+
+
+def compared(off: list[float], on: list[float]) -> dict[str, Any]:
+    """How much more ``on`` is, as the mean of the pairs, with its 95% interval (bootstrap)."""
+    shares = np.array(on) / np.array(off) - 1
+    interval = bootstrap((shares,), np.mean, rng=np.random.default_rng(SEED)).confidence_interval
+    return {
+        "mean": round(float(shares.mean()), 4),
+        "median": round(float(np.median(shares)), 4),
+        "interval": [round(float(interval.low), 4), round(float(interval.high), 4)],
+    }
+
+
+def main(
+    problems: Annotated[int, typer.Option(min=4, max=1000, help="Of each turn.")] = 24,
+    pairs: Annotated[int, typer.Option(min=5, max=1000)] = 40,
+    in_flight: Annotated[int, typer.Option(min=1, max=256)] = 16,
+    cache: Annotated[bool, typer.Option(help="With LMCache.")] = False,
+) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    telemetry = {"metrics": True, "search_log": True}
+    config = AppConfig.model_validate({"cache": {"enabled": cache}, "telemetry": telemetry})
+    with application(config) as url:
+        rounds = asyncio.run(measure(url, problems, pairs, in_flight))
+    cpu = compared(*([cpu_ms_per_step(each) for each in rounds[side]] for side in ("off", "on")))
+    slower = compared(*([seconds_per_step(each) for each in rounds[side]] for side in ("off", "on")))
+    claims = [claim("metrics cost at most 2% of a step's CPU time", cpu["mean"], MAX_COST, cpu["mean"] <= MAX_COST)]
+    medians = {
+        side: {
+            "problems_per_second": round(statistics.median(each.problems_per_second for each in of), 3),
+            "cpu_ms_per_step": round(statistics.median(map(cpu_ms_per_step, of)), 4),
+        }
+        for side, of in rounds.items()
+    }
+    asked = {"search": SEARCH, "problems": problems, "pairs": pairs, "in_flight": in_flight, "lmcache": cache}
+    found = {"cost_in_cpu_time": cpu, "cost_in_time": slower, "medians": medians}
+    path = write_result("telemetry_toggled", {"asked": asked, **found, "claims": claims})
+    console.print(found)
+    show_claims(console, claims)
+    console.print(f"kept in {path.relative_to(path.parents[2])}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
