@@ -5,7 +5,6 @@ tests: it starts Ray's dashboard, and fetches Prometheus where it is not install
 """
 
 import secrets
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ import yaml
 
 import tests.ray_environment  # noqa: F401  # before Ray is imported
 from cluster.launch.application import free_port
+from tests.debian import program
 from tests.serve.application import Application, problems, until
 
 START_S = 120.0
@@ -42,16 +42,9 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The program: the installed one, or that of Debian's package, unpacked."""
-    if installed := shutil.which("prometheus"):
-        return installed
-    directory = tmp_path_factory.mktemp("prometheus")
-    fetched = subprocess.run(["apt-get", "download", "prometheus"], cwd=directory, check=False, timeout=300)
-    packages = list(directory.glob("prometheus_*.deb"))
-    if fetched.returncode or not packages:
-        pytest.skip("prometheus is neither installed nor to be had by apt-get")
-    subprocess.run(["dpkg-deb", "-x", str(packages[0]), str(directory)], check=True, timeout=60)
-    return str(directory / "usr" / "bin" / "prometheus")
+    """The program."""
+    found, _ = program("prometheus", ["prometheus"], tmp_path_factory.mktemp("prometheus"))
+    return found
 
 
 @pytest.fixture(scope="module")

@@ -8,20 +8,24 @@ import os
 import random
 import select
 import signal
+import subprocess
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
+import redis
 
+from cluster.launch.application import free_port
 from kvstore import segments
 from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServer, CacheServerError
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
 from kvstore.settings import CacheSettings
+from tests.debian import program
 
 if TYPE_CHECKING:
     from vllm.v1.engine.async_llm import AsyncLLM
@@ -403,9 +407,52 @@ class TestEngines:
         assert not list(segments.SHM.glob(f"sem.*-{victim}-*"))
 
 
-def test_the_second_tier_keeps_salts_apart_over_a_restart(model: Path, runner: asyncio.Runner, tmp_path: Path) -> None:
-    settings = SETTINGS.model_copy(update={"l2_adapters": ({"type": "fs", "base_path": str(tmp_path)},)})
-    with CacheServer(settings) as server, ExitStack() as stack:
+class Tier(NamedTuple):
+    """A second tier: LMCache's settings of it, and how many objects it has."""
+
+    adapter: dict[str, Any]
+    stored: Callable[[], int]
+
+
+@contextmanager
+def on_disk(directory: Path) -> Iterator[Tier]:
+    yield Tier({"type": "fs", "base_path": str(directory)}, lambda: len(list(directory.rglob("*.data"))))
+
+
+@contextmanager
+def in_redis(directory: Path) -> Iterator[Tier]:
+    """A real server, as Debian ships it."""
+    packages = ["redis-server", "redis-tools", "libjemalloc2", "liblua5.1-0", "liblzf1", "libatomic1", "lua-cjson"]
+    found, environment = program("redis-server", [*packages, "lua-bitop"], directory)
+    port = free_port()
+    options = ["--port", str(port), "--bind", "127.0.0.1", "--save", "", "--dir", str(directory)]
+    with subprocess.Popen([found, *options], env=environment, stdout=subprocess.DEVNULL) as process:
+        try:
+            client = redis.Redis(port=port)
+            until(lambda: _answers(client))
+            yield Tier({"type": "resp", "host": "127.0.0.1", "port": port}, lambda: int(str(client.dbsize())))
+        finally:
+            process.terminate()
+
+
+def _answers(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.ConnectionError:
+        return False
+
+
+@pytest.mark.parametrize("second_tier", [on_disk, in_redis])
+def test_the_second_tier_keeps_salts_apart_over_a_restart(
+    model: Path,
+    runner: asyncio.Runner,
+    tmp_path: Path,
+    second_tier: Callable[[Path], AbstractContextManager[Tier]],
+) -> None:
+    with ExitStack() as stack:
+        tier = stack.enter_context(second_tier(tmp_path))
+        settings = SETTINGS.model_copy(update={"l2_adapters": (tier.adapter,)})
+        server = stack.enter_context(CacheServer(settings))
 
         async def start() -> Engine:
             return stack.enter_context(engine_of(model, server.address))
@@ -413,7 +460,7 @@ def test_the_second_tier_keeps_salts_apart_over_a_restart(model: Path, runner: a
         engine = runner.run(start())
         runner.run(engine.ask(prompt(1), salt="mine"))
         until(
-            lambda: len(list(tmp_path.rglob("*.data"))) >= 8,
+            lambda: tier.stored() >= 8,
             again=lambda: runner.run(engine.ask(prompt(1), salt="mine")),
         )
         server.restart()

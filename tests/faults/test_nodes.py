@@ -28,7 +28,16 @@ from deployments.node_cache import NAMESPACE
 from deployments.nodes import Built
 from kvstore import segments
 from tests.faults.processes import assert_none_unused, below, running, shared_memory
-from tests.serve.application import REPAIR_S, Application, Json, cached_by_prefix, problems, until
+from tests.serve.application import (
+    REPAIR_S,
+    Application,
+    Json,
+    cached_by_prefix,
+    cached_by_salt,
+    new_prefix,
+    problems,
+    until,
+)
 from tests.serve.application import running as running_application
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
@@ -174,15 +183,28 @@ def test_each_node_has_a_generator_and_a_cache_server_of_its_own(nodes: Nodes) -
     nodes.check(lambda: None, "undisturbed")
 
 
-def test_what_one_node_has_computed_the_others_read(nodes: Nodes) -> None:
-    def read_everywhere() -> bool:
-        before = [replica["branches_finished"] for replica in nodes.application.status()["generator"]]
-        first, *others = cached_by_prefix(nodes.application, calls=16)
-        after = [replica["branches_finished"] for replica in nodes.application.status()["generator"]]
-        assert first == 0
-        return all(now > then for then, now in zip(before, after, strict=True)) and min(others) >= 288
+def test_what_one_node_has_computed_the_others_read_for_the_same_key_alone(nodes: Nodes) -> None:
+    application = nodes.application
 
-    until(read_everywhere, "every node reads a prefix that one has computed", 60.0)
+    def everywhere(cached: Callable[[], list[int]]) -> tuple[list[int], bool]:
+        """What some calls found cached, and whether every node had one of them."""
+        before = [replica["branches_finished"] for replica in application.status()["generator"]]
+        found = cached()
+        after = [replica["branches_finished"] for replica in application.status()["generator"]]
+        return found, all(now > then for then, now in zip(before, after, strict=True))
+
+    def read_everywhere() -> bool:
+        prefix = new_prefix()
+        (first, *others), on_all = everywhere(lambda: cached_by_prefix(application, 16, prefix))
+        assert first == 0
+        # Everybody else for the first time: what a node, its cache server or the second tier has is not theirs.
+        strangers = [f"stranger {number}" for number in range(16)]
+        found, strange_on_all = everywhere(lambda: cached_by_salt(application, prefix, strangers))
+        assert found == [0] * len(strangers)
+        again, _ = everywhere(lambda: cached_by_salt(application, prefix, [""] * 4))
+        return on_all and strange_on_all and min(*others, *again) >= 288
+
+    until(read_everywhere, "every node reads a prefix that one has computed", 90.0)
 
 
 def test_a_cache_server_that_stands_still_changes_no_tree(nodes: Nodes) -> None:

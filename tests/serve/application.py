@@ -163,20 +163,32 @@ def request(problem: Problem, seed: int, **fields: Any) -> Json:
     }
 
 
-def cached_by_prefix(application: Application, calls: int) -> list[int]:
-    """Cached tokens of one new prefix of ten whole blocks, call after call, on whichever replica Serve picks."""
-    prefix = tuple(4 + byte for byte in uuid4().bytes * 20)
-    cached = application.run(_cached_by_call(application, prefix, 1))
+def new_prefix() -> tuple[int, ...]:
+    """Ten whole blocks of tokens."""
+    return tuple(4 + byte for byte in uuid4().bytes * 20)
+
+
+def cached_by_prefix(application: Application, calls: int, prefix: tuple[int, ...] = ()) -> list[int]:
+    """Cached tokens of a prefix, by default a new one, call after call, on whichever replica Serve picks."""
+    prefix = prefix or new_prefix()
+    cached = cached_by_salt(application, prefix, [""])
     time.sleep(STORED_S)
-    return cached + application.run(_cached_by_call(application, prefix, calls - 1))
+    return cached + cached_by_salt(application, prefix, [""] * (calls - 1))
 
 
-async def _cached_by_call(application: Application, prefix: tuple[int, ...], calls: int) -> list[int]:
+def cached_by_salt(application: Application, prefix: tuple[int, ...], salts: Sequence[str]) -> list[int]:
+    """The same of a call for each of these tenants, in their order."""
+    return application.run(_cached_by_call(application, prefix, salts))
+
+
+async def _cached_by_call(application: Application, prefix: tuple[int, ...], salts: Sequence[str]) -> list[int]:
     handle = serve.get_deployment_handle("Generator", application.NAME).options(stream=True)
     cached = []
-    for index in range(calls):
+    for index, salt in enumerate(salts):
         expansion = ExpandItem((), prefix, (Branch(0, branch_seed(index, (), 0), 1),))
-        request = ExpandRequest(uuid4().hex, (expansion,), Sampling(), StopCondition.STEP, Lane.DEMAND, 60.0)
+        request = ExpandRequest(
+            uuid4().hex, (expansion,), Sampling(), StopCondition.STEP, Lane.DEMAND, 60.0, cache_salt=salt
+        )
         async for group in handle.expand.remote(request):
             cached += [child.cached_tokens for child in group.children]
     return cached
