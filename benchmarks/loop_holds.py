@@ -3,7 +3,7 @@
 import asyncio
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -76,12 +76,7 @@ def measured(holds: Holds, fakes: OwnTime, garbage: GarbageClock) -> Iterator[No
         run(handle)
         seconds = time.thread_time() - before - (fakes.seconds - fakes_before)
         collected = garbage.seconds - garbage_before
-        holds.add(
-            seconds,
-            lambda: (
-                f"{where} to {_place(handle)}" + (f", garbage {collected * 1e3:.1f} ms" if collected > 1e-4 else "")
-            ),
-        )
+        holds.add(seconds, lambda: _said(f"{where} to {_place(handle)}", collected))
 
     asyncio.Handle._run = timed  # type: ignore[method-assign]
     try:
@@ -90,15 +85,75 @@ def measured(holds: Holds, fakes: OwnTime, garbage: GarbageClock) -> Iterator[No
         asyncio.Handle._run = run  # type: ignore[method-assign]
 
 
+def _said(where: str, collected: float) -> str:
+    return where + (f", garbage {collected * 1e3:.1f} ms" if collected > 1e-4 else "")
+
+
 def _place(handle: asyncio.Handle) -> str:
-    """Where the task of a callback stands: the innermost coroutine and its line."""
+    """Where the task of a callback stands."""
     callback: Any = handle._callback  # type: ignore[attr-defined]
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
         return getattr(callback, "__qualname__", repr(callback))
-    awaited: Any = task.get_coro()
+    return place(task.get_coro())
+
+
+def place(awaited: Any) -> str:
+    """Where a coroutine stands: the innermost one that it awaits, and its line."""
     frame = None
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None) or frame
         awaited = getattr(awaited, "cr_await", None) or getattr(awaited, "ag_await", None)
     return f"{frame.f_code.co_qualname}:{frame.f_lineno}" if frame is not None else "the end"
+
+
+@contextmanager
+def measured_tasks(loop: asyncio.AbstractEventLoop, holds: Holds, garbage: GarbageClock) -> Iterator[None]:
+    """Has every step of every task timed that the loop begins from now on: for loops that are not asyncio's own, whose
+    callbacks cannot be looked into."""
+    before = loop.get_task_factory()
+
+    def timed(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
+        steps = _TimedSteps(coroutine, holds, garbage)
+        return before(loop, steps, **options) if before else asyncio.Task(steps, loop=loop, **options)
+
+    loop.set_task_factory(timed)
+    try:
+        yield
+    finally:
+        loop.set_task_factory(before)
+
+
+class _TimedSteps(Coroutine[Any, Any, Any]):
+    """A coroutine whose every step is timed."""
+
+    def __init__(self, coroutine: Any, holds: Holds, garbage: GarbageClock) -> None:
+        self._coroutine = coroutine
+        self._holds = holds
+        self._garbage = garbage
+
+    def send(self, value: Any) -> Any:
+        with self._timed():
+            return self._coroutine.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        with self._timed():
+            return self._coroutine.throw(*error)
+
+    def close(self) -> None:
+        self._coroutine.close()
+
+    def __await__(self) -> Any:
+        return self._coroutine.__await__()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._coroutine, name)
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        where, collected, before = place(self._coroutine), self._garbage.seconds, time.thread_time()
+        try:
+            yield
+        finally:
+            seconds, collected = time.thread_time() - before, self._garbage.seconds - collected
+            self._holds.add(seconds, lambda: _said(f"{where} to {place(self._coroutine)}", collected))

@@ -3,7 +3,7 @@
     python -m benchmarks.served_holds
 
 So many searches at a time for minutes, as beams, subtrees and MCTS in turn, plain and streamed. In the controller every
-callback of the loop is timed, in processor time of its thread: what others on the machine take does not count.
+step of every task is timed, in processor time of its thread: what others on the machine take does not count.
 """
 
 import asyncio
@@ -35,15 +35,14 @@ console = Console(stderr=True)
 
 
 def begin(_: Any) -> None:
-    """Has the controller's loop timed from now on."""
+    """Has the tasks of the controller's loop timed from now on."""
     from contextlib import ExitStack
 
     from benchmarks import loop_holds
-    from benchmarks.quick_ports import OwnTime
 
     stack, holds, garbage = ExitStack(), loop_holds.Holds(), loop_holds.GarbageClock()
     stack.enter_context(garbage.running())
-    stack.enter_context(loop_holds.measured(holds, OwnTime(), garbage))
+    stack.enter_context(loop_holds.measured_tasks(asyncio.get_running_loop(), holds, garbage))
     vars(loop_holds)["of_this_process"] = stack, holds, garbage
 
 
@@ -56,7 +55,7 @@ def end(_: Any) -> dict[str, Any]:
     stack, holds, garbage = vars(loop_holds).pop("of_this_process")
     stack.close()
     return {
-        "callbacks": holds.callbacks,
+        "steps": holds.callbacks,
         "seconds": round(holds.seconds, 3),
         "longest": [{"ms": round(hold.seconds * 1e3, 3), "of": hold.what} for hold in holds.longest],
         "garbage": {
@@ -108,13 +107,13 @@ def main(
         in_replicas("SearchController", begin)
         answered = asyncio.run(load(url, 60.0 * minutes))
         [found] = in_replicas("SearchController", end)
-    if not found["callbacks"]:
-        raise RuntimeError("no callback was timed: the controller's loop is not asyncio's own")
-    longest = found["longest"][0]["ms"]
+    if not found["steps"]:
+        raise RuntimeError("no task was timed")
+    longest = max(found["longest"][0]["ms"], found["garbage"]["longest_ms"])  # garbage outside of tasks, too
     claims = [claim("longest hold of the controller's loop, ms", longest, f"<= {MOST_MS}", longest <= MOST_MS)]
     asked = {"minutes": minutes, "clients": CLIENTS, "searches": SEARCHES, "lmcache": cache}
     path = write_result("served_holds", {"asked": asked, "answered": answered, **found, "claims": claims})
-    console.print(f"{answered} searches, {found['callbacks']} callbacks, garbage {found['garbage']}")
+    console.print(f"{answered} searches, {found['steps']} steps, garbage {found['garbage']}")
     for hold in found["longest"]:
         console.print(f"  {hold['ms']:7.2f} ms  {hold['of']}")
     show_claims(console, claims)
