@@ -2,6 +2,7 @@
 
     python -m benchmarks.kv_clamp                                   five arms, three turns, loads of 0.5 to 4
     python -m benchmarks.kv_clamp --arms default,ours --loads 1,4 --turns 1
+    python -m benchmarks.kv_clamp --heavy --strategies beam --loads 1,4      a model of 16 kB of KV a token
 
 The generator gets KV memory for so many searches (``FIT``) and as many clients as a load says: at 4, four times as many
 search at once as fit. Every arm is an application of its own, in turns, over HTTP. The same problems under the same
@@ -13,6 +14,8 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import httpx
@@ -22,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import solve_all
+from benchmarks.idle_layers import LAYERS, with_idle_layers
 from benchmarks.overload import quantile, told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, application, served
@@ -39,6 +43,8 @@ BLOCKS = 12
 """For each of them. Alone a beam search of 16 holds 40 at its peak, but with 40 for each of eight the engine never ran
 short, however many searched: it works on 64 branches at a time, and most have a block or two of their own."""
 BLOCK_BYTES = 65_536
+IDLE_LAYERS = 32
+"""Of the heavy generator, in all: eight times the KV of the embedded one."""
 ARMS: dict[str, dict[str, Any]] = {
     "default": {"generator": {"clamp": "off"}},
     "ours": {"generator": {"clamp": "wait"}},
@@ -90,9 +96,12 @@ Turn: TypeAlias = dict[tuple[str, float], Run]
 """By strategy and load."""
 
 
-def config_of(arm: str, cache: bool) -> AppConfig:
+def config_of(arm: str, cache: bool, heavy: Path | None = None) -> AppConfig:
+    """``heavy``: a generator with `IDLE_LAYERS`, in place of the embedded one."""
+    block = BLOCK_BYTES // LAYERS * IDLE_LAYERS if heavy else BLOCK_BYTES
+    model = {"model": str(heavy), "served_name": "banyan-arithmetic", "max_model_len": 1024} if heavy else {}
     given = {
-        "generator": {"kv_cache_memory_bytes": FIT * BLOCKS * BLOCK_BYTES},
+        "generator": {"kv_cache_memory_bytes": FIT * BLOCKS * block, **model},
         "cache": {"enabled": cache},
         "controller": {"searches": 128},
     }
@@ -195,23 +204,27 @@ def main(
     problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run.")] = 96,
     turns: Annotated[int, typer.Option(min=1, max=50)] = 3,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
+    heavy: Annotated[bool, typer.Option(help="A generator of 16 kB of KV a token, of idle layers.")] = False,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
     names, wanted = arms.split(","), [float(load) for load in loads.split(",")]
     ran: dict[str, list[Turn]] = {arm: [] for arm in names}
     luck = random.Random(SEED)
-    for number in range(turns):
-        for arm in luck.sample(names, len(names)):
-            with application(config_of(arm, cache)) as url:
-                ran[arm].append(uvloop.run(turn(url, strategies.split(","), wanted, problems)))
-            told_now = {f"{s} {load:g}": f"{len(r.each) / r.seconds:.2f}" for (s, load), r in ran[arm][-1].items()}
-            console.print(f"turn {number + 1}, {arm}: {told_now} searches/s")
+    with TemporaryDirectory() as directory:
+        model = with_idle_layers(Path(directory), IDLE_LAYERS) if heavy else None
+        for number in range(turns):
+            for arm in luck.sample(names, len(names)):
+                with application(config_of(arm, cache, model)) as url:
+                    ran[arm].append(uvloop.run(turn(url, strategies.split(","), wanted, problems)))
+                told_now = {f"{s} {load:g}": f"{len(r.each) / r.seconds:.2f}" for (s, load), r in ran[arm][-1].items()}
+                console.print(f"turn {number + 1}, {arm}: {told_now} searches/s")
     rows = summary(names, ran)
     held = claims(rows)
     fits = {"searches": FIT, "blocks": FIT * BLOCKS}
     path = write_result(
-        "kv_clamp", {"fits": fits, "lmcache": cache, "problems": problems, "rows": rows, "claims": held}
+        "kv_clamp_heavy" if heavy else "kv_clamp",
+        {"fits": fits, "lmcache": cache, "problems": problems, "rows": rows, "claims": held},
     )
     table = Table("strategy", "load", "arm", "searches/s", "over default", "p95 s", "preemptions", "recomputed")
     for row in rows:

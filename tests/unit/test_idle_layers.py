@@ -1,0 +1,26 @@
+"""Layers that change nothing."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks.idle_layers import with_idle_layers
+from deployments.engines.settings import GeneratorSettings
+
+
+def test_a_heavy_generator_says_what_the_embedded_one_says(tmp_path: Path) -> None:
+    light, heavy = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (GeneratorSettings().model_path, with_idle_layers(tmp_path, 9))
+    )
+    assert len(heavy.model.layers) == 9
+    tokens = torch.randint(4, 260, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        assert torch.equal(heavy(tokens).logits, light(tokens).logits)
+
+
+def test_fewer_layers_than_there_are_cannot_be(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="4 layers"):
+        with_idle_layers(tmp_path, 3)
