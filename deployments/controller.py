@@ -1,6 +1,7 @@
 """The SearchController deployment: the HTTP ingress, and the process in which searches run."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -26,6 +27,7 @@ from deployments.http.health import Health
 from deployments.http.jobs import Encoder, Jobs
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
+from deployments.http.rows import reply_to
 from deployments.http.stopping import Door, StoppingMiddleware
 from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
@@ -135,6 +137,14 @@ class SearchControllerReplica:
         headers = {"content-type": "application/json"}
         reply = await self._inside.request(method, path, content=body, headers=headers)
         return reply.status_code, reply.headers.multi_items(), reply.content
+
+    async def answer_row(self, row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """What the endpoint answers to a row of a Ray Data pipeline (`deployments.http.rows`): one item, whole.
+
+        Raises:
+            ValueError, TimeoutError, RuntimeError: see `reply_to`.
+        """
+        yield await reply_to(row, self.answer)
 
     def _app(self, keys: ApiKeys | None) -> FastAPI:
         app = create_app(self._endpoint, keys)

@@ -1,0 +1,100 @@
+"""Rows of a Ray Data pipeline: what the endpoint is asked for one, and what becomes of each of its answers."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from http_world import World, chat
+
+from deployments.http import rows
+from deployments.http.rows import reply_to
+
+pytestmark = pytest.mark.asyncio
+
+CHAT = "/v1/chat/completions"
+STAGE = {"request_id": "7", "idx_in_batch": 3}
+"""What the stage of `ray.data.llm` adds to every row."""
+
+Json = dict[str, Any]
+
+
+class Endpoint:
+    """Answers as it is told, one reply after another; keeps what it was asked."""
+
+    def __init__(self, *replies: tuple[int, Json]) -> None:
+        self._replies = list(replies)
+        self.asked: list[tuple[str, str, Json]] = []
+
+    async def answer(self, method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        self.asked.append((method, path, json.loads(body)))
+        status, reply = self._replies.pop(0) if len(self._replies) > 1 else self._replies[0]
+        return status, [("retry-after", "0"), ("content-type", "application/json")], json.dumps(reply).encode()
+
+
+def failed(message: str) -> Json:
+    return {"error": {"message": message, "type": "t", "param": None, "code": None}}
+
+
+async def test_the_endpoint_gets_the_body_and_nothing_of_the_stage() -> None:
+    endpoint = Endpoint((200, {"id": "a"}))
+    assert await reply_to({"url": CHAT, "body": '{"model": "m"}', **STAGE}, endpoint.answer) == {"id": "a"}
+    assert endpoint.asked == [("POST", CHAT, {"model": "m"})]
+
+
+async def test_a_row_is_answered_as_its_request_is(world: World) -> None:
+    async def answer(method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+        headers = {"content-type": "application/json"}
+        reply: httpx.Response = await client.request(method, path, content=body, headers=headers)
+        return reply.status_code, reply.headers.multi_items(), reply.content
+
+    async with world.client as client:
+        by_row = await reply_to({"url": CHAT, "body": json.dumps(chat()), **STAGE}, answer)
+        by_http = (await client.post(CHAT, json=chat())).json()
+        assert by_row["choices"] == by_http["choices"]
+        for body, message in [
+            (json.dumps(chat(n=0)), "400: n: "),
+            ("{", "400: the body is not JSON"),
+            (json.dumps(chat(stream=True)), r"body\.stream: "),
+        ]:
+            with pytest.raises(ValueError, match=message):
+                await reply_to({"url": CHAT, "body": body}, answer)
+
+
+async def test_a_row_waits_for_a_place() -> None:
+    endpoint = Endpoint((429, failed("full")), (429, failed("full")), (200, {"id": "a"}))
+    assert await reply_to({"url": CHAT, "body": "{}"}, endpoint.answer) == {"id": "a"}
+    assert len(endpoint.asked) == 3
+
+
+async def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rows, "PATIENCE_S", 0.05)
+    with pytest.raises(TimeoutError, match=r"no place for this row within 0\.05 s"):
+        await reply_to({"url": CHAT, "body": "{}"}, Endpoint((429, failed("full"))).answer)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind"),
+    [(400, ValueError), (404, ValueError), (504, TimeoutError), (500, RuntimeError), (503, RuntimeError)],
+)
+async def test_errors_are_pythons_own_and_of_the_kinds_that_the_stage_knows(status: int, kind: type[Exception]) -> None:
+    with pytest.raises(kind, match=f"{status}: it is so") as raised:
+        await reply_to({"url": CHAT, "body": "{}"}, Endpoint((status, failed("it is so"))).answer)
+    assert type(raised.value) is kind
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"body": "{}"}, "missing field: url"),
+        ({"url": CHAT}, "missing field: body"),
+        ({"url": "http://elsewhere/v1/chat", "body": "{}"}, "url: "),
+        ({"url": CHAT, "body": {"model": "m"}}, "body: "),
+        ({"model": "m", "messages": []}, "missing field: url"),
+    ],
+)
+async def test_what_is_no_request_is_refused_unasked(row: Json, message: str) -> None:
+    endpoint = Endpoint((200, {}))
+    with pytest.raises(ValueError, match=message):
+        await reply_to({**row, **STAGE}, endpoint.answer)
+    assert endpoint.asked == []
