@@ -1,5 +1,6 @@
 """What clients ask beyond a bare chat, of real engines: the official client's words, and one text by every way."""
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -108,9 +109,24 @@ def test_a_template_that_reads_nothing_more_says_so(idle: Application) -> None:
     ]
 
 
-def test_the_example_of_the_documentation_runs(idle: Application, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "http.md").read_text()
-    [example] = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+def test_the_readmes_request_is_answered_rightly_where_greedy_decoding_is_wrong(idle: Application) -> None:
+    [body] = re.findall(r"```sh\ncurl .* -d '(.*?)'\n```", page("README.md"), re.DOTALL)
+    [right] = re.findall(r"The answer is (\d+); greedy decoding gets this one wrong", page("README.md"))
+    asked = json.loads(body)
+    searches = [asked, {**asked, "search": {"strategy": "greedy"}}]
+    answers = [idle.http.post("/v1/chat/completions", json=each).json()["search"]["answer"] for each in searches]
+    assert answers[0] == right != answers[1]
+
+
+def test_the_readmes_program_runs(idle: Application, capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", page("README.md"), re.DOTALL)
+    here = example.replace("http://127.0.0.1:8000", idle.url).replace('"unused"', repr(idle.key))
+    exec(compile(here, "README.md", "exec"), {})  # noqa: S102
+    assert "\\boxed{35}" in capsys.readouterr().out
+
+
+def test_the_program_of_the_endpoints_page_runs(idle: Application, capsys: pytest.CaptureFixture[str]) -> None:
+    [example] = re.findall(r"```python\n(.*?)```", page("docs/http.md"), re.DOTALL)
     there = f'"{idle.url}", "{idle.key}"'
     exec(compile(example.replace('"http://127.0.0.1:8000"', there), "docs/http.md", "exec"), {})  # noqa: S102
     said = capsys.readouterr().out.splitlines()
@@ -119,6 +135,10 @@ def test_the_example_of_the_documentation_runs(idle: Application, capsys: pytest
     search = idle.http.post("/v1/chat/completions", json=asked | {"search": BEAM}).json()["search"]
     assert len(said) > search["scored_steps"]
     assert said[-1] == f"{search['answer']} {search['generated_tokens']}"
+
+
+def page(name: str) -> str:
+    return (Path(__file__).parents[2] / name).read_text()
 
 
 def _text(path: list[Json]) -> str:

@@ -1,0 +1,136 @@
+"""What README and docs show of requests, replies, settings and programs is what the code takes and gives."""
+
+import ast
+import json
+import logging
+import shlex
+import sys
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.client.wire import step_of
+from deployments.access import changed_settings, read_user_config
+from deployments.config import AppConfig, LimitSettings
+from deployments.http.plan import Planner
+from deployments.http.routes import WORK
+from deployments.http.schema import ChatRequest
+from deployments.telemetry.search_log import SearchLog
+from search.snapshot import TreeView, WrittenNode
+from search.strategies.catalog import STRATEGIES
+from tests.unit.documentation.pages import ROOT, Block, blocks_in
+
+MODEL = "banyan-arithmetic"
+DEPLOYMENTS = {"SearchController", "Generator", "ProcessRewardModel"}
+
+Json = dict[str, Any]
+
+
+def of_language(language: str) -> pytest.MarkDecorator:
+    found = blocks_in(language)
+    assert found
+    return pytest.mark.parametrize("block", found, ids=str)
+
+
+def assert_a_search(body: Json) -> None:
+    """It is taken as a request, its search included."""
+    Planner(MODEL, STRATEGIES).settings(ChatRequest.parse(body), LimitSettings(), {})
+
+
+@of_language("json")
+def test_json_is_what_the_endpoint_takes_or_gives(block: Block, caplog: pytest.LogCaptureFixture) -> None:
+    shown = json.loads(block.text)
+    if isinstance(shown.get("search"), dict):
+        assert_a_search({"model": MODEL, "messages": [{"role": "user", "content": "6*7?"}], **shown})
+    elif "search_event" in shown:
+        step = step_of(shown)
+        assert step is not None
+        assert step.model_dump(mode="json") == {
+            key: value for key, value in shown["search_event"].items() if key != "type"
+        }
+    elif "nodes" in shown and "version" in shown:
+        assert shown.keys() == TreeView.model_fields.keys()
+        for node in shown["nodes"]:  # a few of a tree's
+            WrittenNode.model_validate(node)
+            assert node.keys() <= WrittenNode.model_fields.keys()
+    else:
+        assert shown.keys() == logged(caplog).keys()
+
+
+def logged(caplog: pytest.LogCaptureFixture) -> Json:
+    """A line of the search log."""
+    job = SimpleNamespace(search_id="", prompt=())
+    names = ("key", "strategy", "n", "ending", "degraded", "rounds", "nodes", "steps", "scored", "tokens")
+    record: Any = SimpleNamespace(job=job, seconds=0.0, expand_calls=0, score_calls=0, **dict.fromkeys(names, 0))
+    with caplog.at_level(logging.INFO, "banyan.search"):
+        SearchLog().write(record)
+    line: Json = json.loads(caplog.messages[-1])
+    return line
+
+
+@pytest.fixture
+def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What the pages have a reader write, as they write it."""
+    [strategy] = [block.text for block in blocks_in("python") if "my_package/my_search.py" in block.text]
+    [reward] = [block.text for block in blocks_in("python") if block.text.startswith("async def reward")]
+    typing = "from collections.abc import Sequence\nfrom typing import Literal\n"
+    package = tmp_path / "my_package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "my_search.py").write_text(f"{typing}from search import Expansion, SearchTree, Strategy\n{strategy}")
+    (package / "my_checker.py").write_text(f"{typing}{reward}")
+    (package / "my_answers.py").write_text("def extract(text: str) -> str | None: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
+        del sys.modules[name]
+
+
+@of_language("yaml")
+@pytest.mark.usefixtures("my_package")
+def test_yaml_is_what_the_configuration_takes(block: Block) -> None:
+    shown = yaml.safe_load(block.text)
+    [kind] = shown.keys() & {"args", "deployments", "scrape_configs"} or ["a part of args"]
+    if kind == "deployments":
+        for deployment in shown["deployments"]:
+            assert deployment["name"] in DEPLOYMENTS
+            if told := deployment.get("user_config"):
+                changed_settings(AppConfig(), read_user_config(whole(told)))
+    elif kind != "scrape_configs":  # Prometheus's own: tests/commands gives it to one
+        config = AppConfig.model_validate(shown["args"] if kind == "args" else shown)
+        assert config != AppConfig()
+        for setting in ("catalog", "extractor"):
+            assert getattr(config.controller, setting)
+
+
+def whole(told: Json) -> Json:
+    """A user_config with its shortened digests at their length."""
+    for key in told.get("keys", ()):
+        for name, length in {"digest": 64, "cache_salt": 32}.items():
+            key[name] = key[name].removesuffix("…").ljust(length, "0")
+    return told
+
+
+@of_language("python")
+def test_python_compiles_and_finds_what_it_imports_of_ours(block: Block) -> None:
+    """Whole programs are run: by `tests/serve`."""
+    for part in ast.walk(ast.parse(block.text)):
+        if isinstance(part, ast.ImportFrom) and (ROOT / str(part.module).partition(".")[0]).is_dir():
+            module = import_module(str(part.module))
+            assert [name.name for name in part.names if not hasattr(module, name.name)] == []
+
+
+CURLS = [block for block in blocks_in("sh") if block.text.startswith("curl ")]
+
+
+@pytest.mark.parametrize("block", CURLS, ids=str)
+def test_a_request_by_curl_is_taken(block: Block) -> None:
+    words = shlex.split(block.text)
+    [url] = [word for word in words if word.startswith("http://127.0.0.1:8000/")]
+    assert url.removeprefix("http://127.0.0.1:8000") in WORK
+    assert_a_search(json.loads(words[words.index("-d") + 1]))

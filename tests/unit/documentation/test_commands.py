@@ -1,0 +1,250 @@
+"""The commands of README and docs are commands: the programs there are take their options as they stand there.
+
+Nothing is run. What is run is in `tests/commands`, `tests/clients` and `tests/serve`.
+"""
+
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+
+from cluster.cli.main import app
+from cluster.cli.search_field import search_field
+from tests.unit.documentation.pages import ROOT, Block, Mention, blocks, spans
+
+WRITTEN_BY_READERS = {"my_config.yaml", "with_keys.yaml", "api.keys"}
+PROGRAM = re.compile(r"^(?:\.venv/bin/)?(banyan|make|ray|serve|python|curl|lm-eval|grep|\$EDITOR|\.)(?: |$)")
+ELLIPSIS = "…"
+
+
+@cache
+def targets() -> dict[str, str]:
+    """Those of the Makefile, with their recipes."""
+    text = (ROOT / "Makefile").read_text()
+    return dict(re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)*)", text, re.MULTILINE))
+
+
+def ray_command() -> Any:
+    from ray.scripts.scripts import cli
+
+    return cli
+
+
+def serve_command() -> Any:
+    from ray.serve.scripts import cli
+
+    return cli
+
+
+COMMANDS: Mapping[str, Callable[[], Any]] = {
+    "banyan": lambda: typer.main.get_command(app),
+    "ray": ray_command,
+    "serve": serve_command,
+}
+
+
+def banyan(words: Sequence[str]) -> None:
+    parsed = parse(COMMANDS["banyan"](), words)
+    strategies = parsed.get("strategy") or []
+    for strategy in [strategies] if isinstance(strategies, str) else strategies:
+        search_field(strategy, parsed["n"])
+    if isinstance(config := parsed.get("config"), Path):
+        assert_file(str(config))
+
+
+def ray(words: Sequence[str]) -> None:
+    if words[:2] == ["job", "submit"]:
+        assert words[2] == "--"
+        check(" ".join(words[3:]))
+    else:
+        parse(ray_command(), words)
+
+
+def serve(words: Sequence[str]) -> None:
+    parsed = parse(serve_command(), words)
+    for name in ("config_file_name", "config_or_import_path"):
+        if name in parsed:
+            assert_file(str(parsed[name]))
+
+
+def make(words: Sequence[str]) -> None:
+    [target, *variables] = words
+    assert target in targets()
+    for variable in variables:
+        name, equals, value = variable.partition("=")
+        assert equals
+        assert f"$({name})" in targets()[target] or f"$(if $({name})" in targets()[target]
+        if name == "CONFIG":
+            assert_file(value)
+
+
+def python(words: Sequence[str]) -> None:
+    module, arguments = run_as_module(words)
+    parse(command_of(module), arguments)
+    for word in arguments:
+        if word.endswith(".yaml"):
+            assert_file(word)
+
+
+def run_as_module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """The module of ours that is run, and the arguments."""
+    [flag, module, *arguments] = words
+    assert flag == "-m"
+    spec = find_spec(module)
+    assert spec is not None
+    return (f"{module}.__main__" if spec.submodule_search_locations else module), arguments
+
+
+def command_of(module: str) -> Any:
+    """The command, of click's kind, that a module is."""
+    program = import_module(module)
+    if isinstance(made := getattr(program, "app", None), typer.Typer):
+        return typer.main.get_command(made)
+    only = typer.Typer()
+    only.command()(program.main)
+    return typer.main.get_command(only)
+
+
+def files(words: Sequence[str]) -> None:
+    """Of what they name, files of the project are there."""
+    for word in words:
+        if (ROOT / word).parent != ROOT and (ROOT / word.split("/")[0]).is_dir():
+            assert_file(word)
+
+
+def sourced(words: Sequence[str]) -> None:
+    [file] = words
+    assert file == ".venv/bin/activate" or (ROOT / file).is_file()
+
+
+CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
+    "banyan": banyan,
+    "ray": ray,
+    "serve": serve,
+    "make": make,
+    "python": python,
+    ".": sourced,
+    "lm-eval": files,
+    "$EDITOR": files,
+    "curl": lambda words: None,  # its body: test_bodies.py
+    "grep": lambda words: None,
+}
+
+
+class Wrong(Exception):
+    """The command would be refused."""
+
+
+def check(line: str) -> None:
+    """
+    Raises:
+        Wrong: the command would be refused.
+    """
+    try:
+        program = PROGRAM.match(line)
+        assert program, "a program that is not known here"
+        words = shlex.split(line, comments=True)[1:]
+        CHECKS[program[1]](words[: words.index(">")] if ">" in words else words)
+    except Exception as error:  # each of these programs has its own kind
+        raise Wrong(f"{line}: {error}") from error
+
+
+def parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
+    """The values of all options and arguments of the innermost command, of click's kind."""
+    name, *rest = ["", *words]
+    while hasattr(command, "commands"):
+        [name, *rest] = rest
+        command = command.commands[name]
+    values: dict[str, Any] = command.make_context(name, rest).params
+    return values
+
+
+def assert_file(name: str) -> None:
+    assert name in WRITTEN_BY_READERS or (ROOT / name).exists(), name
+
+
+def lines(block: Block) -> list[str]:
+    """The commands of a block: lines, and what quotes or a backslash hold together."""
+    found, begun = [], ""
+    for line in block.text.splitlines():
+        begun = f"{begun}\n{line}" if begun else line
+        try:
+            shlex.split(begun, comments=True)
+        except ValueError:  # a quote is open
+            continue
+        if begun.endswith("\\"):
+            begun = begun[:-1]
+            continue
+        found.append(begun)
+        begun = ""
+    assert not begun
+    return [line for line in found if line.strip()]
+
+
+SHELL = [(block, line) for block in blocks() if block.language == "sh" for line in lines(block)]
+SHOWN = [
+    (block, line[2:])
+    for block in blocks()
+    if not block.language
+    for line in block.text.splitlines()
+    if line.startswith("$ ")
+]
+"""Commands with what they wrote."""
+MENTIONED = [span for span in spans() if PROGRAM.match(span.text) and " " in span.text and ELLIPSIS not in span.text]
+
+
+@pytest.mark.parametrize(("block", "line"), SHELL + SHOWN, ids=lambda part: str(part).split("\n", maxsplit=1)[0])
+def test_a_command_would_be_taken(block: Block, line: str) -> None:
+    check(line)
+
+
+@pytest.mark.parametrize("span", MENTIONED, ids=str)
+def test_a_command_in_the_text_has_the_options_that_it_shows(span: Mention) -> None:
+    """It may lack what it would need, and have names in capitals where a reader puts his own."""
+    program, *words = shlex.split(span.text)
+    if program == "make":
+        assert words[0] in targets()
+    elif program == "python":
+        module, words = run_as_module(words)
+        if words:
+            assert_has(command_of(module), words)
+    elif program in COMMANDS:
+        assert_has(COMMANDS[program](), words)
+
+
+def assert_has(command: Any, words: Sequence[str]) -> None:
+    """The command's own commands and the options among the words."""
+    rest = list(words)
+    while hasattr(command, "commands") and rest:
+        command = command.commands[rest.pop(0)]
+    known = {name for each in command.params for name in each.opts}
+    before = rest[: rest.index("--")] if "--" in rest else rest
+    assert {word.partition("=")[0] for word in before if word.startswith("--")} <= known
+
+
+def test_a_wrong_command_would_be_found() -> None:
+    """Of each kind one, or these tests would find nothing."""
+    wrong = [
+        "banyan solve --frobnicate 1 'What is 1 + 1?'",
+        "banyan eval --problems problems.jsonl --strategy beem_search",
+        "banyan plan --config nowhere.yaml",
+        "make tea",
+        "make run COLOUR=red",
+        "serve deploy nowhere.yaml",
+        "serve shutdown --slowly",
+        "ray job submit -- banyan brew",
+        "ray start --tail",
+        "python -m benchmarks.nothing",
+        "python -m benchmarks.kv_clamp --frobnicate",
+        "wget http://127.0.0.1:8000",
+    ]
+    for line in wrong:
+        with pytest.raises(Wrong):
+            check(line)
