@@ -1,4 +1,4 @@
-"""The application: three deployments, tied together."""
+"""The application: its deployments, tied together."""
 
 # No `from __future__ import annotations` here: Serve reads the type of `args` to check serve_config.yaml
 # against it, and would silently pass a plain dict where that is a string.
@@ -10,10 +10,11 @@ import ray
 from ray import serve
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
+from cluster.jobs.replica import BatchRunner
 from cluster.launch.environment import variables
 from deployments.access import require_authenticated_cluster
 from deployments.checks import check_settings
-from deployments.config import AppConfig, ControllerUserConfig
+from deployments.config import AppConfig, ControllerSettings, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
@@ -60,7 +61,14 @@ def build(args: AppConfig) -> serve.Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
         user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
-    ).bind(args, generator, prm, _built())
+    ).bind(args, generator, prm, _built(), _batches(controller, logging_config))
+
+
+def _batches(controller: ControllerSettings, logging_config: dict[str, Any]) -> serve.Application | None:
+    """Who does batches; nobody where nothing is kept."""
+    if controller.store.path is None:
+        return None
+    return BatchRunner.options(logging_config=logging_config).bind(controller.store, controller.limits.seconds)
 
 
 def _built(engine: GeneratorSettings | PrmSettings | None = None) -> Built:

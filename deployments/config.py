@@ -20,6 +20,7 @@ from search.import_path import imported_function
 from search.run.environment import AnswerExtractor, Fallback
 from search.settings import parse_search
 from search.strategies.catalog import Catalog, catalog_of
+from store import StoreSettings
 
 
 class LimitSettings(Settings):
@@ -150,6 +151,7 @@ class ControllerSettings(Settings):
         "last_turn", description="What the reward model is told as the question."
     )
     limits: LimitSettings = LimitSettings()
+    store: StoreSettings = StoreSettings()
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("strategies")

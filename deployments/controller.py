@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
 from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
@@ -24,7 +23,9 @@ from deployments.handles import HandleGenerator, HandleScorer
 from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
+from deployments.http.inside import Answer, Inside
 from deployments.http.jobs import Encoder, Jobs
+from deployments.http.kept import Kept
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.http.rows import reply_to
@@ -42,9 +43,8 @@ from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
+from store import Store
 
-JOBS = ("jobs", 0)
-"""The address of callers that come by handle: whose requests they are, where clients are told apart."""
 LOOK_TIMEOUT_S = 10.0
 """How long a look at all replicas may take."""
 
@@ -59,13 +59,15 @@ class SearchControllerReplica:
         generator: DeploymentHandle[Any],
         prm: DeploymentHandle[Any],
         built: Built | None = None,
+        batches: DeploymentHandle[Any] | None = None,
     ) -> None:
-        """
+        """``batches``: of who does the batches that are kept here.
+
         Raises:
             NodeDiffers: the node is not like the one where the application was built.
             AccessError: the cluster is open to all.
             ValueError: the default search is malformed.
-            OSError: the tokenizer cannot be read.
+            OSError: the tokenizer cannot be read, or the store's directory cannot be made.
             SolverError: the step encoder cannot be loaded.
         """
         if built:
@@ -77,7 +79,11 @@ class SearchControllerReplica:
         async with asyncio.timeout(LOOK_TIMEOUT_S):
             self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
+        self._batches = batches
         controller = config.controller
+        store = Store.of(controller.store)
+        if store is not None:
+            await asyncio.to_thread(store.prepare)
         self._telemetry = ControllerTelemetry(config.telemetry, config.log_level)
         self._matcher = AnswerMatcher()
         self._solver = ProcessSolver(controller.step_encoder.source if controller.step_encoder else None)
@@ -117,9 +123,9 @@ class SearchControllerReplica:
             strategies=controller.catalog,
             loop_delay=self._loop_delay,
             refused=self._telemetry.refused,
+            kept=Kept(store, self._live) if store else None,
         )
-        inside = httpx.ASGITransport(self._app(None), client=JOBS, raise_app_exceptions=False)
-        self._inside = httpx.AsyncClient(transport=inside, base_url="http://controller", timeout=None)
+        self._inside = Inside(self._app(None), self._keys)
         self._garbage.start()
         self._loop_delay.start()
 
@@ -127,16 +133,15 @@ class SearchControllerReplica:
         """Called by Serve once the replica is made."""
         return self._app(self._keys)
 
-    async def answer(self, method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
+    async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Answer:
         """What the endpoint answers to a request: status, headers and body, whole. For jobs on the cluster, which need
-        neither HTTP nor a key; they find places among all others, as one client.
+        neither HTTP nor a key; they find places among all others, as one client. Batches are asked for as their
+        ``owner``, by the limits and with the cache of the key.
 
         Raises:
             httpx.InvalidURL: the path is none.
         """
-        headers = {"content-type": "application/json"}
-        reply = await self._inside.request(method, path, content=body, headers=headers)
-        return reply.status_code, reply.headers.multi_items(), reply.content
+        return await self._inside.answer(method, path, body, owner)
 
     async def answer_row(self, row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
         """What the endpoint answers to a row of a Ray Data pipeline (`deployments.http.rows`): one item, whole.
@@ -191,11 +196,15 @@ class SearchControllerReplica:
             "searches": self._service.running,
             "queued": self._service.places.waiting,
             "loop_delay_s": round(self._loop_delay.seconds, 3),
+            **({"batches": await self._batches_told(self._batches)} if self._batches else {}),
             **{
                 name: [_told(reply) for reply in replies] for name, replies in zip(self._handles, counters, strict=True)
             },
             "integrity": await self.integrity(),
         }
+
+    async def _batches_told(self, batches: DeploymentHandle[Any]) -> list[Any]:
+        return [_told(reply) for reply in await everywhere(batches, "status", LOOK_TIMEOUT_S)]
 
     async def integrity(self) -> list[str]:
         """What is left over in this replica and in all engines though nothing runs; empty when all is

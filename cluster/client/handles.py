@@ -21,7 +21,9 @@ URL = "http://127.0.0.1"
 class HandleTransport(httpx.AsyncBaseTransport):
     """Carries requests to the controllers of one application. To be made and used in one event loop."""
 
-    def __init__(self, application: str) -> None:
+    def __init__(self, application: str, owner: str | None = None) -> None:
+        """``owner``: whose requests they are, as the application's store calls them; None: those of the cluster."""
+        self._owner = owner
         self._handle = serve.get_deployment_handle(CONTROLLER, application).options(method_name="answer")
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
@@ -33,7 +35,7 @@ class HandleTransport(httpx.AsyncBaseTransport):
         """
         content = await request.aread()
         timeout_s = request.extensions.get("timeout", {}).get("read")
-        call: Any = self._handle.remote(request.method, request.url.path, content)
+        call: Any = self._handle.remote(request.method, request.url.path, content, self._owner)
         try:
             async with asyncio.timeout(timeout_s):
                 status, headers, reply = await call

@@ -32,6 +32,10 @@ class JobStopped(RuntimeError):
     """The service is gone or fails at everything. What is done is done; the job goes on when it is run again."""
 
 
+class KeyRefused(JobStopped):
+    """The service does not know the key, or knows it no more."""
+
+
 @dataclass(frozen=True)
 class Settings:
     """How problems are asked. Requests of batch files bring all that themselves."""
@@ -115,7 +119,7 @@ class Job:
                 self._window.refused(error.retry_after_s)
                 return False
             if error.status in (401, 403):
-                raise JobStopped(str(error)) from error
+                raise KeyRefused(str(error)) from error
             # A body that came too slowly and an answer that did say something of the day, not of the line.
             late = error.status == SLOW or (error.code, error.param) == OUT_OF_TIME
             own = error.status is not None and 400 <= error.status < 500 and not late
@@ -142,7 +146,7 @@ class Job:
         assert isinstance(item.work, BatchRequest)
         reply = await self._client.post(item.work.url, item.work.body)
         seconds = time.monotonic() - started
-        return _batch_line(item.number, item.work.custom_id, 200, reply) | {"seconds": round(seconds, 6)}
+        return batch_line(item.number, item.work.custom_id, 200, reply) | {"seconds": round(seconds, 6)}
 
     async def _solved(self, number: int, problem: EvalProblem, started: float) -> dict[str, Any]:
         settings = self._settings
@@ -189,9 +193,9 @@ class Job:
             }
             status = refused.status if refused is not None else None
             if status is not None:
-                named = _batch_line(item.number, work.custom_id, status, {"error": error}) | named
+                named = batch_line(item.number, work.custom_id, status, {"error": error}) | named
             else:
-                named = _batch_line(item.number, work.custom_id, None, {"code": kind, "message": reason}) | named
+                named = batch_line(item.number, work.custom_id, None, {"code": kind, "message": reason}) | named
         self._outputs.put_error(named)
         self._on_line()
         # Of a batch file's requests each may be wrong by itself; problems are all asked in the same way.
@@ -201,7 +205,7 @@ class Job:
                 raise JobStopped(f"{MAX_FAILURES} lines one after the other have failed, the last one: {reason}")
 
 
-def _batch_line(number: int, custom_id: str, status: int | None, body: dict[str, Any]) -> dict[str, Any]:
+def batch_line(number: int, custom_id: str, status: int | None, body: dict[str, Any]) -> dict[str, Any]:
     """One line of an OpenAI batch's output, with the number of the line that it answers."""
     name = f"batch_req_{number}"
     if status is None:

@@ -32,6 +32,11 @@ class Window:
     def limit(self) -> int:
         return int(self._limit)
 
+    def resize(self, most: int) -> None:
+        """From now on at most so many; what is in flight stays there."""
+        self._most = most
+        self._limit = min(self._limit, float(most))
+
     async def enter(self) -> None:
         """Returns when one more may begin, which is then in flight."""
         while self.in_flight >= self.limit or self._pause_s > 0:

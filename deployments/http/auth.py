@@ -8,9 +8,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from deployments.config import KeyRecord
 from deployments.http.errors import Unauthorized
-from deployments.http.keys import key_digest
+from deployments.http.keys import key_digest, store_owner
 from deployments.http.route_path import route_path
 from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
+from store import ANONYMOUS
 
 OPEN_PATHS = frozenset({"/health"})
 """What a load balancer asks without a key."""
@@ -60,6 +61,31 @@ class ApiKeys:
                 found = record
         return found
 
+    def owned_by(self, owner: str) -> KeyRecord | None:
+        """The key of what the store says is that owner's; None where no key is wanted.
+
+        Raises:
+            Unauthorized: it is none of ours any more.
+        """
+        if owner == ANONYMOUS and not self.wanted:
+            return None
+        for record in (self._known or {}).values():
+            if store_owner(record) == owner:
+                return record
+        raise Unauthorized("the API key of this batch is not accepted any more")
+
+
+class AsKey:
+    """ASGI application: ``app``, asked by who has that key."""
+
+    def __init__(self, app: ASGIApp, record: KeyRecord) -> None:
+        self._app = app
+        self._record = record
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        _note(scope, self._record)
+        await self._app(scope, receive, send)
+
 
 class RequireKey:
     """ASGI middleware: answers 401 to every request without a good key, except on `OPEN_PATHS`."""
@@ -74,9 +100,14 @@ class RequireKey:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and (record := self._keys.record(key.strip())) is not None:
-            scope.setdefault("state", {})["key"] = record
-            CLIENT_KEY.set(record.digest[:KEY_DIGITS])
+            _note(scope, record)
             await self._app(scope, receive, send)
             return
         message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"
         await Unauthorized(message).response()(scope, receive, send)
+
+
+def _note(scope: Scope, record: KeyRecord) -> None:
+    """From here on it is known whose request it is."""
+    scope.setdefault("state", {})["key"] = record
+    CLIENT_KEY.set(record.digest[:KEY_DIGITS])

@@ -11,8 +11,10 @@ from fastapi import Depends, Request
 
 from deployments.completions import CompletionService
 from deployments.http.body import check_media, parsed_object
+from deployments.http.errors import NotFound
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
+from deployments.http.kept import Kept
 from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.service import SearchService
@@ -47,6 +49,8 @@ class Endpoint:
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
     refused: Callable[[int, str, int], None] = lambda status, reason, count: None
     """Told the status and the code of every error, and how many there were."""
+    kept: Kept | None = None
+    """What clients leave here; None where nothing is kept."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
@@ -72,3 +76,18 @@ async def _endpoint(request: Request) -> Endpoint:
 
 Served = Annotated[Endpoint, Depends(_endpoint)]
 """The type of a handler's parameter that gets the endpoint."""
+
+
+async def _kept(served: Served) -> Kept:
+    """
+    Raises:
+        NotFound: nothing is kept here.
+    """
+    if served.kept is None:
+        message = "files and batches are not kept here: the operator has not set controller.store.path"
+        raise NotFound(message, code="store_disabled")
+    return served.kept
+
+
+KeptHere = Annotated[Kept, Depends(_kept)]
+"""The type of a handler's parameter that gets what clients leave here."""

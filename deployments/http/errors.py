@@ -5,6 +5,7 @@ ApiError                     status  type                   code
 ├─ Unauthorized              401     authentication_error   invalid_api_key
 ├─ NotFound                  404     invalid_request_error  (given)
 ├─ BodyTimeout               408     invalid_request_error  request_timeout
+├─ Conflict                  409     invalid_request_error  (given)
 ├─ BodyTooLarge              413     invalid_request_error  body_too_large
 ├─ UnsupportedMedia          415     invalid_request_error  unsupported_media_type
 ├─ Busy                      429     rate_limit_error       rate_limit_exceeded
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
@@ -24,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.places import NoPlace
 from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
+from store import Full, NotThere, StoreBusy, StoreError
 
 logger = logging.getLogger("banyan.http")
 
@@ -109,6 +112,12 @@ class BodyTimeout(ApiError):
     status, type, default_code = 408, "invalid_request_error", "request_timeout"
 
 
+class Conflict(ApiError):
+    """What is asked for cannot be done any more."""
+
+    status, type, default_code = 409, "invalid_request_error", "conflict"
+
+
 class BodyTooLarge(ApiError):
     """Without ``Connection: close``: closing on a client that still sends would reset the connection
     before it reads why. The server drops the rest of the body as it comes."""
@@ -161,6 +170,12 @@ def api_error(error: BaseException) -> ApiError:
         return Busy(str(error), error.reason, error.retry_after_s)
     if isinstance(error, TimeoutError):
         return DeadlineExceeded("the request was not done by its deadline")
+    if isinstance(error, NotThere):
+        return NotFound(str(error))
+    if isinstance(error, Full):
+        return BadRequest(str(error), code="store_full")
+    if isinstance(error, StoreBusy):
+        return Unavailable("what is kept here is being changed by others; try again", code="store_unavailable")
     if isinstance(error, PromptTooLong):
         return BadRequest(str(error), "messages", "context_length_exceeded")
     if isinstance(error, LimitReached):
@@ -191,12 +206,19 @@ def install(app: FastAPI) -> None:
         reply = NotFound(message, code={404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code))
         return ErrorResponse(reply, error.status_code, dict(error.headers or {}))
 
+    async def malformed(_: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        fault = error.errors()[0]
+        where = ".".join(map(str, fault["loc"][1:]))  # without "query" or "path"
+        return BadRequest(f"{where}: {fault['msg']}", where).response()
+
     async def gone(_: Request, __: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)
 
     app.add_exception_handler(ApiError, known)
     app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, framework)
-    for expected in (TimeoutError, NoPlace, SearchError):
+    app.add_exception_handler(RequestValidationError, malformed)
+    for expected in (TimeoutError, NoPlace, SearchError, StoreError):
         app.add_exception_handler(expected, known)
     app.add_exception_handler(Exception, known)

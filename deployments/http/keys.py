@@ -8,11 +8,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deployments.config import KeyLimits, KeyRecord
+from store import ANONYMOUS
 
 ENVIRONMENT = "BANYAN_API_KEYS"
 MIN_KEY_CHARACTERS = 16
 """Records stand in config files and on Ray's dashboard: a short key could be guessed until its digest fits."""
 SALT_CHARACTERS = 32
+OWNER_CHARACTERS = 32
 NO_LIMITS = KeyLimits()
 
 
@@ -33,6 +35,14 @@ def key_record(key: str, limits: KeyLimits = NO_LIMITS) -> KeyRecord:
         raise ValueError("an API key may contain printable ASCII without spaces only")
     salt = hmac.new(key.encode("ascii"), b"banyan cache salt", hashlib.sha256).hexdigest()
     return KeyRecord(digest=key_digest(key), cache_salt=salt[:SALT_CHARACTERS], limits=limits)
+
+
+def store_owner(record: KeyRecord | None) -> str:
+    """What the store calls whoever comes with that key; says neither its digest nor its salt."""
+    if record is None:
+        return ANONYMOUS
+    name = hmac.new(record.cache_salt.encode("ascii"), b"banyan store owner", hashlib.sha256).hexdigest()
+    return name[:OWNER_CHARACTERS]
 
 
 def read_records(file: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[KeyRecord, ...]:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncGenerator
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -44,40 +45,56 @@ class Bodies:
             BodyTimeout: it comes too slowly.
             ClientDisconnect: the client has gone.
         """
-        declared = Headers(scope=scope).get("content-length", "")
-        # Only digits: int() would take "-1" and "1_0", and raise on thousands of digits.
-        if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > self._limit):
-            raise self._too_large(f"{declared[:18]} bytes")
+        check_declared(scope, self._limit)
         if self._reading[client] >= SEATS * self._live.now.most_inside - self._reading.total():
             raise Busy(f"{self._reading[client]} bodies are on their way already; send fewer at a time", "bodies")
         self._reading[client] += 1
         try:
-            return await self._read(receive)
+            return b"".join([part async for part in arriving(receive, self._limit, BODY_TIMEOUT_S)])
         finally:
             self._reading[client] -= 1
             if not self._reading[client]:
                 del self._reading[client]
 
-    async def _read(self, receive: Receive) -> bytes:
-        started = asyncio.get_running_loop().time()
-        parts: list[bytes] = []
-        read = 0
-        while True:
-            allowed = min(BODY_TIMEOUT_S, GRACE_S + read / MIN_BYTES_PER_S)
-            try:
-                async with asyncio.timeout_at(started + allowed):
-                    message = await receive()
-            except TimeoutError:
-                raise BodyTimeout(f"the request body came too slowly: {read} bytes in {allowed:.0f} s") from None
-            if message["type"] == "http.disconnect":
-                raise ClientDisconnect
-            part: bytes = message.get("body", b"")
-            read += len(part)
-            if read > self._limit:
-                raise self._too_large("more than that")
-            parts.append(part)
-            if not message.get("more_body", False):
-                return b"".join(parts)
 
-    def _too_large(self, size: str) -> BodyTooLarge:
-        return BodyTooLarge(f"the request body may have {self._limit} bytes, not {size}")
+async def arriving(receive: Receive, most: int, longest_s: float) -> AsyncGenerator[bytes, None]:
+    """A body of ``most`` bytes, as it comes.
+
+    Raises:
+        BodyTooLarge: at the first byte too many.
+        BodyTimeout: it falls behind `MIN_BYTES_PER_S`, or is not complete after ``longest_s``.
+        ClientDisconnect: the client has gone.
+    """
+    started = asyncio.get_running_loop().time()
+    read = 0
+    more = True
+    while more:
+        allowed = min(longest_s, GRACE_S + read / MIN_BYTES_PER_S)
+        try:
+            async with asyncio.timeout_at(started + allowed):
+                message = await receive()
+        except TimeoutError:
+            raise BodyTimeout(f"the request body came too slowly: {read} bytes in {allowed:.0f} s") from None
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part: bytes = message.get("body", b"")
+        read += len(part)
+        if read > most:
+            raise too_large(most, "more than that")
+        more = message.get("more_body", False)
+        yield part
+
+
+def check_declared(scope: Scope, most: int) -> None:
+    """
+    Raises:
+        BodyTooLarge: the request says itself that its body is longer; nothing was read.
+    """
+    declared = Headers(scope=scope).get("content-length", "")
+    # Only digits: int() would take "-1" and "1_0", and raise on thousands of digits.
+    if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
+        raise too_large(most, f"{declared[:18]} bytes")
+
+
+def too_large(most: int, size: str) -> BodyTooLarge:
+    return BodyTooLarge(f"the request body may have {most} bytes, not {size}")

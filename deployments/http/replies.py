@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
+from starlette.responses import Response
+
 from deployments.http.choices import Choice, TokenLogprob, Wanted, choices
 from deployments.http.errors import ApiError
 from search.ports import TokenBeamReply
@@ -249,3 +251,7 @@ def rewards(model_name: str, values: Sequence[float]) -> Json:
 def dumps(value: Json) -> str:
     """JSON as it goes over the wire: no NaN, no needless bytes."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+
+
+def json_response(value: Json) -> Response:
+    return Response(dumps(value), media_type="application/json")

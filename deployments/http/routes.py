@@ -8,7 +8,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from deployments.completions import CompletionJob
-from deployments.http import errors, replies
+from deployments.http import batches, errors, files, replies
 from deployments.http.admission import Admission, place_of
 from deployments.http.auth import ApiKeys, RequireKey, key_of
 from deployments.http.body import validated
@@ -17,6 +17,7 @@ from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.proxy import WORK
 from deployments.http.refusals import CountRefusals
+from deployments.http.replies import json_response
 from deployments.http.responses import Responses
 from deployments.http.responses_schema import ResponsesRequest, spoken_of
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
@@ -32,7 +33,8 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     """The endpoint as an ASGI application; without ``keys``, for callers that have none and are trusted."""
     app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None)
     app.state.endpoint = endpoint
-    app.include_router(router)
+    for each in (router, files.router, batches.router):
+        app.include_router(each)
     bodies: dict[Any, type[BaseModel]] = {
         chat_completions: ChatRequest,
         search: ChatRequest,
@@ -65,7 +67,7 @@ async def chat_completions(request: Request, served: Served) -> Response:
         include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
         return SearchStream(served.searches, job, place, replies.Chunks(head, include_usage))
     outcome = await while_connected(request.receive, served.searches.search(job, place))
-    return _json(replies.completion(head, outcome))
+    return json_response(replies.completion(head, outcome))
 
 
 @router.post("/v1/search")
@@ -96,7 +98,7 @@ async def responses(request: Request, served: Served) -> Response:
     if asked.stream:
         return SearchStream(served.searches, job, place_of(request.scope), reply)
     outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
-    return _json(reply.whole(outcome))
+    return json_response(reply.whole(outcome))
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))
@@ -110,7 +112,7 @@ async def text_completions(request: Request, served: Served) -> Response:
     body, job = await served.prepared(request, prepare)
     found = await while_connected(request.receive, served.completions.complete(job, place_of(request.scope)))
     reply_id = f"cmpl-{job.request.search_id}"
-    return _json(replies.text_completion(reply_id, replies.now(), body.model, job.n, job.prompt_tokens, found))
+    return json_response(replies.text_completion(reply_id, replies.now(), body.model, job.n, job.prompt_tokens, found))
 
 
 @router.post("/v1/score", openapi_extra=body_of(ScoreBody))
@@ -122,26 +124,26 @@ async def score(request: Request, served: Served) -> Response:
 
     wanted = await served.prepared(request, prepare)
     [rewards] = await while_connected(request.receive, served.searches.score(wanted))
-    return _json(replies.rewards(served.served_name, rewards))
+    return json_response(replies.rewards(served.served_name, rewards))
 
 
 @router.get("/v1/models")
 async def models(served: Served) -> Response:
     """The served model, and examples of its search aliases."""
-    return _json(replies.models(served.served_name, served.started))
+    return json_response(replies.models(served.served_name, served.started))
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, served: Served) -> Response:
     """The served model under one of its names."""
     served.jobs.check_model(name)
-    return _json(replies.model(name, served.started))
+    return json_response(replies.model(name, served.started))
 
 
 @router.get("/v1/status")
 async def status(served: Served) -> Response:
     """Counters of every replica, and what the integrity checks find; for operators and tests."""
-    return _json(await served.operations.status())
+    return json_response(await served.operations.status())
 
 
 @router.get("/health")
@@ -172,7 +174,3 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
 
 def _head(served: Endpoint, chat: ChatRequest, job: SearchJob) -> replies.Head:
     return served.jobs.head(chat, job, f"chatcmpl-{job.search_id}")
-
-
-def _json(value: replies.Json) -> Response:
-    return Response(replies.dumps(value), media_type="application/json")

@@ -70,7 +70,7 @@ def application(
         "generator": {"replicas": two},
         "prm": {"replicas": two},
         "http": {"canary_every_s": 0},
-        "controller": {"limits": {"seconds": 120}},
+        "controller": {"limits": {"seconds": 120}, "store": {"path": str(tmp_path_factory.mktemp("store"))}},
     }
     with running(settings, tmp_path_factory.mktemp("keys")) as application:
         application.wait_until_whole()

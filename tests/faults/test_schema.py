@@ -43,7 +43,7 @@ def test_nothing_made_up_from_the_schema_fails_the_service(limited: Variant, pyt
 
 
 def has_body(operation: APIOperation) -> bool:
-    return bool(operation.method == "post")
+    return bool(operation.body)
 
 
 def modes_of(operation: APIOperation) -> list[GenerationMode]:

@@ -25,7 +25,10 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
     settings = {
         "generator": {"replicas": {"min_replicas": 2, "max_replicas": 2}},
         "http": {"canary_every_s": 0},
-        "controller": {"limits": {"seconds": 300}},
+        "controller": {
+            "limits": {"seconds": 300},
+            "store": {"path": str(tmp_path_factory.mktemp("store")), "batch_requests": 4},
+        },
     }
     with running(settings, tmp_path_factory.mktemp("keys")) as application:
         yield application

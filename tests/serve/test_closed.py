@@ -87,8 +87,8 @@ def test_only_the_replicas_ports_can_be_reached_from_outside(idle: Application, 
     assert any("raylet" in each.process for each in everything)
     assert any("lmcache" in each.process for each in everything)
     assert [each for each in everything if not each.is_loopback and each not in replica_ports] == []
-    replicas = len(idle.replica_pids("Generator") + idle.replica_pids("ProcessRewardModel"))
-    assert len(replica_ports) == replicas + len(idle.replica_pids("SearchController"))
+    deployments = ("Generator", "ProcessRewardModel", "SearchController", "BatchRunner")
+    assert len(replica_ports) == sum(len(idle.replica_pids(deployment)) for deployment in deployments)
 
 
 def test_what_reaches_a_replicas_port_is_unpickled_with_the_token_only(

@@ -11,12 +11,15 @@ import httpx
 import uvicorn
 from fastapi import FastAPI
 
+from cluster.client.client import Client
 from deployments.completions import CompletionService
 from deployments.config import AppConfig, KeyRecord
 from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
+from deployments.http.inside import Inside
 from deployments.http.jobs import Jobs
+from deployments.http.kept import Kept
 from deployments.http.keys import key_record
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
@@ -43,6 +46,7 @@ from search.ports import (
 from search.run.environment import SearchEnvironment
 from search.token_beam import BeamSequence
 from search.tree import Step, StepEnd
+from store import Store
 
 DEPTH = 3
 """Steps of a solution of the fake generator."""
@@ -195,6 +199,9 @@ class World:
         self.service = SearchService(self.environment, places, settings.limits.seconds)
         self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()
+        self.store = Store.of(settings.store)
+        if self.store is not None:
+            self.store.prepare()
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             live=self.live,
@@ -205,9 +212,11 @@ class World:
             operations=self,
             strategies=settings.catalog,
             loop_delay=self.loop_delay,
+            kept=Kept(self.store, self.live) if self.store else None,
         )
-        known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
-        self.app: FastAPI = create_app(endpoint, known)
+        self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
+        self.app: FastAPI = create_app(endpoint, self.known)
+        self._inside = Inside(create_app(endpoint, None), self.known)
 
     async def status(self) -> dict[str, Any]:
         return {"searches": self.service.running, "integrity": self.service.check_integrity()}
@@ -226,6 +235,16 @@ class World:
     @property
     def client(self) -> httpx.AsyncClient:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://banyan", timeout=30)
+
+    def client_of(self, owner: str) -> Client:
+        """As the batch runner asks for the owner of a batch."""
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            content = await request.aread()
+            status, headers, reply = await self._inside.answer(request.method, request.url.path, content, owner)
+            return httpx.Response(status, headers=headers, content=reply)
+
+        return Client("http://127.0.0.1", transport=httpx.MockTransport(answer), waits_for_room=False)
 
     def assert_idle(self) -> None:
         assert self.service.check_integrity() == []

@@ -1,0 +1,53 @@
+"""What OpenAI's batches want of a file before anything of it is done: every line right, no ``custom_id`` twice."""
+
+import hashlib
+from pathlib import Path
+
+from cluster.evaluation.problem_files import BadLine, EvalProblem, ProblemFileError
+from cluster.jobs.formats import InputKind
+from cluster.jobs.inputs import Item, JobInput, look_at
+from store import LineError
+
+MAX_FAULTS = 100
+"""That are told of one file."""
+
+
+def checked(path: Path, endpoint: str, most: int) -> JobInput | list[LineError]:
+    """The input of a batch at ``endpoint`` with at most so many lines; or what is wrong with it.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    try:
+        given = look_at(path, InputKind.OPENAI)
+    except ProblemFileError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None
+        return [LineError(code="empty_file", message="the file has no line")]
+    if given.lines > most:
+        return [LineError(code="too_many_requests", message=f"a batch may have {most} requests, not {given.lines}")]
+    faults: list[LineError] = []
+    known: set[bytes] = set()
+    for item in given.items():
+        if (fault := _fault(item, endpoint, known)) is not None:
+            faults.append(fault)
+            if len(faults) == MAX_FAULTS:
+                break
+    return faults or given
+
+
+def _fault(item: Item, endpoint: str, known: set[bytes]) -> LineError | None:
+    """``known``: digests of the ids before it; its own is added."""
+    work, line = item.work, item.number
+    if isinstance(work, BadLine):
+        return LineError(code="invalid_line", message=work.reason, line=line)
+    assert not isinstance(work, EvalProblem)
+    if work.url != endpoint:
+        message = f"url is {work.url}, and the batch is for {endpoint}"
+        return LineError(code="mismatched_url", message=message, line=line, param="url")
+    digest = hashlib.blake2b(work.custom_id.encode(), digest_size=16).digest()
+    if digest in known:
+        message = f"the custom_id {work.custom_id[:80]!r} is there twice"
+        return LineError(code="duplicate_custom_id", message=message, line=line, param="custom_id")
+    known.add(digest)
+    return None

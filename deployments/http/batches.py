@@ -1,0 +1,160 @@
+"""``/v1/batches``: a file of requests, done by the batch runner, in the words of OpenAI's API."""
+
+import time
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import Field
+from starlette.responses import Response
+
+from deployments.http.body import check_media, parsed_object, validated
+from deployments.http.documentation import body_of
+from deployments.http.endpoint import KeptHere
+from deployments.http.errors import BadRequest, Conflict, NotFound
+from deployments.http.files import MAX_EXPIRES_S, MIN_EXPIRES_S
+from deployments.http.kept import After, page
+from deployments.http.proxy import WORK
+from deployments.http.replies import json_response
+from deployments.http.schema import Body
+from store import Batch, BatchRecord, BatchStatus, NotThere
+
+router = APIRouter()
+
+SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+MAX_WINDOW_S = 7 * 86_400
+
+
+class OutputExpiry(Body):
+    """When the files of results go, where that is earlier than all others do."""
+
+    anchor: Literal["created_at"]
+    seconds: int = Field(ge=MIN_EXPIRES_S, le=MAX_EXPIRES_S)
+
+
+class BatchBody(Body):
+    """``POST /v1/batches``."""
+
+    input_file_id: str = Field(max_length=128, description="Of a file that was uploaded for batches.")
+    endpoint: str = Field(json_schema_extra={"enum": list(WORK)}, description="The url of all its requests.")
+    completion_window: str = Field(
+        max_length=16, description="24h, or any other time of up to seven days: 90m, 12h, 7d.", examples=["24h"]
+    )
+    metadata: dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]] | None = Field(
+        None, max_length=16, description="Comes back."
+    )
+    output_expires_after: OutputExpiry | None = None
+
+    @property
+    def window_s(self) -> int:
+        """
+        Raises:
+            BadRequest: it is no time, or too long.
+        """
+        number, unit = self.completion_window[:-1], self.completion_window[-1:]
+        known = unit in SECONDS and number.isascii() and number.isdigit()
+        seconds = int(number) * SECONDS[unit] if known else 0
+        if not 0 < seconds <= MAX_WINDOW_S:
+            message = "completion_window must be a time of up to seven days, as 24h, 90m or 7d"
+            raise BadRequest(f"{message}, not {self.completion_window!r}", "completion_window")
+        return seconds
+
+
+@router.post("/v1/batches", openapi_extra=body_of(BatchBody))
+async def create_batch(request: Request, kept: KeptHere) -> Response:
+    """Begins a batch with a file that was uploaded."""
+    check_media(request.headers)
+    owner = kept.owner(request)
+    asked = validated(BatchBody, parsed_object(await kept.bodies.read(request.scope, request.receive, owner)))
+    if asked.endpoint not in WORK:
+        raise BadRequest(f"endpoint must be one of {', '.join(WORK)}, not {asked.endpoint[:80]!r}", "endpoint")
+    owned, window_s, now = kept.owned(request), asked.window_s, time.time()
+    record = BatchRecord(
+        id=owned.batches.new_id(),
+        endpoint=asked.endpoint,
+        input_file_id=asked.input_file_id,
+        completion_window=asked.completion_window,
+        created=now,
+        expires=now + window_s,
+        metadata=asked.metadata,
+        output_keep_s=asked.output_expires_after.seconds if asked.output_expires_after else None,
+    )
+
+    def begun() -> dict[str, Any]:
+        try:
+            if owned.files.get(asked.input_file_id).purpose != "batch":
+                message = f"input_file_id: {asked.input_file_id} was not uploaded for batches"
+                raise BadRequest(message, "input_file_id")
+        except NotThere as error:
+            raise NotFound(f"input_file_id: {error}", "input_file_id") from None
+        return batch_object(kept.store.begin(owner, record))
+
+    return json_response(await kept.do(begun))
+
+
+@router.get("/v1/batches")
+async def list_batches(
+    request: Request,
+    kept: KeptHere,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Response:
+    """The key's batches, the newest first."""
+
+    def shown() -> list[dict[str, Any]]:
+        return [batch_object(batch) for batch in kept.owned(request).batches.newest_first()]
+
+    return json_response(page(await kept.do(shown), after, limit))
+
+
+@router.get("/v1/batches/{batch_id}")
+async def get_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+    """How far a batch is."""
+    return json_response(await kept.do(lambda: batch_object(kept.owned(request).batches.get(batch_id))))
+
+
+@router.post("/v1/batches/{batch_id}/cancel")
+async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
+    """Ends a batch; what is done by then has its results."""
+
+    def cancelled() -> dict[str, Any]:
+        batch = kept.owned(request).batches.get(batch_id)
+        status = batch.state.status
+        if status.is_final and status is not BatchStatus.CANCELLED:
+            raise Conflict(f"a batch that is {status} cannot be cancelled")
+        if not status.is_final:
+            batch.cancel()
+        return batch_object(batch)
+
+    return json_response(await kept.do(cancelled))
+
+
+def batch_object(batch: Batch) -> dict[str, Any]:
+    """As OpenAI's clients know it."""
+    record, state, cancelled = batch.record, batch.state, batch.cancelled
+    ended = {status: state.ended if state.status is status else None for status in BatchStatus}
+    times = {
+        "created_at": record.created,
+        "expires_at": record.expires,
+        "in_progress_at": state.in_progress,
+        "finalizing_at": state.finalizing,
+        "completed_at": ended[BatchStatus.COMPLETED],
+        "failed_at": ended[BatchStatus.FAILED],
+        "expired_at": ended[BatchStatus.EXPIRED],
+        "cancelling_at": cancelled if state.status in (BatchStatus.CANCELLING, BatchStatus.CANCELLED) else None,
+        "cancelled_at": ended[BatchStatus.CANCELLED],
+    }
+    errors = [error.model_dump() for error in state.errors]
+    return {
+        "id": record.id,
+        "object": "batch",
+        "endpoint": record.endpoint,
+        "input_file_id": record.input_file_id,
+        "completion_window": record.completion_window,
+        "status": state.status.value,
+        "output_file_id": state.output_file_id,
+        "error_file_id": state.error_file_id,
+        "errors": {"object": "list", "data": errors} if errors else None,
+        "request_counts": {"total": state.total, "completed": state.completed, "failed": state.failed},
+        "metadata": record.metadata,
+        **{name: None if at is None else int(at) for name, at in times.items()},
+    }

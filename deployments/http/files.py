@@ -1,0 +1,202 @@
+"""``/v1/files``: what batches read and what they write, in the words of OpenAI's API."""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
+
+from fastapi import APIRouter, Query, Request
+from starlette.datastructures import FormData, UploadFile
+from starlette.formparsers import MultiPartException, MultiPartParser
+from starlette.responses import Response, StreamingResponse
+
+from deployments.http.body import fault_in_text
+from deployments.http.endpoint import KeptHere
+from deployments.http.errors import BadRequest, UnsupportedMedia
+from deployments.http.kept import After, Kept, page
+from deployments.http.limits import arriving, check_declared
+from deployments.http.replies import json_response
+from store import FileRecord
+
+router = APIRouter()
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every form that is wrong
+
+MAX_NAME_CHARACTERS = 255
+MAX_FIELDS = 8
+FIELD_BYTES = 4096
+MULTIPART_BYTES = 1 << 16
+"""What a form may have beside its file."""
+UPLOAD_TIMEOUT_S = 3600.0
+PIECE_BYTES = 1 << 16
+MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 2_592_000
+"""As OpenAI's."""
+FORM = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "required": ["file", "purpose"],
+                    "properties": {
+                        "file": {"type": "string", "format": "binary"},
+                        "purpose": {"type": "string", "enum": ["batch"]},
+                        "expires_after[anchor]": {"type": "string", "enum": ["created_at"]},
+                        "expires_after[seconds]": {
+                            "type": "integer",
+                            "minimum": MIN_EXPIRES_S,
+                            "maximum": MAX_EXPIRES_S,
+                        },
+                    },
+                }
+            }
+        },
+    }
+}
+
+
+class Upload(NamedTuple):
+    """A form that has been checked."""
+
+    file: BinaryIO
+    filename: str
+    keep_s: float | None
+
+
+@router.post("/v1/files", openapi_extra=FORM)
+async def upload_file(request: Request, kept: KeptHere) -> Response:
+    """Keeps a file for batches."""
+    owner, files = kept.owner(request), kept.owned(request).files
+    with kept.uploading(owner):
+        await kept.do(files.check_room)
+        form = await _form(request, kept)
+        try:
+            upload = _checked(form)
+            record = await kept.do(lambda: files.add(upload.file, upload.filename, upload.keep_s))
+        finally:
+            await form.close()
+    return json_response(file_object(record))
+
+
+@router.get("/v1/files")
+async def list_files(
+    request: Request,
+    kept: KeptHere,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=10_000)] = 10_000,
+    order: Literal["asc", "desc"] = "desc",
+    purpose: str | None = None,
+) -> Response:
+    """The key's files, the newest first."""
+    records = await kept.do(kept.owned(request).files.newest_first)
+    shown = [file_object(record) for record in records if purpose in (None, record.purpose)]
+    return json_response(page(shown if order == "desc" else shown[::-1], after, limit))
+
+
+@router.get("/v1/files/{file_id}")
+async def get_file(file_id: str, request: Request, kept: KeptHere) -> Response:
+    """What is known of a file."""
+    return json_response(file_object(await kept.do(lambda: kept.owned(request).files.get(file_id))))
+
+
+@router.delete("/v1/files/{file_id}")
+async def delete_file(file_id: str, request: Request, kept: KeptHere) -> Response:
+    """Removes a file; a batch that has begun with it goes on."""
+    await kept.do(lambda: kept.owned(request).files.delete(file_id))
+    return json_response({"id": file_id, "object": "file", "deleted": True})
+
+
+@router.get("/v1/files/{file_id}/content")
+async def file_content(file_id: str, request: Request, kept: KeptHere) -> Response:
+    """A file's bytes, as they came or as a batch wrote them."""
+
+    def opened() -> tuple[FileRecord, BinaryIO]:
+        files = kept.owned(request).files
+        return files.get(file_id), files.path(file_id).open("rb")
+
+    record, file = await kept.do(opened)
+    headers = {"content-length": str(record.bytes)}
+    return StreamingResponse(_pieces(kept, file), media_type="application/octet-stream", headers=headers)
+
+
+def file_object(record: FileRecord) -> dict[str, Any]:
+    """As OpenAI's clients know it."""
+    return {
+        "id": record.id,
+        "object": "file",
+        "bytes": record.bytes,
+        "created_at": int(record.created),
+        "expires_at": int(record.expires),
+        "filename": record.filename,
+        "purpose": record.purpose,
+        "status": "processed",
+        "status_details": None,
+    }
+
+
+async def _form(request: Request, kept: Kept) -> FormData:
+    """The form, its file on the disk where it is long.
+
+    Raises:
+        UnsupportedMedia, BadRequest, BodyTooLarge, BodyTimeout: it is none, is wrong, too long or too slow.
+        ClientDisconnect: the client has gone.
+    """
+    media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if media != "multipart/form-data":
+        raise UnsupportedMedia(f"the body must be multipart/form-data, not {media or 'undeclared'}")
+    most = kept.store.settings.file_bytes_max + MULTIPART_BYTES
+    check_declared(request.scope, most)
+    parts = arriving(request.receive, most, UPLOAD_TIMEOUT_S)
+    parser = MultiPartParser(request.headers, parts, max_files=1, max_fields=MAX_FIELDS, max_part_size=FIELD_BYTES)
+    try:
+        async with aclosing(parts):
+            return await parser.parse()
+    except MultiPartException as error:
+        raise BadRequest(f"the body is no form: {error.message}", code="invalid_form") from None
+
+
+def _checked(form: FormData) -> Upload:
+    """
+    Raises:
+        BadRequest: a field is missing, wrong or unknown.
+    """
+    fields = {name: value for name, value in form.items() if isinstance(value, str)}
+    file = form.get("file")
+    if not isinstance(file, UploadFile):
+        raise BadRequest("missing field: file", "file", "missing_required_parameter")
+    filename = file.filename or "upload"
+    if len(filename) > MAX_NAME_CHARACTERS:
+        raise BadRequest(f"file: its name may have {MAX_NAME_CHARACTERS} characters", "file")
+    if fault := fault_in_text(filename):
+        raise BadRequest(f"file: its name {fault}", "file")
+    purpose = fields.pop("purpose", None)
+    if purpose != "batch":
+        given = "a missing one" if purpose is None else repr(purpose[:80])
+        raise BadRequest(f"purpose must be 'batch', not {given}", "purpose")
+    anchor, seconds = fields.pop("expires_after[anchor]", None), fields.pop("expires_after[seconds]", None)
+    if unknown := [name for name in (*fields, *form) if name not in ("file", "purpose", *EXPIRES)]:
+        raise BadRequest(f"unknown field: {unknown[0][:80]}", unknown[0][:80], "unknown_parameter")
+    return Upload(file.file, filename, _keep_s(anchor, seconds))
+
+
+EXPIRES = ("expires_after[anchor]", "expires_after[seconds]")
+
+
+def _keep_s(anchor: str | None, seconds: str | None) -> float | None:
+    if anchor is None and seconds is None:
+        return None
+    if anchor != "created_at":
+        raise BadRequest("expires_after.anchor must be 'created_at'", "expires_after.anchor")
+    number = int(seconds) if seconds and seconds.isascii() and seconds.isdigit() and len(seconds) < 10 else 0
+    if not MIN_EXPIRES_S <= number <= MAX_EXPIRES_S:
+        message = f"expires_after.seconds must be a number from {MIN_EXPIRES_S} to {MAX_EXPIRES_S}"
+        raise BadRequest(message, "expires_after.seconds")
+    return float(number)
+
+
+async def _pieces(kept: Kept, file: BinaryIO) -> AsyncIterator[bytes]:
+    try:
+        while piece := await kept.do(lambda: file.read(PIECE_BYTES)):
+            yield piece
+    finally:
+        file.close()

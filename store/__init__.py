@@ -1,0 +1,33 @@
+"""What clients leave with an application: files, batches and searches, in a directory that all its nodes see.
+
+Plain files and nothing else: no database, no process of its own. Who writes what is such that nobody overwrites
+another: a record is written once and whole, by whoever made it; a state by the one process that has the lease. So any
+number of controllers can read and write at a time, and what is there when a process dies is there when the next one
+looks.
+"""
+
+from store.batches import Batch, Batches, BatchRecord, BatchState, BatchStatus, LineError
+from store.directory import ANONYMOUS, Owned, Pending, Store
+from store.errors import Full, NotThere, StoreBusy, StoreError
+from store.files import FileRecord, Files
+from store.settings import StoreSettings
+
+__all__ = [
+    "ANONYMOUS",
+    "Batch",
+    "BatchRecord",
+    "BatchState",
+    "BatchStatus",
+    "Batches",
+    "FileRecord",
+    "Files",
+    "Full",
+    "LineError",
+    "NotThere",
+    "Owned",
+    "Pending",
+    "Store",
+    "StoreBusy",
+    "StoreError",
+    "StoreSettings",
+]

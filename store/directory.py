@@ -1,0 +1,115 @@
+"""The whole store: each owner's part of it, and the batches that wait for a runner."""
+
+import re
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from store.batches import Batch, Batches, BatchRecord
+from store.files import Files
+from store.settings import StoreSettings
+
+ANONYMOUS = "anonymous"
+"""The owner of what comes without a key, where none is wanted."""
+STALE_S = 3600.0
+"""What is not whole after so long never will be."""
+_OWNER = re.compile(r"[0-9a-z]{1,64}")
+
+
+class Pending(NamedTuple):
+    """A batch that has not ended."""
+
+    name: str
+    """Of its mark."""
+    owner: str
+    batch: Batch
+
+
+class Owned(NamedTuple):
+    """What one owner has."""
+
+    files: Files
+    batches: Batches
+
+
+class Store:
+    """What all owners have. Every method works on the disk: not for an event loop."""
+
+    def __init__(self, path: Path, settings: StoreSettings) -> None:
+        self.settings = settings
+        self._owners = path / "owners"
+        self._pending = path / "pending"
+
+    @classmethod
+    def of(cls, settings: StoreSettings) -> "Store | None":
+        """None where nothing is kept."""
+        return None if settings.path is None else cls(settings.path, settings)
+
+    def prepare(self) -> None:
+        """
+        Raises:
+            OSError: the directory can be neither used nor made.
+        """
+        for directory in (self._owners.parent, self._owners, self._pending):
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def owned(self, owner: str) -> Owned:
+        """What belongs to that owner: lower-case letters and digits.
+
+        Raises:
+            ValueError: nobody is called so.
+        """
+        if not _OWNER.fullmatch(owner):
+            raise ValueError(f"no owner is called {owner[:80]!r}")
+        directory = self._owners / owner
+        return Owned(Files(directory / "files", self.settings), Batches(directory / "batches", self.settings))
+
+    def begin(self, owner: str, record: BatchRecord) -> Batch:
+        """Adds a batch, which a runner finds from then on.
+
+        Raises:
+            NotThere: its file is not the owner's.
+            Full, StoreBusy: as of `Batches.add`.
+        """
+        owned = self.owned(owner)
+        owned.batches.check_room()
+        given = owned.files.path(record.input_file_id)
+        # Before the batch: a mark without one says nothing, a batch without one would wait for ever.
+        mark = self._pending / f"{int(record.created * 1e6):020}-{owner}-{record.id}"
+        mark.touch()
+        try:
+            owned.batches.add(record, given)
+        except BaseException:
+            mark.unlink(missing_ok=True)
+            raise
+        return owned.batches.get(record.id)
+
+    def pending(self) -> list[Pending]:
+        """The batches that have not ended, the oldest first. A mark of none is removed when it is stale."""
+        return list(self._read_marks())
+
+    def finished(self, pending: Pending) -> None:
+        """It needs no runner any more."""
+        (self._pending / pending.name).unlink(missing_ok=True)
+
+    def sweep(self) -> None:
+        """Removes what has been kept for long enough."""
+        before = time.time() - STALE_S
+        for owner in sorted(self._owners.iterdir()):
+            owned = self.owned(owner.name)
+            owned.files.sweep(before)
+            owned.batches.sweep(before)
+
+    def _read_marks(self) -> Iterator[Pending]:
+        for mark in sorted(self._pending.iterdir()):
+            _, _, named = mark.name.partition("-")
+            owner, _, batch_id = named.partition("-")
+            directory = self._owners / owner / "batches" / batch_id
+            if directory.is_dir():
+                yield Pending(mark.name, owner, Batch(directory))
+                continue
+            with suppress(FileNotFoundError):
+                if mark.stat().st_mtime < time.time() - STALE_S:
+                    mark.unlink()

@@ -1,0 +1,179 @@
+"""The files of one owner: bytes, and a record beside them."""
+
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO, Literal
+
+from store.errors import Full, NotThere
+from store.records import LOCK_WAIT_S, Stored, draft_of, is_id, locked, modified, new_id, read_record, write_record
+from store.settings import StoreSettings
+
+PREFIX = "file-"
+PIECE_BYTES = 1 << 20
+Purpose = Literal["batch", "batch_output"]
+
+
+class FileRecord(Stored):
+    """What is known of a file."""
+
+    id: str
+    filename: str
+    purpose: Purpose
+    bytes: int
+    created: float
+    """Unix seconds, as all times here."""
+    expires: float
+
+
+class Files:
+    """A file is there when its record is: the bytes come before it and go after it."""
+
+    def __init__(self, directory: Path, settings: StoreSettings) -> None:
+        self._directory = directory
+        self._settings = settings
+
+    def check_room(self) -> None:
+        """
+        Raises:
+            Full: no file could be added.
+        """
+        uploaded = sum(record.purpose == "batch" for record in self._records())
+        if uploaded >= self._settings.files_max:
+            raise Full("files", self._settings.files_max, "files_max")
+        if self._bytes() >= self._settings.bytes_max:
+            raise Full("bytes of files", self._settings.bytes_max, "bytes_max")
+
+    def add(self, source: BinaryIO, filename: str, keep_s: float | None = None) -> FileRecord:
+        """Keeps what ``source`` holds, as the input of batches. ``keep_s``: for so long, at most as long as files are
+        kept.
+
+        Raises:
+            Full: a cap would be passed; nothing is kept.
+            StoreBusy: another upload is being taken in for too long.
+        """
+        self._directory.mkdir(parents=True, exist_ok=True)
+        file_id = new_id(PREFIX)
+        draft = draft_of(self._data(file_id))
+        try:
+            with draft.open("xb") as file:
+                size = self._copied(source, file)
+            with locked(self._directory / "lock", LOCK_WAIT_S):
+                self.check_room()
+                if self._bytes() + size > self._settings.bytes_max:
+                    raise Full("bytes of files", self._settings.bytes_max, "bytes_max")
+                kept_s = min(self._settings.keep_s, keep_s or self._settings.keep_s)
+                return self._put(draft, file_id, filename, "batch", size, kept_s)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def adopt(self, path: Path, file_id: str, filename: str, keep_s: float | None = None) -> FileRecord:
+        """Keeps what ``path`` holds as the output of a batch, under an id that the caller knows again: done twice, it
+        is one file. No cap keeps a result from who has paid for it."""
+        if (known := read_record(self._record(file_id), FileRecord)) is not None:
+            return known
+        self._directory.mkdir(parents=True, exist_ok=True)
+        draft = draft_of(self._data(file_id))
+        try:
+            link_or_copy(path, draft)
+            kept_s = min(self._settings.keep_s, keep_s or self._settings.keep_s)
+            return self._put(draft, file_id, filename, "batch_output", draft.stat().st_size, kept_s)
+        finally:
+            draft.unlink(missing_ok=True)
+
+    def get(self, file_id: str) -> FileRecord:
+        """
+        Raises:
+            NotThere: there is none, or its time is over.
+        """
+        record = read_record(self._record(file_id), FileRecord) if is_id(file_id, PREFIX) else None
+        if record is None or record.expires <= time.time():
+            raise NotThere("file", file_id)
+        return record
+
+    def path(self, file_id: str) -> Path:
+        """Where its bytes are.
+
+        Raises:
+            NotThere: as for ``get``.
+        """
+        return self._data(self.get(file_id).id)
+
+    def newest_first(self) -> list[FileRecord]:
+        now = time.time()
+        alive = [record for record in self._records() if record.expires > now]
+        return sorted(alive, key=lambda record: (record.created, record.id), reverse=True)
+
+    def delete(self, file_id: str) -> None:
+        """
+        Raises:
+            NotThere: as for ``get``.
+        """
+        self.get(file_id)
+        self._drop(file_id)
+
+    def sweep(self, before: float) -> None:
+        """Removes what has expired, and bytes without a record that are older than ``before``, Unix seconds."""
+        now = time.time()
+        for record in list(self._records()):
+            if record.expires <= now:
+                self._drop(record.id)
+        for entry in _entries(self._directory):
+            orphan = entry.name.startswith(".") or (entry.suffix == ".data" and not entry.with_suffix(".json").exists())
+            if orphan and modified(entry) < before:
+                entry.unlink(missing_ok=True)
+
+    def _put(self, draft: Path, file_id: str, filename: str, purpose: Purpose, size: int, keep_s: float) -> FileRecord:
+        now = time.time()
+        record = FileRecord(
+            id=file_id, filename=filename, purpose=purpose, bytes=size, created=now, expires=now + keep_s
+        )
+        draft.replace(self._data(file_id))
+        write_record(self._record(file_id), record)
+        return record
+
+    def _copied(self, source: BinaryIO, file: BinaryIO) -> int:
+        size = 0
+        while piece := source.read(PIECE_BYTES):
+            size += len(piece)
+            if size > self._settings.file_bytes_max:
+                raise Full("bytes of one file", self._settings.file_bytes_max, "file_bytes_max")
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+        return size
+
+    def _records(self) -> Iterator[FileRecord]:
+        for entry in _entries(self._directory):
+            if entry.suffix == ".json" and (record := read_record(entry, FileRecord)) is not None:
+                yield record
+
+    def _bytes(self) -> int:
+        return sum(record.bytes for record in self._records())
+
+    def _drop(self, file_id: str) -> None:
+        self._record(file_id).unlink(missing_ok=True)
+        self._data(file_id).unlink(missing_ok=True)
+
+    def _record(self, file_id: str) -> Path:
+        return self._directory / f"{file_id}.json"
+
+    def _data(self, file_id: str) -> Path:
+        return self._directory / f"{file_id}.data"
+
+
+def link_or_copy(path: Path, target: Path) -> None:
+    """The same bytes at ``target``, which outlive those at ``path``."""
+    try:
+        os.link(path, target)
+    except OSError:  # the file system has no links
+        shutil.copyfile(path, target)
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return list(directory.iterdir())
+    except FileNotFoundError:
+        return []

@@ -1,0 +1,109 @@
+"""Files and batches, served, by OpenAI's own client: one text by every way, no kill loses a line."""
+
+import json
+from typing import Any
+
+import openai
+import pytest
+
+from tests.serve.application import Application, Json, kill, problems, request, until
+
+MODEL = "banyan-arithmetic"
+BATCH_S = 240.0
+
+
+@pytest.fixture
+def client(application: Application) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{application.url}/v1", api_key=application.key, max_retries=0)
+
+
+def begun(client: openai.OpenAI, url: Any, bodies: list[Json]) -> str:
+    lines = [
+        {"custom_id": f"c-{index}", "method": "POST", "url": url, "body": body} for index, body in enumerate(bodies)
+    ]
+    content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+    file = client.files.create(file=("night.jsonl", content), purpose="batch")
+    return client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h").id
+
+
+def ended(client: openai.OpenAI, batch_id: str) -> Any:
+    def has_ended() -> bool:
+        try:
+            return client.batches.retrieve(batch_id).status in ("completed", "failed", "expired", "cancelled")
+        except (openai.APIConnectionError, openai.InternalServerError):  # the controller is being replaced
+            return False
+
+    until(has_ended, "the batch ends", BATCH_S)
+    return client.batches.retrieve(batch_id)
+
+
+def results(client: openai.OpenAI, batch: Any) -> list[Json]:
+    return [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
+
+
+def test_one_seed_says_the_same_by_every_way(idle: Application, client: openai.OpenAI) -> None:
+    """Plain, streamed, by chat, by responses, and by a batch of either."""
+    problem = problems(1, seed=71, level=3)[0]
+    chat: Any = {"model": MODEL, "messages": [{"role": "user", "content": problem.text}], "seed": 1}
+    by_responses: Any = {"model": MODEL, "input": problem.text}
+    made = [
+        begun(client, "/v1/chat/completions", [chat]),
+        begun(client, "/v1/responses", [by_responses | {"seed": 1}]),
+    ]
+    with client.chat.completions.stream(**chat) as stream:
+        streamed = stream.get_final_completion()
+    texts = [
+        client.chat.completions.create(**chat).choices[0].message.content,
+        streamed.choices[0].message.content,
+        client.responses.create(**by_responses, extra_body={"seed": 1}).output_text,
+    ]
+    [by_chat], [by_response] = (results(client, ended(client, batch_id)) for batch_id in made)
+    texts.append(by_chat["response"]["body"]["choices"][0]["message"]["content"])
+    texts += [
+        part["text"]
+        for item in by_response["response"]["body"]["output"]
+        for part in item["content"]
+        if part["type"] == "output_text"
+    ]
+    assert len(texts) == 5
+    assert len(set(texts)) == 1, texts
+    assert "\\boxed{" in (texts[0] or "")
+
+
+def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: openai.OpenAI) -> None:
+    """Of the runner and of the controller, while they are at it."""
+    asked = [request(problem, seed) for seed, problem in enumerate(problems(40, seed=72))]
+    batch_id = begun(client, "/v1/chat/completions", [*asked, {**asked[0], "n": 0}])
+
+    def done() -> int:
+        counts = client.batches.retrieve(batch_id).request_counts
+        return counts.completed if counts else 0
+
+    until(lambda: done() >= 3, "some are done", every_s=0.05)
+    for pid in idle.replica_pids("BatchRunner") + idle.replica_pids("SearchController"):
+        kill(pid)
+    idle.wait_until_whole()
+    batch = ended(client, batch_id)
+    assert batch.status == "completed"
+    assert (batch.request_counts.total, batch.request_counts.completed) == (41, 40)
+    assert sorted(line["line"] for line in results(client, batch)) == list(range(1, 41))
+    [wrong] = client.files.content(batch.error_file_id).text.splitlines()
+    assert json.loads(wrong)["custom_id"] == "c-40"
+
+
+def test_it_ends_when_it_is_cancelled_and_nobody_else_sees_it(idle: Application, client: openai.OpenAI) -> None:
+    asked = [request(problem, seed) for seed, problem in enumerate(problems(60, seed=73))]
+    batch_id = begun(client, "/v1/chat/completions", asked)
+    other = client.with_options(api_key=idle.other_key)
+    with pytest.raises(openai.NotFoundError):
+        other.batches.cancel(batch_id)
+    until(lambda: client.batches.retrieve(batch_id).status == "in_progress", "it begins", every_s=0.05)
+    client.batches.cancel(batch_id)
+    batch = ended(client, batch_id)
+    assert batch.status == "cancelled"
+    errors = client.files.content(batch.error_file_id).text.splitlines()
+    assert {json.loads(line)["error"]["code"] for line in errors} == {"batch_cancelled"}
+    assert len(errors) + batch.request_counts.completed == 60
+    assert [each.id for each in other.batches.list()] == []
+    [told] = idle.status()["batches"]
+    assert told.keys() == {"running", "waiting"}

@@ -1,0 +1,491 @@
+"""Files and batches by OpenAI's own client: done as `banyan batch` does them, by whoever lives, their owner's alone."""
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+import pytest_asyncio
+from http_world import World, chat
+
+from cluster.client.client import Client
+from cluster.jobs import batches
+from cluster.jobs.batches import BatchJobs
+from deployments.config import KeyLimits
+from deployments.http.auth import ApiKeys
+from deployments.http.keys import key_record, store_owner
+from search.answers.equivalence import AnswerMatcher
+from store import BatchStatus, Store
+
+Json = dict[str, Any]
+KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"
+NARROW = {"search": {"strategy": "best_of_n", "n": 2}}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(batches, "REST_S", 0.05)
+
+
+@pytest_asyncio.fixture
+async def kept(matcher: AnswerMatcher, tmp_path: Path) -> AsyncIterator[World]:
+    """A world of two keys that keeps what clients leave."""
+    world = World(matcher, keys=[KEY, OTHER], store={"path": str(tmp_path), "batch_requests": 4})
+    yield world
+    world.assert_idle()
+
+
+def client_of(world: World, key: str = KEY) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(base_url="http://banyan/v1", api_key=key, max_retries=0, http_client=world.client)
+
+
+@asynccontextmanager
+async def runner(world: World, connect: Callable[[str], Client] | None = None) -> AsyncIterator[BatchJobs]:
+    """Does batches within the block, and is killed at its end."""
+    assert world.store is not None
+    jobs = BatchJobs(world.store, connect or world.client_of)
+    running = asyncio.create_task(jobs.run())
+    try:
+        yield jobs
+    finally:
+        running.cancel()
+        with suppress(asyncio.CancelledError):
+            await running
+
+
+def requests_of(count: int, **fields: Any) -> list[Json]:
+    return [
+        {"custom_id": f"c-{index}", "method": "POST", "url": "/v1/chat/completions", "body": chat(**NARROW, seed=index)}
+        | fields
+        for index in range(count)
+    ]
+
+
+async def uploaded(client: openai.AsyncOpenAI, lines: list[Any]) -> str:
+    content = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    file = await client.files.create(file=("in.jsonl", content.encode()), purpose="batch")
+    assert (file.bytes, file.filename, file.purpose, file.status) == (len(content), "in.jsonl", "batch", "processed")
+    return file.id
+
+
+async def created(client: openai.AsyncOpenAI, lines: list[Any], **fields: Any) -> Any:
+    return await client.batches.create(
+        input_file_id=await uploaded(client, lines),
+        endpoint="/v1/chat/completions",
+        **({"completion_window": "24h"} | fields),
+    )
+
+
+async def ended(client: openai.AsyncOpenAI, batch_id: str) -> Any:
+    async with asyncio.timeout(30):
+        while True:
+            batch = await client.batches.retrieve(batch_id)
+            if batch.status in ("completed", "failed", "expired", "cancelled"):
+                return batch
+            await asyncio.sleep(0.01)
+
+
+async def lines_in(client: openai.AsyncOpenAI, file_id: str | None) -> list[Json]:
+    if file_id is None:
+        return []
+    content = await client.files.content(file_id)
+    return [json.loads(line) for line in content.text.splitlines()]
+
+
+async def test_a_batch_says_what_chat_says_and_accounts_for_each_request(kept: World) -> None:
+    client = client_of(kept)
+    asked = requests_of(9)
+    asked[4]["body"] = chat(n=0)
+    batch = await created(client, asked, metadata={"night": "1"})
+    assert (batch.status, batch.object, batch.completion_window) == ("validating", "batch", "24h")
+    assert batch.expires_at == batch.created_at + 86_400
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    counts = batch.request_counts
+    assert (batch.status, counts.total, counts.completed, counts.failed) == ("completed", 9, 8, 1)
+    assert batch.metadata == {"night": "1"}
+    assert batch.created_at <= batch.in_progress_at <= batch.finalizing_at <= batch.completed_at
+    assert batch.errors is batch.failed_at is batch.cancelled_at is batch.expired_at is None
+    results = {line["custom_id"]: line for line in await lines_in(client, batch.output_file_id)}
+    assert results.keys() == {f"c-{index}" for index in range(9) if index != 4}
+    for index in (0, 3, 8):
+        plain = await client.chat.completions.create(**chat(seed=index, extra_body=NARROW))
+        response = results[f"c-{index}"]["response"]
+        assert response["status_code"] == 200
+        assert response["body"]["choices"][0]["message"]["content"] == plain.choices[0].message.content
+    [refused] = await lines_in(client, batch.error_file_id)
+    assert (refused["custom_id"], refused["response"]["status_code"]) == ("c-4", 400)
+    assert refused["response"]["body"]["error"]["param"] == "n"
+
+
+async def test_it_is_its_keys_alone(kept: World) -> None:
+    mine, other = client_of(kept), client_of(kept, OTHER)
+    batch = await created(mine, requests_of(2))
+    async with runner(kept):
+        batch = await ended(mine, batch.id)
+    assert [each.id async for each in other.files.list()] == [each.id async for each in other.batches.list()] == []
+    unknown = f"file-{'0' * 32}"
+    for file_id in (batch.input_file_id, batch.output_file_id, unknown, "../../x"):
+        for ask in (other.files.retrieve, other.files.content, other.files.delete):
+            with pytest.raises(openai.NotFoundError) as refused:
+                await ask(file_id)
+            if file_id != "../../x":
+                told = refused.value.body
+                assert told == {
+                    "message": f"no such file: {file_id!r}",
+                    "type": "invalid_request_error",
+                    "param": None,
+                    "code": "not_found",
+                }
+    for ask_batch in (other.batches.retrieve, other.batches.cancel):
+        with pytest.raises(openai.NotFoundError, match="no such batch"):
+            await ask_batch(batch.id)
+    with pytest.raises(openai.NotFoundError, match="input_file_id: no such file"):
+        await other.batches.create(
+            input_file_id=batch.input_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+    with pytest.raises(openai.AuthenticationError):
+        await client_of(kept, "nobodys-key-at-all-here").files.list()
+    assert len(kept.generator.salts) == 1
+    assert kept.generator.salts == {key_record(KEY).cache_salt}
+
+
+async def test_another_runner_goes_on_where_one_was_killed(kept: World) -> None:
+    """Again and again: no request is lost, and none is in the results twice."""
+    client = client_of(kept)
+    batch = await created(client, requests_of(40))
+    for _ in range(6):
+        async with runner(kept):
+            before = (await client.batches.retrieve(batch.id)).request_counts.completed
+            async with asyncio.timeout(20):
+                while (now := await client.batches.retrieve(batch.id)).request_counts.completed == before:
+                    if now.status == "completed":
+                        break
+                    await asyncio.sleep(0)
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    results = await lines_in(client, batch.output_file_id)
+    assert sorted(line["line"] for line in results) == list(range(1, 41))
+    assert batch.error_file_id is None
+    assert batch.request_counts.completed == 40
+
+
+async def test_two_runners_do_a_batch_once(kept: World) -> None:
+    client = client_of(kept)
+    made = [await created(client, requests_of(8)) for _ in range(3)]
+    async with runner(kept), runner(kept):
+        batches_ = [await ended(client, batch.id) for batch in made]
+    for batch in batches_:
+        assert batch.status == "completed"
+        assert sorted(line["line"] for line in await lines_in(client, batch.output_file_id)) == list(range(1, 9))
+
+
+async def test_cancelled_it_keeps_what_is_done_and_says_what_is_not(kept: World) -> None:
+    client = client_of(kept)
+    batch, waiting = await created(client, requests_of(6)), await created(client, requests_of(2))
+    kept.generator.gate.clear()
+    async with runner(kept):
+        async with asyncio.timeout(20):
+            while not kept.generator.running:
+                await asyncio.sleep(0)
+        for each in (batch, waiting):
+            assert (await client.batches.cancel(each.id)).status == "cancelling"
+        cancelled = await ended(client, batch.id)
+        # One that had no turn yet does not wait for one.
+        assert (await ended(client, waiting.id)).status == "cancelled"
+    kept.generator.gate.set()
+    assert cancelled.status == "cancelled"
+    assert cancelled.cancelling_at <= cancelled.cancelled_at
+    assert cancelled.output_file_id is None
+    errors = await lines_in(client, cancelled.error_file_id)
+    assert sorted(line["custom_id"] for line in errors) == [f"c-{index}" for index in range(6)]
+    assert {line["error"]["code"] for line in errors} == {"batch_cancelled"}
+    assert (await client.batches.cancel(batch.id)).status == "cancelled"
+
+
+async def test_past_its_window_it_ends_as_expired(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = client_of(kept)
+    batch = await created(client, requests_of(6), completion_window="1m")
+    kept.generator.gate.clear()
+    async with runner(kept):
+        async with asyncio.timeout(20):
+            while not kept.generator.running:
+                await asyncio.sleep(0)
+        now = time.time
+        monkeypatch.setattr(time, "time", lambda: now() + 61)
+        batch = await ended(client, batch.id)
+    kept.generator.gate.set()
+    assert (batch.status, batch.request_counts.failed) == ("expired", 6)
+    assert {line["error"]["code"] for line in await lines_in(client, batch.error_file_id)} == {"batch_expired"}
+    with pytest.raises(openai.ConflictError, match="a batch that is expired cannot be cancelled"):
+        await client.batches.cancel(batch.id)
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "line"),
+    [
+        ([], "empty_file", None),
+        ([*requests_of(1), "{"], "invalid_line", 2),
+        (requests_of(2, method="GET"), "invalid_line", 1),
+        (requests_of(1, url="/v1/search"), "mismatched_url", 1),
+        ([*requests_of(2), *requests_of(1)], "duplicate_custom_id", 3),
+        (requests_of(6), "too_many_requests", None),
+    ],
+)
+async def test_a_wrong_file_fails_the_batch_before_anything_is_asked(
+    matcher: AnswerMatcher, tmp_path: Path, lines: list[Any], code: str, line: int | None
+) -> None:
+    world = World(matcher, keys=[KEY], store={"path": str(tmp_path), "batch_lines_max": 5})
+    client = client_of(world)
+    batch = await created(client, lines)
+    async with runner(world):
+        batch = await ended(client, batch.id)
+    assert batch.status == "failed"
+    assert batch.failed_at is not None
+    assert batch.output_file_id is batch.error_file_id is None
+    assert (batch.errors.data[0].code, batch.errors.data[0].line) == (code, line)
+    assert world.generator.calls == 0
+
+
+async def test_a_key_that_is_taken_away_ends_its_batches(kept: World) -> None:
+    client = client_of(kept)
+    batch = await created(client, requests_of(3))
+    owner = store_owner(key_record(KEY))
+    kept.known.replace([key_record(OTHER)])
+    async with runner(kept):
+        store = kept.store
+        assert isinstance(store, Store)
+        async with asyncio.timeout(20):
+            while not (state := store.owned(owner).batches.get(batch.id).state).status.is_final:
+                await asyncio.sleep(0.01)
+    assert state.status is BatchStatus.FAILED
+    assert state.errors[0].code == "invalid_api_key"
+
+
+async def test_batches_of_all_keys_go_on_side_by_side_within_their_limits(
+    matcher: AnswerMatcher, tmp_path: Path
+) -> None:
+    """A key that may have one request at work has one, and keeps nobody else waiting."""
+    records = [key_record(KEY, KeyLimits(places=1)), key_record(OTHER)]
+    world = World(matcher, keys=[], records=records, store={"path": str(tmp_path), "batch_requests": 4})
+    one, many = client_of(world), client_of(world, OTHER)
+    narrow, wide = await created(one, requests_of(5)), await created(many, requests_of(20))
+    world.generator.gate.clear()
+    async with runner(world) as jobs:
+        async with asyncio.timeout(20):
+            while jobs.running < 2 or world.service.running < 3:
+                await asyncio.sleep(0.01)
+        # Two for each, of four; and one of the two that the first key asks for is refused.
+        assert world.service.running == 3
+        world.generator.gate.set()
+        assert (await ended(many, wide.id)).request_counts.completed == 20
+        assert (await ended(one, narrow.id)).request_counts.completed == 5
+    assert jobs.running == 0
+
+
+async def test_a_service_that_is_gone_for_a_while_is_waited_for(kept: World) -> None:
+    client = client_of(kept)
+    batch = await created(client, requests_of(4))
+    tries = 0
+
+    def connect(owner: str) -> Client:
+        nonlocal tries
+        tries += 1
+        if tries > 3:
+            return kept.client_of(owner)
+
+        def gone(request: httpx.Request) -> httpx.Response:
+            raise httpx.ConnectError("gone", request=request)
+
+        return Client("http://127.0.0.1", transport=httpx.MockTransport(gone), waits_for_room=False)
+
+    async with runner(kept, connect):
+        batch = await ended(client, batch.id)
+    assert (batch.status, batch.request_counts.completed, tries) == ("completed", 4, 4)
+
+
+class TestFiles:
+    async def test_what_goes_in_comes_out(self, kept: World) -> None:
+        client = client_of(kept)
+        content = bytes(range(256)) * 8000
+        file = await client.files.create(
+            file=("long.jsonl", content),
+            purpose="batch",
+            expires_after={"anchor": "created_at", "seconds": 3600},
+        )
+        assert file.expires_at == file.created_at + 3600
+        assert (await client.files.content(file.id)).read() == content
+        assert await client.files.retrieve(file.id) == file
+        deleted = await client.files.delete(file.id)
+        assert (deleted.id, deleted.deleted) == (file.id, True)
+        with pytest.raises(openai.NotFoundError):
+            await client.files.retrieve(file.id)
+
+    async def test_lists_have_pages(self, kept: World) -> None:
+        client = client_of(kept)
+        ids = [await uploaded(client, [str(index)]) for index in range(5)]
+        assert [file.id async for file in client.files.list()] == ids[::-1]
+        assert [file.id async for file in client.files.list(order="asc", limit=2)] == ids
+        first = await client.files.list(limit=2)
+        assert (first.has_more, [file.id for file in first.data]) == (True, ids[:-3:-1])
+        assert [file.id for file in (await client.files.list(after=ids[1])).data] == ids[:1]
+        assert [file.id async for file in client.files.list(purpose="batch_output")] == []
+        batches_ = [await created(client, requests_of(1)) for _ in range(3)]
+        found = [batch.id async for batch in client.batches.list(limit=1)]
+        assert found == [batch.id for batch in batches_][::-1]
+        for wrong in ({"limit": 0}, {"limit": 101}, {"after": "nobody"}):
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.batches.list(**wrong)  # type: ignore[arg-type]
+            assert refused.value.param in wrong
+
+    async def test_caps_are_told_with_their_settings(self, matcher: AnswerMatcher, tmp_path: Path) -> None:
+        store = {"path": str(tmp_path), "files_max": 2, "file_bytes_max": 100_000, "batches_max": 1}
+        client = client_of(World(matcher, keys=[KEY], store=store))
+        with pytest.raises(openai.APIStatusError) as long:
+            await client.files.create(file=b"x" * 300_000, purpose="batch")
+        assert (long.value.status_code, long.value.code) == (413, "body_too_large")
+        with pytest.raises(openai.BadRequestError, match=r"store\.file_bytes_max"):
+            await client.files.create(file=b"x" * 100_001, purpose="batch")
+        await created(client, requests_of(1))
+        with pytest.raises(openai.BadRequestError, match=r"store\.batches_max") as refused:
+            await created(client, requests_of(1))
+        assert refused.value.code == "store_full"
+        with pytest.raises(openai.BadRequestError, match=r"store\.files_max"):
+            await uploaded(client, ["x"])
+
+    @pytest.mark.parametrize(
+        ("form", "param"),
+        [
+            ({"data": {"purpose": "batch"}}, "file"),
+            ({"files": {"file": b"x"}}, "purpose"),
+            ({"files": {"file": b"x"}, "data": {"purpose": "assistants"}}, "purpose"),
+            ({"files": {"file": b"x"}, "data": {"purpose": "batch", "more": "1"}}, "more"),
+            ({"files": {"other": b"x"}, "data": {"purpose": "batch"}}, "file"),
+            ({"files": {"file": ("n" * 256, b"x")}, "data": {"purpose": "batch"}}, "file"),
+            (
+                {"files": {"file": b"x"}, "data": {"purpose": "batch", "expires_after[anchor]": "now"}},
+                "expires_after.anchor",
+            ),
+            (
+                {
+                    "files": {"file": b"x"},
+                    "data": {
+                        "purpose": "batch",
+                        "expires_after[anchor]": "created_at",
+                        "expires_after[seconds]": "3599",
+                    },
+                },
+                "expires_after.seconds",
+            ),
+        ],
+    )
+    async def test_a_wrong_form_is_told_its_field(self, kept: World, form: Json, param: str) -> None:
+        form = {"files": {"other": b""}, **form}
+        async with kept.client as client:
+            reply = await client.post("/v1/files", headers={"Authorization": f"Bearer {KEY}"}, **form)
+        assert reply.status_code == 400, reply.text
+        assert reply.json()["error"]["param"] == param
+
+    @pytest.mark.parametrize(
+        ("media", "body", "status"),
+        [
+            ("application/json", b"{}", 415),
+            ("multipart/form-data", b"x", 400),
+            ("multipart/form-data; boundary=b", b"no boundary", 400),
+            ("multipart/form-data; boundary=b", b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n", 400),
+            ("multipart/form-data; boundary=b", b"", 400),
+            (f"multipart/form-data; boundary={'b' * 300}", b"", 400),
+        ],
+    )
+    async def test_what_is_no_form_is_refused(self, kept: World, media: str, body: bytes, status: int) -> None:
+        headers = {"Authorization": f"Bearer {KEY}", "content-type": media}
+        async with kept.client as client:
+            reply = await client.post("/v1/files", headers=headers, content=body)
+        assert reply.status_code == status, reply.text
+        assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"completion_window": "24"}, "completion_window"),
+        ({"completion_window": "8d"}, "completion_window"),
+        ({"completion_window": "-1h"}, "completion_window"),
+        ({"endpoint": "/v1/embeddings"}, "endpoint"),
+        ({"metadata": {"k": 1}}, "metadata.k"),
+        ({"metadata": {str(index): "" for index in range(17)}}, "metadata"),
+        ({"output_expires_after": {"anchor": "created_at", "seconds": 1}}, "output_expires_after.seconds"),
+        ({"more": 1}, "more"),
+        ({"input_file_id": None}, "input_file_id"),
+    ],
+)
+async def test_a_wrong_batch_is_told_its_field(kept: World, fields: Json, param: str) -> None:
+    body = {
+        "input_file_id": await uploaded(client_of(kept), requests_of(1)),
+        "endpoint": "/v1/chat/completions",
+        "completion_window": "24h",
+    }
+    async with kept.client as client:
+        reply = await client.post("/v1/batches", headers={"Authorization": f"Bearer {KEY}"}, json=body | fields)
+    assert reply.status_code == 400, reply.text
+    assert reply.json()["error"]["param"] == param
+
+
+async def test_results_are_no_input_of_batches(kept: World) -> None:
+    client = client_of(kept)
+    batch = await created(client, requests_of(1))
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    with pytest.raises(openai.BadRequestError, match="was not uploaded for batches"):
+        await client.batches.create(
+            input_file_id=batch.output_file_id, endpoint="/v1/chat/completions", completion_window="24h"
+        )
+
+
+async def test_where_nothing_is_kept_the_routes_name_the_setting(world: World) -> None:
+    async with world.client as client:
+        for method, path in (
+            ("POST", "/v1/files"),
+            ("GET", "/v1/files"),
+            ("GET", "/v1/files/x"),
+            ("GET", "/v1/files/x/content"),
+            ("DELETE", "/v1/files/x"),
+            ("POST", "/v1/batches"),
+            ("GET", "/v1/batches"),
+            ("GET", "/v1/batches/x"),
+            ("POST", "/v1/batches/x/cancel"),
+        ):
+            reply = await client.request(method, path)
+            assert reply.status_code == 404, (method, path)
+            assert reply.json()["error"]["code"] == "store_disabled"
+            assert "controller.store.path" in reply.json()["error"]["message"]
+
+
+async def test_without_keys_all_clients_share(matcher: AnswerMatcher, tmp_path: Path) -> None:
+    world = World(matcher, store={"path": str(tmp_path)})
+    client = client_of(world, "none")
+    batch = await created(client, requests_of(2))
+    async with runner(world):
+        assert (await ended(client, batch.id)).status == "completed"
+
+
+def test_a_disk_that_fails_is_told_as_such(kept: World, tmp_path: Path) -> None:
+    assert isinstance(kept.known, ApiKeys)
+    owner = store_owner(key_record(KEY))
+    (tmp_path / "owners" / owner).write_text("no directory")
+
+    async def ask() -> httpx.Response:
+        async with kept.client as client:
+            headers = {"Authorization": f"Bearer {KEY}"}
+            return await client.post("/v1/files", headers=headers, files={"file": b"x"}, data={"purpose": "batch"})
+
+    reply = asyncio.run(ask())
+    assert reply.status_code == 503
+    assert reply.json()["error"]["code"] == "store_unavailable"

@@ -1,0 +1,319 @@
+"""What clients leave is whole or not there, within its caps, its owner's alone, and gone when its time is over."""
+
+import io
+import json
+import multiprocessing
+import os
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from pydantic import ValidationError
+
+from store import BatchRecord, BatchState, BatchStatus, Full, NotThere, Store, StoreBusy, StoreSettings
+from store.records import locked, new_id
+
+OWNERS = ("anonymous", "0f" * 16)
+HOUR_S = 3600.0
+
+
+def make(path: Path, **changed: Any) -> Store:
+    settings = StoreSettings.model_validate({"path": str(path), **changed})
+    store = Store(path, settings)
+    store.prepare()
+    return store
+
+
+def batch_of(store: Store, owner: str, file_id: str, window_s: float = HOUR_S) -> BatchRecord:
+    now = time.time()
+    return BatchRecord(
+        id=store.owned(owner).batches.new_id(),
+        endpoint="/v1/chat/completions",
+        input_file_id=file_id,
+        completion_window="1h",
+        created=now,
+        expires=now + window_s,
+    )
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    return make(tmp_path)
+
+
+def test_a_path_is_absolute_or_begins_at_home() -> None:
+    with pytest.raises(ValidationError, match="must be an absolute path"):
+        StoreSettings.model_validate({"path": "here"})
+    kept = StoreSettings.model_validate({"path": "~/x"}).path
+    assert kept is not None
+    assert kept.is_absolute()
+    assert Store.of(StoreSettings()) is None
+
+
+class Keeping(RuleBasedStateMachine):
+    """Any uploads and deletions by two owners, beside a picture of what should be there."""
+
+    FILES, EACH, ALL = 3, 100, 200
+
+    @initialize()
+    def begin(self) -> None:
+        root = Path(tempfile.mkdtemp(dir=self.root))
+        self.store = make(root, files_max=self.FILES, file_bytes_max=self.EACH, bytes_max=self.ALL)
+        self.model: dict[str, dict[str, bytes]] = {owner: {} for owner in OWNERS}
+
+    root: Path
+
+    @rule(owner=st.sampled_from(OWNERS), content=st.binary(max_size=130))
+    def upload(self, owner: str, content: bytes) -> None:
+        mine = self.model[owner]
+        total = sum(map(len, mine.values()))
+        fits = len(mine) < self.FILES and total < self.ALL and len(content) <= self.EACH
+        fits = fits and total + len(content) <= self.ALL
+        files = self.store.owned(owner).files
+        if fits:
+            mine[files.add(io.BytesIO(content), "a.jsonl").id] = content
+        else:
+            with pytest.raises(Full):
+                files.add(io.BytesIO(content), "a.jsonl")
+
+    @rule(owner=st.sampled_from(OWNERS), which=st.integers(0, 5))
+    def delete(self, owner: str, which: int) -> None:
+        everybodys = [name for each in self.model.values() for name in each]
+        if not everybodys:
+            return
+        name = everybodys[which % len(everybodys)]
+        if name in self.model[owner]:
+            self.store.owned(owner).files.delete(name)
+            del self.model[owner][name]
+        else:
+            with pytest.raises(NotThere):
+                self.store.owned(owner).files.delete(name)
+
+    @rule()
+    def sweep(self) -> None:
+        self.store.sweep()
+
+    @invariant()
+    def everything_is_its_owners_alone(self) -> None:
+        for owner, expected in getattr(self, "model", {}).items():
+            files = self.store.owned(owner).files
+            assert {each.id: files.path(each.id).read_bytes() for each in files.newest_first()} == expected
+
+    @invariant()
+    def nothing_else_lies_around(self) -> None:
+        if hasattr(self, "store"):
+            found = [path for path in (self.store._owners).rglob("*") if path.suffix == ".data"]
+            assert len(found) == sum(map(len, self.model.values()))
+            assert not list(self.store._owners.rglob(".draft-*"))
+
+
+def test_files_are_what_was_uploaded_whoever_does_what(tmp_path: Path) -> None:
+    Keeping.root = tmp_path
+    case = Keeping.TestCase
+    case.settings = hypothesis_settings(max_examples=30, stateful_step_count=15, deadline=None)
+    case("runTest").runTest()
+
+
+@given(name=st.text(max_size=60) | st.sampled_from(["../../x", "file-..", "file-" + "0" * 31 + "/", "/etc/passwd"]))
+@hypothesis_settings(max_examples=100, deadline=None)
+def test_no_name_leads_out_of_the_store(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+    store = make(tmp_path_factory.getbasetemp() / "names")
+    for ask in (store.owned("a").files.get, store.owned("a").files.delete, store.owned("a").batches.get):
+        with pytest.raises(NotThere):
+            ask(name)
+    if not name.isascii() or not name.isalnum() or name != name.lower():
+        with pytest.raises(ValueError, match="no owner"):
+            store.owned(name)
+
+
+def test_many_uploads_at_once_pass_no_cap(tmp_path: Path) -> None:
+    store = make(tmp_path, files_max=5)
+    refused: list[Full] = []
+
+    def upload() -> None:
+        try:
+            store.owned("a").files.add(io.BytesIO(b"x"), "x")
+        except Full as error:
+            refused.append(error)
+
+    threads = [threading.Thread(target=upload) for _ in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(store.owned("a").files.newest_first()) == 5
+    assert {(each.setting, each.most) for each in refused} == {("files_max", 5)}
+    assert len(refused) == 11
+
+
+def test_what_has_expired_is_gone_before_and_after_it_is_swept_away(tmp_path: Path) -> None:
+    store = make(tmp_path, keep_s=1.0)
+    files = store.owned("a").files
+    short = files.add(io.BytesIO(b"x"), "x")
+    batch = store.begin("a", batch_of(store, "a", short.id))
+    assert short.expires - short.created == 1.0
+    batch.tell(BatchState(status=BatchStatus.COMPLETED, ended=time.time() - 2))
+    time.sleep(1.05)
+    for ask in (files.get, files.path, files.delete):
+        with pytest.raises(NotThere):
+            ask(short.id)
+    with pytest.raises(NotThere):
+        store.owned("a").batches.get(batch.record.id)
+    assert files.newest_first() == store.owned("a").batches.newest_first() == []
+    store.sweep()
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file() and path.parent.name != "pending"] == [
+        "lock",
+        "lock",
+    ]
+
+
+def test_half_a_file_of_a_dead_process_is_swept_away_when_it_is_old(store: Store) -> None:
+    files = store.owned("a").files
+    kept = files.add(io.BytesIO(b"x"), "x")
+    directory = files.path(kept.id).parent
+    for name in (".draft-1", f"{new_id('file-')}.data"):
+        (directory / name).write_bytes(b"half")
+    store.sweep()
+    assert len(list(directory.iterdir())) == 5
+    for path in directory.iterdir():
+        os.utime(path, (0, 0))
+    store.sweep()
+    assert sorted(path.suffix for path in directory.iterdir()) == ["", ".data", ".json"]
+    assert files.newest_first() == [kept]
+
+
+class TestBatches:
+    def test_it_keeps_its_input_though_the_file_is_deleted(self, store: Store) -> None:
+        files = store.owned("a").files
+        file = files.add(io.BytesIO(b"line\n"), "x")
+        batch = store.begin("a", batch_of(store, "a", file.id))
+        files.delete(file.id)
+        store.sweep()
+        assert batch.input_path.read_bytes() == b"line\n"
+        assert batch.state == BatchState()
+
+    def test_another_owners_file_is_no_file(self, store: Store) -> None:
+        file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+        with pytest.raises(NotThere):
+            store.begin("b", batch_of(store, "b", file.id))
+        assert store.pending() == []
+        batch = store.begin("a", batch_of(store, "a", file.id))
+        with pytest.raises(NotThere):
+            store.owned("b").batches.get(batch.record.id)
+
+    def test_the_oldest_waits_first_until_it_is_finished(self, store: Store) -> None:
+        made = []
+        for owner in ("b", "a", "b"):
+            file = store.owned(owner).files.add(io.BytesIO(b"x"), "x")
+            made.append(store.begin(owner, batch_of(store, owner, file.id)).record.id)
+        pending = store.pending()
+        assert [(each.owner, each.batch.record.id) for each in pending] == list(zip("bab", made, strict=True))
+        store.finished(pending[0])
+        assert [each.batch.record.id for each in store.pending()] == made[1:]
+        newest = [batch.record.id for batch in store.owned("b").batches.newest_first()]
+        assert newest == [made[2], made[0]]
+
+    def test_a_mark_without_a_batch_is_removed_when_it_is_stale(self, store: Store, tmp_path: Path) -> None:
+        mark = tmp_path / "pending" / f"{0:020}-a-{new_id('batch_')}"
+        mark.touch()
+        assert store.pending() == []
+        assert mark.exists()
+        os.utime(mark, (0, 0))
+        assert store.pending() == []
+        assert not mark.exists()
+
+    def test_there_are_no_more_than_may_be(self, tmp_path: Path) -> None:
+        store = make(tmp_path, batches_max=2)
+        file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+        for _ in range(2):
+            store.begin("a", batch_of(store, "a", file.id))
+        with pytest.raises(Full, match=r"at most 2 batches are kept here \(store.batches_max\)"):
+            store.begin("a", batch_of(store, "a", file.id))
+        assert len(store.pending()) == 2
+
+    def test_asked_to_end_it_says_so_until_the_runner_has(self, store: Store) -> None:
+        file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+        batch = store.begin("a", batch_of(store, "a", file.id))
+        batch.cancel()
+        first = batch.cancelled
+        batch.cancel()
+        assert batch.state.status is BatchStatus.CANCELLING
+        batch.tell(BatchState(status=BatchStatus.IN_PROGRESS, total=3))
+        assert (batch.state.status, batch.state.total) == (BatchStatus.CANCELLING, 3)
+        for ending in (BatchStatus.COMPLETED, BatchStatus.CANCELLED):
+            batch.tell(BatchState(status=ending))
+            assert batch.state.status is ending
+        assert batch.cancelled == first
+
+    def test_results_are_one_file_however_often_they_are_taken(self, store: Store, tmp_path: Path) -> None:
+        file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+        batch = store.begin("a", batch_of(store, "a", file.id))
+        batch.output_path.write_bytes(b"result\n")
+        files = store.owned("a").files
+        taken = [files.adopt(batch.output_path, batch.result_id("output"), "o.jsonl") for _ in range(2)]
+        assert taken[0] == taken[1]
+        assert files.path(taken[0].id).read_bytes() == b"result\n"
+        assert batch.result_id("error") != batch.result_id("output")
+        assert [each.purpose for each in files.newest_first()] == ["batch_output", "batch"]
+
+
+def test_a_lease_is_one_processes_and_ends_with_it(store: Store) -> None:
+    file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+    batch = store.begin("a", batch_of(store, "a", file.id))
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    other = context.Process(target=_hold, args=(batch.input_path.parent / "lease", theirs))
+    other.start()
+    try:
+        assert mine.poll(60)
+        with pytest.raises(StoreBusy), batch.lease():
+            pass
+    finally:
+        assert other.pid is not None
+        os.kill(other.pid, signal.SIGKILL)
+        other.join(10)
+    with batch.lease(), pytest.raises(StoreBusy), batch.lease():
+        pass
+
+
+def _hold(path: Path, told: Any) -> None:
+    with locked(path):
+        told.send("held")
+        time.sleep(120)
+
+
+@pytest.fixture
+def reading(store: Store) -> Iterator[list[Any]]:
+    """What somebody reads of a batch's state all the time meanwhile."""
+    file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+    batch = store.begin("a", batch_of(store, "a", file.id))
+    stop = threading.Event()
+    seen: list[Any] = [batch]
+
+    def read() -> None:
+        while not stop.is_set():
+            seen.append(batch.state.total)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    yield seen
+    stop.set()
+    thread.join()
+
+
+def test_a_state_is_read_whole_while_it_is_written(reading: list[Any]) -> None:
+    batch = reading[0]
+    for total in range(200):
+        batch.tell(BatchState(status=BatchStatus.IN_PROGRESS, total=total))
+    seen = reading[1:]
+    assert seen == sorted(seen)
+    assert json.loads((batch.input_path.parent / "state.json").read_text())["total"] == 199
