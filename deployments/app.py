@@ -14,7 +14,7 @@ from cluster.jobs.replica import BatchRunner
 from cluster.launch.environment import variables
 from deployments.access import require_authenticated_cluster
 from deployments.checks import check_settings
-from deployments.config import AppConfig, ControllerSettings, ControllerUserConfig
+from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
@@ -22,6 +22,7 @@ from deployments.generator import Generator
 from deployments.http.keys import read_records
 from deployments.nodes import Built, model_digest
 from deployments.prm import ProcessRewardModel
+from store import Store, StoreSettings
 
 MAX_REQUESTS = 16_384
 """Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
@@ -38,7 +39,7 @@ def build(args: AppConfig) -> serve.Application:
 
     Raises:
         ValueError: settings contradict each other or the models that they name (a line for each, with its path), the
-            API keys cannot be read, or the cluster is open to all.
+            API keys cannot be read, the store's directory cannot be used, or the cluster is open to all.
     """
     check_settings(args)
     if ray.is_initialized():  # in the task in which Serve builds; otherwise the controller's replicas ask
@@ -54,6 +55,10 @@ def build(args: AppConfig) -> serve.Application:
         **_replicas(args.prm.replicas), max_queued_requests=MAX_QUEUED, logging_config=logging_config
     ).bind(args.prm, args.telemetry, args.log_level, _built(args.prm))
     controller = args.controller
+    batches = None
+    if (store_id := _store_id(controller.store)) is not None:
+        bound = (controller.store, store_id, controller.limits.seconds)
+        batches = BatchRunner.options(logging_config=logging_config).bind(*bound)
     taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(
         **{**_replicas(controller.replicas, controller.limits.seconds), "max_ongoing_requests": taken},
@@ -61,20 +66,25 @@ def build(args: AppConfig) -> serve.Application:
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
         user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
-    ).bind(args, generator, prm, _built(), _batches(controller, logging_config))
+    ).bind(args, generator, prm, _built(store=store_id), batches)
 
 
-def _batches(controller: ControllerSettings, logging_config: dict[str, Any]) -> serve.Application | None:
-    """Who does batches; nobody where nothing is kept."""
-    if controller.store.path is None:
-        return None
-    return BatchRunner.options(logging_config=logging_config).bind(controller.store, controller.limits.seconds)
+def _store_id(settings: StoreSettings) -> str | None:
+    """
+    Raises:
+        ValueError: the directory cannot be used.
+    """
+    store = Store.of(settings)
+    try:
+        return None if store is None else store.prepare()
+    except OSError as error:
+        raise ValueError(f"controller.store.path: cannot use {settings.path}: {error.strerror or error}") from error
 
 
-def _built(engine: GeneratorSettings | PrmSettings | None = None) -> Built:
+def _built(engine: GeneratorSettings | PrmSettings | None = None, store: str | None = None) -> Built:
     """What replicas on every node must find as it is here."""
     shared = {name: os.environ.get(name) for name in variables() if name.startswith("RAY_SERVE_")}
-    return Built(shared, model_digest(engine) if isinstance(engine, EngineSettings) else None)
+    return Built(shared, model_digest(engine) if isinstance(engine, EngineSettings) else None, store)
 
 
 def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S) -> dict[str, Any]:

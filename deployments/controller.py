@@ -67,7 +67,8 @@ class SearchControllerReplica:
             NodeDiffers: the node is not like the one where the application was built.
             AccessError: the cluster is open to all.
             ValueError: the default search is malformed.
-            OSError: the tokenizer cannot be read, or the store's directory cannot be made.
+            OSError: the tokenizer cannot be read, or the store's directory cannot be used.
+            OtherStore: that is another on this node.
             SolverError: the step encoder cannot be loaded.
         """
         if built:
@@ -83,7 +84,7 @@ class SearchControllerReplica:
         controller = config.controller
         store = Store.of(controller.store)
         if store is not None:
-            await asyncio.to_thread(store.prepare)
+            await asyncio.to_thread(store.prepare, built.store if built else None)
         self._telemetry = ControllerTelemetry(config.telemetry, config.log_level)
         self._matcher = AnswerMatcher()
         self._solver = ProcessSolver(controller.step_encoder.source if controller.step_encoder else None)

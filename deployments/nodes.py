@@ -32,6 +32,8 @@ class Built(NamedTuple):
     """Environment variables that must be the same everywhere."""
     model: str | None = None
     """Says what is in the files of a deployment's model (`model_digest`); None where they were not there."""
+    store: str | None = None
+    """What the directory of the store is known by; None where nothing is kept."""
 
     def check(self, engine: EngineSettings | None = None, environment: Mapping[str, str] = os.environ) -> None:
         """To be asked where a replica starts.

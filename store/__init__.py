@@ -6,10 +6,11 @@ number of controllers can read and write at a time, and what is there when a pro
 looks.
 """
 
-from store.batches import Batch, Batches, BatchRecord, BatchState, BatchStatus, LineError
+from store.batches import Batch, Batches, BatchRecord, BatchState, BatchStatus, BatchUsage, LineError
 from store.directory import ANONYMOUS, Owned, Pending, Store
-from store.errors import Full, NotThere, StoreBusy, StoreError
+from store.errors import Full, NotThere, OtherStore, StoreBusy, StoreError
 from store.files import FileRecord, Files
+from store.searches import Events, Search, SearchEnd, Searches, SearchRecord, SearchStatus, SearchWriter
 from store.settings import StoreSettings
 
 __all__ = [
@@ -18,14 +19,23 @@ __all__ = [
     "BatchRecord",
     "BatchState",
     "BatchStatus",
+    "BatchUsage",
     "Batches",
+    "Events",
     "FileRecord",
     "Files",
     "Full",
     "LineError",
     "NotThere",
+    "OtherStore",
     "Owned",
     "Pending",
+    "Search",
+    "SearchEnd",
+    "SearchRecord",
+    "SearchStatus",
+    "SearchWriter",
+    "Searches",
     "Store",
     "StoreBusy",
     "StoreError",

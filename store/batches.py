@@ -55,6 +55,17 @@ class LineError(Stored):
     param: str | None = None
 
 
+class BatchUsage(Stored):
+    """Tokens of all requests that have a result."""
+
+    input_tokens: int
+    cached_tokens: int
+    """Of these, read from a cache."""
+    output_tokens: int
+    reasoning_tokens: int
+    """Of these, not on an answering path."""
+
+
 class BatchRecord(Stored):
     """What was asked for."""
 
@@ -87,6 +98,8 @@ class BatchState(Stored):
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: tuple[LineError, ...] = Field(())
+    usage: BatchUsage | None = None
+    """Of one that has ended."""
 
 
 class Batch:
@@ -94,6 +107,7 @@ class Batch:
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
+        self.id = directory.name
         self.input_path = directory / "input.jsonl"
         """The file as it was when the batch was made."""
         self.output_path = directory / "output.jsonl"

@@ -1,6 +1,7 @@
 """The whole store: each owner's part of it, and the batches that wait for a runner."""
 
 import re
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -8,7 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from store.batches import Batch, Batches, BatchRecord
-from store.files import Files
+from store.errors import OtherStore
+from store.files import Files, link_or_copy
+from store.records import draft_of, new_id
+from store.searches import Searches
 from store.settings import StoreSettings
 
 ANONYMOUS = "anonymous"
@@ -32,6 +36,7 @@ class Owned(NamedTuple):
 
     files: Files
     batches: Batches
+    searches: Searches
 
 
 class Store:
@@ -39,6 +44,7 @@ class Store:
 
     def __init__(self, path: Path, settings: StoreSettings) -> None:
         self.settings = settings
+        self._root = path
         self._owners = path / "owners"
         self._pending = path / "pending"
 
@@ -47,13 +53,30 @@ class Store:
         """None where nothing is kept."""
         return None if settings.path is None else cls(settings.path, settings)
 
-    def prepare(self) -> None:
-        """
+    def prepare(self, known: str | None = None) -> str:
+        """Makes the directory where there is none. Returns what it is known by, from whatever node.
+
         Raises:
-            OSError: the directory can be neither used nor made.
+            OtherStore: that is not what it is ``known`` by.
+            OSError: it can be neither used nor made.
         """
-        for directory in (self._owners.parent, self._owners, self._pending):
+        for directory in (self._root, self._owners, self._pending):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mark = self._root / "id"
+        if not mark.exists():
+            draft = draft_of(mark)
+            try:
+                draft.write_text(new_id(""))
+                link_or_copy(draft, mark)
+            finally:
+                draft.unlink()
+        here = mark.read_text()
+        if known is not None and here != known:
+            raise OtherStore(
+                f"{self._root} on {socket.gethostname()} is another directory than where the application was built: "
+                "every node has to see the same one (controller.store.path)"
+            )
+        return here
 
     def owned(self, owner: str) -> Owned:
         """What belongs to that owner: lower-case letters and digits.
@@ -64,7 +87,11 @@ class Store:
         if not _OWNER.fullmatch(owner):
             raise ValueError(f"no owner is called {owner[:80]!r}")
         directory = self._owners / owner
-        return Owned(Files(directory / "files", self.settings), Batches(directory / "batches", self.settings))
+        return Owned(
+            Files(directory / "files", self.settings),
+            Batches(directory / "batches", self.settings),
+            Searches(directory / "searches", self.settings),
+        )
 
     def begin(self, owner: str, record: BatchRecord) -> Batch:
         """Adds a batch, which a runner finds from then on.
@@ -101,6 +128,7 @@ class Store:
             owned = self.owned(owner.name)
             owned.files.sweep(before)
             owned.batches.sweep(before)
+            owned.searches.sweep(before)
 
     def _read_marks(self) -> Iterator[Pending]:
         for mark in sorted(self._pending.iterdir()):

@@ -3,6 +3,7 @@
 StoreError
 ├── NotThere     unknown, expired, or another's: nobody can tell which
 ├── Full         a cap would be passed (what, most, setting)
+├── OtherStore   the directory is not the one that is meant
 └── StoreBusy    somebody else has the lock, or the lease
 """
 
@@ -36,6 +37,10 @@ class Full(StoreError):
 
     def __str__(self) -> str:
         return f"at most {self.most} {self.what} are kept here (store.{self.setting})"
+
+
+class OtherStore(StoreError):
+    """The directory is not the one that is meant: another node's, under the same path."""
 
 
 class StoreBusy(StoreError):

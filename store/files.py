@@ -165,10 +165,12 @@ class Files:
 
 
 def link_or_copy(path: Path, target: Path) -> None:
-    """The same bytes at ``target``, which outlive those at ``path``."""
+    """The same bytes at ``target``, which outlive those at ``path``. What is there already stays."""
     try:
         os.link(path, target)
-    except OSError:  # the file system has no links
+    except FileExistsError:
+        return
+    except OSError:  # the file system allows no second name
         shutil.copyfile(path, target)
 
 

@@ -10,14 +10,13 @@ import time
 from collections.abc import Callable
 
 from cluster.client.client import Client
-from cluster.client.errors import ClientError, Refused
+from cluster.client.errors import ClientError
 from cluster.evaluation.problem_files import ProblemFileError
-from cluster.jobs.inputs import BatchRequest, JobInput
-from cluster.jobs.outputs import Identity, OutputError, Outputs
-from cluster.jobs.run import Job, JobStopped, KeyRefused, Settings, batch_line
-from cluster.jobs.validation import checked
+from cluster.jobs.batch_run import BatchRun
+from cluster.jobs.outputs import OutputError
+from cluster.jobs.run import JobStopped
 from cluster.jobs.window import Window
-from store import Batch, BatchState, BatchStatus, LineError, NotThere, Pending, Store, StoreBusy
+from store import Batch, NotThere, Pending, Store, StoreBusy, StoreError
 
 logger = logging.getLogger("banyan.batches")
 
@@ -26,11 +25,6 @@ LOOK_EVERY_S = 0.5
 REST_S = 10.0
 """A batch that could not go on is left alone for so long."""
 SWEEP_EVERY_S = 60.0
-LEFT = {
-    BatchStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
-    BatchStatus.EXPIRED: ("batch_expired", "the batch's completion window closed before this request was done"),
-}
-"""What is said of the requests that are not done when a batch ends before its time."""
 
 
 class BatchJobs:
@@ -43,6 +37,8 @@ class BatchJobs:
         self._connect = connect
         self._at_work: dict[str, tuple[str, Window, asyncio.Task[None]]] = {}
         """By name of the mark: the owner, how many requests are in flight, and who does it."""
+        self._again: set[str] = set()
+        """Those that the service failed at, whatever they asked: their failures are asked for again."""
         self._rests: dict[str, float] = {}
         """Until when (monotonic), by name of the mark."""
         self.waiting = 0
@@ -53,12 +49,7 @@ class BatchJobs:
         return len(self._at_work)
 
     async def run(self) -> None:
-        """Goes on until it is cancelled; the batches that it is at then are for another.
-
-        Raises:
-            OSError: the store's directory cannot be made.
-        """
-        await asyncio.to_thread(self._store.prepare)
+        """Goes on until it is cancelled; the batches that it is at then are for another."""
         swept_at = 0.0
         try:
             while True:
@@ -67,8 +58,9 @@ class BatchJobs:
                     if time.monotonic() - swept_at > SWEEP_EVERY_S:
                         swept_at = time.monotonic()
                         await asyncio.to_thread(self._store.sweep)
-                except OSError as error:
+                except (OSError, StoreError) as error:
                     logger.warning("the store cannot be read: %s", error)
+                    await asyncio.sleep(REST_S)
                 await asyncio.sleep(LOOK_EVERY_S)
         finally:
             tasks = [task for _, _, task in self._at_work.values()]
@@ -107,11 +99,13 @@ class BatchJobs:
         try:
             with pending.batch.lease():
                 if not pending.batch.state.status.is_final:
-                    await self._finish(pending, window)
+                    await self._run(pending, window)
                 await asyncio.to_thread(self._store.finished, pending)
         except StoreBusy:
             self._rests[pending.name] = time.monotonic() + REST_S
         except (ClientError, JobStopped, OutputError, ProblemFileError, NotThere, OSError) as error:
+            if isinstance(error, JobStopped):
+                self._again.add(pending.name)
             logger.warning("a batch rests for %g s: %s: %s", REST_S, type(error).__name__, error)
             self._rests[pending.name] = time.monotonic() + REST_S
         except Exception:
@@ -121,139 +115,13 @@ class BatchJobs:
             del self._at_work[pending.name]
             self._share()
 
-    async def _finish(self, pending: Pending, window: Window) -> None:
-        """
-        Raises:
-            ClientError, JobStopped, OutputError, ProblemFileError, OSError: it cannot go on now.
-        """
-        batch, record = pending.batch, pending.batch.record
-        given = await asyncio.to_thread(
-            checked, batch.input_path, record.endpoint, self._store.settings.batch_lines_max
-        )
-        if isinstance(given, list):
-            _fail(batch, given)
-            return
-        try:
-            async with self._connect(pending.owner) as client:
-                identity = Identity(
-                    input_sha256=given.sha256,
-                    input_kind=given.kind,
-                    lines=given.lines,
-                    model=await client.model(),
-                    search={},
-                    seed=0,
-                    trees=False,
-                )
-                with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last) as outputs:
-                    await self._through(pending, given, outputs, client, window)
-        except (KeyRefused, Refused) as error:
-            if isinstance(error, Refused) and error.status not in (401, 403):
-                raise
-            _fail(batch, [LineError(code="invalid_api_key", message=str(error))])
-
-    async def _through(
-        self, pending: Pending, given: JobInput, outputs: Outputs, client: Client, window: Window
-    ) -> None:
-        batch = pending.batch
-        progress = _Progress(batch, given, outputs)
-        ending = await self._worked(batch, given, outputs, client, window, progress)
-        if ending is BatchStatus.COMPLETED:
-            progress.tell(BatchStatus.FINALIZING)
-        else:
-            await asyncio.to_thread(_account_for_the_rest, given, outputs, ending)
-        outputs.sync()
+    async def _run(self, pending: Pending, window: Window) -> None:
+        again = pending.name in self._again
+        self._again.discard(pending.name)
         files = self._store.owned(pending.owner).files
-        found = {"output": outputs.path, "error": outputs.errors_path}
-        ids: dict[str, str | None] = {}
-        for kind, path in found.items():
-            ids[kind] = batch.result_id(kind) if path.stat().st_size else None
-            if (file_id := ids[kind]) is not None:
-                name = f"{batch.record.id}_{kind}.jsonl"
-                await asyncio.to_thread(files.adopt, path, file_id, name, batch.record.output_keep_s)
-        progress.tell(ending, output_file_id=ids["output"], error_file_id=ids["error"])
-
-    async def _worked(
-        self,
-        batch: Batch,
-        given: JobInput,
-        outputs: Outputs,
-        client: Client,
-        window: Window,
-        progress: "_Progress",
-    ) -> BatchStatus:
-        """How the batch ends: all is done, or it has to."""
-        job: asyncio.Task[None] | None = None
-        try:
-            while outputs.done.count < given.lines:
-                if batch.cancelled is not None:
-                    return BatchStatus.CANCELLED
-                if time.time() >= batch.record.expires:
-                    return BatchStatus.EXPIRED
-                progress.tell(BatchStatus.IN_PROGRESS)
-                if job is None:
-                    job = asyncio.create_task(Job(given, outputs, Settings("", {}), client, window).run())
-                await asyncio.wait({job}, timeout=LOOK_EVERY_S)
-                if job.done():
-                    job.result()
-            return BatchStatus.COMPLETED
-        finally:
-            if job is not None:
-                await _ended(job)
-
-
-class _Progress:
-    """The state of one batch, written when it has changed."""
-
-    def __init__(self, batch: Batch, given: JobInput, outputs: Outputs) -> None:
-        self._batch = batch
-        self._outputs = outputs
-        told = batch.state
-        self._state = told.model_copy(update={"total": given.lines, "in_progress": told.in_progress or time.time()})
-        self._told: BatchState | None = None
-
-    def tell(self, status: BatchStatus, **ids: str | None) -> None:
-        now, state, done = time.time(), self._state, self._outputs
-        self._state = state.model_copy(
-            update={
-                "status": status,
-                "completed": done.done.count - done.failed,
-                "failed": done.failed,
-                "finalizing": state.finalizing or (now if status is BatchStatus.FINALIZING else None),
-                "ended": now if status.is_final else None,
-                **ids,
-            }
-        )
-        if self._state != self._told:
-            self._batch.tell(self._state)
-            self._told = self._state
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancels a task and waits until it has ended, however it ends."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
-
-
-def _fail(batch: Batch, errors: list[LineError]) -> None:
-    state = batch.state
-    failed = {"status": BatchStatus.FAILED, "ended": time.time(), "errors": tuple(errors)}
-    batch.tell(state.model_copy(update=failed))
+        run = BatchRun(pending.batch, files, self._connect(pending.owner), window)
+        await run.run(self._store.settings.batch_lines_max, again)
 
 
 def _is_to_end(batch: Batch) -> bool:
     return batch.cancelled is not None or time.time() >= batch.record.expires
-
-
-def _account_for_the_rest(given: JobInput, outputs: Outputs, ending: BatchStatus) -> None:
-    """An error for every request that is not done.
-
-    Raises:
-        OutputError: it could not be written.
-    """
-    code, message = LEFT[ending]
-    for item in given.items():
-        if item.number not in outputs.done and isinstance(item.work, BatchRequest):
-            error = {"code": code, "message": message}
-            outputs.put_error(batch_line(item.number, item.work.custom_id, None, error) | {"kind": ending.value})

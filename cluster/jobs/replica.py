@@ -17,15 +17,21 @@ GRACE_S = 60.0
 class BatchRunnerReplica:
     """Asks the controllers of its own application, by their handles, as the owner of each batch."""
 
-    async def __init__(self, settings: StoreSettings, seconds: float) -> None:  # type: ignore[misc]
-        """``seconds``: the wall clock of one request, at most.
+    async def __init__(  # type: ignore[misc]
+        self, settings: StoreSettings, store_id: str, seconds: float
+    ) -> None:
+        """``store_id``: what the directory was known by where the application was built. ``seconds``: the wall clock of
+        one request, at most.
 
         Raises:
             ValueError: nothing is kept here.
+            OtherStore: the directory on this node is another.
+            OSError: it cannot be used.
         """
         store = Store.of(settings)
         if store is None:
             raise ValueError("store.path is not set")
+        await asyncio.to_thread(store.prepare, store_id)
         application = serve.get_replica_context().app_name
 
         def connect(owner: str) -> Client:

@@ -16,7 +16,7 @@ from deployments.http.kept import After, page
 from deployments.http.proxy import WORK
 from deployments.http.replies import json_response
 from deployments.http.schema import Body
-from store import Batch, BatchRecord, BatchStatus, NotThere
+from store import Batch, BatchRecord, BatchStatus, BatchUsage, NotThere
 
 router = APIRouter()
 
@@ -100,10 +100,10 @@ async def list_batches(
 ) -> Response:
     """The key's batches, the newest first."""
 
-    def shown() -> list[dict[str, Any]]:
-        return [batch_object(batch) for batch in kept.owned(request).batches.newest_first()]
+    def shown() -> dict[str, Any]:
+        return page(kept.owned(request).batches.newest_first(), batch_object, after, limit)
 
-    return json_response(page(await kept.do(shown), after, limit))
+    return json_response(await kept.do(shown))
 
 
 @router.get("/v1/batches/{batch_id}")
@@ -156,5 +156,16 @@ def batch_object(batch: Batch) -> dict[str, Any]:
         "errors": {"object": "list", "data": errors} if errors else None,
         "request_counts": {"total": state.total, "completed": state.completed, "failed": state.failed},
         "metadata": record.metadata,
+        "usage": None if state.usage is None else _usage(state.usage),
         **{name: None if at is None else int(at) for name, at in times.items()},
+    }
+
+
+def _usage(usage: BatchUsage) -> dict[str, Any]:
+    return {
+        "input_tokens": usage.input_tokens,
+        "input_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
+        "total_tokens": usage.input_tokens + usage.output_tokens,
     }

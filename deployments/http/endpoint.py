@@ -84,7 +84,7 @@ async def _kept(served: Served) -> Kept:
         NotFound: nothing is kept here.
     """
     if served.kept is None:
-        message = "files and batches are not kept here: the operator has not set controller.store.path"
+        message = "files, batches and searches are not kept here: the operator has not set controller.store.path"
         raise NotFound(message, code="store_disabled")
     return served.kept
 

@@ -67,7 +67,7 @@ class Upload(NamedTuple):
 async def upload_file(request: Request, kept: KeptHere) -> Response:
     """Keeps a file for batches."""
     owner, files = kept.owner(request), kept.owned(request).files
-    with kept.uploading(owner):
+    with kept.uploads.one(owner):
         await kept.do(files.check_room)
         form = await _form(request, kept)
         try:
@@ -88,9 +88,9 @@ async def list_files(
     purpose: str | None = None,
 ) -> Response:
     """The key's files, the newest first."""
-    records = await kept.do(kept.owned(request).files.newest_first)
-    shown = [file_object(record) for record in records if purpose in (None, record.purpose)]
-    return json_response(page(shown if order == "desc" else shown[::-1], after, limit))
+    newest = await kept.do(kept.owned(request).files.newest_first)
+    every = [record for record in newest if purpose in (None, record.purpose)]
+    return json_response(page(every if order == "desc" else every[::-1], file_object, after, limit))
 
 
 @router.get("/v1/files/{file_id}")

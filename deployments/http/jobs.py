@@ -48,6 +48,7 @@ class Jobs:
         self._context = config.generator.max_model_len
         self._search_context = config.search_context
         self._isolates_keys = config.http.isolate_keys
+        self._keeps = config.controller.store.path is not None
         self._planner = planner
         self._encoder = encoder
 
@@ -91,7 +92,7 @@ class Jobs:
             n=getattr(strategy, "n", 1),
             prompt_tokens=len(job.prompt),
             temperature=strategy.temperature,
-            notes=(*notes(request, job.settings), *self._unread(request)),
+            notes=(*notes(request, job.settings), *self._unread(request), *self._unkept(request)),
             wanted=Wanted(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
         )
 
@@ -103,6 +104,9 @@ class Jobs:
         return [
             f"chat_template_kwargs.{name[:64]}: the model's chat template does not read it" for name in sorted(unread)
         ]
+
+    def _unkept(self, request: ChatRequest) -> list[str]:
+        return ["store: nothing is kept here"] if request.store and not self._keeps else []
 
     def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
         """

@@ -3,10 +3,11 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import Annotated, Any, TypeVar
+from contextvars import Context
+from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Query, Request
 
@@ -19,11 +20,13 @@ from store import Owned, Store
 
 logger = logging.getLogger("banyan.http")
 T = TypeVar("T")
+Item = TypeVar("Item", bound="Named")
 
 DISK_S = 30.0
 """A disk that has not done it by then is not to be waited for."""
 MAX_UPLOADS = 4
-"""On their way from one owner at a time, at each controller."""
+"""Of one owner at a time, at each controller; so the next."""
+MAX_STREAMS = 16
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="store")
 
 After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
@@ -36,7 +39,9 @@ class Kept:
         self.store = store
         self.bodies = Bodies(live)
         """Those of requests that hold no place."""
-        self._uploading: Counter[str] = Counter()
+        self._later: set[asyncio.Task[None]] = set()
+        self.uploads = Few(MAX_UPLOADS, "uploads")
+        self.streams = Few(MAX_STREAMS, "streams of events")
 
     def owner(self, request: Request) -> str:
         """Who asks, as the store calls them."""
@@ -45,6 +50,13 @@ class Kept:
     def owned(self, request: Request) -> Owned:
         """What belongs to whoever asks."""
         return self.store.owned(self.owner(request))
+
+    def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        """Done whatever becomes of the request: in a context of its own, for Serve would end it with that."""
+        task = asyncio.create_task(work, context=Context())
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+        return task
 
     async def do(self, work: Callable[[], T]) -> T:
         """What ``work`` returns, done in a thread.
@@ -60,25 +72,42 @@ class Kept:
             logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
             raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None
 
-    @contextmanager
-    def uploading(self, owner: str) -> Iterator[None]:
-        """Around the reading of an upload.
 
-        Raises:
-            Busy: so many are on their way already.
+class Few:
+    """So many of a kind at a time, of one owner, at one controller."""
+
+    def __init__(self, most: int, kind: str) -> None:
+        self._most = most
+        self._kind = kind
+        self._now: Counter[str] = Counter()
+
+    @contextmanager
+    def one(self, owner: str) -> Iterator[None]:
         """
-        if self._uploading[owner] >= MAX_UPLOADS:
-            raise Busy(f"{MAX_UPLOADS} uploads are on their way already; send fewer at a time", "bodies")
-        self._uploading[owner] += 1
+        Raises:
+            Busy: there are so many already.
+        """
+        if self._now[owner] >= self._most:
+            raise Busy(f"{self._most} {self._kind} are on their way already; open fewer at a time", "bodies")
+        self._now[owner] += 1
         try:
             yield
         finally:
-            self._uploading[owner] -= 1
-            if not self._uploading[owner]:
-                del self._uploading[owner]
+            self._now[owner] -= 1
+            if not self._now[owner]:
+                del self._now[owner]
 
 
-def page(shown: Sequence[dict[str, Any]], after: str | None, limit: int) -> dict[str, Any]:
+class Named(Protocol):
+    """What has an id."""
+
+    @property
+    def id(self) -> str: ...
+
+
+def page(
+    every: Sequence[Item], show: Callable[[Item], dict[str, Any]], after: str | None, limit: int
+) -> dict[str, Any]:
     """The ``list`` of those that follow ``after``, ``limit`` at most.
 
     Raises:
@@ -86,15 +115,15 @@ def page(shown: Sequence[dict[str, Any]], after: str | None, limit: int) -> dict
     """
     begin = 0
     if after is not None:
-        places = [index for index, each in enumerate(shown) if each["id"] == after]
+        places = [index for index, each in enumerate(every) if each.id == after]
         if not places:
             raise BadRequest(f"after: no such one: {after[:100]!r}", "after")
         begin = places[0] + 1
-    data = list(shown[begin : begin + limit])
+    shown = every[begin : begin + limit]
     return {
         "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": begin + limit < len(shown),
+        "data": [show(each) for each in shown],
+        "first_id": shown[0].id if shown else None,
+        "last_id": shown[-1].id if shown else None,
+        "has_more": begin + limit < len(every),
     }

@@ -22,7 +22,9 @@ class Responses:
     that is whole has the answer alone.
     """
 
-    def __init__(self, request: ResponsesRequest, settings: SearchSettings, head: Head) -> None:
+    def __init__(self, request: ResponsesRequest, settings: SearchSettings, head: Head, stored: bool = False) -> None:
+        """``stored``: whether the search is kept."""
+        self._stored = stored
         self._request = request
         self._settings = settings
         self._head = head
@@ -117,7 +119,7 @@ class Responses:
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
-            "store": False,
+            "store": self._stored,
             "temperature": head.temperature,
             "text": {"format": {"type": "text"}},
             "tool_choice": "auto",

@@ -8,20 +8,21 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from deployments.completions import CompletionJob
-from deployments.http import batches, errors, files, replies
+from deployments.http import batches, errors, files, replies, searches
 from deployments.http.admission import Admission, place_of
 from deployments.http.auth import ApiKeys, RequireKey, key_of
 from deployments.http.body import validated
 from deployments.http.disconnect import while_connected
 from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
+from deployments.http.kept_search import KeptSearch
 from deployments.http.proxy import WORK
 from deployments.http.refusals import CountRefusals
 from deployments.http.replies import json_response
 from deployments.http.responses import Responses
 from deployments.http.responses_schema import ResponsesRequest, spoken_of
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
-from deployments.http.streaming import SearchStream
+from deployments.http.streaming import Searching, SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
 from deployments.service import SearchJob
 from search.ports import ScoreRequest
@@ -33,7 +34,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     """The endpoint as an ASGI application; without ``keys``, for callers that have none and are trusted."""
     app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None)
     app.state.endpoint = endpoint
-    for each in (router, files.router, batches.router):
+    for each in (router, files.router, batches.router, searches.router):
         app.include_router(each)
     bodies: dict[Any, type[BaseModel]] = {
         chat_completions: ChatRequest,
@@ -63,10 +64,11 @@ async def chat_completions(request: Request, served: Served) -> Response:
     """One question in, a better answer out; streamed, the tree as it grows."""
     chat, job = await _search(request, served)
     head, place = _head(served, chat, job), place_of(request.scope)
+    searching = _searching(request, served, chat, head)
     if chat.stream:
         include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-        return SearchStream(served.searches, job, place, replies.Chunks(head, include_usage))
-    outcome = await while_connected(request.receive, served.searches.search(job, place))
+        return SearchStream(searching, job, place, replies.Chunks(head, include_usage))
+    outcome = await while_connected(request.receive, searching.search(job, place))
     return json_response(replies.completion(head, outcome))
 
 
@@ -76,8 +78,10 @@ async def search(request: Request, served: Served) -> Response:
     chat, job = await _search(request, served)
     if chat.stream:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
-    outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
-    reply = replies.completion(_head(served, chat, job), outcome)
+    head = _head(served, chat, job)
+    searching = _searching(request, served, chat, head)
+    outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
+    reply = replies.completion(head, outcome)
     if job.settings.logprobs:
         reply["prompt_token_ids"] = list(job.prompt)
     return BytesResponse(await with_tree(reply, outcome.tree))
@@ -85,7 +89,7 @@ async def search(request: Request, served: Served) -> Response:
 
 @router.post("/v1/responses")
 async def responses(request: Request, served: Served) -> Response:
-    """As chat completions, in the words of OpenAI's Responses API: text in, text out, nothing stored."""
+    """As chat completions, in the words of OpenAI's Responses API: text in, text out."""
 
     def prepare(given: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest, SearchJob]:
         asked = ResponsesRequest.parse(given)
@@ -94,10 +98,12 @@ async def responses(request: Request, served: Served) -> Response:
             return asked, chat, served.jobs.search(chat, key_of(request.scope))
 
     asked, chat, job = await served.prepared(request, prepare)
-    reply = Responses(asked, job.settings, served.jobs.head(chat, job, f"resp_{job.search_id}"))
+    head = served.jobs.head(chat, job, f"resp_{job.search_id}")
+    searching = _searching(request, served, chat, head)
+    reply = Responses(asked, job.settings, head, stored=searching is not served.searches)
     if asked.stream:
-        return SearchStream(served.searches, job, place_of(request.scope), reply)
-    outcome = await while_connected(request.receive, served.searches.search(job, place_of(request.scope)))
+        return SearchStream(searching, job, place_of(request.scope), reply)
+    outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
     return json_response(reply.whole(outcome))
 
 
@@ -170,6 +176,13 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
         return chat, served.jobs.search(chat, key_of(request.scope))
 
     return await served.prepared(request, prepare)
+
+
+def _searching(request: Request, served: Endpoint, chat: ChatRequest, head: replies.Head) -> Searching:
+    """What runs the search: with its events and its reply kept where that is asked for, and anything is."""
+    if served.kept is None or not chat.store:
+        return served.searches
+    return KeptSearch(served.searches, served.kept, served.kept.owner(request), head)
 
 
 def _head(served: Endpoint, chat: ChatRequest, job: SearchJob) -> replies.Head:

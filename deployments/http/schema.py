@@ -150,6 +150,7 @@ class ChatRequest(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     logprobs: bool | None = Field(None, description="Log-probabilities of the answering path's tokens.")
     reasoning_effort: Effort | None = Field(None, description="One of the operator's presets.")
+    store: bool | None = Field(None, description="Whether events and reply are kept, for GET /v1/searches/{id}.")
     chat_template_kwargs: dict[str, Scalar] | None = Field(
         None, max_length=MAX_TEMPLATE_KWARGS, description="Told to the model's chat template, which may not read them."
     )
@@ -162,7 +163,8 @@ class ChatRequest(Body):
             BadRequest: with the path of the first field that is wrong or not supported.
         """
         refuse_unsupported(body, NEUTRAL)
-        known = {key: value for key, value in body.items() if key not in IGNORED and key not in NEUTRAL}
+        ignored = IGNORED - cls.model_fields.keys()
+        known = {key: value for key, value in body.items() if key not in ignored and key not in NEUTRAL}
         request = validated(cls, known)
         if request.messages[-1].role != "user":
             last = len(request.messages) - 1

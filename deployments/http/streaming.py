@@ -12,8 +12,8 @@ from deployments.http.disconnect import ended
 from deployments.http.errors import ApiError, api_error
 from deployments.http.replies import Data, dumps
 from deployments.places import Place
-from deployments.service import SearchJob, SearchService
-from search.run.report import SearchEvent, SearchOutcome, StepScored
+from deployments.service import SearchJob
+from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
 
 PING_S = 10.0
 """Proxies close connections on which nothing is said for half a minute or so: then a comment is sent."""
@@ -33,11 +33,16 @@ class Script(Protocol):
     def failed(self, error: ApiError) -> Iterator[Data]: ...
 
 
-class SearchStream(EventSourceResponse):
-    """The reply to a streamed request. The search ends with it, however it ends."""
+class Searching(Protocol):
+    """What runs a search: `deployments.service.SearchService`, or what has its events kept meanwhile."""
 
-    def __init__(self, service: SearchService, job: SearchJob, place: Place, script: Script) -> None:
-        events = stream(service, job, place, script)
+    async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome: ...
+
+
+class EventStream(EventSourceResponse):
+    """Server-sent events, whose source is closed with it."""
+
+    def __init__(self, events: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(events, ping=PING_S, sep="\n", send_timeout=SEND_TIMEOUT_S)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,39 +50,45 @@ class SearchStream(EventSourceResponse):
             await super().__call__(scope, receive, send)
 
 
-async def stream(
-    service: SearchService, job: SearchJob, place: Place, script: Script
-) -> AsyncIterator[ServerSentEvent]:
+class SearchStream(EventStream):
+    """The reply to a streamed request. The search ends with it, however it ends."""
+
+    def __init__(self, searching: Searching, job: SearchJob, place: Place, script: Script) -> None:
+        super().__init__(stream(searching, job, place, script))
+
+
+async def stream(searching: Searching, job: SearchJob, place: Place, script: Script) -> AsyncIterator[ServerSentEvent]:
     """The events of one search. Closing it ends the search. An error is the last event."""
     # Bounded by the nodes a search may have; the search must not wait for a slow client.
     events: asyncio.Queue[SearchEvent | None] = asyncio.Queue()
 
     async def searched() -> SearchOutcome:
         try:
-            return await service.search(job, place, events.put_nowait)
+            return await searching.search(job, place, events.put_nowait)
         finally:
             events.put_nowait(None)
 
     # A child of the request's task in everything but name: it sees the request's context, so Serve knows
     # its calls for the request's, and it never outlives this generator.
-    searching = asyncio.create_task(searched())
+    running = asyncio.create_task(searched())
     try:
         for data in script.begin():
-            yield _event(data)
+            yield sse(data)
         while (event := await events.get()) is not None:
             if isinstance(event, StepScored):
                 for data in script.step(event):
-                    yield _event(data)
-        for data in script.end(await searching):
-            yield _event(data)
+                    yield sse(data)
+        for data in script.end(await running):
+            yield sse(data)
     except Exception as error:
         for data in script.failed(api_error(error)):
-            yield _event(data)
+            yield sse(data)
     finally:
-        await ended(searching)
+        await ended(running)
 
 
-def _event(data: Data) -> ServerSentEvent:
+def sse(data: Data) -> ServerSentEvent:
+    """One event of a stream."""
     if isinstance(data, str):
         return ServerSentEvent(data, sep="\n")
     # Only the events of the Responses API have a type.

@@ -28,6 +28,7 @@ def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     # A token of its own, and no keys that happen to be set here.
     environment = {name: value for name, value in os.environ.items() if name != "BANYAN_API_KEYS"}
     environment["RAY_AUTH_TOKEN_PATH"] = str(directory / "token")
+    environment["HOME"] = str(directory)  # there clients leave files and batches
     # In a session of its own: what it starts must not take this test's signals, nor be left behind.
     with output.open("wb") as file:
         process = subprocess.Popen(

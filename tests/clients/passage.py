@@ -15,6 +15,8 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
+from deployments.http.proxy import WORK
+
 START_S = 30.0
 REPLY_S = 600.0
 KEPT = ("authorization", "content-type")
@@ -30,7 +32,7 @@ class Asked(NamedTuple):
 
 
 class Passage:
-    """Notes every POST on its way."""
+    """Notes every request for work on its way."""
 
     def __init__(self, endpoint: str) -> None:
         self.url = ""
@@ -41,11 +43,12 @@ class Passage:
         content = await request.body()
         client = httpx.AsyncClient(timeout=REPLY_S, trust_env=False)
         headers = {name: request.headers[name] for name in KEPT if name in request.headers}
-        asking = client.build_request(
-            request.method, f"{self._endpoint}{request.url.path}", content=content, headers=headers
+        query = f"?{request.url.query}" if request.url.query else ""
+        url = f"{self._endpoint}{request.url.path}{query}"
+        reply = await client.send(
+            client.build_request(request.method, url, content=content, headers=headers), stream=True
         )
-        reply = await client.send(asking, stream=True)
-        if request.method == "POST":
+        if request.method == "POST" and request.url.path in WORK:
             self.asked.append(Asked(request.url.path, json.loads(content), reply.status_code))
 
         async def pieces() -> AsyncIterator[bytes]:
@@ -60,7 +63,7 @@ class Passage:
 def noting(endpoint: str) -> Iterator[Passage]:
     """A passage to an endpoint, on a port of the loopback interface."""
     passage = Passage(endpoint)
-    app = Starlette(routes=[Route("/{path:path}", passage.passed, methods=["GET", "POST"])])
+    app = Starlette(routes=[Route("/{path:path}", passage.passed, methods=["DELETE", "GET", "POST"])])
     with listening(app, "passage") as url:
         passage.url = url
         yield passage

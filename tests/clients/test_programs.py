@@ -1,5 +1,5 @@
 """Clients as they are published, each from an environment of its own: what they send by default gets an answer, and the
-answer to one seed is the same text, plain and streamed, by chat and by responses.
+answer to one seed is the same text, plain and streamed, by chat, by responses and by batch.
 
 The bodies that they send are kept in ``tests/unit/http/client_bodies.json``, where a test of every commit sends them.
 """
@@ -20,7 +20,7 @@ BODIES = ROOT / "tests" / "unit" / "http" / "client_bodies.json"
 MODEL = "banyan-arithmetic"
 RUN_S = 300.0
 SEEDED = {
-    "openai": {"chat", "chat_streamed", "responses", "responses_streamed"},
+    "openai": {"chat", "chat_streamed", "responses", "responses_streamed", "batch", "batch_responses"},
     "langchain": {"chat", "chat_streamed", "responses", "responses_streamed"},
     "litellm": {"chat", "chat_streamed", "responses", "responses_streamed"},
     # Its provider sends neither a seed nor a field of one's own with responses.

@@ -1,7 +1,10 @@
-"""OpenAI's own client: chat and responses, plain and streamed."""
+"""OpenAI's own client: chat and responses, plain and streamed; and both by a batch."""
 
+import json
 import os
 import sys
+import time
+from typing import Any
 
 import openai
 from told import QUESTION, SEED, tell
@@ -10,6 +13,30 @@ model = os.environ["MODEL"]
 client = openai.OpenAI(max_retries=0)
 chat = {"model": model, "messages": [{"role": "user", "content": QUESTION}], "seed": SEED}
 responses = {"model": model, "input": QUESTION, "extra_body": {"seed": SEED}}
+
+
+def batched(url: Any, body: dict[str, Any]) -> Any:
+    """The reply to one request, by a batch of it."""
+    line = {"custom_id": "one", "method": "POST", "url": url, "body": body}
+    file = client.files.create(file=("one.jsonl", json.dumps(line).encode()), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h")
+    assert batch.id in [each.id for each in client.batches.list(limit=1)]
+    while batch.status not in ("completed", "failed"):
+        time.sleep(0.2)
+        batch = client.batches.retrieve(batch.id)
+    assert batch.output_file_id is not None, batch
+    [result] = client.files.content(batch.output_file_id).text.splitlines()
+    assert client.files.delete(file.id).deleted
+    return json.loads(result)["response"]["body"]
+
+
+def cancelled() -> str:
+    """What becomes of a batch that is cancelled at once."""
+    line = {"custom_id": "one", "method": "POST", "url": "/v1/chat/completions", "body": chat}
+    file = client.files.create(file=json.dumps(line).encode(), purpose="batch")
+    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    return client.batches.cancel(batch.id).status
+
 
 with client.chat.completions.stream(**chat) as stream:
     chat_streamed = stream.get_final_completion().choices[0].message.content
@@ -21,6 +48,13 @@ said = {
     "responses": client.responses.create(**responses).output_text,
     "responses_streamed": responses_streamed,
 }
+by_chat = openai.types.chat.ChatCompletion.model_validate(batched("/v1/chat/completions", chat))
+said["batch"] = by_chat.choices[0].message.content
+by_responses = {"model": model, "input": QUESTION, "seed": SEED}
+said["batch_responses"] = openai.types.responses.Response.model_validate(
+    batched("/v1/responses", by_responses)
+).output_text
+assert cancelled() in ("cancelling", "cancelled")
 thought = client.responses.create(**responses, reasoning={"effort": "low"})
 said["effort"] = thought.output_text
 several = client.chat.completions.create(**chat, n=2, logprobs=True, reasoning_effort="high")

@@ -12,10 +12,12 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from http_world import World, chat
+from http_world import World, chat, generator_is_dead
 
+from cluster.client import client as client_module
 from cluster.client.client import Client
-from cluster.jobs import batches
+from cluster.client.retries import Retries
+from cluster.jobs import batch_run, batches, run
 from cluster.jobs.batches import BatchJobs
 from deployments.config import KeyLimits
 from deployments.http.auth import ApiKeys
@@ -31,6 +33,7 @@ NARROW = {"search": {"strategy": "best_of_n", "n": 2}}
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "LOOK_EVERY_S", 0.01)
+    monkeypatch.setattr(batch_run, "LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(batches, "REST_S", 0.05)
 
 
@@ -120,9 +123,39 @@ async def test_a_batch_says_what_chat_says_and_accounts_for_each_request(kept: W
         response = results[f"c-{index}"]["response"]
         assert response["status_code"] == 200
         assert response["body"]["choices"][0]["message"]["content"] == plain.choices[0].message.content
+    usages = [line["response"]["body"]["usage"] for line in results.values()]
+    assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in usages) > 0
+    assert batch.usage.total_tokens == sum(usage["total_tokens"] for usage in usages)
     [refused] = await lines_in(client, batch.error_file_id)
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("c-4", 400)
     assert refused["response"]["body"]["error"]["param"] == "n"
+
+
+@pytest.mark.parametrize(
+    ("url", "body", "spends"),
+    [
+        ("/v1/responses", {"model": "m", "input": "6*7?", "seed": 1}, True),
+        ("/v1/search", chat(), True),
+        ("/v1/completions", {"model": "m", "prompt": "6*7", "use_beam_search": True, "n": 1}, True),
+        ("/v1/score", {"question": "6*7?", "steps": ["42"]}, False),
+    ],
+)
+async def test_every_route_that_does_work_has_batches(kept: World, url: Any, body: Json, spends: bool) -> None:
+    client = client_of(kept)
+    file_id = await uploaded(client, requests_of(1, url=url, body=body))
+    batch = await client.batches.create(input_file_id=file_id, endpoint=url, completion_window="1h")
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    assert batch.status == "completed", batch
+    [result] = await lines_in(client, batch.output_file_id)
+    async with kept.client as asking:
+        plain = (await asking.post(url, headers={"Authorization": f"Bearer {KEY}"}, json=body)).json()
+    told = result["response"]["body"]
+    assert told.keys() == plain.keys()
+    for name in ("choices", "rewards", "tree"):
+        assert told.get(name) == plain.get(name)
+    assert batch.usage is not None
+    assert (batch.usage.total_tokens > 0) == spends
 
 
 async def test_it_is_its_keys_alone(kept: World) -> None:
@@ -309,6 +342,25 @@ async def test_a_service_that_is_gone_for_a_while_is_waited_for(kept: World) -> 
     async with runner(kept, connect):
         batch = await ended(client, batch.id)
     assert (batch.status, batch.request_counts.completed, tries) == ("completed", 4, 4)
+
+
+async def test_what_a_service_that_failed_at_everything_failed_at_is_asked_again(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "MAX_FAILURES", 3)
+    monkeypatch.setattr(client_module, "DEFAULT_RETRIES", Retries(attempts=1))
+    client = client_of(kept)
+    batch = await created(client, requests_of(8))
+    kept.generator.error = generator_is_dead()
+    async with runner(kept):
+        async with asyncio.timeout(20):
+            while (await client.batches.retrieve(batch.id)).request_counts.failed < 3:
+                await asyncio.sleep(0.01)
+        kept.generator.error = None
+        batch = await ended(client, batch.id)
+    counts = batch.request_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 8, 0)
+    assert batch.error_file_id is None
 
 
 class TestFiles:

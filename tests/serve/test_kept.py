@@ -1,8 +1,11 @@
-"""Files and batches, served, by OpenAI's own client: one text by every way, no kill loses a line."""
+"""Files, batches and searches, served, by OpenAI's own client: one text by every way, no kill loses what was left."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+import httpx
 import openai
 import pytest
 
@@ -10,6 +13,7 @@ from tests.serve.application import Application, Json, kill, problems, request, 
 
 MODEL = "banyan-arithmetic"
 BATCH_S = 240.0
+WIDE = {"strategy": "beam_search", "n": 64, "m": 4}
 
 
 @pytest.fixture
@@ -71,8 +75,10 @@ def test_one_seed_says_the_same_by_every_way(idle: Application, client: openai.O
 
 
 def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: openai.OpenAI) -> None:
-    """Of the runner and of the controller, while they are at it."""
+    """Of the runner and of the controller, while they are at it. A search that runs is lost, and told as such; one that
+    had ended is still there."""
     asked = [request(problem, seed) for seed, problem in enumerate(problems(40, seed=72))]
+    finished = idle.chat(problems(1, seed=74)[0], 1, store=True)
     batch_id = begun(client, "/v1/chat/completions", [*asked, {**asked[0], "n": 0}])
 
     def done() -> int:
@@ -80,8 +86,15 @@ def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: op
         return counts.completed if counts else 0
 
     until(lambda: done() >= 3, "some are done", every_s=0.05)
-    for pid in idle.replica_pids("BatchRunner") + idle.replica_pids("SearchController"):
-        kill(pid)
+    wide = request(problems(1, seed=75, level=5)[0], 1, store=True, stream=True, search=WIDE)
+    # Serve closes the stream, or breaks it off.
+    with suppress(httpx.HTTPError), idle.http.stream("POST", "/v1/chat/completions", json=wide) as stream:
+        lines = (line for line in stream.iter_lines() if '"search_event"' in line)
+        lost = json.loads(next(lines).removeprefix("data: "))["id"]
+        for pid in idle.replica_pids("BatchRunner") + idle.replica_pids("SearchController"):
+            kill(pid)
+        for _ in lines:
+            continue
     idle.wait_until_whole()
     batch = ended(client, batch_id)
     assert batch.status == "completed"
@@ -89,6 +102,31 @@ def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: op
     assert sorted(line["line"] for line in results(client, batch)) == list(range(1, 41))
     [wrong] = client.files.content(batch.error_file_id).text.splitlines()
     assert json.loads(wrong)["custom_id"] == "c-40"
+    assert idle.http.get(f"/v1/searches/{finished['id']}").json()["reply"] == finished
+    shown = idle.http.get(f"/v1/searches/{lost}").json()
+    assert (shown["status"], shown["error"]["code"]) == ("failed", "search_lost")
+    assert shown["nodes"] > 0
+
+
+def test_a_search_that_runs_is_followed(idle: Application) -> None:
+    body = request(problems(1, seed=76, level=5)[0], 1, store=True, search=WIDE)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(lambda: idle.http.post("/v1/chat/completions", json=body).json())
+        until(lambda: newest(idle)["status"] == "running", "it runs", every_s=0.01)
+        followed = idle.http.get(f"/v1/searches/{newest(idle)['id']}/events").text
+        reply = running.result()
+    data = [line.removeprefix("data: ") for line in followed.splitlines() if line.startswith("data: ")]
+    *steps, last, done = data
+    assert done == "[DONE]"
+    events = [json.loads(step)["search_event"] for step in steps]
+    assert len({tuple(event["node"]) for event in events}) == len(events) > 64
+    assert events[-1]["tokens"] == reply["search"]["generated_tokens"]
+    assert json.loads(last)["search"]["reply"] == reply
+
+
+def newest(application: Application) -> Json:
+    listed: list[Json] = application.http.get("/v1/searches?limit=1").json()["data"]
+    return listed[0] if listed else {"status": "none"}
 
 
 def test_it_ends_when_it_is_cancelled_and_nobody_else_sees_it(idle: Application, client: openai.OpenAI) -> None:
@@ -107,3 +145,11 @@ def test_it_ends_when_it_is_cancelled_and_nobody_else_sees_it(idle: Application,
     assert [each.id for each in other.batches.list()] == []
     [told] = idle.status()["batches"]
     assert told.keys() == {"running", "waiting"}
+
+
+def test_a_long_file_comes_back_as_it_went(application: Application, client: openai.OpenAI) -> None:
+    """Through Serve's proxy, in pieces."""
+    content = bytes(range(256)) * (8 << 12)
+    file = client.files.create(file=("long.jsonl", content), purpose="batch")
+    assert client.files.content(file.id).read() == content
+    assert client.files.delete(file.id).deleted

@@ -1,0 +1,156 @@
+"""One batch, from its file to the files of its results."""
+
+import asyncio
+import time
+
+from cluster.client.client import Client
+from cluster.client.errors import Refused
+from cluster.jobs.inputs import BatchRequest, JobInput
+from cluster.jobs.outputs import Identity, Outputs
+from cluster.jobs.run import Job, KeyRefused, Settings, batch_line
+from cluster.jobs.usage import usage_of
+from cluster.jobs.validation import checked
+from cluster.jobs.window import Window
+from store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError
+
+LOOK_EVERY_S = 0.5
+"""For its cancellation, and what is done."""
+LEFT = {
+    BatchStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
+    BatchStatus.EXPIRED: ("batch_expired", "the batch's completion window closed before this request was done"),
+}
+"""What is said of the requests that are not done when a batch ends before its time."""
+
+
+class BatchRun:
+    """The job of one batch, for who has its lease."""
+
+    def __init__(self, batch: Batch, files: Files, client: Client, window: Window) -> None:
+        """``files``: of the batch's owner, whose requests ``client`` makes; it is not entered yet. ``window``: how many
+        requests are in flight."""
+        self._batch = batch
+        self._record = batch.record
+        self._files = files
+        self._client = client
+        self._window = window
+
+    async def run(self, most_lines: int, again: bool) -> None:
+        """Returns when it has ended. ``again``: what failed for other reasons than the line's own is asked again.
+
+        Raises:
+            ClientError, JobStopped, OutputError, ProblemFileError, OSError: it cannot go on now.
+        """
+        batch = self._batch
+        given = await asyncio.to_thread(checked, batch.input_path, self._record.endpoint, most_lines)
+        if isinstance(given, list):
+            self._fail(given)
+            return
+        try:
+            async with self._client as client:
+                identity = Identity(
+                    input_sha256=given.sha256,
+                    input_kind=given.kind,
+                    lines=given.lines,
+                    model=await client.model(),
+                    search={},
+                    seed=0,
+                    trees=False,
+                )
+                with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last, again) as outputs:
+                    await self._through(given, outputs)
+        except (KeyRefused, Refused) as error:
+            if isinstance(error, Refused) and error.status not in (401, 403):
+                raise
+            self._fail([LineError(code="invalid_api_key", message=str(error))])
+
+    async def _through(self, given: JobInput, outputs: Outputs) -> None:
+        progress = _Progress(self._batch, given, outputs)
+        ending = await self._worked(given, outputs, progress)
+        if ending is BatchStatus.COMPLETED:
+            progress.tell(BatchStatus.FINALIZING)
+        else:
+            await asyncio.to_thread(_account_for_the_rest, given, outputs, ending)
+        outputs.sync()
+        ids: dict[str, str | None] = {}
+        for kind, path in (("output", outputs.path), ("error", outputs.errors_path)):
+            ids[kind] = self._batch.result_id(kind) if path.stat().st_size else None
+            if (file_id := ids[kind]) is not None:
+                name = f"{self._record.id}_{kind}.jsonl"
+                await asyncio.to_thread(self._files.adopt, path, file_id, name, self._record.output_keep_s)
+        usage = await asyncio.to_thread(usage_of, outputs.results())
+        progress.tell(ending, output_file_id=ids["output"], error_file_id=ids["error"], usage=usage)
+
+    async def _worked(self, given: JobInput, outputs: Outputs, progress: "_Progress") -> BatchStatus:
+        """How the batch ends: all is done, or it has to."""
+        job: asyncio.Task[None] | None = None
+        try:
+            while outputs.done.count < given.lines:
+                if self._batch.cancelled is not None:
+                    return BatchStatus.CANCELLED
+                if time.time() >= self._record.expires:
+                    return BatchStatus.EXPIRED
+                progress.tell(BatchStatus.IN_PROGRESS)
+                if job is None:
+                    job = asyncio.create_task(Job(given, outputs, Settings("", {}), self._client, self._window).run())
+                await asyncio.wait({job}, timeout=LOOK_EVERY_S)
+                if job.done():
+                    job.result()
+                    if outputs.done.count != given.lines:
+                        raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
+            return BatchStatus.COMPLETED
+        finally:
+            if job is not None:
+                await _ended(job)
+
+    def _fail(self, errors: list[LineError]) -> None:
+        failed = {"status": BatchStatus.FAILED, "ended": time.time(), "errors": tuple(errors)}
+        self._batch.tell(self._batch.state.model_copy(update=failed))
+
+
+class _Progress:
+    """The state of one batch, written when it has changed."""
+
+    def __init__(self, batch: Batch, given: JobInput, outputs: Outputs) -> None:
+        self._batch = batch
+        self._outputs = outputs
+        told = batch.state
+        self._state = told.model_copy(update={"total": given.lines, "in_progress": told.in_progress or time.time()})
+        self._told: BatchState | None = None
+
+    def tell(self, status: BatchStatus, **found: str | BatchUsage | None) -> None:
+        """``found``: other fields of the state, of one that has ended."""
+        now, state, done = time.time(), self._state, self._outputs
+        self._state = state.model_copy(
+            update={
+                "status": status,
+                "completed": done.done.count - done.failed,
+                "failed": done.failed,
+                "finalizing": state.finalizing or (now if status is BatchStatus.FINALIZING else None),
+                "ended": now if status.is_final else None,
+                **found,
+            }
+        )
+        if self._state != self._told:
+            self._batch.tell(self._state)
+            self._told = self._state
+
+
+async def _ended(task: asyncio.Task[None]) -> None:
+    """Cancels a task and waits until it has ended, however it ends."""
+    task.cancel()
+    await asyncio.wait({task})
+    if not task.cancelled():
+        task.exception()
+
+
+def _account_for_the_rest(given: JobInput, outputs: Outputs, ending: BatchStatus) -> None:
+    """An error for every request that is not done.
+
+    Raises:
+        OutputError: it could not be written.
+    """
+    code, message = LEFT[ending]
+    for item in given.items():
+        if item.number not in outputs.done and isinstance(item.work, BatchRequest):
+            error = {"code": code, "message": message}
+            outputs.put_error(batch_line(item.number, item.work.custom_id, None, error) | {"kind": ending.value})

@@ -1,0 +1,94 @@
+"""A search whose events and reply are kept while it runs, for ``/v1/searches``."""
+
+import asyncio
+import time
+from contextlib import suppress
+
+from deployments.http.errors import ApiError, api_error
+from deployments.http.kept import Kept
+from deployments.http.replies import Head, completion, dumps, step_event
+from deployments.http.streaming import Searching
+from deployments.places import Place
+from deployments.service import SearchJob
+from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
+from store import SearchEnd, SearchRecord, SearchStatus, SearchWriter
+
+WRITE_EVERY_S = 0.2
+"""Events come in hundreds a second: they are written together."""
+
+
+class KeptSearch:
+    """Runs a search as ``searches`` does. A disk that fails meanwhile costs the events, never the search."""
+
+    def __init__(self, searches: Searching, kept: Kept, owner: str, head: Head) -> None:
+        """``head``: of the reply."""
+        self._searches = searches
+        self._kept = kept
+        self._owner = owner
+        self._head = head
+        self._lines: list[str] = []
+        """Events that are not written yet."""
+        self._end = SearchEnd(status=SearchStatus.CANCELLED, ended=0.0)
+        self._reply: str | None = None
+        self._ended = asyncio.Event()
+
+    async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome:
+        """As `deployments.service.SearchService.search`; when it returns, the reply is kept.
+
+        Raises:
+            Unavailable: it cannot be kept; it has not begun.
+        """
+        head = self._head
+        record = SearchRecord(
+            id=job.search_id,
+            created=time.time(),
+            model=head.model,
+            strategy=head.strategy,
+            n=head.n,
+            prompt_tokens=head.prompt_tokens,
+        )
+        writer = await self._kept.do(lambda: self._kept.store.owned(self._owner).searches.begin(record))
+        # In a context of its own: it has to write the end of a request that was cancelled.
+        writing = self._kept.later(self._written(writer))
+
+        def noted(event: SearchEvent) -> None:
+            if isinstance(event, StepScored):
+                self._lines.append(dumps(step_event(event)))
+            if on_event is not None:
+                on_event(event)
+
+        try:
+            outcome = await self._searches.search(job, place, noted)
+            self._reply = dumps(completion(head, outcome))
+            self._end = SearchEnd(status=SearchStatus.FINISHED, ended=time.time())
+        except asyncio.CancelledError:
+            self._end = SearchEnd(status=SearchStatus.CANCELLED, ended=time.time())
+            raise
+        except Exception as error:
+            told = api_error(error).body["error"]
+            self._end = SearchEnd(status=SearchStatus.FAILED, ended=time.time(), error=told)
+            raise
+        finally:
+            self._ended.set()
+            if self._end.status is not SearchStatus.CANCELLED:
+                await asyncio.wait({writing})
+        return outcome
+
+    async def _written(self, writer: SearchWriter) -> None:
+        """Writes what comes, to the end."""
+        while not self._ended.is_set():
+            await self._append(writer)
+            try:
+                async with asyncio.timeout(WRITE_EVERY_S):
+                    await self._ended.wait()
+            except TimeoutError:
+                continue
+        await self._append(writer)
+        with suppress(ApiError):
+            await self._kept.do(lambda: writer.end(self._end, self._reply))
+
+    async def _append(self, writer: SearchWriter) -> None:
+        lines, self._lines = self._lines, []
+        if lines:
+            with suppress(ApiError):  # it is in the log
+                await self._kept.do(lambda: writer.append(lines))

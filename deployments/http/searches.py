@@ -1,0 +1,140 @@
+"""``/v1/searches``: what became of the searches that were asked to be kept, and their events as they come."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Query, Request
+from sse_starlette import ServerSentEvent
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from deployments.http.endpoint import KeptHere
+from deployments.http.errors import Busy, api_error
+from deployments.http.kept import After, Kept, page
+from deployments.http.replies import DONE, dumps, json_response
+from deployments.http.streaming import EventStream, sse
+from store import Events, Search, SearchEnd
+
+router = APIRouter()
+
+LOOK_EVERY_S = 0.2
+"""For new events of a search that runs elsewhere."""
+REPLIES = ("chatcmpl-", "resp_")
+"""What the id of a reply has before the search's."""
+
+
+@router.get("/v1/searches")
+async def list_searches(
+    request: Request,
+    kept: KeptHere,
+    after: After = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+) -> Response:
+    """The key's searches, the newest first, without their replies."""
+
+    def shown() -> dict[str, Any]:
+        every = kept.owned(request).searches.newest_first()
+        return page(every, lambda search: search_object(search, search.end), after, limit)
+
+    return json_response(await kept.do(shown))
+
+
+@router.get("/v1/searches/{search_id}")
+async def get_search(search_id: str, request: Request, kept: KeptHere) -> Response:
+    """How a search is, and its reply when it has one. Its id, or that of the reply."""
+
+    def shown() -> dict[str, Any]:
+        search = _named(search_id, request, kept)
+        end = search.end
+        return search_object(search, end) | {"reply": search.reply}
+
+    return json_response(await kept.do(shown))
+
+
+@router.get("/v1/searches/{search_id}/events")
+async def search_events(
+    search_id: str,
+    request: Request,
+    kept: KeptHere,
+    after: Annotated[int, Query(ge=0, description="So many events are known already.")] = 0,
+    last_event_id: Annotated[str | None, Header(description="As `after`, from who connects again.")] = None,
+) -> Response:
+    """All events of a search from its first on, and those that come while it runs; then how it ended."""
+    known = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 10 else after
+    search = await kept.do(lambda: _named(search_id, request, kept))
+    return _Following(kept, kept.owner(request), followed(kept, search, known))
+
+
+class _Following(EventStream):
+    """One of a few that an owner may have open."""
+
+    def __init__(self, kept: Kept, owner: str, events: AsyncIterator[ServerSentEvent]) -> None:
+        super().__init__(events)
+        self._kept = kept
+        self._owner = owner
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            with self._kept.streams.one(self._owner):
+                await super().__call__(scope, receive, send)
+        except Busy as error:
+            await error.response()(scope, receive, send)
+
+
+async def followed(kept: Kept, search: Search, known: int = 0) -> AsyncIterator[ServerSentEvent]:
+    """The events behind the first ``known``, each with its number; then the search itself. It ends with the search,
+    which ends by its own clock or with the process that runs it."""
+    number = offset = 0
+
+    def look() -> tuple[SearchEnd | None, Events]:
+        # In this order: what a search that has ended has said is all there.
+        return search.end, search.events(offset)
+
+    try:
+        while True:
+            end, events = await kept.do(look)
+            offset = events.offset
+            for line in events.lines:
+                number += 1
+                if number > known:
+                    yield ServerSentEvent(f'{{"search_event":{line}}}', id=str(number), sep="\n")
+            if end is not None and not events.lines:
+                break
+            if not events.lines:
+                await asyncio.sleep(LOOK_EVERY_S)
+        ended = end
+        told = await kept.do(lambda: search_object(search, ended) | {"reply": search.reply})
+        yield ServerSentEvent(dumps({"search": told}), sep="\n")
+        yield sse(DONE)
+    except Exception as error:
+        yield sse(api_error(error).body)
+
+
+def search_object(search: Search, end: SearchEnd | None) -> dict[str, Any]:
+    """What is told of a search that ended so, or runs."""
+    record, last = search.record, search.last_event()
+    return {
+        "id": record.id,
+        "object": "search",
+        "created_at": int(record.created),
+        "ended_at": None if end is None else int(end.ended),
+        "status": "running" if end is None else end.status.value,
+        "model": record.model,
+        "strategy": record.strategy,
+        "n": record.n,
+        "prompt_tokens": record.prompt_tokens,
+        "nodes": last["nodes"] if last else 0,
+        "generated_tokens": last["tokens"] if last else 0,
+        "error": None if end is None else end.error,
+    }
+
+
+def _named(name: str, request: Request, kept: Kept) -> Search:
+    """
+    Raises:
+        NotThere: it was not kept, or is another key's.
+    """
+    for prefix in REPLIES:
+        name = name.removeprefix(prefix)
+    return kept.owned(request).searches.get(name)
