@@ -22,7 +22,7 @@ from deployments.generator import Generator
 from deployments.http.keys import read_records
 from deployments.nodes import Built, model_digest
 from deployments.prm import ProcessRewardModel
-from store import Store, StoreSettings
+from deployments.store import Store, StoreSettings
 
 MAX_REQUESTS = 16_384
 """Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and

@@ -14,13 +14,13 @@ from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings, Settings
 from deployments.step_encoder import StepEncoderSettings
+from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
 from search.import_path import imported_function
 from search.run.environment import AnswerExtractor, Fallback
 from search.settings import parse_search
 from search.strategies.catalog import Catalog, catalog_of
-from store import StoreSettings
 
 
 class LimitSettings(Settings):

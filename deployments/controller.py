@@ -37,13 +37,13 @@ from deployments.places import Places
 from deployments.replica import PRESSURE
 from deployments.serve_calls import Retries, everywhere
 from deployments.service import SearchService
+from deployments.store import Store
 from deployments.telemetry.controller_telemetry import ControllerTelemetry
 from deployments.telemetry.ports import WatchedGenerator, WatchedScorer
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
-from store import Store
 
 LOOK_TIMEOUT_S = 10.0
 """How long a look at all replicas may take."""

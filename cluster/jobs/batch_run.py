@@ -11,7 +11,7 @@ from cluster.jobs.run import Job, KeyRefused, Settings, batch_line
 from cluster.jobs.usage import usage_of
 from cluster.jobs.validation import checked
 from cluster.jobs.window import Window
-from store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError
+from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError
 
 LOOK_EVERY_S = 0.5
 """For its cancellation, and what is done."""

@@ -16,7 +16,7 @@ from cluster.jobs.batch_run import BatchRun
 from cluster.jobs.outputs import OutputError
 from cluster.jobs.run import JobStopped
 from cluster.jobs.window import Window
-from store import Batch, NotThere, Pending, Store, StoreBusy, StoreError
+from deployments.store import Batch, NotThere, Pending, Store, StoreBusy, StoreError
 
 logger = logging.getLogger("banyan.batches")
 

@@ -8,7 +8,7 @@ from ray import serve
 from cluster.client.client import Client
 from cluster.client.handles import URL, HandleTransport
 from cluster.jobs.batches import BatchJobs
-from store import Store, StoreSettings
+from deployments.store import Store, StoreSettings
 
 GRACE_S = 60.0
 """A request has so much longer than a search may take."""

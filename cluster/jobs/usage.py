@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any
 
-from store import BatchUsage
+from deployments.store import BatchUsage
 
 
 def usage_of(results: Iterable[dict[str, Any]]) -> BatchUsage:

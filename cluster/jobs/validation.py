@@ -6,7 +6,7 @@ from pathlib import Path
 from cluster.evaluation.problem_files import BadLine, EvalProblem, ProblemFileError
 from cluster.jobs.formats import InputKind
 from cluster.jobs.inputs import Item, JobInput, look_at
-from store import LineError
+from deployments.store import LineError
 
 MAX_FAULTS = 100
 """That are told of one file."""

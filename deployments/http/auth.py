@@ -10,8 +10,8 @@ from deployments.config import KeyRecord
 from deployments.http.errors import Unauthorized
 from deployments.http.keys import key_digest, store_owner
 from deployments.http.route_path import route_path
+from deployments.store import ANONYMOUS
 from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
-from store import ANONYMOUS
 
 OPEN_PATHS = frozenset({"/health"})
 """What a load balancer asks without a key."""

@@ -16,7 +16,7 @@ from deployments.http.kept import After, page
 from deployments.http.proxy import WORK
 from deployments.http.replies import json_response
 from deployments.http.schema import Body
-from store import Batch, BatchRecord, BatchStatus, BatchUsage, NotThere
+from deployments.store import Batch, BatchRecord, BatchStatus, BatchUsage, NotThere
 
 router = APIRouter()
 

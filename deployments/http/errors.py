@@ -25,8 +25,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.places import NoPlace
+from deployments.store import Full, NotThere, StoreBusy, StoreError
 from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
-from store import Full, NotThere, StoreBusy, StoreError
 
 logger = logging.getLogger("banyan.http")
 

@@ -16,7 +16,7 @@ from deployments.http.errors import BadRequest, UnsupportedMedia
 from deployments.http.kept import After, Kept, page
 from deployments.http.limits import arriving, check_declared
 from deployments.http.replies import json_response
-from store import FileRecord
+from deployments.store import FileRecord
 
 router = APIRouter()
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every form that is wrong

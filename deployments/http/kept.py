@@ -16,7 +16,7 @@ from deployments.http.errors import BadRequest, Busy, Unavailable
 from deployments.http.keys import store_owner
 from deployments.http.limits import Bodies
 from deployments.live import LiveSettings
-from store import Owned, Store
+from deployments.store import Owned, Store
 
 logger = logging.getLogger("banyan.http")
 T = TypeVar("T")

@@ -10,8 +10,8 @@ from deployments.http.replies import Head, completion, dumps, step_event
 from deployments.http.streaming import Searching
 from deployments.places import Place
 from deployments.service import SearchJob
+from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
-from store import SearchEnd, SearchRecord, SearchStatus, SearchWriter
 
 WRITE_EVERY_S = 0.2
 """Events come in hundreds a second: they are written together."""

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deployments.config import KeyLimits, KeyRecord
-from store import ANONYMOUS
+from deployments.store import ANONYMOUS
 
 ENVIRONMENT = "BANYAN_API_KEYS"
 MIN_KEY_CHARACTERS = 16

@@ -14,7 +14,7 @@ from deployments.http.errors import Busy, api_error
 from deployments.http.kept import After, Kept, page
 from deployments.http.replies import DONE, dumps, json_response
 from deployments.http.streaming import EventStream, sse
-from store import Events, Search, SearchEnd
+from deployments.store import Events, Search, SearchEnd
 
 router = APIRouter()
 

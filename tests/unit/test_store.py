@@ -19,8 +19,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 from pydantic import ValidationError
 
-from store import BatchRecord, BatchState, BatchStatus, Full, NotThere, OtherStore, Store, StoreBusy, StoreSettings
-from store.records import locked, new_id
+from deployments.store import (
+    BatchRecord,
+    BatchState,
+    BatchStatus,
+    Full,
+    NotThere,
+    OtherStore,
+    Store,
+    StoreBusy,
+    StoreSettings,
+)
+from deployments.store.records import locked, new_id
 
 OWNERS = ("anonymous", "0f" * 16)
 HOUR_S = 3600.0

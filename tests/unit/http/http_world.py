@@ -27,6 +27,7 @@ from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.places import Places
 from deployments.service import SearchService
+from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError
 from search.gate import Gate
@@ -46,7 +47,6 @@ from search.ports import (
 from search.run.environment import SearchEnvironment
 from search.token_beam import BeamSequence
 from search.tree import Step, StepEnd
-from store import Store
 
 DEPTH = 3
 """Steps of a solution of the fake generator."""

@@ -22,8 +22,8 @@ from cluster.jobs.batches import BatchJobs
 from deployments.config import KeyLimits
 from deployments.http.auth import ApiKeys
 from deployments.http.keys import key_record, store_owner
+from deployments.store import BatchStatus, Store
 from search.answers.equivalence import AnswerMatcher
-from store import BatchStatus, Store
 
 Json = dict[str, Any]
 KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"

@@ -19,9 +19,9 @@ from http_world import World, chat, generator_is_dead, served
 
 from deployments.http.kept import MAX_STREAMS
 from deployments.http.keys import key_record, store_owner
+from deployments.store import ANONYMOUS, SearchEnd, SearchRecord, SearchStatus, Store, StoreSettings
+from deployments.store.records import new_id
 from search.answers.equivalence import AnswerMatcher
-from store import ANONYMOUS, SearchEnd, SearchRecord, SearchStatus, Store, StoreSettings
-from store.records import new_id
 
 Json = dict[str, Any]
 KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"

@@ -8,12 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from store.batches import Batch, Batches, BatchRecord
-from store.errors import OtherStore
-from store.files import Files, link_or_copy
-from store.records import draft_of, new_id
-from store.searches import Searches
-from store.settings import StoreSettings
+from deployments.store.batches import Batch, Batches, BatchRecord
+from deployments.store.errors import OtherStore
+from deployments.store.files import Files, link_or_copy
+from deployments.store.records import draft_of, new_id
+from deployments.store.searches import Searches
+from deployments.store.settings import StoreSettings
 
 ANONYMOUS = "anonymous"
 """The owner of what comes without a key, where none is wanted."""

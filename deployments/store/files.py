@@ -7,9 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Literal
 
-from store.errors import Full, NotThere
-from store.records import LOCK_WAIT_S, Stored, draft_of, is_id, locked, modified, new_id, read_record, write_record
-from store.settings import StoreSettings
+from deployments.store.errors import Full, NotThere
+from deployments.store.records import (
+    LOCK_WAIT_S,
+    Stored,
+    draft_of,
+    is_id,
+    locked,
+    modified,
+    new_id,
+    read_record,
+    write_record,
+)
+from deployments.store.settings import StoreSettings
 
 PREFIX = "file-"
 PIECE_BYTES = 1 << 20

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from store.errors import StoreBusy
+from deployments.store.errors import StoreBusy
 
 LOCK_WAIT_S = 5.0
 """What is done under a lock takes milliseconds."""

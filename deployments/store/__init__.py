@@ -6,12 +6,12 @@ number of controllers can read and write at a time, and what is there when a pro
 looks.
 """
 
-from store.batches import Batch, Batches, BatchRecord, BatchState, BatchStatus, BatchUsage, LineError
-from store.directory import ANONYMOUS, Owned, Pending, Store
-from store.errors import Full, NotThere, OtherStore, StoreBusy, StoreError
-from store.files import FileRecord, Files
-from store.searches import Events, Search, SearchEnd, Searches, SearchRecord, SearchStatus, SearchWriter
-from store.settings import StoreSettings
+from deployments.store.batches import Batch, Batches, BatchRecord, BatchState, BatchStatus, BatchUsage, LineError
+from deployments.store.directory import ANONYMOUS, Owned, Pending, Store
+from deployments.store.errors import Full, NotThere, OtherStore, StoreBusy, StoreError
+from deployments.store.files import FileRecord, Files
+from deployments.store.searches import Events, Search, SearchEnd, Searches, SearchRecord, SearchStatus, SearchWriter
+from deployments.store.settings import StoreSettings
 
 __all__ = [
     "ANONYMOUS",

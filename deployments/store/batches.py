@@ -15,11 +15,21 @@ from pathlib import Path
 
 from pydantic import Field
 
-from store.errors import Full, NotThere
-from store.files import PREFIX as FILE_PREFIX
-from store.files import link_or_copy
-from store.records import DRAFT, LOCK_WAIT_S, Stored, draft_of, is_id, locked, new_id, read_record, write_record
-from store.settings import StoreSettings
+from deployments.store.errors import Full, NotThere
+from deployments.store.files import PREFIX as FILE_PREFIX
+from deployments.store.files import link_or_copy
+from deployments.store.records import (
+    DRAFT,
+    LOCK_WAIT_S,
+    Stored,
+    draft_of,
+    is_id,
+    locked,
+    new_id,
+    read_record,
+    write_record,
+)
+from deployments.store.settings import StoreSettings
 
 PREFIX = "batch_"
 

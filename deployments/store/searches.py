@@ -15,8 +15,8 @@ from io import RawIOBase
 from pathlib import Path
 from typing import Any
 
-from store.errors import NotThere
-from store.records import (
+from deployments.store.errors import NotThere
+from deployments.store.records import (
     DRAFT,
     LOCK_WAIT_S,
     Stored,
@@ -29,7 +29,7 @@ from store.records import (
     write_record,
     write_whole,
 )
-from store.settings import StoreSettings
+from deployments.store.settings import StoreSettings
 
 MAX_READ_BYTES = 1 << 20
 """Of events, at a time."""
