@@ -187,10 +187,10 @@ class Batches:
     def check_room(self) -> None:
         """
         Raises:
-            Full: none could be added.
+            Full: none could be added, since as many as may be have not ended.
         """
-        if sum(1 for _ in self._alive()) >= self._settings.batches_max:
-            raise Full("batches", self._settings.batches_max, "batches_max")
+        if sum(not batch.state.status.is_final for batch in self._alive()) >= self._settings.batches_max:
+            raise Full("batches that have not ended", self._settings.batches_max, "batches_max")
 
     def new_id(self) -> str:
         return new_id(PREFIX)
@@ -199,7 +199,7 @@ class Batches:
         """``given``: the bytes of its input file, of which it keeps its own.
 
         Raises:
-            Full: there are too many.
+            Full: as of ``check_room``.
             StoreBusy: another one is being added for too long.
             FileNotFoundError: the input is gone.
         """
@@ -212,6 +212,7 @@ class Batches:
             with locked(self._directory / "lock", LOCK_WAIT_S):
                 self.check_room()
                 draft.rename(self._directory / record.id)
+                self._drop_oldest()
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
@@ -239,6 +240,13 @@ class Batches:
                     shutil.rmtree(entry, ignore_errors=True)
             except FileNotFoundError:
                 continue
+
+    def _drop_oldest(self) -> None:
+        """Of those that have ended, as many as there are too many."""
+        alive = self.newest_first()
+        ended = [batch for batch in reversed(alive) if batch.state.status.is_final]
+        for batch in ended[: max(0, len(alive) - self._settings.batches_max)]:
+            shutil.rmtree(self._directory / batch.id, ignore_errors=True)
 
     def _alive(self) -> Iterator[Batch]:
         for entry in self._entries():

@@ -31,7 +31,7 @@ class StoreSettings(BaseModel):
     files_max: int = Field(1000, ge=1, le=100_000, description="Uploaded files.")
     file_bytes_max: int = Field(200 << 20, ge=1, le=1 << 34, description="Of one upload.")
     bytes_max: int = Field(10 << 30, ge=1, le=1 << 44, description="All files; with more, no upload and no new batch.")
-    batches_max: int = Field(100, ge=1, le=10_000, description="Batches, ended ones included.")
+    batches_max: int = Field(100, ge=1, le=10_000, description="Batches; for one more the oldest that has ended goes.")
     batch_lines_max: int = Field(50_000, ge=1, le=1_000_000, description="Requests of one batch.")
     batch_requests: int = Field(
         16, ge=1, le=4096, description="Requests of batches at work at once, of all keys together."

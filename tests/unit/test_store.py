@@ -247,14 +247,18 @@ class TestBatches:
         assert store.pending() == []
         assert not mark.exists()
 
-    def test_there_are_no_more_than_may_be(self, tmp_path: Path) -> None:
-        store = make(tmp_path, batches_max=2)
+    def test_there_are_no_more_than_may_be_and_the_oldest_that_has_ended_goes(self, tmp_path: Path) -> None:
+        store = make(tmp_path, batches_max=3)
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
-        for _ in range(2):
+        made = [store.begin("a", batch_of(store, "a", file.id)) for _ in range(3)]
+        with pytest.raises(Full, match=r"at most 3 batches that have not ended are kept here \(store.batches_max\)"):
             store.begin("a", batch_of(store, "a", file.id))
-        with pytest.raises(Full, match=r"at most 2 batches are kept here \(store.batches_max\)"):
-            store.begin("a", batch_of(store, "a", file.id))
-        assert len(store.pending()) == 2
+        assert len(store.pending()) == 3
+        for batch in made[1:]:
+            batch.tell(BatchState(status=BatchStatus.COMPLETED, ended=time.time()))
+        made.append(store.begin("a", batch_of(store, "a", file.id)))
+        left = [batch.id for batch in store.owned("a").batches.newest_first()]
+        assert left == [made[3].id, made[2].id, made[0].id]
 
     def test_asked_to_end_it_says_so_until_the_runner_has(self, store: Store) -> None:
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
