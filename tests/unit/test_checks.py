@@ -63,10 +63,21 @@ def byte_tokenizer(directory: Path, vocabulary: int) -> str:
     return str(directory)
 
 
-def test_the_defaults_and_the_shipped_configuration_can_be_built() -> None:
+def test_the_defaults_and_the_shipped_configuration_can_be_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
     build(AppConfig())
+    assert list(tmp_path.iterdir()) == []
     shipped = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     build(AppConfig.model_validate(shipped["applications"][0]["args"]))
+    assert (tmp_path / ".banyan" / "store" / "id").is_file()
+
+
+def test_a_store_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    [problem] = problems({"controller": {"store": {"path": str(tmp_path / "file" / "store")}}})
+    assert problem.startswith(f"controller.store.path: cannot use {tmp_path}")
 
 
 def test_the_example_for_gpus_fits_its_models(tmp_path: Path) -> None:
