@@ -102,6 +102,7 @@ class Store:
         """
         owned = self.owned(owner)
         owned.batches.check_room()
+        owned.files.check_bytes()
         given = owned.files.path(record.input_file_id)
         # Before the batch: a mark without one says nothing, a batch without one would wait for ever.
         mark = self._pending / f"{int(record.created * 1e6):020}-{owner}-{record.id}"

@@ -53,8 +53,16 @@ class Files:
         uploaded = sum(record.purpose == "batch" for record in self._records())
         if uploaded >= self._settings.files_max:
             raise Full("files", self._settings.files_max, "files_max")
-        if self._bytes() >= self._settings.bytes_max:
-            raise Full("bytes of files", self._settings.bytes_max, "bytes_max")
+        self.check_bytes()
+
+    def check_bytes(self, more: int = 0) -> None:
+        """
+        Raises:
+            Full: files are as long as they may be together, or would be longer with so many bytes ``more``.
+        """
+        total, most = sum(record.bytes for record in self._records()), self._settings.bytes_max
+        if total >= most or total + more > most:
+            raise Full("bytes of files", most, "bytes_max")
 
     def add(self, source: BinaryIO, filename: str, keep_s: float | None = None) -> FileRecord:
         """Keeps what ``source`` holds, as the input of batches. ``keep_s``: for so long, at most as long as files are
@@ -72,8 +80,7 @@ class Files:
                 size = self._copied(source, file)
             with locked(self._directory / "lock", LOCK_WAIT_S):
                 self.check_room()
-                if self._bytes() + size > self._settings.bytes_max:
-                    raise Full("bytes of files", self._settings.bytes_max, "bytes_max")
+                self.check_bytes(size)
                 kept_s = min(self._settings.keep_s, keep_s or self._settings.keep_s)
                 return self._put(draft, file_id, filename, "batch", size, kept_s)
         finally:
@@ -159,9 +166,6 @@ class Files:
         for entry in _entries(self._directory):
             if entry.suffix == ".json" and (record := read_record(entry, FileRecord)) is not None:
                 yield record
-
-    def _bytes(self) -> int:
-        return sum(record.bytes for record in self._records())
 
     def _drop(self, file_id: str) -> None:
         self._record(file_id).unlink(missing_ok=True)

@@ -217,6 +217,16 @@ class TestBatches:
         assert batch.input_path.read_bytes() == b"line\n"
         assert batch.state == BatchState()
 
+    def test_where_files_are_too_long_together_none_begins(self, tmp_path: Path) -> None:
+        store = make(tmp_path, bytes_max=10)
+        files = store.owned("a").files
+        file = files.add(io.BytesIO(b"x"), "x")
+        (tmp_path / "results").write_bytes(b"r" * 12)
+        files.adopt(tmp_path / "results", new_id("file-"), "results")
+        with pytest.raises(Full, match=r"store\.bytes_max"):
+            store.begin("a", batch_of(store, "a", file.id))
+        assert store.pending() == []
+
     def test_another_owners_file_is_no_file(self, store: Store) -> None:
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
         with pytest.raises(NotThere):
