@@ -1,60 +1,39 @@
 """lm-eval as it is published, on a task of its own kind: its score is that of ``banyan eval`` on the same answers."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.clients.bodies import assert_recorded
+from tests.clients.commands import HERE, banyan, program_of, run
 from tests.clients.tape import Tape, recording
 
-HERE = Path(__file__).parent
-LM_EVAL = HERE.parents[1] / ".venv-clients" / "lm_eval" / "bin" / "lm-eval"
 PROBLEMS = 100
-RUN_S = 900.0
 
 pytestmark = pytest.mark.timeout(2400)
 
 
-def banyan(directory: Path, *arguments: str) -> None:
-    run([sys.executable, "-m", "cluster.cli.main", *arguments], directory)
-
-
-def run(command: list[str], directory: Path) -> None:
-    """Runs a command to its end; what it said is shown if it failed."""
-    # Nothing is to be fetched from anywhere, and nothing kept in the user's caches.
-    offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(directory / "huggingface")}
-    path = os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(
-        command,
-        cwd=directory,
-        env=os.environ | offline | {"PYTHONPATH": path, "COLUMNS": "200"},
-        capture_output=True,
-        text=True,
-        timeout=RUN_S,
-        check=False,
-    )
-    print(done.stdout)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
 def lm_eval(tape: Tape, model: str, directory: Path) -> tuple[float, dict[str, float]]:
     """The task's score, and each problem's by its ``unique_id``."""
-    assert LM_EVAL.is_file(), f"no {LM_EVAL}: `make test-clients` sets it up"
     arguments = f"model={model},base_url={tape.url}/v1/chat/completions,num_concurrent=8,max_retries=1"
     output = directory / "lm_eval"
     task = ["--tasks", "banyan_arithmetic", "--include_path", str(HERE), "--apply_chat_template"]
     logs = ["--output_path", str(output), "--log_samples"]
     model_is = ["--model", "local-chat-completions", "--model_args", arguments]
-    run([str(LM_EVAL), "run", *model_is, *task, *logs], directory)
+    run([str(program_of("lm_eval", "lm-eval")), "run", *model_is, *task, *logs], directory)
     [results] = output.rglob("results_*.json")
     [samples] = output.rglob("samples_*.jsonl")
     logged = [json.loads(line) for line in samples.read_text().splitlines()]
     score: float = json.loads(results.read_text())["results"]["banyan_arithmetic"]["exact_match,boxed"]
     return score, {sample["doc"]["unique_id"]: sample["exact_match"] for sample in logged}
+
+
+def asking(question: str, body: dict[str, Any]) -> dict[str, Any]:
+    """The same request with another question."""
+    [turn] = body["messages"]
+    return {**body, "messages": [{**turn, "content": question}]}
 
 
 def banyan_eval(tape: Tape, strategy: str, directory: Path) -> tuple[float, dict[str, float]]:
@@ -79,9 +58,7 @@ def test_its_score_is_banyan_evals_on_the_same_answers(
         score, each = lm_eval(tape, model, tmp_path)
         assert tape.failures == []
         assert len(tape.requests) == PROBLEMS
-        for body in tape.requests:
-            sent = {name: body[name] for name in ("temperature", "seed", "max_tokens", "stop")}
-            assert sent == {"temperature": 0, "seed": 1234, "max_tokens": 256, "stop": ["Question:", "<|im_end|>"]}
+        assert_recorded("lm_eval", (("/v1/chat/completions", asking("6*7?", body)) for body in tape.requests))
         for reply in tape.replies:
             assert reply["search"]["strategy"] == strategy
             assert reply["search"]["temperature"] == temperature

@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
+from tests.clients.bodies import assert_recorded
+from tests.clients.commands import HERE, program_of
 from tests.clients.passage import Passage, noting
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
-BODIES = ROOT / "tests" / "unit" / "http" / "client_bodies.json"
 MODEL = "banyan-arithmetic"
 RUN_S = 300.0
 SEEDED = {
@@ -39,8 +38,6 @@ def passage(endpoint: str) -> Any:
 
 def run(client: str, passage: Passage, directory: Path) -> dict[str, str]:
     """What a client was answered, by the way in which it asked."""
-    python = ROOT / ".venv-clients" / client / "bin" / "python"
-    assert python.is_file(), f"no {python}: `make test-clients` sets it up"
     said = directory / "said.json"
     url = f"{passage.url}/v1"
     environment = {
@@ -60,7 +57,7 @@ def run(client: str, passage: Passage, directory: Path) -> dict[str, str]:
         "LANGSMITH_TRACING": "false",
     }
     done = subprocess.run(
-        [str(python), str(HERE / "programs" / f"{client}_client.py"), str(said)],
+        [str(program_of(client, "python")), str(HERE / "programs" / f"{client}_client.py"), str(said)],
         cwd=directory,
         env=environment,
         capture_output=True,
@@ -84,8 +81,7 @@ def test_a_client_is_answered(client: str, passage: Passage, tmp_path: Path) -> 
     assert {each.status for each in asked} == {200}
     assert all("\\boxed{" in text for text in said.values())
     assert len({said[way] for way in SEEDED[client]}) == 1, said
-    sent = distinct([[each.path, normal(each.body)] for each in asked])
-    assert sent == json.loads(BODIES.read_text())[client], f"for {BODIES}: {json.dumps(sent)}"
+    assert_recorded(client, ((each.path, each.body) for each in asked))
 
 
 def test_all_clients_are_told_the_same(endpoint: str, tmp_path: Path) -> None:
@@ -97,28 +93,3 @@ def test_all_clients_are_told_the_same(endpoint: str, tmp_path: Path) -> None:
             directory.mkdir()
             texts[client] = run(client, passage, directory)["chat"]
     assert len(set(texts.values())) == 1, texts
-
-
-def distinct(members: list[Any]) -> list[Any]:
-    """Each once, in an order that says nothing of when it came."""
-    once = {json.dumps(member, sort_keys=True): member for member in members}
-    return [once[key] for key in sorted(once)]
-
-
-def normal(body: dict[str, Any]) -> Any:
-    """A body as it is kept: without what an earlier reply has put into it."""
-
-    def without(part: Any) -> Any:
-        if isinstance(part, list):
-            return [without(member) for member in part]
-        if not isinstance(part, dict):
-            return part
-        turn = {name: without(value) for name, value in part.items()}
-        if turn.get("role") == "assistant":
-            turn |= {"content": "42"} if isinstance(turn["content"], str) else {}
-            turn |= {"id": "msg_1"} if "id" in turn else {}
-        if turn.get("type") == "output_text":
-            turn["text"] = "42"
-        return turn
-
-    return without({**body, "model": "m"})
