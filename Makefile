@@ -45,13 +45,18 @@ test-models: setup ## with tokenizers and weights of published models, fetched f
 	$(PYTEST) tests/models $(ARGS)
 
 CLIENTS := $(notdir $(basename $(wildcard requirements/clients/*.lock)))
+# Loaders of training data need torch, and take .venv's, behind what their own locks say: another one would be hundreds of
+# megabytes, and which build of it this machine needs only scripts/setup knows.
+LOADERS := trl verl
+PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-test-clients: setup $(CLIENTS:%=.venv-clients/%/.done) ## clients, as published, against the served application (not in test)
+test-clients: setup $(CLIENTS:%=.venv-clients/%/.done) ## clients and loaders, as published, with the served application (not in test)
 	$(PYTEST) tests/clients -s $(ARGS)
 
 .venv-clients/%/.done: requirements/clients/%.lock
 	$(BIN)/python -m venv --clear $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	$(if $(filter $*,$(LOADERS)),$(BIN)/python $(PACKAGES) >"$$($(@D)/bin/python $(PACKAGES))/behind.pth")
 	touch $@
 
 check: setup ## format, lint, types, and which package may import which
