@@ -42,7 +42,9 @@ def begin(_: Any) -> None:
 
     stack, holds, garbage = ExitStack(), loop_holds.Holds(), loop_holds.GarbageClock()
     stack.enter_context(garbage.running())
-    stack.enter_context(loop_holds.measured_tasks(asyncio.get_running_loop(), holds, garbage))
+    # This is called in a thread of its own: of the loops it is known that they have tasks.
+    for loop in {task.get_loop() for task in list(asyncio.tasks._all_tasks)}:  # type: ignore[attr-defined]
+        stack.enter_context(loop_holds.measured_tasks(loop, holds, garbage))
     vars(loop_holds)["of_this_process"] = stack, holds, garbage
 
 
