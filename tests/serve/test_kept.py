@@ -91,6 +91,7 @@ def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: op
     with suppress(httpx.HTTPError), idle.http.stream("POST", "/v1/chat/completions", json=wide) as stream:
         lines = (line for line in stream.iter_lines() if '"search_event"' in line)
         lost = json.loads(next(lines).removeprefix("data: "))["id"]
+        until(lambda: told(idle, lost)["nodes"] > 0, "an event is kept", every_s=0.05)
         for pid in idle.replica_pids("BatchRunner") + idle.replica_pids("SearchController"):
             kill(pid)
         for _ in lines:
@@ -102,8 +103,8 @@ def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: op
     assert sorted(line["line"] for line in results(client, batch)) == list(range(1, 41))
     [wrong] = client.files.content(batch.error_file_id).text.splitlines()
     assert json.loads(wrong)["custom_id"] == "c-40"
-    assert idle.http.get(f"/v1/searches/{finished['id']}").json()["reply"] == finished
-    shown = idle.http.get(f"/v1/searches/{lost}").json()
+    assert told(idle, finished["id"])["reply"] == finished
+    shown = told(idle, lost)
     assert (shown["status"], shown["error"]["code"]) == ("failed", "search_lost")
     assert shown["nodes"] > 0
 
@@ -122,6 +123,11 @@ def test_a_search_that_runs_is_followed(idle: Application) -> None:
     assert len({tuple(event["node"]) for event in events}) == len(events) > 64
     assert events[-1]["tokens"] == reply["search"]["generated_tokens"]
     assert json.loads(last)["search"]["reply"] == reply
+
+
+def told(application: Application, name: str) -> Json:
+    shown: Json = application.http.get(f"/v1/searches/{name}").json()
+    return shown
 
 
 def newest(application: Application) -> Json:
