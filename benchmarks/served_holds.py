@@ -38,6 +38,8 @@ def begin(_: Any) -> None:
     """Has the tasks of the controller's loop timed from now on."""
     from contextlib import ExitStack
 
+    import psutil
+
     from benchmarks import loop_holds
 
     stack, holds, garbage = ExitStack(), loop_holds.Holds(), loop_holds.GarbageClock()
@@ -45,16 +47,18 @@ def begin(_: Any) -> None:
     # This is called in a thread of its own: of the loops it is known that they have tasks.
     for loop in {task.get_loop() for task in list(asyncio.tasks._all_tasks)}:  # type: ignore[attr-defined]
         stack.enter_context(loop_holds.measured_tasks(loop, holds, garbage))
-    vars(loop_holds)["of_this_process"] = stack, holds, garbage
+    vars(loop_holds)["of_this_process"] = stack, holds, garbage, psutil.Process().memory_info().rss
 
 
 def end(_: Any) -> dict[str, Any]:
     """Until now."""
     import gc
 
+    import psutil
+
     from benchmarks import loop_holds
 
-    stack, holds, garbage = vars(loop_holds).pop("of_this_process")
+    stack, holds, garbage, resident = vars(loop_holds).pop("of_this_process")
     stack.close()
     return {
         "steps": holds.callbacks,
@@ -66,6 +70,7 @@ def end(_: Any) -> dict[str, Any]:
             "full": garbage.full,
             "objects_left": len(gc.get_objects(2)),
         },
+        "resident_mb_gained": round((psutil.Process().memory_info().rss - resident) / 2**20, 2),
     }
 
 
