@@ -20,12 +20,12 @@ SCORED: Json = {"question": "Take 12. Increase by 74. What do you get?", "steps"
 RUN_S = 240.0
 SCORING = f"""
 def to_score(row):
-    body = json.dumps({{**{SCORED!r}, **row}})
+    body = json.dumps({{**{SCORED!r}, row["field"]: "banyan-arithmetic"}})
     return {{"method": "answer_row", "request_kwargs": {{"url": "/v1/score", "body": body}}}}
 
 score = build_processor(config, preprocess=to_score, postprocess=lambda row: {{"rewards": row["rewards"]}})
-models = ray.data.from_items([{{"model": "banyan-arithmetic"}}, {{"model": "nobody's"}}])
-score(models).write_json(f"{{here}}/scores")
+fields = ray.data.from_items([{{"field": "model"}}, {{"field": "colour"}}])
+score(fields).write_json(f"{{here}}/scores")
 """
 
 
