@@ -65,4 +65,4 @@ def test_a_row_that_is_refused_says_why_and_the_others_are_answered(idle: Applic
     answered, refused = sorted(map(json.loads, lines), key=lambda row: str(row["__inference_error__"]))
     rewards = idle.http.post("/v1/score", json=SCORED).json()["rewards"]
     assert answered["rewards"] == pytest.approx(rewards, abs=1e-9)  # Ray's JSON has ten digits
-    assert '404: no model "nobody\'s"' in refused["__inference_error__"]
+    assert refused["__inference_error__"] == "ValueError: 400: unknown field: colour"
