@@ -253,7 +253,7 @@ async def test_scores_of_given_steps(world: World) -> None:
 
 def trees_alive() -> int:
     """Of those that have nodes."""
-    return sum(isinstance(each, SearchTree) and "_nodes" in vars(each) for each in gc.get_objects())
+    return sum(type(each) is SearchTree and "_nodes" in vars(each) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("stream", [False, True])
