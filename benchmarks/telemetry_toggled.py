@@ -92,7 +92,9 @@ def main(
         rounds = asyncio.run(measure(url, problems, pairs, in_flight))
     cpu = compared(*([cpu_ms_per_step(each) for each in rounds[side]] for side in ("off", "on")))
     slower = compared(*([seconds_per_step(each) for each in rounds[side]] for side in ("off", "on")))
-    claims = [claim("metrics cost at most 2% of a step's CPU time", cpu["mean"], MAX_COST, cpu["mean"] <= MAX_COST)]
+    most = cpu["interval"][1]
+    name = "metrics cost at most 2% of a step's CPU time: the upper end of the 95% interval"
+    claims = [claim(name, most, MAX_COST, most <= MAX_COST)]
     medians = {
         side: {
             "problems_per_second": round(statistics.median(each.problems_per_second for each in of), 3),

@@ -151,19 +151,14 @@ def was_assigned(response: Any) -> bool:
 async def everywhere(handle: Any, method: str, timeout_s: float) -> list[Any]:
     """What a method without arguments returns on every replica; an exception in place of a reply that
     did not come within ``timeout_s``."""
-    until = asyncio.get_running_loop().time() + timeout_s
-
-    async def told(result: Any) -> Any:
-        async with asyncio.timeout_at(until):
-            return await result.get_async()
-
+    deadline = Deadline(timeout_s)
     try:
-        async with asyncio.timeout_at(until):
+        async with asyncio.timeout(timeout_s):
             # Not ``results_async``, which has nobody's reply where one replica is late: one that hangs hid the others.
             results = await handle.broadcast(method)._fetch_replica_results_async()
     except (TimeoutError, RayServeException, RayError) as error:
         return [error]
-    return await asyncio.gather(*map(told, results), return_exceptions=True)
+    return await asyncio.gather(*(reply(each.get_async, deadline) for each in results), return_exceptions=True)
 
 
 def release(response: Cancellable) -> None:

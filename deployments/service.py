@@ -33,6 +33,8 @@ class SearchJob(NamedTuple):
     settings: SearchSettings
     cache_salt: str = ""
     """See `search.ports`."""
+    own_seconds: bool = False
+    """Whether its budget of seconds is the client's and not the operator's."""
 
 
 Observer = Callable[[SearchJob, SearchTree, EventSink | None], AbstractContextManager[EventSink | None]]
@@ -99,7 +101,7 @@ class SearchService:
 
         Raises:
             SearchError: there is no answer; see `search.errors`.
-            TimeoutError: nor by the wall clock of those that name none, or the search did not end by its own.
+            TimeoutError: nor by the operator's wall clock, or the search did not end by its own.
         """
         tree = SearchTree()
         free = self._disposal.watch(tree)
@@ -131,7 +133,7 @@ class SearchService:
             # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree
             # would stay until all garbage is collected (`deployments.garbage`).
             free()
-            if isinstance(error, LimitReached) and error.kind is LimitKind.SECONDS and error.limit >= self._seconds:
+            if isinstance(error, LimitReached) and error.kind is LimitKind.SECONDS and not job.own_seconds:
                 raise TimeoutError from None
             raise
 

@@ -40,7 +40,8 @@ EQUAL = Pace(cores=1, together=1.0)
 
 
 def measured(seconds: float) -> Pace:
-    """Of this machine: the median of some measurements of so many seconds each."""
+    """Of this machine: the median of some measurements of so many seconds each. Work of others beside them, which is
+    on one of the cores that are to be idle, makes it look better than it is."""
     cores = psutil.cpu_count() or 1
     ratios = []
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:

@@ -121,9 +121,10 @@ class Job:
             if error.status in (401, 403):
                 raise KeyRefused(str(error)) from error
             # A body that came too slowly and an answer that did say something of the day, not of the line.
-            late = error.status == SLOW or (error.code, error.param) == OUT_OF_TIME
-            own = error.status is not None and 400 <= error.status < 500 and not late
-            self._failed(item, INPUT if own else FAILED, str(error), error, time.monotonic() - started)
+            late = (error.code, error.param) == OUT_OF_TIME
+            own = error.status is not None and 400 <= error.status < 500 and error.status != SLOW and not late
+            kind = INPUT if own else FAILED
+            self._failed(item, kind, str(error), error, time.monotonic() - started, of_service=not late)
             return True
         except Unreachable as error:
             raise JobStopped(str(error)) from error
@@ -171,9 +172,15 @@ class Job:
         return line
 
     def _failed(
-        self, item: Item, kind: str, reason: str, refused: Refused | None = None, seconds: float | None = None
+        self,
+        item: Item,
+        kind: str,
+        reason: str,
+        refused: Refused | None = None,
+        seconds: float | None = None,
+        of_service: bool = True,
     ) -> None:
-        """Puts the line among the errors.
+        """Puts the line among the errors. ``of_service``: whether it may be a sign that the service is gone.
 
         Raises:
             JobStopped: too many have failed one after the other.
@@ -199,7 +206,7 @@ class Job:
         self._outputs.put_error(named)
         self._on_line()
         # Of a batch file's requests each may be wrong by itself; problems are all asked in the same way.
-        if kind == FAILED or isinstance(work, EvalProblem):
+        if of_service and (kind == FAILED or isinstance(work, EvalProblem)):
             self._failures += 1
             if self._failures >= MAX_FAILURES:
                 raise JobStopped(f"{MAX_FAILURES} lines one after the other have failed, the last one: {reason}")

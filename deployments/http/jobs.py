@@ -79,7 +79,8 @@ class Jobs:
         # A template may drop parts of earlier turns, and the reward model is told all of them.
         if conversation and (tokens := len(self._encoder.encode_text(asked))) >= self._search_context:
             raise self._too_long(str(tokens))
-        return SearchJob(uuid.uuid4().hex, asked, tuple(prompt), settings, self._cache_salt(key))
+        own_seconds = "seconds" in ((request.search or {}).get("budget") or {})
+        return SearchJob(uuid.uuid4().hex, asked, tuple(prompt), settings, self._cache_salt(key), own_seconds)
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str) -> Head:
         """What is known of the reply before the search begins."""
@@ -134,7 +135,8 @@ class Jobs:
                     "context_length_exceeded",
                 )
         limit = body.concurrency_limit
-        most_at_once = max(1, self._live.branches // width)
+        # It comes in one piece, and holds the room of searches until its end: half at most.
+        most_at_once = max(1, self._live.branches // 2 // width)
         settings = TokenBeamSettings(
             width=width,
             max_tokens=body.max_tokens,

@@ -18,7 +18,9 @@ def test_calls_are_freed_without_the_collector(idle: Application) -> None:
     def left(_: Any) -> int:
         import gc
 
-        return sum(type(each).__name__ == "gRPCReplicaResult" for each in gc.get_objects())
+        from ray.serve._private.replica_result import gRPCReplicaResult
+
+        return sum(type(each) is gRPCReplicaResult for each in gc.get_objects())
 
     def end(_: Any) -> None:
         import gc

@@ -395,6 +395,20 @@ class TestGoingOn:
         assert lines_of(out) == list(range(1, count + 1))
         assert sum(1 for _ in read_lines(out)) == count
 
+    def test_budgets_of_seconds_that_allow_no_answer_do_not_stop_it(self, tmp_path: Path) -> None:
+        """They say nothing of the service, and may be enough another day."""
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        count = MAX_FAILURES + 10
+        given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(count)))
+
+        def too_late() -> None:
+            raise Refused("no answer yet", 400, "invalid_request_error", "search.budget.seconds", "budget_exhausted")
+
+        do(given, out, Replies(too_late))
+        assert [error["kind"] for error in read_lines(paths(out)[1])] == ["failed"] * count
+        do(given, out, Replies(), again=True)
+        assert sum(1 for _ in read_lines(out)) == count
+
     def test_a_full_disk_stops_the_job_and_costs_no_line(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(40)))

@@ -69,7 +69,7 @@ async def test_the_engines_settings_are_passed_on(world: World) -> None:
     settings = world.generator.beams[0].settings
     assert settings.skip_reading_prefix_cache is True
     assert (settings.length_penalty, settings.ignore_eos) == (2.0, True)
-    assert settings.concurrency_limit == UNTOLD // 4
+    assert settings.concurrency_limit == UNTOLD // 2 // 4
 
 
 @pytest.mark.parametrize(

@@ -234,13 +234,16 @@ async def test_out_of_its_own_time_without_an_answer_is_400(world: World) -> Non
 
 
 async def test_out_of_the_operators_time_without_an_answer_is_504(make_world: Callable[..., World]) -> None:
-    world = make_world(limits={"seconds": 0.05})
-    world.generator.gate.clear()
-    async with world.client as client:
-        for search in ({}, {"budget": {"seconds": 0.05}}):
-            reply = await client.post(CHAT, json=chat(search=search))
-            assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
-    world.assert_idle()
+    for controller in (
+        {"limits": {"seconds": 0.05}},
+        {"default_search": {"strategy": "beam_search", "n": 4, "m": 2, "budget": {"seconds": 0.05}}},
+    ):
+        world = make_world(**controller)
+        world.generator.gate.clear()
+        async with world.client as client:
+            reply = await client.post(CHAT, json=chat())
+        assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
+        world.assert_idle()
 
 
 async def test_scores_of_given_steps(world: World) -> None:
