@@ -73,7 +73,7 @@ def predict() -> None:
     from benchmarks.cluster_sim import points
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
 
-    results, costs, language = _calibrated("served_points")
+    results, costs, language = calibrated("served_points")
     rows: list[dict[str, Any]] = []
     for point in results["served_points"]["points"]:
         clients, asked, runs = point["clients"], ASKED[point["search"]], point["runs"]
@@ -88,7 +88,7 @@ def predict() -> None:
     measured = statistics.median(run["searches"] / run["seconds"] for run in limits)
     rows.append(_row("one controller, engines that cost nothing", limit.searches_per_s, measured))
     alone = points.controller_limit(costs.calls, None, 300)
-    busy_s = statistics.median(run["worth"] * run["cpu_s"]["controller"] / run["searches"] for run in limits)
+    busy_s = statistics.median(run.get("worth", 1.0) * run["cpu_s"]["controller"] / run["searches"] for run in limits)
     rows.append(_row("one controller with a core of its own", alone.searches_per_s, 1 / busy_s))
     table = Table("what", "searches/s predicted", "measured", "predicted over measured")
     for row in rows:
@@ -109,7 +109,7 @@ def clusters(
     from benchmarks.cluster_sim import points
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
 
-    results, costs, language = _calibrated()
+    results, costs, language = calibrated()
     beam = ASKED["beam 16"]
     one = points.with_trees(costs, language, beam, points.Numbers(1, 2, 2), 200)
     sizes = [points.numbers_for(generators, one.figures["cpu_s_per_search"]) for generators in (1, 10, 100, 1000)]
@@ -145,7 +145,7 @@ def clusters(
     _keep("cluster_sim", {"of": commits, "costs": costs.model_dump(mode="json"), **kept})
 
 
-def _calibrated(*others: str) -> tuple[dict[str, dict[str, Any]], Costs, Language]:
+def calibrated(*others: str) -> tuple[dict[str, dict[str, Any]], Costs, Language]:
     """The last results, and what they say about costs and texts."""
     results = {name: _last(name) for name in ("batch_curves", "controller_calls", *others)}
     costs = Costs.of(results["batch_curves"], results["controller_calls"])

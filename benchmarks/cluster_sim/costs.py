@@ -92,7 +92,7 @@ class Costs(_Costs):
             role: EngineCosts(engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role])
             for role in ("generator", "prm")
         }
-        return cls(**engines, calls=calls["costs"], pace=calls["pace"])
+        return cls(**engines, calls=calls["costs"], pace=calls.get("pace", EQUAL))  # old results know of none
 
     def slower(self, factor: float) -> "Costs":
         """With engines that take so many times as long, and replicas as they are."""

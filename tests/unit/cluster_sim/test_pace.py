@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from benchmarks.cluster_sim.__main__ import calibrated
 from benchmarks.cluster_sim.pace import EQUAL, Pace, measured
 from benchmarks.cluster_sim.processors import Program, SharedCores
 from benchmarks.cluster_sim.virtual_time import run
@@ -39,3 +40,11 @@ def test_this_machine_has_one() -> None:
     pace = measured(0.05)
     assert pace.cores >= 1
     assert pace.together > 0.1
+
+
+def test_the_results_that_are_kept_can_be_simulated_with() -> None:
+    results, costs, language = calibrated("served_points")
+    assert set(results) == {"batch_curves", "controller_calls", "served_points"}
+    assert costs.generator.engine.step(8) > 0
+    assert costs.calls.controller["search"] > 0
+    assert language.prompt("1")
