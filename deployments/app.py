@@ -14,7 +14,7 @@ from cluster.jobs.replica import BatchRunner
 from cluster.launch.environment import variables
 from deployments.access import require_authenticated_cluster
 from deployments.checks import check_settings
-from deployments.config import AppConfig, ControllerUserConfig
+from deployments.config import MAX_REQUEST_S, AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
@@ -57,7 +57,8 @@ def build(args: AppConfig) -> serve.Application:
     controller = args.controller
     batches = None
     if (store_id := _store_id(controller.store)) is not None:
-        bound = (controller.store, store_id, controller.limits.seconds)
+        # Controllers keep to their limit, which may change while they serve: the runner waits for any.
+        bound = (controller.store, store_id, MAX_REQUEST_S)
         batches = BatchRunner.options(logging_config=logging_config).bind(*bound)
     taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(

@@ -20,8 +20,8 @@ class BatchRunnerReplica:
     async def __init__(  # type: ignore[misc]
         self, settings: StoreSettings, store_id: str, seconds: float
     ) -> None:
-        """``store_id``: what the directory was known by where the application was built. ``seconds``: the wall clock of
-        one request, at most.
+        """``store_id``: what the directory was known by where the application was built. ``seconds``: the longest
+        wall clock of one request that a controller may be told.
 
         Raises:
             ValueError: nothing is kept here.
