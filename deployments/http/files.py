@@ -3,12 +3,14 @@
 import logging
 from collections.abc import AsyncIterator
 from contextlib import aclosing
+from functools import partial
 from typing import Annotated, Any, BinaryIO, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from starlette.datastructures import FormData, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
 
 from deployments.http.body import fault_in_text
 from deployments.http.endpoint import KeptHere
@@ -59,6 +61,8 @@ class Upload(NamedTuple):
     """A form that has been checked."""
 
     file: BinaryIO
+    size: int
+    """Bytes."""
     filename: str
     keep_s: float | None
 
@@ -72,7 +76,8 @@ async def upload_file(request: Request, kept: KeptHere) -> Response:
         form = await _form(request, kept)
         try:
             upload = _checked(form)
-            record = await kept.do(lambda: files.add(upload.file, upload.filename, upload.keep_s))
+            add = partial(files.add, upload.file, upload.filename, upload.keep_s)
+            record = await kept.copy(add, upload.size)
         finally:
             await form.close()
     return json_response(file_object(record))
@@ -110,13 +115,34 @@ async def delete_file(file_id: str, request: Request, kept: KeptHere) -> Respons
 async def file_content(file_id: str, request: Request, kept: KeptHere) -> Response:
     """A file's bytes, as they came or as a batch wrote them."""
 
-    def opened() -> tuple[FileRecord, BinaryIO]:
-        files = kept.owned(request).files
-        return files.get(file_id), files.path(file_id).open("rb")
+    return _Download(kept, kept.owner(request), file_id)
 
-    record, file = await kept.do(opened)
-    headers = {"content-length": str(record.bytes)}
-    return StreamingResponse(_pieces(kept, file), media_type="application/octet-stream", headers=headers)
+
+class _Download(Response):
+    """One of a few that an owner may have under way."""
+
+    def __init__(self, kept: Kept, owner: str, file_id: str) -> None:
+        super().__init__()
+        self._kept = kept
+        self._owner = owner
+        self._file_id = file_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with self._kept.downloads.one(self._owner):
+            record, file = await self._kept.do(self._opened)
+            try:
+                pieces = StreamingResponse(
+                    _pieces(self._kept, file),
+                    media_type="application/octet-stream",
+                    headers={"content-length": str(record.bytes)},
+                )
+                await pieces(scope, receive, send)
+            finally:
+                self._kept.let_go(file)
+
+    def _opened(self) -> tuple[FileRecord, BinaryIO]:
+        files = self._kept.store.owned(self._owner).files
+        return files.get(self._file_id), files.path(self._file_id).open("rb")
 
 
 def file_object(record: FileRecord) -> dict[str, Any]:
@@ -176,7 +202,7 @@ def _checked(form: FormData) -> Upload:
     anchor, seconds = fields.pop("expires_after[anchor]", None), fields.pop("expires_after[seconds]", None)
     if unknown := [name for name in (*fields, *form) if name not in ("file", "purpose", *EXPIRES)]:
         raise BadRequest(f"unknown field: {unknown[0][:80]}", unknown[0][:80], "unknown_parameter")
-    return Upload(file.file, filename, _keep_s(anchor, seconds))
+    return Upload(file.file, file.size or 0, filename, _keep_s(anchor, seconds))
 
 
 EXPIRES = ("expires_after[anchor]", "expires_after[seconds]")
@@ -195,8 +221,5 @@ def _keep_s(anchor: str | None, seconds: str | None) -> float | None:
 
 
 async def _pieces(kept: Kept, file: BinaryIO) -> AsyncIterator[bytes]:
-    try:
-        while piece := await kept.do(lambda: file.read(PIECE_BYTES)):
-            yield piece
-    finally:
-        file.close()
+    while piece := await kept.do(lambda: file.read(PIECE_BYTES)):
+        yield piece

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context
-from typing import Annotated, Any, Protocol, TypeVar
+from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
 
 from fastapi import Query, Request
 
@@ -26,8 +26,13 @@ DISK_S = 30.0
 """A disk that has not done it by then is not to be waited for."""
 MAX_UPLOADS = 4
 """Of one owner at a time, at each controller; so the next."""
+MAX_DOWNLOADS = 16
 MAX_STREAMS = 16
+MIN_COPY_BYTES_PER_S = 4 << 20
+"""A disk that takes less of an upload is not to be waited for either."""
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="store")
+_COPIES = ThreadPoolExecutor(2 * MAX_UPLOADS, thread_name_prefix="copies")
+"""Apart from the others, which wait for no copy; more than one owner can keep busy."""
 
 After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
 
@@ -41,6 +46,7 @@ class Kept:
         """Those of requests that hold no place."""
         self._later: set[asyncio.Task[None]] = set()
         self.uploads = Few(MAX_UPLOADS, "uploads")
+        self.downloads = Few(MAX_DOWNLOADS, "downloads")
         self.streams = Few(MAX_STREAMS, "streams of events")
 
     def owner(self, request: Request) -> str:
@@ -65,12 +71,24 @@ class Kept:
             Unavailable: the disk failed, or took too long.
             StoreError: as ``work`` raises it.
         """
-        try:
-            async with asyncio.timeout(DISK_S):
-                return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
-        except OSError as error:  # a TimeoutError is one
-            logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
-            raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None
+        return await _done(work, _THREADS, DISK_S)
+
+    async def copy(self, work: Callable[[], T], size: int) -> T:
+        """As ``do``; so many bytes are copied by it, at `MIN_COPY_BYTES_PER_S` at least."""
+        return await _done(work, _COPIES, DISK_S + size / MIN_COPY_BYTES_PER_S)
+
+    def let_go(self, file: BinaryIO) -> None:
+        """Closes it in a thread, and waits for nothing: somebody may still be reading it, on a disk that hangs."""
+        _THREADS.submit(file.close)
+
+
+async def _done(work: Callable[[], T], threads: ThreadPoolExecutor, seconds: float) -> T:
+    try:
+        async with asyncio.timeout(seconds):
+            return await asyncio.get_running_loop().run_in_executor(threads, work)
+    except OSError as error:  # a TimeoutError is one
+        logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
+        raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None
 
 
 class Few:

@@ -5,6 +5,7 @@ import hashlib
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -140,6 +141,11 @@ class FakeGenerator:
         if depth < DEPTH:
             return Step((seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER, *told)
         return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE, *told)
+
+
+def found(directory: Path, pattern: str) -> list[Path]:
+    """What is there."""
+    return list(directory.glob(pattern))
 
 
 class FakeScorer:

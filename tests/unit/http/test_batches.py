@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import os
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
@@ -12,7 +14,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from http_world import World, chat, generator_is_dead
+from http_world import World, chat, found, generator_is_dead
 
 from cluster.client import client as client_module
 from cluster.client.client import Client
@@ -20,9 +22,11 @@ from cluster.client.retries import Retries
 from cluster.jobs import batch_run, batches, run
 from cluster.jobs.batches import BatchJobs
 from deployments.config import KeyLimits
+from deployments.http import kept as kept_module
 from deployments.http.auth import ApiKeys
+from deployments.http.kept import MAX_DOWNLOADS
 from deployments.http.keys import key_record, store_owner
-from deployments.store import BatchStatus, Store
+from deployments.store import BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 
 Json = dict[str, Any]
@@ -411,6 +415,45 @@ class TestFiles:
         assert refused.value.code == "store_full"
         with pytest.raises(openai.BadRequestError, match=r"store\.files_max"):
             await uploaded(client, ["x"])
+
+    async def test_so_many_come_out_at_a_time(self, kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        client = client_of(kept)
+        file_id = await uploaded(client, ["x"])
+        let_go = threading.Event()
+
+        def waiting(store: Files, name: str) -> FileRecord:
+            let_go.wait(20)
+            return whole(store, name)
+
+        whole = Files.get
+        monkeypatch.setattr(Files, "get", waiting)
+        downloads = [asyncio.create_task(client.files.content(file_id)) for _ in range(MAX_DOWNLOADS)]
+        await asyncio.sleep(0.3)
+        with pytest.raises(openai.RateLimitError, match="downloads"):
+            await client.files.content(file_id)
+        let_go.set()
+        for content in await asyncio.gather(*downloads):
+            assert content.text == "x\n"
+        assert (await client.files.content(file_id)).text == "x\n"
+
+    async def test_a_disk_that_hangs_in_a_download_keeps_nobody_waiting(
+        self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Given up, the file is closed by a thread: the read has its lock."""
+        client = client_of(kept)
+        file_id = await uploaded(client, ["x"])
+        [path] = found(tmp_path, "owners/*/files/*.data")
+        path.unlink()
+        os.mkfifo(path)
+        writer = os.open(path, os.O_RDWR)  # as of a disk that says nothing
+        monkeypatch.setattr(kept_module, "DISK_S", 0.2)
+        try:
+            async with asyncio.timeout(5):
+                with pytest.raises(RuntimeError, match="response already started"):
+                    await client.files.content(file_id)
+        finally:
+            os.write(writer, b"x")
+            os.close(writer)
 
     @pytest.mark.parametrize(
         ("form", "param"),

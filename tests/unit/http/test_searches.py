@@ -15,7 +15,7 @@ import httpx
 import openai
 import pytest
 import pytest_asyncio
-from http_world import World, chat, generator_is_dead, served
+from http_world import World, chat, found, generator_is_dead, served
 
 from deployments.http.kept import MAX_STREAMS
 from deployments.http.keys import key_record, store_owner
@@ -80,10 +80,6 @@ async def until_running(world: World) -> None:
     async with asyncio.timeout(20):
         while not world.generator.running:
             await asyncio.sleep(0.01)
-
-
-def found(directory: Path, pattern: str) -> list[Path]:
-    return list(directory.glob(pattern))
 
 
 async def test_a_kept_search_is_told_as_it_was_answered_by_every_controller(kept: World, elsewhere: World) -> None:
