@@ -110,7 +110,8 @@ class Store:
         try:
             owned.batches.add(record, given)
         except BaseException:
-            mark.unlink(missing_ok=True)
+            if not self._batch(owner, record.id).is_dir():  # it may have been added before something else failed
+                mark.unlink(missing_ok=True)
             raise
         return owned.batches.get(record.id)
 
@@ -123,22 +124,35 @@ class Store:
         (self._pending / pending.name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Removes what has been kept for long enough."""
+        """Removes what has been kept for long enough.
+
+        Raises:
+            OSError: something could not be looked at; all else was.
+        """
         before = time.time() - STALE_S
+        failed: list[OSError] = []
         for owner in sorted(self._owners.iterdir()):
-            owned = self.owned(owner.name)
-            owned.files.sweep(before)
-            owned.batches.sweep(before)
-            owned.searches.sweep(before)
+            if not _OWNER.fullmatch(owner.name):  # not ours
+                continue
+            for part in self.owned(owner.name):
+                try:
+                    part.sweep(before)
+                except OSError as error:
+                    failed.append(error)
+        if failed:
+            raise failed[0]
 
     def _read_marks(self) -> Iterator[Pending]:
         for mark in sorted(self._pending.iterdir()):
             _, _, named = mark.name.partition("-")
             owner, _, batch_id = named.partition("-")
-            directory = self._owners / owner / "batches" / batch_id
+            directory = self._batch(owner, batch_id)
             if directory.is_dir():
                 yield Pending(mark.name, owner, Batch(directory))
                 continue
-            with suppress(FileNotFoundError):
+            with suppress(OSError):  # gone meanwhile, or no mark at all
                 if mark.stat().st_mtime < time.time() - STALE_S:
                     mark.unlink()
+
+    def _batch(self, owner: str, batch_id: str) -> Path:
+        return self._owners / owner / "batches" / batch_id

@@ -89,12 +89,14 @@ class Files:
     def adopt(self, path: Path, file_id: str, filename: str, keep_s: float | None = None) -> FileRecord:
         """Keeps what ``path`` holds as the output of a batch, under an id that the caller knows again: done twice, it
         is one file. No cap keeps a result from who has paid for it."""
-        if (known := read_record(self._record(file_id), FileRecord)) is not None:
+        known = read_record(self._record(file_id), FileRecord)
+        if known is not None and self._data(file_id).exists():
             return known
         self._directory.mkdir(parents=True, exist_ok=True)
         draft = draft_of(self._data(file_id))
         try:
             link_or_copy(path, draft)
+            os.utime(draft)  # a second name is as old as the first: without a record yet, it would be swept away
             kept_s = min(self._settings.keep_s, keep_s or self._settings.keep_s)
             return self._put(draft, file_id, filename, "batch_output", draft.stat().st_size, kept_s)
         finally:
@@ -185,7 +187,10 @@ def link_or_copy(path: Path, target: Path) -> None:
     except FileExistsError:
         return
     except OSError:  # the file system allows no second name
-        shutil.copyfile(path, target)
+        with path.open("rb") as source, target.open("wb") as copy:
+            shutil.copyfileobj(source, copy)
+            copy.flush()
+            os.fsync(copy.fileno())
 
 
 def _entries(directory: Path) -> list[Path]:

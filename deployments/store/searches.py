@@ -257,8 +257,10 @@ class Searches:
 
     def _make_room(self) -> None:
         """For one more."""
-        entries = sorted(self._entries(), key=modified)
-        for entry in entries[: max(0, len(entries) + 1 - self._settings.searches_max)]:
+        entries = list(self._entries())
+        if (excess := len(entries) + 1 - self._settings.searches_max) <= 0:
+            return
+        for entry in sorted(entries, key=modified)[:excess]:
             shutil.rmtree(entry, ignore_errors=True)
 
     def _entries(self, drafts: bool = False) -> Iterator[Path]:

@@ -20,6 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from pydantic import ValidationError
 
 from deployments.store import (
+    Batches,
     BatchRecord,
     BatchState,
     BatchStatus,
@@ -30,7 +31,8 @@ from deployments.store import (
     StoreBusy,
     StoreSettings,
 )
-from deployments.store.records import locked, new_id
+from deployments.store import files as files_module
+from deployments.store.records import locked, new_id, write_record
 
 OWNERS = ("anonymous", "0f" * 16)
 HOUR_S = 3600.0
@@ -294,6 +296,54 @@ class TestBatches:
         assert files.path(taken[0].id).read_bytes() == b"result\n"
         assert batch.result_id("error") != batch.result_id("output")
         assert [each.purpose for each in files.newest_first()] == ["batch_output", "batch"]
+
+    def test_results_are_there_whatever_is_swept_meanwhile(
+        self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        results = tmp_path / "results"
+        results.write_bytes(b"result\n")
+        os.utime(results, (0, 0))
+        files, name = store.owned("a").files, new_id("file-")
+
+        def swept(path: Path, record: Any) -> None:
+            store.sweep()
+            write_record(path, record)
+
+        monkeypatch.setattr(files_module, "write_record", swept)
+        files.adopt(results, name, "o.jsonl")
+        assert files.path(name).read_bytes() == b"result\n"
+        files.path(name).unlink()
+        files.adopt(results, name, "o.jsonl")
+        assert files.path(name).read_bytes() == b"result\n"
+
+    def test_one_that_was_added_before_something_failed_keeps_its_mark(
+        self, store: Store, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+
+        def failing(_: Batches) -> None:
+            raise OSError("no more")
+
+        monkeypatch.setattr(Batches, "_drop_oldest", failing)
+        with pytest.raises(OSError, match="no more"):
+            store.begin("a", batch_of(store, "a", file.id))
+        assert [each.batch.id for each in store.pending()] == [
+            batch.id for batch in store.owned("a").batches.newest_first()
+        ]
+        assert len(store.pending()) == 1
+
+
+def test_what_is_no_owners_keeps_nobody_from_being_swept(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "owners" / ".DS_Store").touch()
+    (tmp_path / "owners" / "a").write_text("no directory")
+    files = store.owned("b").files
+    kept = files.add(io.BytesIO(b"x"), "x")
+    draft = files.path(kept.id).with_name(".draft-1")
+    draft.touch()
+    os.utime(draft, (0, 0))
+    with pytest.raises(NotADirectoryError):
+        store.sweep()
+    assert not draft.exists()
 
 
 def test_a_lease_is_one_processes_and_ends_with_it(store: Store) -> None:
