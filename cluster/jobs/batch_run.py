@@ -4,10 +4,9 @@ import asyncio
 import time
 
 from cluster.client.client import Client
-from cluster.client.errors import Refused
 from cluster.jobs.inputs import BatchRequest, JobInput
 from cluster.jobs.outputs import Identity, Outputs
-from cluster.jobs.run import Job, KeyRefused, Settings, batch_line
+from cluster.jobs.run import Job, Settings, batch_line
 from cluster.jobs.usage import usage_of
 from cluster.jobs.validation import checked
 from cluster.jobs.window import Window
@@ -22,6 +21,10 @@ LEFT = {
 """What is said of the requests that are not done when a batch ends before its time."""
 
 
+class LinesFailed(Exception):
+    """All is done, but some lines failed for other reasons than their own: later they may go well."""
+
+
 class BatchRun:
     """The job of one batch, for who has its lease."""
 
@@ -34,10 +37,11 @@ class BatchRun:
         self._client = client
         self._window = window
 
-    async def run(self, most_lines: int, again: bool) -> None:
-        """Returns when it has ended. ``again``: what failed for other reasons than the line's own is asked again.
+    async def run(self, most_lines: int, last: bool) -> None:
+        """Returns when it has ended. ``last``: what fails now, for whatever reason, has failed for good.
 
         Raises:
+            LinesFailed: not where it was the ``last`` time.
             ClientError, JobStopped, OutputError, ProblemFileError, OSError: it cannot go on now.
         """
         batch = self._batch
@@ -45,30 +49,33 @@ class BatchRun:
         if isinstance(given, list):
             self._fail(given)
             return
-        try:
-            async with self._client as client:
-                identity = Identity(
-                    input_sha256=given.sha256,
-                    input_kind=given.kind,
-                    lines=given.lines,
-                    model=await client.model(),
-                    search={},
-                    seed=0,
-                    trees=False,
-                )
-                with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last, again) as outputs:
-                    await self._through(given, outputs)
-        except (KeyRefused, Refused) as error:
-            if isinstance(error, Refused) and error.status not in (401, 403):
-                raise
-            self._fail([LineError(code="invalid_api_key", message=str(error))])
+        identity = Identity(
+            input_sha256=given.sha256,
+            input_kind=given.kind,
+            lines=given.lines,
+            model=None,
+            search={},
+            seed=0,
+            trees=False,
+        )
+        ending = batch.state.ending or must_end(batch)
+        # What is decided is not undone: with its ending, an error that there is stays.
+        again = ending is None
+        with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last, again) as outputs:
+            progress = _Progress(batch, given, outputs)
+            if ending is None:
+                ending = await self._worked(given, outputs, progress)
+            done = ending is BatchStatus.COMPLETED and again
+            if done and not last and await asyncio.to_thread(outputs.may_go_better):
+                raise LinesFailed(f"{outputs.failed} of {given.lines} lines have failed")
+            await self._finished(ending, given, outputs, progress)
 
-    async def _through(self, given: JobInput, outputs: Outputs) -> None:
-        progress = _Progress(self._batch, given, outputs)
-        ending = await self._worked(given, outputs, progress)
+    async def _finished(self, ending: BatchStatus, given: JobInput, outputs: Outputs, progress: "_Progress") -> None:
+        """Gives out what there is. Killed anywhere within, it is done again to the same end."""
         if ending is BatchStatus.COMPLETED:
-            progress.tell(BatchStatus.FINALIZING)
+            progress.tell(BatchStatus.FINALIZING, ending=ending)
         else:
+            progress.tell(BatchStatus.IN_PROGRESS, ending=ending)
             await asyncio.to_thread(_account_for_the_rest, given, outputs, ending)
         outputs.sync()
         ids: dict[str, str | None] = {}
@@ -82,29 +89,36 @@ class BatchRun:
 
     async def _worked(self, given: JobInput, outputs: Outputs, progress: "_Progress") -> BatchStatus:
         """How the batch ends: all is done, or it has to."""
-        job: asyncio.Task[None] | None = None
-        try:
-            while outputs.done.count < given.lines:
-                if self._batch.cancelled is not None:
-                    return BatchStatus.CANCELLED
-                if time.time() >= self._record.expires:
-                    return BatchStatus.EXPIRED
-                progress.tell(BatchStatus.IN_PROGRESS)
-                if job is None:
-                    job = asyncio.create_task(Job(given, outputs, Settings("", {}), self._client, self._window).run())
-                await asyncio.wait({job}, timeout=LOOK_EVERY_S)
-                if job.done():
-                    job.result()
-                    if outputs.done.count != given.lines:
-                        raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
-            return BatchStatus.COMPLETED
-        finally:
-            if job is not None:
+        progress.tell(BatchStatus.IN_PROGRESS)
+        async with self._client:
+            job = asyncio.create_task(Job(given, outputs, Settings("", {}), self._client, self._window).run())
+            try:
+                while not job.done():
+                    await asyncio.wait({job}, timeout=LOOK_EVERY_S)
+                    if not job.done() and (ending := must_end(self._batch)) is not None:
+                        return ending
+                    progress.tell(BatchStatus.IN_PROGRESS)
+                job.result()
+            finally:
                 await _ended(job)
+        if outputs.done.count != given.lines:
+            raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
+        return BatchStatus.COMPLETED
 
     def _fail(self, errors: list[LineError]) -> None:
         failed = {"status": BatchStatus.FAILED, "ended": time.time(), "errors": tuple(errors)}
         self._batch.tell(self._batch.state.model_copy(update=failed))
+
+
+def must_end(batch: Batch) -> BatchStatus | None:
+    """How the batch has to end now, whatever of it is done; None where it may go on.
+
+    Raises:
+        NotThere: it has been removed.
+    """
+    if batch.cancelled is not None:
+        return BatchStatus.CANCELLED
+    return BatchStatus.EXPIRED if time.time() >= batch.record.expires else None
 
 
 class _Progress:

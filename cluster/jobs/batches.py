@@ -7,16 +7,17 @@ goes on where another was; what a runner that died was at has no line, and is do
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple
 
 from cluster.client.client import Client
 from cluster.client.errors import ClientError
 from cluster.evaluation.problem_files import ProblemFileError
-from cluster.jobs.batch_run import BatchRun
+from cluster.jobs.batch_run import BatchRun, LinesFailed, must_end
 from cluster.jobs.outputs import OutputError
 from cluster.jobs.run import JobStopped
 from cluster.jobs.window import Window
-from deployments.store import Batch, NotThere, Pending, Store, StoreBusy, StoreError
+from deployments.store import NotThere, Pending, Store, StoreBusy, StoreError
 
 logger = logging.getLogger("banyan.batches")
 
@@ -24,7 +25,19 @@ LOOK_EVERY_S = 0.5
 """For new batches, cancellations, and what is done."""
 REST_S = 10.0
 """A batch that could not go on is left alone for so long."""
+MAX_REST_S = 300.0
+"""One of which lines have failed rests twice as long each time, at most so long."""
+MAX_PASSES = 8
+"""Then what has failed has failed; with the rests between them that is a quarter of an hour."""
 SWEEP_EVERY_S = 60.0
+
+
+class Passes(NamedTuple):
+    """What is known of a batch whose every line was asked for, and some of which failed."""
+
+    made: int
+    rests_until: float
+    """Monotonic."""
 
 
 class BatchJobs:
@@ -37,8 +50,8 @@ class BatchJobs:
         self._connect = connect
         self._at_work: dict[str, tuple[str, Window, asyncio.Task[None]]] = {}
         """By name of the mark: the owner, how many requests are in flight, and who does it."""
-        self._again: set[str] = set()
-        """Those that the service failed at, whatever they asked: their failures are asked for again."""
+        self._passes: dict[str, Passes] = {}
+        """By name of the mark."""
         self._rests: dict[str, float] = {}
         """Until when (monotonic), by name of the mark."""
         self.waiting = 0
@@ -53,15 +66,11 @@ class BatchJobs:
         swept_at = 0.0
         try:
             while True:
-                try:
-                    await self._look()
-                    if time.monotonic() - swept_at > SWEEP_EVERY_S:
-                        swept_at = time.monotonic()
-                        await asyncio.to_thread(self._store.sweep)
-                except (OSError, StoreError) as error:
-                    logger.warning("the store cannot be read: %s", error)
-                    await asyncio.sleep(REST_S)
-                await asyncio.sleep(LOOK_EVERY_S)
+                looked = await _was_read(self._look())
+                if time.monotonic() - swept_at > SWEEP_EVERY_S:
+                    swept_at = time.monotonic()
+                    await _was_read(asyncio.to_thread(self._store.sweep))
+                await asyncio.sleep(LOOK_EVERY_S if looked else REST_S)
         finally:
             tasks = [task for _, _, task in self._at_work.values()]
             for task in tasks:
@@ -74,18 +83,33 @@ class BatchJobs:
         pending = await asyncio.to_thread(self._store.pending)
         now = time.monotonic()
         self._rests = {name: until for name, until in self._rests.items() if until > now}
+        there = {each.name for each in pending}
+        self._passes = {name: passes for name, passes in self._passes.items() if name in there}
         busy = {owner for owner, _, _ in self._at_work.values()}
         for each in pending:
             if each.name in self._at_work or each.name in self._rests:
                 continue
+            passes = self._passes.get(each.name)
+            waits = passes is not None and passes.rests_until > now
             full = each.owner in busy or len(self._at_work) >= self._store.settings.batch_requests
-            if full and not await asyncio.to_thread(_is_to_end, each.batch):
+            if (waits or full) and not await self._must_end(each):
                 continue
             busy.add(each.owner)
             window = Window(self._store.settings.batch_requests)
             self._at_work[each.name] = each.owner, window, asyncio.create_task(self._do(each, window))
         self.waiting = len(pending) - len(self._at_work)
         self._share()
+
+    async def _must_end(self, pending: Pending) -> bool:
+        try:
+            return await asyncio.to_thread(must_end, pending.batch) is not None
+        except (OSError, StoreError) as error:
+            self._rest(pending, error)
+            return False
+
+    def _rest(self, pending: Pending, error: Exception) -> None:
+        logger.warning("a batch rests for %g s: %s: %s", REST_S, type(error).__name__, error)
+        self._rests[pending.name] = time.monotonic() + REST_S
 
     def _share(self) -> None:
         """As many requests in flight for one as for another."""
@@ -100,14 +124,14 @@ class BatchJobs:
             with pending.batch.lease():
                 if not pending.batch.state.status.is_final:
                     await self._run(pending, window)
+                await asyncio.to_thread(pending.batch.drop_work)
                 await asyncio.to_thread(self._store.finished, pending)
         except StoreBusy:
             self._rests[pending.name] = time.monotonic() + REST_S
+        except LinesFailed as error:
+            self._passed(pending, error)
         except (ClientError, JobStopped, OutputError, ProblemFileError, NotThere, OSError) as error:
-            if isinstance(error, JobStopped):
-                self._again.add(pending.name)
-            logger.warning("a batch rests for %g s: %s: %s", REST_S, type(error).__name__, error)
-            self._rests[pending.name] = time.monotonic() + REST_S
+            self._rest(pending, error)
         except Exception:
             logger.exception("a batch rests for %g s", REST_S)
             self._rests[pending.name] = time.monotonic() + REST_S
@@ -116,12 +140,25 @@ class BatchJobs:
             self._share()
 
     async def _run(self, pending: Pending, window: Window) -> None:
-        again = pending.name in self._again
-        self._again.discard(pending.name)
+        passes = self._passes.get(pending.name)
+        last = passes is not None and passes.made + 1 >= MAX_PASSES
         files = self._store.owned(pending.owner).files
         run = BatchRun(pending.batch, files, self._connect(pending.owner), window)
-        await run.run(self._store.settings.batch_lines_max, again)
+        await run.run(self._store.settings.batch_lines_max, last)
+
+    def _passed(self, pending: Pending, error: LinesFailed) -> None:
+        """It rests, but for its end."""
+        before = self._passes.get(pending.name)
+        made = 1 if before is None else before.made + 1
+        rest_s = min(REST_S * 2 ** (made - 1), MAX_REST_S)
+        logger.warning("a batch is asked for again in %g s: %s", rest_s, error)
+        self._passes[pending.name] = Passes(made, time.monotonic() + rest_s)
 
 
-def _is_to_end(batch: Batch) -> bool:
-    return batch.cancelled is not None or time.time() >= batch.record.expires
+async def _was_read(work: Awaitable[None]) -> bool:
+    try:
+        await work
+    except (OSError, StoreError) as error:
+        logger.warning("the store cannot be read: %s", error)
+        return False
+    return True

@@ -9,6 +9,7 @@ import fcntl
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -36,8 +37,8 @@ class Identity(BaseModel):
     input_sha256: str
     input_kind: InputKind
     lines: int = Field(ge=1)
-    model: str
-    """That the endpoint serves."""
+    model: str | None
+    """That the endpoint serves. None: it does not matter, since each request names its own."""
     search: dict[str, Any]
     """The ``search`` field of every request; empty where requests bring their own."""
     seed: int
@@ -87,13 +88,17 @@ class Outputs:
         self.failed = 0
         self._broken: str | None = None
         try:
-            self._results = self._open(identity)
-            if again:
-                self._forget_failures()
-            self._errors = os.open(self.errors_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-            for file, name in ((self._results, self.path), (self._errors, self.errors_path)):
-                _cut_torn_line(file)
-                self._count(name)
+            with ExitStack() as opened:
+                self._results = self._open(identity)
+                opened.callback(os.close, self._results)
+                if again:
+                    self._forget_failures()
+                self._errors = os.open(self.errors_path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+                opened.callback(os.close, self._errors)
+                for file, name in ((self._results, self.path), (self._errors, self.errors_path)):
+                    _cut_torn_line(file)
+                    self._count(name)
+                self._opened = opened.pop_all()
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -103,8 +108,7 @@ class Outputs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for file in (self._results, self._errors):
-            os.close(file)
+        self._opened.close()
 
     def put(self, line: dict[str, Any]) -> None:
         """Takes the result of one line of the input.
@@ -137,6 +141,10 @@ class Outputs:
         """Every error there is, read from the file."""
         return read_lines(self.errors_path)
 
+    def may_go_better(self) -> bool:
+        """Whether a line failed for other reasons than its own: what ``again`` is for."""
+        return any(line.get("kind") == FAILED for line in self.errors())
+
     def _open(self, identity: Identity) -> int:
         flags = os.O_RDWR | os.O_CREAT | os.O_APPEND
         try:
@@ -162,7 +170,8 @@ class Outputs:
             found = Identity.model_validate_json(self.identity_path.read_bytes())
         except (FileNotFoundError, ValidationError) as error:
             raise OutputError(f"{self.path} is there and is no job's: {self.identity_path} does not say so") from error
-        other = [name for name in Identity.model_fields if getattr(found, name) != getattr(identity, name)]
+        compared = [name for name in Identity.model_fields if name != "model" or identity.model is not None]
+        other = [name for name in compared if getattr(found, name) != getattr(identity, name)]
         if other:
             was = "; ".join(f"{name} was {getattr(found, name)} and is {getattr(identity, name)}" for name in other)
             raise OutputError(f"{self.path} is of another job: {was}. Name another file, or remove this one")

@@ -32,6 +32,8 @@ from deployments.store.records import (
 from deployments.store.settings import StoreSettings
 
 PREFIX = "batch_"
+RECORD, STATE, LEASE, CANCEL = "record.json", "state.json", "lease", "cancel"
+"""What stays of a batch that has ended."""
 
 
 class BatchStatus(StrEnum):
@@ -40,7 +42,7 @@ class BatchStatus(StrEnum):
     VALIDATING = "validating"
     """Its file has not been read yet."""
     FAILED = "failed"
-    """Nothing of it was done: its file is wrong, or nobody may ask for it any more."""
+    """Nothing of it was done: its file is wrong."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
     """All is done but the files of results."""
@@ -108,6 +110,8 @@ class BatchState(Stored):
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: tuple[LineError, ...] = Field(())
+    ending: BatchStatus | None = None
+    """How it will end, once that is decided: nothing is asked for it from then on, whoever goes on with it."""
     usage: BatchUsage | None = None
     """Of one that has ended."""
 
@@ -119,7 +123,7 @@ class Batch:
         self._directory = directory
         self.id = directory.name
         self.input_path = directory / "input.jsonl"
-        """The file as it was when the batch was made."""
+        """The file as it was when the batch was made; until it has ended."""
         self.output_path = directory / "output.jsonl"
         """Where its job writes; see `cluster.jobs.outputs`."""
 
@@ -129,7 +133,7 @@ class Batch:
         Raises:
             NotThere: it has been removed.
         """
-        record = read_record(self._directory / "record.json", BatchRecord)
+        record = read_record(self._directory / RECORD, BatchRecord)
         if record is None:
             raise NotThere("batch", self._directory.name)
         return record
@@ -137,14 +141,14 @@ class Batch:
     @property
     def state(self) -> BatchState:
         """As the runner has told; ``cancelling`` where it has been asked to end and has not yet."""
-        told = read_record(self._directory / "state.json", BatchState) or BatchState()
+        told = read_record(self._directory / STATE, BatchState) or BatchState()
         if told.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and self.cancelled is not None:
             return told.model_copy(update={"status": BatchStatus.CANCELLING})
         return told
 
     def tell(self, state: BatchState) -> None:
         """For who has the lease."""
-        write_record(self._directory / "state.json", state)
+        write_record(self._directory / STATE, state)
 
     def lease(self) -> AbstractContextManager[None]:
         """Until the end of the block nobody else works at this batch; it ends with the process, too.
@@ -152,7 +156,7 @@ class Batch:
         Raises:
             StoreBusy: somebody does.
         """
-        return locked(self._directory / "lease")
+        return locked(self._directory / LEASE)
 
     @property
     def cancelled(self) -> float | None:
@@ -167,6 +171,13 @@ class Batch:
         if self.cancelled is None:
             self._cancel_mark.touch()
 
+    def drop_work(self) -> None:
+        """Removes the input and what the job wrote, of one that has ended: its results are files of the owner's by
+        then. For who has the lease; done twice, it is done."""
+        for entry in self._directory.iterdir():
+            if entry.name not in (RECORD, STATE, LEASE, CANCEL):
+                entry.unlink(missing_ok=True)
+
     def result_id(self, kind: str) -> str:
         """The id of the file of results of that ``kind``: the same whoever asks."""
         digest = hashlib.sha256(f"{self._directory.name} {kind}".encode()).hexdigest()
@@ -174,7 +185,7 @@ class Batch:
 
     @property
     def _cancel_mark(self) -> Path:
-        return self._directory / "cancel"
+        return self._directory / CANCEL
 
 
 class Batches:
@@ -208,7 +219,7 @@ class Batches:
         draft.mkdir()
         try:
             link_or_copy(given, draft / "input.jsonl")
-            write_record(draft / "record.json", record)
+            write_record(draft / RECORD, record)
             with locked(self._directory / "lock", LOCK_WAIT_S):
                 self.check_room()
                 draft.rename(self._directory / record.id)

@@ -332,6 +332,19 @@ class TestBatches:
         ]
         assert len(store.pending()) == 1
 
+    def test_its_work_is_dropped_once_or_twice(self, store: Store) -> None:
+        file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+        batch = store.begin("a", batch_of(store, "a", file.id))
+        batch.output_path.write_bytes(b"result\n")
+        batch.tell(BatchState(status=BatchStatus.COMPLETED))
+        record = batch.record
+        for _ in range(2):
+            with batch.lease():
+                batch.drop_work()
+        assert not batch.input_path.exists()
+        assert not batch.output_path.exists()
+        assert (batch.record, batch.state.status) == (record, BatchStatus.COMPLETED)
+
 
 def test_what_is_no_owners_keeps_nobody_from_being_swept(store: Store, tmp_path: Path) -> None:
     (tmp_path / "owners" / ".DS_Store").touch()

@@ -453,9 +453,13 @@ class TestGoingOn:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text(json.dumps(request(0)))
         do(given, out, Replies())
-        out.write_bytes(out.read_bytes() * 2)
+        once = out.read_bytes()
+        out.write_bytes(once * 2)
         with pytest.raises(OutputError, match="line 1 is there twice"):
             Outputs(out, identity(given), 1)
+        out.write_bytes(once)
+        with Outputs(out, identity(given), 1) as outputs:  # nobody holds it any more
+            assert outputs.done.count == 1
 
 
 class TestWindow:

@@ -26,7 +26,7 @@ from deployments.http import kept as kept_module
 from deployments.http.auth import ApiKeys
 from deployments.http.kept import MAX_DOWNLOADS
 from deployments.http.keys import key_record, store_owner
-from deployments.store import BatchStatus, FileRecord, Files, Store
+from deployments.store import Batch, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 
 Json = dict[str, Any]
@@ -291,19 +291,110 @@ async def test_a_wrong_file_fails_the_batch_before_anything_is_asked(
     assert world.generator.calls == 0
 
 
-async def test_a_key_that_is_taken_away_ends_its_batches(kept: World) -> None:
+async def test_a_key_that_is_not_known_for_a_while_is_waited_for(kept: World, caplog: pytest.LogCaptureFixture) -> None:
     client = client_of(kept)
     batch = await created(client, requests_of(3))
-    owner = store_owner(key_record(KEY))
     kept.known.replace([key_record(OTHER)])
     async with runner(kept):
-        store = kept.store
-        assert isinstance(store, Store)
         async with asyncio.timeout(20):
-            while not (state := store.owned(owner).batches.get(batch.id).state).status.is_final:
+            while "KeyRefused" not in caplog.text:
                 await asyncio.sleep(0.01)
-    assert state.status is BatchStatus.FAILED
-    assert state.errors[0].code == "invalid_api_key"
+        kept.known.replace([key_record(KEY), key_record(OTHER)])
+        batch = await ended(client, batch.id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+
+
+async def test_a_batch_whose_key_is_gone_ends_with_its_window_and_gives_out_what_is_done(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(kept)
+    batch = await begun(kept, client, 40)
+    kept.known.replace([key_record(OTHER)])
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 61)
+    store = kept.store
+    assert isinstance(store, Store)
+    owned = store.owned(store_owner(key_record(KEY)))
+    async with runner(kept), asyncio.timeout(20):
+        while not (state := owned.batches.get(batch.id).state).status.is_final:
+            await asyncio.sleep(0.01)
+    assert (state.status, state.completed + state.failed) == (BatchStatus.EXPIRED, 40)
+    assert state.output_file_id is not None
+    assert len(owned.files.path(state.output_file_id).read_text().splitlines()) == state.completed > 0
+
+
+async def test_with_no_service_to_ask_it_is_cancelled_with_what_is_done(kept: World) -> None:
+    client = client_of(kept)
+    batch = await begun(kept, client, 40)
+    await client.batches.cancel(batch.id)
+    async with runner(kept, lambda owner: gone()):
+        batch = await ended(client, batch.id)
+    assert batch.status == "cancelled"
+    assert len(await lines_in(client, batch.output_file_id)) == batch.request_counts.completed > 0
+    assert len(await lines_in(client, batch.error_file_id)) == batch.request_counts.failed
+
+
+async def test_it_goes_on_though_the_model_has_another_name(kept: World, tmp_path: Path) -> None:
+    client = client_of(kept)
+    batch = await begun(kept, client, 40)
+    [path] = found(tmp_path, "owners/*/batches/*/output.job.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model": "another"}))
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    assert (batch.status, batch.request_counts.completed) == ("completed", 40)
+
+
+async def begun(kept: World, client: openai.AsyncOpenAI, count: int) -> Any:
+    """A batch with five of its requests done, whose runner was killed."""
+    batch = await created(client, requests_of(count), completion_window="1m")
+
+    def connect(owner: str) -> Client:
+        asking, left = kept.client_of(owner), iter(range(5))
+        post = asking.post
+
+        async def five(path: str, body: dict[str, object]) -> Json:
+            if next(left, None) is None:
+                await asyncio.Event().wait()
+            return await post(path, body)
+
+        asking.post = five  # type: ignore[method-assign]
+        return asking
+
+    async with runner(kept, connect), asyncio.timeout(20):
+        while (now := await client.batches.retrieve(batch.id)).request_counts.completed < 5:
+            await asyncio.sleep(0.01)
+    assert (now.status, now.request_counts.completed) == ("in_progress", 5)
+    return now
+
+
+async def test_killed_while_it_ends_it_ends_as_it_was_to(
+    kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """And leaves of its work what its files of results hold, whenever the kill came."""
+    client = client_of(kept)
+    batch = await begun(kept, client, 40)
+    await client.batches.cancel(batch.id)
+    fails_once(monkeypatch, batch_run, "usage_of")
+    fails_once(monkeypatch, Batch, "drop_work")
+    async with runner(kept), asyncio.timeout(20):
+        while found(tmp_path, "pending/*"):
+            await asyncio.sleep(0.01)
+    batch = await client.batches.retrieve(batch.id)
+    assert batch.status == "cancelled"
+    lines = await lines_in(client, batch.output_file_id) + await lines_in(client, batch.error_file_id)
+    assert sorted(line["line"] for line in lines) == list(range(1, 41))
+    left = {path.name for path in found(tmp_path, "owners/*/batches/*/*")}
+    assert left == {"record.json", "state.json", "lease", "cancel"}
+
+
+def fails_once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> None:
+    whole = getattr(where, name)
+
+    def failing(*given: Any) -> Any:
+        monkeypatch.setattr(where, name, whole)
+        raise OSError("once")
+
+    monkeypatch.setattr(where, name, failing)
 
 
 async def test_batches_of_all_keys_go_on_side_by_side_within_their_limits(
@@ -337,15 +428,20 @@ async def test_a_service_that_is_gone_for_a_while_is_waited_for(kept: World) -> 
         tries += 1
         if tries > 3:
             return kept.client_of(owner)
-
-        def gone(request: httpx.Request) -> httpx.Response:
-            raise httpx.ConnectError("gone", request=request)
-
-        return Client("http://127.0.0.1", transport=httpx.MockTransport(gone), waits_for_room=False)
+        return gone()
 
     async with runner(kept, connect):
         batch = await ended(client, batch.id)
     assert (batch.status, batch.request_counts.completed, tries) == ("completed", 4, 4)
+
+
+def gone() -> Client:
+    """Of a service that is not there."""
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError("gone", request=request)
+
+    return Client("http://127.0.0.1", transport=httpx.MockTransport(refuse), waits_for_room=False)
 
 
 async def test_what_a_service_that_failed_at_everything_failed_at_is_asked_again(
@@ -365,6 +461,61 @@ async def test_what_a_service_that_failed_at_everything_failed_at_is_asked_again
     counts = batch.request_counts
     assert (batch.status, counts.completed, counts.failed) == ("completed", 8, 0)
     assert batch.error_file_id is None
+
+
+async def failing(kept: World, monkeypatch: pytest.MonkeyPatch, client: openai.AsyncOpenAI) -> Any:
+    """A batch that will fail at both of its requests, for reasons of the service."""
+    monkeypatch.setattr(client_module, "DEFAULT_RETRIES", Retries(attempts=1))
+    kept.generator.error = generator_is_dead()
+    return await created(client, requests_of(2))
+
+
+async def all_failed(client: openai.AsyncOpenAI, batch_id: str) -> None:
+    async with asyncio.timeout(20):
+        while (await client.batches.retrieve(batch_id)).request_counts.failed < 2:
+            await asyncio.sleep(0.01)
+
+
+async def test_lines_that_failed_for_the_services_reasons_are_asked_again(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(kept)
+    batch = await failing(kept, monkeypatch, client)
+    async with runner(kept):
+        await all_failed(client, batch.id)
+        assert (await client.batches.retrieve(batch.id)).status == "in_progress"
+        kept.generator.error = None
+        batch = await ended(client, batch.id)
+    assert (batch.status, batch.request_counts.completed, batch.error_file_id) == ("completed", 2, None)
+
+
+async def test_lines_that_fail_again_and_again_have_failed(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MAX_PASSES", 3)
+    client = client_of(kept)
+    batch = await failing(kept, monkeypatch, client)
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    assert (batch.status, batch.request_counts.failed, kept.generator.calls) == ("completed", 2, 6)
+    assert {line["kind"] for line in await lines_in(client, batch.error_file_id)} == {"failed"}
+
+
+async def test_a_batch_that_rests_is_cancelled_at_once_and_keeps_nobody_from_work(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batches, "REST_S", 600.0)
+    client = client_of(kept)
+    batch = await failing(kept, monkeypatch, client)
+    async with runner(kept) as jobs:
+        await all_failed(client, batch.id)
+        async with asyncio.timeout(20):
+            while jobs.running:
+                await asyncio.sleep(0.01)
+        kept.generator.error = None
+        assert (await ended(client, (await created(client, requests_of(1))).id)).status == "completed"
+        await client.batches.cancel(batch.id)
+        batch = await ended(client, batch.id)
+    assert (batch.status, batch.request_counts.failed) == ("cancelled", 2)
+    assert {line["kind"] for line in await lines_in(client, batch.error_file_id)} == {"failed"}
 
 
 class TestFiles:
