@@ -79,6 +79,7 @@ def test_without_a_family_it_is_a_step_head_and_by_default_the_embedded_one() ->
         ({"prm": {"family": "outcome"}}, "prm.model", "Field required"),
         (prm("function"), "prm.function", "Field required"),
         (prm("label_turns", labels=["+"]), "prm.labels.1", "Field required"),
+        ({"controller": {"limits": {"seconds": 86_401}}}, "controller.limits.seconds", "less than or equal to 86400"),
         (prm(None, replicas={"min_replicas": 0}), "prm.replicas.min_replicas", "greater than or equal to 1"),
     ],
 )

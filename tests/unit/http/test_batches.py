@@ -8,7 +8,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import httpx
 import openai
@@ -24,7 +24,8 @@ from cluster.jobs.batches import BatchJobs
 from deployments.config import KeyLimits
 from deployments.http import kept as kept_module
 from deployments.http.auth import ApiKeys
-from deployments.http.kept import MAX_DOWNLOADS
+from deployments.http.errors import Unavailable
+from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
 from deployments.http.keys import key_record, store_owner
 from deployments.store import Batch, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
@@ -489,6 +490,16 @@ async def test_lines_that_failed_for_the_services_reasons_are_asked_again(
     assert (batch.status, batch.request_counts.completed, batch.error_file_id) == ("completed", 2, None)
 
 
+async def test_a_batch_that_cannot_be_read_stops_no_other(kept: World, tmp_path: Path) -> None:
+    client = client_of(kept)
+    first, broken, third = [await created(client, requests_of(2)) for _ in range(3)]
+    [record] = found(tmp_path, f"owners/*/batches/{broken.id}/record.json")
+    record.write_text("{")
+    async with runner(kept):
+        for batch in (first, third):
+            assert (await ended(client, batch.id)).status == "completed"
+
+
 async def test_lines_that_fail_again_and_again_have_failed(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "MAX_PASSES", 3)
     client = client_of(kept)
@@ -586,6 +597,33 @@ class TestFiles:
         for content in await asyncio.gather(*downloads):
             assert content.text == "x\n"
         assert (await client.files.content(file_id)).text == "x\n"
+
+    async def test_uploads_that_are_copied_keep_no_other_work_from_the_disk(
+        self, kept: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        client, let_go, whole = client_of(kept), threading.Event(), Files.add
+
+        def waiting(store: Files, source: BinaryIO, filename: str, keep_s: float | None) -> FileRecord:
+            let_go.wait(20)
+            return whole(store, source, filename, keep_s)
+
+        monkeypatch.setattr(Files, "add", waiting)
+        uploads = [asyncio.create_task(uploaded(client, ["x"])) for _ in range(MAX_UPLOADS)]
+        await asyncio.sleep(0.3)
+        async with asyncio.timeout(5):
+            assert [file.id async for file in client.files.list()] == []
+        with pytest.raises(openai.RateLimitError, match="uploads"):
+            await uploaded(client, ["x"])
+        let_go.set()
+        assert sorted(await asyncio.gather(*uploads)) == sorted([file.id async for file in client.files.list()])
+
+    async def test_a_long_copy_has_longer(self, kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(kept_module, "DISK_S", 0.05)
+        assert kept.store is not None
+        disk = kept_module.Kept(kept.store, kept.live)
+        with pytest.raises(Unavailable):
+            await disk.copy(lambda: time.sleep(0.3), 1)
+        await disk.copy(lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
 
     async def test_a_disk_that_hangs_in_a_download_keeps_nobody_waiting(
         self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -20,7 +20,8 @@ from http_world import World, chat, found, generator_is_dead, served
 from deployments.http.kept import MAX_STREAMS
 from deployments.http.keys import key_record, store_owner
 from deployments.store import ANONYMOUS, SearchEnd, SearchRecord, SearchStatus, Store, StoreSettings
-from deployments.store.records import new_id
+from deployments.store import searches as searches_module
+from deployments.store.records import modified, new_id
 from search.answers.equivalence import AnswerMatcher
 
 Json = dict[str, Any]
@@ -281,6 +282,21 @@ class TestStore:
             searches.begin(record(name)).end(SearchEnd(status=SearchStatus.FINISHED, ended=time.time()), "{}")
             os.utime(tmp_path / "owners" / ANONYMOUS / "searches" / name, (age, age))
         assert [search.id for search in searches.newest_first()] == names[:1:-1]
+
+    def test_where_there_is_room_none_is_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        store = Store(tmp_path, StoreSettings(path=tmp_path, searches_max=3))
+        store.prepare()
+        searches, looked = store.owned(ANONYMOUS).searches, list[Path]()
+
+        def look(path: Path) -> float:
+            looked.append(path)
+            return modified(path)
+
+        monkeypatch.setattr(searches_module, "modified", look)
+        for begun in range(1, 5):
+            searches.begin(record(new_id(""))).end(SearchEnd(status=SearchStatus.FINISHED, ended=time.time()), "{}")
+            assert bool(looked) == (begun > 3)
+        assert len(searches.newest_first()) == 3
 
     def test_events_past_the_cap_are_not_kept_nor_what_follows(self, tmp_path: Path) -> None:
         store = Store(tmp_path, StoreSettings(path=tmp_path, search_bytes_max=20))
