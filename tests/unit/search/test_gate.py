@@ -349,7 +349,20 @@ def test_only_the_last_word_of_replicas_that_still_speak_counts(words: list[tupl
     for replica, branches, pause in words:
         now += pause
         found = reach.saw(told(branches, replica), now)
+        if all(now - at > FORGET_S for _, at in last.values()):  # all were silent: nobody was asked
+            last = {each: (number, now) for each, (number, _) in last.items()}
         if branches:
             last[replica] = branches, now
-        speaking = [branches for branches, at in last.values() if now - at <= FORGET_S]
+        last = {each: (number, at) for each, (number, at) in last.items() if now - at <= FORGET_S}
+        speaking = [number for number, _ in last.values()]
         assert found == (max(FEWEST, AHEAD * sum(speaking)) if speaking else None)
+
+
+def test_a_replica_is_forgotten_when_others_speak_and_not_when_nobody_is_asked() -> None:
+    reach = Reach()
+    reach.saw(told(64, "one"), 0.0)
+    assert reach.saw(told(64, "two"), 1.0) == 128 * AHEAD
+    later = 1.0 + FORGET_S + 1.0
+    assert reach.saw(told(64, "two"), later) == 128 * AHEAD, "after a quiet minute both are there still"
+    assert reach.saw(told(64, "two"), later + FORGET_S) == 128 * AHEAD
+    assert reach.saw(told(64, "two"), later + FORGET_S + 1.0) == 64 * AHEAD, "one has not spoken while two has"
