@@ -14,7 +14,7 @@ from cluster.jobs.replica import BatchRunner
 from cluster.launch.environment import variables
 from deployments.access import require_authenticated_cluster
 from deployments.checks import check_settings
-from deployments.config import MAX_REQUEST_S, AppConfig, ControllerUserConfig
+from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
@@ -23,6 +23,7 @@ from deployments.http.keys import read_records
 from deployments.nodes import Built, model_digest
 from deployments.prm import ProcessRewardModel
 from deployments.store import Store, StoreSettings
+from search.budget import MAX_SECONDS
 
 MAX_REQUESTS = 16_384
 """Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
@@ -58,7 +59,7 @@ def build(args: AppConfig) -> serve.Application:
     batches = None
     if (store_id := _store_id(controller.store)) is not None:
         # Controllers keep to their limit, which may change while they serve: the runner waits for any.
-        bound = (controller.store, store_id, MAX_REQUEST_S)
+        bound = (controller.store, store_id, MAX_SECONDS)
         batches = BatchRunner.options(logging_config=logging_config).bind(*bound)
     taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(

@@ -17,13 +17,11 @@ from deployments.step_encoder import StepEncoderSettings
 from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
+from search.budget import MAX_SECONDS
 from search.import_path import imported_function
 from search.run.environment import AnswerExtractor, Fallback
 from search.settings import parse_search
 from search.strategies.catalog import Catalog, catalog_of
-
-MAX_REQUEST_S = 86_400.0
-"""No limit on a request's time is longer."""
 
 
 class LimitSettings(Settings):
@@ -35,7 +33,7 @@ class LimitSettings(Settings):
     step_tokens: int = Field(2048, ge=1)
     tokens: int = Field(1_000_000, ge=1, description="Generated tokens of one request.")
     nodes: int = Field(100_000, ge=1)
-    seconds: float = Field(600.0, gt=0, le=MAX_REQUEST_S, description="Wall clock of one request.")
+    seconds: float = Field(600.0, gt=0, le=MAX_SECONDS, description="Wall clock of one request.")
 
 
 class QueueSettings(Settings):

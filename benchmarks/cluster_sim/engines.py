@@ -207,8 +207,7 @@ class SimulatedGenerator:
     def headroom(self) -> Headroom:
         """As `deployments.engines.generation.GenerationEngine` tells it."""
         engine, clamp = self.engine, self._clamp
-        batch = self._costs.max_num_seqs
-        branches = max(1, min(batch, clamp.going)) if clamp.waiting else batch
+        branches = clamp.at_once(self._costs.max_num_seqs)
         waiting = engine.waiting + clamp.waiting
         return Headroom(clamp.ledger.free, clamp.ledger.capacity, engine.running, waiting, branches, self._name)
 

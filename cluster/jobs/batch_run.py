@@ -11,6 +11,7 @@ from cluster.jobs.usage import usage_of
 from cluster.jobs.validation import checked
 from cluster.jobs.window import Window
 from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError
+from search.tasks import ended
 
 LOOK_EVERY_S = 0.5
 """For its cancellation, and what is done."""
@@ -100,7 +101,7 @@ class BatchRun:
                     progress.tell(BatchStatus.IN_PROGRESS)
                 job.result()
             finally:
-                await _ended(job)
+                await ended(job)
         if outputs.done.count != given.lines:
             raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
         return BatchStatus.COMPLETED
@@ -147,14 +148,6 @@ class _Progress:
         if self._state != self._told:
             self._batch.tell(self._state)
             self._told = self._state
-
-
-async def _ended(task: asyncio.Task[None]) -> None:
-    """Cancels a task and waits until it has ended, however it ends."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
 
 
 def _account_for_the_rest(given: JobInput, outputs: Outputs, ending: BatchStatus) -> None:

@@ -262,7 +262,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         return headroom._replace(
             free_blocks=clamp.ledger.free,
             waiting=headroom.waiting + clamp.waiting,
-            branches=max(1, min(batch, clamp.going)) if clamp.waiting else batch,
+            branches=clamp.at_once(batch),
         )
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:

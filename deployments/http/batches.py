@@ -3,7 +3,7 @@
 import time
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
@@ -12,7 +12,7 @@ from deployments.http.documentation import body_of
 from deployments.http.endpoint import KeptHere
 from deployments.http.errors import BadRequest, Conflict, NotFound
 from deployments.http.files import MAX_EXPIRES_S, MIN_EXPIRES_S
-from deployments.http.kept import After, page
+from deployments.http.kept import After, Limit, page
 from deployments.http.proxy import WORK
 from deployments.http.replies import json_response
 from deployments.http.schema import Body
@@ -96,7 +96,7 @@ async def list_batches(
     request: Request,
     kept: KeptHere,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: Limit = 20,
 ) -> Response:
     """The key's batches, the newest first."""
 

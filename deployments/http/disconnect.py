@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
+from search.tasks import ended
+
 T = TypeVar("T")
 
 
@@ -29,15 +31,6 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     finally:
         leaving.cancel()
         await ended(working)
-
-
-async def ended(task: asyncio.Task[Any]) -> None:
-    """Cancels a task and waits until it has ended, however it ends. Cancelled meanwhile, it goes on
-    ending by itself."""
-    task.cancel()
-    await asyncio.wait({task})
-    if not task.cancelled():
-        task.exception()
 
 
 async def _gone(receive: Receive) -> None:

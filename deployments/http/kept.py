@@ -34,6 +34,7 @@ _THREADS = ThreadPoolExecutor(4, thread_name_prefix="store")
 _COPIES = ThreadPoolExecutor(2 * MAX_UPLOADS, thread_name_prefix="copies")
 """Apart from the others, which wait for no copy; more than one owner can keep busy."""
 
+Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
 
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.http.endpoint import KeptHere
 from deployments.http.errors import Busy, api_error
-from deployments.http.kept import After, Kept, page
+from deployments.http.kept import After, Kept, Limit, page
 from deployments.http.replies import DONE, dumps, json_response
 from deployments.http.streaming import EventStream, sse
 from deployments.store import Events, Search, SearchEnd
@@ -29,7 +29,7 @@ async def list_searches(
     request: Request,
     kept: KeptHere,
     after: After = None,
-    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    limit: Limit = 20,
 ) -> Response:
     """The key's searches, the newest first, without their replies."""
 

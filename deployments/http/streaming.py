@@ -8,12 +8,12 @@ from typing import Protocol
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
-from deployments.http.disconnect import ended
 from deployments.http.errors import ApiError, api_error
 from deployments.http.replies import Data, dumps
 from deployments.places import Place
 from deployments.service import SearchJob
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
+from search.tasks import ended
 
 PING_S = 10.0
 """Proxies close connections on which nothing is said for half a minute or so: then a comment is sent."""

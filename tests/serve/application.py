@@ -20,6 +20,7 @@ import pytest
 import ray
 from ray import serve
 
+from benchmarks.replicas import in_replicas
 from cluster.launch.application import free_port
 from deployments.app import build
 from deployments.config import AppConfig
@@ -111,12 +112,7 @@ class Application:
         until(self.is_whole, "the application is idle and whole", REPAIR_S)
 
     def in_replicas(self, deployment: str, what: Callable[[Any], T]) -> list[T]:
-        """What a function, which may not be one of a module, returns in each replica's process."""
-        prefix = f"SERVE_REPLICA::{self.NAME}#{deployment}#"
-        names = [actor["name"] for actor in ray.util.list_named_actors(all_namespaces=True)]
-        actors = [ray.get_actor(name, namespace="serve") for name in names if name.startswith(prefix)]
-        returned: list[T] = ray.get([actor.__ray_call__.remote(what) for actor in actors], timeout=30)
-        return returned
+        return in_replicas(deployment, what, self.NAME)
 
     def replica_pids(self, deployment: str) -> list[int]:
         """Process ids of a deployment's replicas."""
