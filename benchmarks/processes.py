@@ -2,6 +2,7 @@
 
 import re
 from collections import Counter
+from collections.abc import Callable, Iterable
 
 import psutil
 
@@ -17,17 +18,24 @@ _NAMES = (
 )
 
 
-class CpuClock:
-    """CPU seconds of this process and all below it since ``start``, by role."""
+def this_and_below() -> list[psutil.Process]:
+    this = psutil.Process()
+    return [this, *this.children(recursive=True)]
 
-    def __init__(self) -> None:
-        self._before = _snapshot()
+
+class CpuClock:
+    """CPU seconds since it was made, by role."""
+
+    def __init__(self, processes: Callable[[], Iterable[psutil.Process]] = this_and_below) -> None:
+        """``processes``: those that count."""
+        self._processes = processes
+        self._before = self._snapshot()
         self._busy_before = _busy_s()
 
     def spent(self) -> dict[str, float]:
         """CPU seconds by role, largest first; roles under a hundredth of a second are left out."""
         spent: Counter[str] = Counter()
-        for pid, (role, seconds) in _snapshot().items():
+        for pid, (role, seconds) in self._snapshot().items():
             _, before = self._before.get(pid, (role, 0.0))
             spent[role] += seconds - before
         return {role: round(seconds, 2) for role, seconds in spent.most_common() if seconds >= 0.01}
@@ -36,26 +44,25 @@ class CpuClock:
         """CPU seconds of this machine's cores that went to others."""
         return max(0.0, _busy_s() - self._busy_before - sum(self.spent().values()))
 
+    def _snapshot(self) -> dict[int, tuple[str, float]]:
+        """Role and CPU seconds by process id."""
+        this = psutil.Process()
+        found: dict[int, tuple[str, float]] = {}
+        for process in self._processes():
+            try:
+                times = process.cpu_times()
+                role = "benchmark" if process.pid == this.pid else role_of(process)
+            except psutil.Error:
+                continue
+            found[process.pid] = (role, times.user + times.system)
+        return found
+
 
 def _busy_s() -> float:
     """CPU seconds of all cores that they were not idle, those that a host took away included."""
     times = psutil.cpu_times()
     # What guests take is in what users take.
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
-
-
-def _snapshot() -> dict[int, tuple[str, float]]:
-    """Role and CPU seconds by process id."""
-    this = psutil.Process()
-    found: dict[int, tuple[str, float]] = {}
-    for process in [this, *this.children(recursive=True)]:
-        try:
-            times = process.cpu_times()
-            role = "benchmark" if process.pid == this.pid else role_of(process)
-        except psutil.Error:
-            continue
-        found[process.pid] = (role, times.user + times.system)
-    return found
 
 
 def role_of(process: psutil.Process) -> str:

@@ -4,126 +4,26 @@ Several minutes, Ray's own ports and port 8000, so not among the other tests: `m
 """
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psutil
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-URL = "http://127.0.0.1:8000"
+from tests.commands.shell import COMMAND_S, ROOT, START_S, URL, Shell, head, replicas, until
+
 DASHBOARD = "http://127.0.0.1:8265"
-START_S = 600.0
-COMMAND_S = 300.0
 ROTATE_S = 15.0
 """How soon a key that was removed must be refused."""
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("ann", "bob", "cleo")}
 
 pytestmark = pytest.mark.timeout(3000)
-
-
-class Shell:
-    """A person's shells: each sources the environment anew. All that they start has the same, unusual HOME."""
-
-    def __init__(self, home: Path) -> None:
-        self.home = home
-        kept = ("PYTHONPATH", "LANG", "TMPDIR")
-        path = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
-        self._environment = {name: os.environ[name] for name in kept if name in os.environ}
-        self._environment |= {"PATH": path, "HOME": str(home)}
-
-    def start(self, command: str, log: Path) -> "subprocess.Popen[bytes]":
-        with log.open("wb") as output:
-            return subprocess.Popen(
-                ["sh", "-c", f". scripts/environment && exec {command}"],
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-            )
-
-    def __call__(self, command: str) -> str:
-        """What the command wrote to stdout; it must succeed."""
-        # Into files: a process that goes on in the background would keep a pipe open.
-        files = [self.home / name for name in ("stdout", "stderr")]
-        with files[0].open("wb") as stdout, files[1].open("wb") as stderr:
-            ended = subprocess.run(
-                ["sh", "-c", f". scripts/environment && {command}"],
-                cwd=ROOT,
-                env=self._environment,
-                stdin=subprocess.DEVNULL,
-                stdout=stdout,
-                stderr=stderr,
-                timeout=COMMAND_S,
-                check=False,
-            )
-        out, err = (file.read_text() for file in files)
-        assert ended.returncode == 0, f"{command}\n{out}\n{err}"
-        return out
-
-    def processes(self) -> list[psutil.Process]:
-        """All that these shells started and that still runs."""
-        return [process for process in psutil.process_iter() if self._started(process)]
-
-    def _started(self, process: psutil.Process) -> bool:
-        try:
-            return process.environ().get("HOME") == str(self.home)
-        except psutil.Error:
-            return False
-
-    def status(self) -> dict[str, Any]:
-        status: dict[str, Any] = (yaml.safe_load(self("serve status")) or {}).get("applications", {}).get("banyan", {})
-        return status
-
-    def wait_for(self, wanted: str) -> dict[str, Any]:
-        """Polls ``serve status``, which nothing announces; the application's part of it."""
-        deadline = time.monotonic() + START_S
-        while (status := self.status()).get("status") != wanted:
-            assert time.monotonic() < deadline, status
-            time.sleep(1)
-        return status
-
-
-@pytest.fixture(scope="module")
-def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    shell = Shell(tmp_path_factory.mktemp("home"))
-    shell("python -m cluster.launch.environment")  # what `make setup` does
-    yield shell
-    _end(shell)
-
-
-@contextmanager
-def head(shell: Shell) -> Iterator[None]:
-    """`ray start --head`. Not ended by `ray stop`, which would end every Ray of this machine."""
-    shell("ray start --head")
-    try:
-        yield
-    finally:
-        _end(shell)
-
-
-def _end(shell: Shell) -> None:
-    processes = shell.processes()
-    for process in processes:
-        try:
-            process.terminate()
-        except psutil.NoSuchProcess:
-            continue
-    _, alive = psutil.wait_procs(processes, timeout=30)
-    for process in alive:
-        process.kill()
-    psutil.wait_procs(alive, timeout=10)
 
 
 def by_hand(shell: Shell, tmp_path: Path) -> None:
@@ -166,7 +66,7 @@ def test_make_run(shell: Shell, tmp_path: Path) -> None:
     log = tmp_path / "log"
     running = shell.start("banyan serve --config serve_config.yaml", log)  # what `make run` becomes
     try:
-        _until(lambda: "Ctrl-C" in log.read_text() or running.poll() is not None, log.read_text)
+        until(lambda: "Ctrl-C" in log.read_text() or running.poll() is not None, log.read_text)
         welcome = log.read_text()
         assert running.poll() is None, welcome
         assert f"dashboard {DASHBOARD}" in welcome
@@ -206,23 +106,23 @@ def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Sh
         assert answers(None) == 401
         assert (answers("ann"), answers("bob"), answers("cleo")) == (200, 200, 401)
 
-        before = _replicas(shell)
+        before = replicas(shell)
         assert len(before) == 3
         with load("bob") as seen:
             rotate("bob", "cleo")
             changed = time.monotonic()
-            _until(lambda: answers("ann") == 401, lambda: "the removed key is accepted", ROTATE_S)
-            _until(lambda: answers("cleo") == 200, lambda: "the new key is refused", ROTATE_S)
+            until(lambda: answers("ann") == 401, lambda: "the removed key is accepted", ROTATE_S)
+            until(lambda: answers("cleo") == 200, lambda: "the new key is refused", ROTATE_S)
             print(f"keys changed {time.monotonic() - changed:.1f} s after `serve deploy` returned")
         assert len(seen) > 10
         assert set(seen) == {200}
-        assert _replicas(shell) == before
+        assert replicas(shell) == before
 
         # A controller that is told no keys though some were promised refuses to start, and says why.
         config["applications"][0]["deployments"] = [{"name": "SearchController", "user_config": {"keys": []}}]
         deployed.write_text(yaml.safe_dump(config))
         shell(f"serve deploy {deployed}")
-        status = _until(
+        status = until(
             lambda: found if "promises API keys" in (found := json.dumps(shell.status())) else None,
             lambda: json.dumps(shell.status()),
             START_S,
@@ -251,28 +151,28 @@ def test_limits_and_replicas_change_while_it_serves(shell: Shell, tmp_path: Path
         shell(f"banyan keys --config {config_file} > {deployed} && serve deploy {deployed}")
 
     def engines() -> dict[int, str]:
-        return {pid: name for pid, name in _replicas(shell).items() if "SearchController" not in name}
+        return {pid: name for pid, name in replicas(shell).items() if "SearchController" not in name}
 
     with head(shell):
         deploy(1)
         shell.wait_for("RUNNING")
         assert answers("ann", n=16) == 200
-        before, caches = _replicas(shell), _cache_servers(shell)
+        before, caches = replicas(shell), _cache_servers(shell)
         assert (len(before), len(caches)) == (3, 1)
         with load("ann") as seen:
             deploy(1, limits={"n": 8})
-            _until(lambda: answers("ann", n=16) == 400, lambda: "the new limit is not in force", ROTATE_S)
-            assert _replicas(shell) == before
+            until(lambda: answers("ann", n=16) == 400, lambda: "the new limit is not in force", ROTATE_S)
+            assert replicas(shell) == before
 
             deploy(2, limits={"n": 8})
-            _until(lambda: len(engines()) == 3, lambda: json.dumps(shell.status()))
+            until(lambda: len(engines()) == 3, lambda: json.dumps(shell.status()))
             shell.wait_for("RUNNING")
-            assert before.items() <= _replicas(shell).items()
+            assert before.items() <= replicas(shell).items()
             assert _cache_servers(shell) == caches
 
             deploy(1)
-            _until(lambda: len(engines()) == 2, lambda: json.dumps(shell.status()))
-            _until(lambda: answers("ann", n=16) == 200, lambda: "the old limit is not back", ROTATE_S)
+            until(lambda: len(engines()) == 2, lambda: json.dumps(shell.status()))
+            until(lambda: answers("ann", n=16) == 200, lambda: "the old limit is not back", ROTATE_S)
             assert _cache_servers(shell) == caches
         print(f"{len(seen)} searches meanwhile")
         assert set(seen) == {200}
@@ -310,20 +210,5 @@ def load(name: str, clients: int = 4) -> Iterator[list[int]]:
             thread.join()
 
 
-def _replicas(shell: Shell) -> dict[int, str]:
-    """Process ids of the replicas, with their names; Ray adds to these what a replica is doing."""
-    names = {process.pid: " ".join(process.cmdline()).partition(".")[0].strip() for process in shell.processes()}
-    return {pid: name for pid, name in names.items() if name.startswith("ray::ServeReplica:")}
-
-
 def _cache_servers(shell: Shell) -> set[int]:
     return {process.pid for process in shell.processes() if "lmcache.v1" in " ".join(process.cmdline())}
-
-
-def _until(condition: Callable[[], Any], told: Callable[[], str], timeout_s: float = START_S) -> Any:
-    """Waits for what other processes bring about; fails with ``told`` after ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
-    while not (found := condition()):
-        assert time.monotonic() < deadline, told()
-        time.sleep(0.2)
-    return found
