@@ -16,6 +16,7 @@ import uvloop
 from rich.console import Console
 
 from benchmarks.kv_clamp import SEARCHES, run
+from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
@@ -44,6 +45,7 @@ def main(
     names = arms.split(",")
     rates: dict[str, list[float]] = {arm: [] for arm in names}
     found: dict[str, list[Any]] = {arm: [] for arm in names}
+    cpu: dict[str, list[dict[str, float]]] = {arm: [] for arm in names}
     for turn in range(turns):
         for arm in names[:: 1 if turn % 2 == 0 else -1]:
             pool = {"min_replicas": replicas, "max_replicas": replicas}
@@ -52,10 +54,13 @@ def main(
             with application(config) as url:
                 warm_up, asked = (list(itertools.islice(drawn, count)) for count in (64, problems))
                 uvloop.run(run(url, SEARCHES["beam"], warm_up, CLIENTS))
+                clock = CpuClock()
                 done = uvloop.run(run(url, SEARCHES["beam"], asked, CLIENTS))
+                spent, steps = clock.spent(), sum(each.steps for each in done.found)
+                cpu[arm].append({role: round(1000 * seconds / steps, 4) for role, seconds in spent.items()})
             rates[arm].append(round(len(done.each) / done.seconds, 3))
             found[arm].append(done.found)
-            console.print(f"turn {turn + 1}, {arm}: {rates[arm][-1]} searches/s")
+            console.print(f"turn {turn + 1}, {arm}: {rates[arm][-1]} searches/s, CPU ms a step {cpu[arm][-1]}")
     held = []
     for arm in names:
         if arm != "without" and "without" in names:
@@ -64,7 +69,8 @@ def main(
             same = found[arm] == found["without"]
             held.append(claim(f"answers, steps and tokens {arm}", same, True, same))
     asked_for = {"replicas": replicas, "problems": problems, "clients": CLIENTS, "turns": turns}
-    path = write_result(f"cache_cost_{replicas}", {"asked": asked_for, "searches_per_s": rates, "claims": held})
+    measured = {"searches_per_s": rates, "cpu_ms_per_step": cpu}
+    path = write_result(f"cache_cost_{replicas}", {"asked": asked_for, **measured, "claims": held})
     show_claims(console, held)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 

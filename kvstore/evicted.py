@@ -59,14 +59,16 @@ class Returns:
 
 
 class _Path(NamedTuple):
-    """What one request would store, in token order: each part with the hashes of its blocks."""
+    """What one request would store."""
 
-    parts: list[tuple[Any, dict[int, Any]]]
+    meta: Any
+    hashes: dict[int, Any]
+    """Of its blocks, in token order."""
 
     @property
     def last(self) -> tuple[int, Any]:
         """Its last block, and what that holds."""
-        return next(reversed(self.parts[-1][1].items()))
+        return next(reversed(self.hashes.items()))
 
 
 class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
@@ -93,19 +95,15 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         """The hashes of the blocks that were stored last."""
 
     def add(self, meta: Any, block_hashes: dict[int, Any]) -> None:
+        """All that a request that has ended would store."""
         name = meta.request_id
         if name in self._broken or not block_hashes:
             return
         if any(block_hash is None for block_hash in block_hashes.values()):
             self._broken.add(name)  # nothing would tell that such a block was taken
             return
-        path = self._paths.get(name)
-        if path is None:
-            path = self._paths[name] = _Path([])
-        else:
-            self._by_last.pop(path.last[0], None)
-            self._added_at.pop(path.last[1], None)
-        path.parts.append((meta, block_hashes))
+        self._drop(name)
+        path = self._paths[name] = _Path(meta, block_hashes)
         block, _ = path.last
         if (other := self._by_last.get(block)) is not None:
             self._forget(other)
@@ -132,8 +130,8 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
             _, last = path.last
             recent = time.monotonic() - self._added_at.get(last, -math.inf) <= self._returns.within_s
             if recent and self._pool.blocks[block].block_hash == last:
-                drained.items.append(PendingStoreItem(name, list(path.parts)))
-                self.stored.update(*(hashes.values() for _, hashes in path.parts))
+                drained.items.append(PendingStoreItem(name, [(path.meta, path.hashes)]))
+                self.stored.update(path.hashes.values())
             self._forget(name)
             if len(drained.items) == MOST:
                 break
@@ -181,7 +179,7 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         if self._by_last.get(block) == name:
             del self._by_last[block]
             self._added_at.pop(last, None)
-        return len(path.parts)
+        return 1
 
 
 class Lookups:
@@ -213,14 +211,21 @@ class _Registry(LazyOffloadRequestRegistry):  # type: ignore[misc]
     def __init__(self, storing: StoringBlocks) -> None:
         super().__init__()
         self._storing = storing
+        self._in_flight: set[str] = set()
 
     def register_batch(self, request_id: str, block_ids: list[int]) -> None:
         super().register_batch(request_id, block_ids)
+        self._in_flight.add(request_id)
         self._storing.begins(request_id, block_ids)
 
     def complete_batch(self, request_id: str) -> SubmittedStoreBatch:
+        self._in_flight.discard(request_id)
         self._storing.ends(request_id)
         return super().complete_batch(request_id)
+
+    def in_flight_request_ids(self) -> set[str]:
+        """Asked for in every step; LMCache's looks at all requests that may still store something: thousands."""
+        return self._in_flight
 
 
 class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
@@ -240,6 +245,11 @@ class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
         self.gone_on_with = self._policy.gone_on_with
         # It would be gathered anew for every drain, from thousands of requests, and the policy does not look at it.
         self._requests.finished_request_ids = set
+
+    def add_store_candidate(self, metadata: Any) -> None:
+        """As LMCache's, which makes many parts of a request share its tokens: here there is one."""
+        blocks = self._require_block_pool().blocks
+        self._require_policy().add(metadata, {each: blocks[each].block_hash for each in metadata.op.flat_block_ids})
 
     def on_scheduler_step(self, scheduler_output: Any) -> LazyOffloadActions:
         if not self._policy.due(_new_blocks(scheduler_output)):

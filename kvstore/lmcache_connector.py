@@ -5,12 +5,14 @@ Imports vLLM and LMCache.
 
 import logging
 import time
+from collections.abc import Iterable
 from itertools import chain
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
 
 from lmcache.integration.vllm import lmcache_mp_connector
+from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
@@ -122,6 +124,31 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             self._sessions.begun(each.request_id)
         return metadata
 
+    def _process_new_requests(self, scheduler_output: Any, metadata: Any) -> None:
+        if not self.lazy_offload:
+            super()._process_new_requests(scheduler_output, metadata)
+
+    def _process_cached_requests(self, scheduler_output: Any, metadata: Any) -> None:
+        """Nothing where only what is about to be lost is stored: an engine loses nothing that a request holds, so what
+        it would store is put together at its end, not in every step."""
+        if not self.lazy_offload:
+            super()._process_cached_requests(scheduler_output, metadata)
+
+    def _offer(self, tracker: Any, computed: int, block_ids: Iterable[list[int]]) -> None:
+        """From now on the engine may lose these blocks: of one request, by group, ``computed`` tokens in all."""
+        if not self._can_store:
+            return
+        tracker.allocated_block_ids = dict(enumerate(block_ids))
+        tracker.num_scheduled_tokens = computed - max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens)
+        offered = LMCacheMPRequestMetadata.GetStoreMetadata(
+            tracker,
+            self.scheduler_adapter.lmcache_tokens_per_chunk,
+            self._group_tokens_per_block,
+            save_decode_cache=self._save_decode_cache,
+        )
+        if offered is not None:
+            self._lazy_offload_manager.add_store_candidate(offered)
+
     def _report_block_allocation_deltas(self, scheduler_output: Any) -> None:
         """Nothing: the server would only count, and every step would send it all new tokens."""
 
@@ -134,6 +161,10 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
+        tracker = self.request_trackers.get(request.request_id)
+        if self.lazy_offload and tracker is not None:
+            hashed = len(request.block_hashes) * self._hashed_tokens
+            self._offer(tracker, min(request.num_computed_tokens - request.num_in_flight_tokens, hashed), block_ids)
         keeps, told = self.request_finished(request, block_ids[0] if block_ids else [])
         if keeps:
             self._storing.begins(request.request_id, chain.from_iterable(block_ids))

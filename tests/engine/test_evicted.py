@@ -57,17 +57,17 @@ def test_a_path_is_stored_once_when_its_last_block_is_about_to_be_taken(pool: Po
     assert stored(paths, 2) == ["far"]
 
 
-def test_all_parts_of_a_path_are_stored_in_order(pool: Pool) -> None:
+def test_a_path_that_is_offered_again_is_what_it_is_then(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "path", [1, 2])
-    offer(paths, pool, "path", [3])
+    offer(paths, pool, "path", [1, 2, 3])
     pool.frees(2, 1)
     assert stored(paths, 2) == [], "it has grown since: its last block is another one"
     pool.frees(3, 2, 1)
 
     assert paths.due(1)
     (item,) = paths.drain(SIGNALS).items
-    assert [list(hashes) for _, hashes in item.metadatas] == [[1, 2], [3]]
+    assert [list(hashes) for _, hashes in item.metadatas] == [[1, 2, 3]]
 
 
 def test_what_was_taken_is_given_up(pool: Pool) -> None:
