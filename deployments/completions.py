@@ -46,6 +46,6 @@ class CompletionService:
         # The request's own deadline begins when there is room; this one also ends the wait for it.
         async with asyncio.timeout(job.request.deadline_s + GRACE_S), self._searches.branches(at_once):
             with late_is_timeout(job.request.deadline_s):
-                reply = await self._generator.token_beam(job.request)
+                reply = await self._generator.token_beam(job.request._replace(gate=self._searches.gate))
         place.tokens += reply.generated_tokens
         return reply

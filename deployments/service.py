@@ -86,6 +86,11 @@ class SearchService:
         return self._environment.gate.capacity
 
     @property
+    def gate(self) -> str:
+        """What calls say of who let them in."""
+        return self._environment.gate.name
+
+    @property
     def running(self) -> int:
         """How many hold a place."""
         return self.places.held

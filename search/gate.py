@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Hashable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from uuid import uuid4
 
 from search.ports import Headroom, Lane
 from search.reach import Reach
@@ -61,6 +62,8 @@ class Gate:
         """``capacity``: None to follow what `saw` is told."""
         if not 0.0 <= speculative_share <= 1.0:
             raise ValueError(f"speculative_share must be in [0, 1], got {speculative_share}")
+        self.name = uuid4().hex
+        """What calls that it let in say of it (`search.ports.ExpandRequest`)."""
         self._speculative_share = speculative_share
         self._held: Counter[Hashable] = Counter()
         self._waiters: list[_Waiter] = []

@@ -81,6 +81,8 @@ class ExpandRequest(NamedTuple):
     """What this leaves in caches serves requests of the same salt only."""
     model: str = ""
     """The model that writes them; empty: whichever the replica has. A replica refuses any but its own."""
+    gate: str = ""
+    """The name of the gate that let them in: by it a replica tells that gate what it has of others (`Headroom`)."""
 
 
 class Child(NamedTuple):
@@ -108,6 +110,10 @@ class Headroom(NamedTuple):
     0 if it does not say."""
     replica: str = ""
     """Whose words these are."""
+    gates: int = 1
+    """Gates of which it has branches, the one that is told among them."""
+    of_others: int = 0
+    """Branches that it has of the other gates and that are not written yet."""
 
 
 class Grant(NamedTuple):
@@ -157,6 +163,8 @@ class TokenBeamRequest(NamedTuple):
     deadline_s: float
     cache_salt: str = ""
     """What this leaves in caches serves requests of the same salt only."""
+    gate: str = ""
+    """As of an `ExpandRequest`."""
 
 
 class WrittenSequence(NamedTuple):

@@ -30,6 +30,7 @@ from search.ports import (
     ScoreRequest,
     StopCondition,
 )
+from search.reach import shared
 
 BATCH_TOKENS = 4096
 """As `deployments.engines.arguments` has it on a CPU: no more prompt tokens in a step."""
@@ -199,17 +200,22 @@ class SimulatedGenerator:
         self._clamp = KVClamp(KVLedger(costs.blocks, costs.block_size))
         self._order = FairOrder()
         self._lengths = {condition: Lengths() for condition in StopCondition}
-        self.ongoing = 0
-        """Calls: what Serve's routers go by."""
+        self._open: dict[_Call, str] = {}
+        """Of each call the name of its gate."""
         self.written_tokens = 0
 
     @property
-    def headroom(self) -> Headroom:
-        """As `deployments.engines.generation.GenerationEngine` tells it."""
+    def ongoing(self) -> int:
+        """Calls: what Serve's routers go by."""
+        return len(self._open)
+
+    def headroom(self, gate: str = "") -> Headroom:
+        """As `deployments.engines.generation.GenerationEngine` tells that gate."""
         engine, clamp = self.engine, self._clamp
         branches = clamp.at_once(self._costs.max_num_seqs)
         waiting = engine.waiting + clamp.waiting
-        return Headroom(clamp.ledger.free, clamp.ledger.capacity, engine.running, waiting, branches, self._name)
+        told = Headroom(clamp.ledger.free, clamp.ledger.capacity, engine.running, waiting, branches, self._name)
+        return shared(told, gate, ((name, len(call.open)) for call, name in self._open.items()))
 
     @property
     def pressure(self) -> float:
@@ -222,8 +228,8 @@ class SimulatedGenerator:
         Raises:
             GeneratorError: not done by the deadline.
         """
-        self.ongoing += 1
         call = _Call()
+        self._open[call] = request.gate
         timer = asyncio.get_running_loop().call_later(request.deadline_s, self._stop, call)
         try:
             missing = sum(len(item.branches) for item in request.expansions)
@@ -240,10 +246,10 @@ class SimulatedGenerator:
                 done, call.finished = call.finished, []
                 missing -= len(done)
                 await self.program.work(self._calls["group"] + self._calls["child"] * len(done))
-                yield ChildGroup(tuple(branch.child for branch in done), self.headroom)
+                yield ChildGroup(tuple(branch.child for branch in done), self.headroom(request.gate))
         finally:
             timer.cancel()
-            self.ongoing -= 1
+            del self._open[call]
             for branch in call.open.values():
                 branch.request.aborted = True
                 branch.ticket.close()

@@ -17,6 +17,7 @@ from benchmarks.cluster_sim.workload import Problem
 from deployments.places import NoPlace, Places
 from search.gate import Gate
 from search.ports import Headroom, Lane
+from search.reach import shared
 
 
 class Round(NamedTuple):
@@ -61,26 +62,30 @@ class FlowGenerator:
         self._costs = costs
         self._means = means
         self._steps = ProcessorSharing(self._speed)
-        self.ongoing = 0
+        self._open: dict[object, tuple[str, int]] = {}
+        """Of each call the name of its gate, and its branches."""
+
+    @property
+    def ongoing(self) -> int:
+        return len(self._open)
 
     @property
     def pressure(self) -> float:
         return self._steps.load / self._costs.max_num_seqs
 
-    @property
-    def headroom(self) -> Headroom:
-        """It has no memory that could be short."""
-        return Headroom(0, 0, 0, 0, self._costs.max_num_seqs, str(id(self)))
+    def headroom(self, gate: str) -> Headroom:
+        """As that gate is told. It has no memory that could be short."""
+        return shared(Headroom(0, 0, 0, 0, self._costs.max_num_seqs, str(id(self))), gate, self._open.values())
 
-    async def write(self, wanted: Round) -> None:
+    async def write(self, wanted: Round, gate: str) -> None:
         """Until the longest branch is written; on average so many are at a time as fill the time."""
-        self.ongoing += 1
         done = asyncio.get_running_loop().create_future()
+        self._open[done] = gate, wanted.branches
         self._steps.add(wanted.longest, partial(settle, done), wanted.tokens / wanted.longest)
         try:
             await done
         finally:
-            self.ongoing -= 1
+            del self._open[done]
 
     def _speed(self, branches: float) -> float:
         """Steps a second that each branch takes part in."""
@@ -164,8 +169,8 @@ class FlowController:
                     async with self.gate.admit(Lane.DEMAND, wanted.branches, name):
                         await self.program.work(share)
                         generator = self._generators.choose(name)
-                        await generator.write(wanted)
-                        self.gate.saw(generator.headroom)
+                        await generator.write(wanted, self.gate.name)
+                        self.gate.saw(generator.headroom(self.gate.name))
                     await self.program.work(share)
                     await self._scorers.choose(name).score(wanted.items)
         finally:

@@ -46,6 +46,7 @@ from search.ports import (
     WrittenSequence,
     branch_seed,
 )
+from search.reach import shared
 from search.token_beam import TokenBeamSettings, token_beam_search
 from search.tree import NodeId, StepEnd
 
@@ -106,7 +107,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def __init__(self, settings: GeneratorSettings, kv_transfer: KVTransferConfig | None = None) -> None:
         super().__init__(settings)
         self._kv_transfer = kv_transfer
-        self._calls: set[EngineCall[_Wanted] | EngineCall[int]] = set()
+        self._calls: dict[EngineCall[_Wanted] | EngineCall[int], str] = {}
+        """Those that are open, and the name of the gate of each."""
         self._written_tokens = 0
         self._discarded_tokens = 0
         self._recomputed_tokens = 0
@@ -146,7 +148,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
         running = self._running
         call = EngineCall[_Wanted](running.engine, self._registry, self._order, request, self._discard, running.clamp)
-        self._calls.add(call)
+        self._calls[call] = request.gate
         try:
             async with call:
                 parts = self._parts(request)
@@ -155,14 +157,14 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 given_back = granted.written != tuple(len(each.branches) for each in request.expansions)
                 said = granted if given_back or granted.waiting else None
                 if full or given_back:
-                    yield ChildGroup(full, self._headroom, said)
+                    yield ChildGroup(full, self._headroom(request.gate), said)
                     said = None
                 missing = sum(granted.written) - len(full)
                 while missing:
                     finished = await call.wait(HEARTBEAT_S)
                     if not finished:
                         if not self.silent_s:
-                            yield ChildGroup((), self._headroom, said)
+                            yield ChildGroup((), self._headroom(request.gate), said)
                             said = None
                         continue
                     if call.pending and self._settings.group_ms:
@@ -172,12 +174,12 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     children = [child for done in finished if (child := await self._child(call, request, done))]
                     missing -= len(children)
                     if children:
-                        yield ChildGroup(tuple(children), self._headroom, said)
+                        yield ChildGroup(tuple(children), self._headroom(request.gate), said)
                         said = None
         except EngineCallError as error:
             raise _told(error) from error
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Token-level beam search; see ``search.token_beam``.
@@ -189,14 +191,14 @@ class GenerationEngine(EngineLifecycle[_Running]):
         running = self._running
         call = EngineCall[int](running.engine, self._registry, self._order, request, self._discard, running.clamp)
         steps = _NextTokens(call, request.settings)
-        self._calls.add(call)
+        self._calls[call] = request.gate
         try:
             async with call:
                 found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
         except EngineCallError as error:
             raise _told(error) from error
         finally:
-            self._calls.discard(call)
+            self._calls.pop(call, None)
             self._written_tokens += steps.generated_tokens
         rows = (
             tuple(WrittenSequence(running.splitter.text(sequence.token_ids), sequence) for sequence in row)
@@ -252,11 +254,12 @@ class GenerationEngine(EngineLifecycle[_Running]):
             "recomputed_tokens": self._recomputed_tokens,
         }
 
-    @property
-    def _headroom(self) -> Headroom:
+    def _headroom(self, gate: str) -> Headroom:
+        """As that gate is told."""
         running = self._running
         batch = self._settings.max_num_seqs
         headroom = running.counters.headroom._replace(branches=batch, replica=self._name)
+        headroom = shared(headroom, gate, ((name, call.pending) for call, name in self._calls.items()))
         if (clamp := running.clamp) is None:
             return headroom
         return headroom._replace(

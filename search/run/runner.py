@@ -415,6 +415,7 @@ class _Search:
             self._logprobs,
             self._cache_salt,
             self._model,
+            gate=self._gate.name,
         )
 
     def _scored(self, node: Node) -> StepScored:

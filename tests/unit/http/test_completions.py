@@ -48,6 +48,7 @@ async def test_n_sequences_for_each_prompt_in_order(world: World) -> None:
     [request] = world.generator.beams
     assert request.prompts == ((97, 98, 99), (100, 101))
     assert (request.settings.width, request.settings.max_tokens) == (3, 5)
+    assert request.gate == world.environment.gate.name
 
 
 @pytest.mark.parametrize(
