@@ -151,8 +151,10 @@ class Jobs:
     def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreRequest:
         """
         Raises:
+            NotFound: unknown model.
             BadRequest: more steps than a path may have.
         """
+        self.check_model(body.model)
         limits = self._live.now.limits
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")

@@ -125,12 +125,13 @@ async def text_completions(request: Request, served: Served) -> Response:
 async def score(request: Request, served: Served) -> Response:
     """The process reward of each step of a given path."""
 
-    def prepare(given: dict[str, Any]) -> ScoreRequest:
-        return served.jobs.scoring(validated(ScoreBody, given), key_of(request.scope))
+    def prepare(given: dict[str, Any]) -> tuple[ScoreBody, ScoreRequest]:
+        body = validated(ScoreBody, given)
+        return body, served.jobs.scoring(body, key_of(request.scope))
 
-    wanted = await served.prepared(request, prepare)
+    body, wanted = await served.prepared(request, prepare)
     [rewards] = await while_connected(request.receive, served.searches.score(wanted))
-    return json_response(replies.rewards(served.served_name, rewards))
+    return json_response(replies.rewards(body.model, rewards))
 
 
 @router.get("/v1/models")

@@ -234,6 +234,6 @@ def _are_ids(value: Any) -> bool:
 class ScoreBody(Body):
     """``POST /v1/score``: one reasoning path."""
 
-    model: str | None = None
+    model: str = Field(description="The served model, whose steps they are; the reward model has no name of its own.")
     question: str = Field(min_length=1)
     steps: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, fail_fast=True)

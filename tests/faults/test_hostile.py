@@ -53,7 +53,7 @@ def continued(prompt: Any) -> dict[str, Any]:
 
 
 def scored(*steps: str) -> dict[str, Any]:
-    return {"question": "1 ки <extra_0>?", "steps": steps}
+    return {"model": ASKED["model"], "question": "1 ки <extra_0>?", "steps": steps}
 
 
 ATTACKS: dict[str, Attack] = {

@@ -45,7 +45,8 @@ def test_scoring_alone_is_refused_without_the_words_of_what_failed(
     searches: Variant, misbehaviour: Misbehaviour, behaviour: str
 ) -> None:
     with misbehaviour(behaviour):
-        reply = searches.post("/v1/score", {"question": "1 + 1?", "steps": ["1 + 1 = 2"]})
+        scored = {"model": "banyan-arithmetic", "question": "1 + 1?", "steps": ["1 + 1 = 2"]}
+        reply = searches.post("/v1/score", scored)
     assert reply.status_code == 503
     assert reply.json()["error"]["code"] == "scorer_unavailable"
     assert SECRET not in reply.text

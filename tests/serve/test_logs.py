@@ -54,7 +54,7 @@ def test_no_words_of_a_user_are_in_any_log(application: Application, logs: Path)
     ]
     for wrong in refused:
         assert application.http.post("/v1/chat/completions", json=wrong).is_error
-    scored = {"question": words, "steps": [f"{words}\n\n"]}
+    scored = {"model": body["model"], "question": words, "steps": [f"{words}\n\n"]}
     application.http.post("/v1/score", json=scored).raise_for_status()
     search_id = reply["id"].removeprefix("chatcmpl-")
     until(lambda: bool(lines_of(logs, search_id)), "its line is written")

@@ -61,8 +61,9 @@ def load(application: Application) -> None:
     asked = problems(24, seed=900)
     with ThreadPoolExecutor(len(asked)) as pool:
         list(pool.map(lambda problem: application.chat(problem, seed=1), asked))
+    scored = {"model": "banyan-arithmetic", "question": "2+2?", "steps": ["It is 4.\n\n"]}
     for _ in range(2):
-        application.http.post("/v1/score", json={"question": "2+2?", "steps": ["It is 4.\n\n"]}).raise_for_status()
+        application.http.post("/v1/score", json=scored).raise_for_status()
     refused = application.http.post("/v1/chat/completions", json=request(asked[0], 1, search={"n": 0}))
     assert refused.status_code == 400
     assert httpx.get(f"{application.url}/v1/models", timeout=30).status_code == 401

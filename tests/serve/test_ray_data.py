@@ -16,7 +16,11 @@ from tests.serve.application import Application, Json, problems
 
 PAGE = Path(__file__).parents[2] / "docs" / "jobs.md"
 ASKED = problems(8, seed=64)
-SCORED: Json = {"question": "Take 12. Increase by 74. What do you get?", "steps": ["12 + 74 = 86\n"]}
+SCORED: Json = {
+    "model": "banyan-arithmetic",
+    "question": "Take 12. Increase by 74. What do you get?",
+    "steps": ["12 + 74 = 86\n"],
+}
 RUN_S = 240.0
 SCORING = f"""
 def to_score(row):

@@ -297,7 +297,7 @@ async def test_each_key_has_caches_of_its_own(make_world: MakeWorld, isolate: bo
                 (CHAT, chat(stream=True)),
                 ("/v1/search", chat()),
                 ("/v1/completions", {"model": "m", "prompt": "a", "use_beam_search": True, "n": 2, "max_tokens": 3}),
-                ("/v1/score", {"question": "6*7?", "steps": ["a"]}),
+                ("/v1/score", {"model": "m", "question": "6*7?", "steps": ["a"]}),
             ):
                 assert (await client.post(path, json=body, headers=headers)).status_code == 200
             named = chat() | {"cache_salt": "another's"}

@@ -142,7 +142,7 @@ async def test_a_batch_says_what_chat_says_and_accounts_for_each_request(kept: W
         ("/v1/responses", {"model": "m", "input": "6*7?", "seed": 1}, True),
         ("/v1/search", chat(), True),
         ("/v1/completions", {"model": "m", "prompt": "6*7", "use_beam_search": True, "n": 1}, True),
-        ("/v1/score", {"question": "6*7?", "steps": ["42"]}, False),
+        ("/v1/score", {"model": "m", "question": "6*7?", "steps": ["42"]}, False),
     ],
 )
 async def test_every_route_that_does_work_has_batches(kept: World, url: Any, body: Json, spends: bool) -> None:

@@ -19,6 +19,7 @@ from search.tree import SearchTree
 pytestmark = pytest.mark.asyncio
 
 CHAT = "/v1/chat/completions"
+SCORED: dict[str, Any] = {"model": "m", "question": "6*7?", "steps": ["a"]}
 
 
 async def post(world: World, path: str = CHAT, **fields: Any) -> dict[str, Any]:
@@ -248,10 +249,38 @@ async def test_out_of_the_operators_time_without_an_answer_is_504(make_world: Ca
 
 async def test_scores_of_given_steps(world: World) -> None:
     async with world.client as client:
-        reply = await client.post("/v1/score", json={"question": "6*7?", "steps": ["a\n\n", "b\n\n"]})
-        wrong = await client.post("/v1/score", json={"question": "6*7?", "steps": []})
+        reply = await client.post("/v1/score", json=SCORED | {"steps": ["a\n\n", "b\n\n"]})
+        wrong = await client.post("/v1/score", json=SCORED | {"steps": []})
     assert len(reply.json()["rewards"]) == 2
+    assert reply.json()["model"] == "m"
     assert wrong.json()["error"]["param"] == "steps"
+
+
+@pytest.mark.parametrize(
+    ("model", "status", "code"),
+    [
+        ({"model": "m"}, 200, None),
+        ({"model": "m:beam-16"}, 200, None),
+        ({"model": "gpt-5"}, 404, "model_not_found"),
+        ({"model": "m:magic-3"}, 404, "model_not_found"),
+        ({"model": ""}, 404, "model_not_found"),
+        ({"model": "fake-prm"}, 404, "model_not_found"),
+        ({"model": 3}, 400, "invalid_value"),
+        ({}, 400, "missing_required_parameter"),
+    ],
+)
+async def test_scores_are_of_the_served_models_steps(
+    world: World, model: dict[str, Any], status: int, code: str | None
+) -> None:
+    asked = {"question": "6*7?", "steps": ["a"], **model}
+    async with world.client as client:
+        reply = await client.post("/v1/score", json=asked)
+    assert reply.status_code == status
+    if code is None:
+        assert reply.json()["model"] == asked["model"]
+    else:
+        error = reply.json()["error"]
+        assert (error["param"], error["code"]) == ("model", code)
 
 
 def trees_alive() -> int:
@@ -290,7 +319,7 @@ async def test_scores_that_fail_at_their_deadline_were_too_late(
     world = make_world(limits={"seconds": seconds})
     world.scorer.error = ScorerError("no reply")
     async with world.client as client:
-        reply = await client.post("/v1/score", json={"question": "6*7?", "steps": ["a"]})
+        reply = await client.post("/v1/score", json=SCORED)
     assert reply.status_code == status
 
 
