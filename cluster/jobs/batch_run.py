@@ -6,7 +6,7 @@ import time
 from cluster.client.client import Client
 from cluster.jobs.inputs import BatchRequest, JobInput
 from cluster.jobs.outputs import Identity, Outputs
-from cluster.jobs.run import Job, Settings, batch_line
+from cluster.jobs.run import Job, JobStopped, KeyRefused, Settings, batch_line
 from cluster.jobs.usage import usage_of
 from cluster.jobs.validation import checked
 from cluster.jobs.window import Window
@@ -15,7 +15,11 @@ from search.tasks import ended
 
 LOOK_EVERY_S = 0.5
 """For its cancellation, and what is done."""
+KEY_GONE_S = 900.0
+"""A key that has been refused for so long was removed; for less, controllers may not have been told of it yet."""
+KEY_REMOVED = LineError(code="key_removed", message="the API key of this batch is not accepted any more")
 LEFT = {
+    BatchStatus.FAILED: (KEY_REMOVED.code, "the batch's API key was removed before this request was done"),
     BatchStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
     BatchStatus.EXPIRED: ("batch_expired", "the batch's completion window closed before this request was done"),
 }
@@ -41,6 +45,8 @@ class BatchRun:
     async def run(self, most_lines: int, last: bool) -> None:
         """Returns when it has ended. ``last``: what fails now, for whatever reason, has failed for good.
 
+        What failed before is asked for again where the state says so (`BatchState.again`).
+
         Raises:
             LinesFailed: not where it was the ``last`` time.
             ClientError, JobStopped, OutputError, ProblemFileError, OSError: it cannot go on now.
@@ -59,14 +65,14 @@ class BatchRun:
             seed=0,
             trees=False,
         )
-        ending = batch.state.ending or must_end(batch)
+        state = batch.state
+        decided = state.ending or must_end(batch)
         # What is decided is not undone: with its ending, an error that there is stays.
-        again = ending is None
+        again = decided is None and state.again
         with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last, again) as outputs:
             progress = _Progress(batch, given, outputs)
-            if ending is None:
-                ending = await self._worked(given, outputs, progress)
-            done = ending is BatchStatus.COMPLETED and again
+            ending = decided or await self._worked(given, outputs, progress)
+            done = ending is BatchStatus.COMPLETED and decided is None
             if done and not last and await asyncio.to_thread(outputs.may_go_better):
                 raise LinesFailed(f"{outputs.failed} of {given.lines} lines have failed")
             await self._finished(ending, given, outputs, progress)
@@ -86,10 +92,11 @@ class BatchRun:
                 name = f"{self._record.id}_{kind}.jsonl"
                 await asyncio.to_thread(self._files.adopt, path, file_id, name, self._record.output_keep_s)
         usage = await asyncio.to_thread(usage_of, outputs.results())
-        progress.tell(ending, output_file_id=ids["output"], error_file_id=ids["error"], usage=usage)
+        errors = (KEY_REMOVED,) if ending is BatchStatus.FAILED else ()
+        progress.tell(ending, output_file_id=ids["output"], error_file_id=ids["error"], usage=usage, errors=errors)
 
     async def _worked(self, given: JobInput, outputs: Outputs, progress: "_Progress") -> BatchStatus:
-        """How the batch ends: all is done, or it has to."""
+        """How the batch ends: all is done, or it has to, or it has no key any more."""
         progress.tell(BatchStatus.IN_PROGRESS)
         async with self._client:
             job = asyncio.create_task(Job(given, outputs, Settings("", {}), self._client, self._window).run())
@@ -100,6 +107,14 @@ class BatchRun:
                         return ending
                     progress.tell(BatchStatus.IN_PROGRESS)
                 job.result()
+            except KeyRefused:
+                if progress.refused() < KEY_GONE_S:
+                    raise
+                return BatchStatus.FAILED
+            except JobStopped:
+                # It failed at everything: no pass, however much of it was asked for.
+                progress.tell(BatchStatus.IN_PROGRESS, again=True)
+                raise
             finally:
                 await ended(job)
         if outputs.done.count != given.lines:
@@ -129,17 +144,33 @@ class _Progress:
         self._batch = batch
         self._outputs = outputs
         told = batch.state
-        self._state = told.model_copy(update={"total": given.lines, "in_progress": told.in_progress or time.time()})
+        begun = {"total": given.lines, "in_progress": told.in_progress or time.time()}
+        # What is to be asked for again is not done by now.
+        self._state = told.model_copy(update={**begun, "rests_until": None, "again": False})
+        self._done = outputs.done.count
         self._told: BatchState | None = None
 
-    def tell(self, status: BatchStatus, **found: str | BatchUsage | None) -> None:
-        """``found``: other fields of the state, of one that has ended."""
+    def refused(self) -> float:
+        """Its key was. Returns for how long it has been, seconds."""
+        now = time.time()
+        since = self._refused_since or now
+        self.tell(BatchStatus.IN_PROGRESS, refused_since=since)
+        return now - since
+
+    @property
+    def _refused_since(self) -> float | None:
+        """None once anything has been done: so the key is known."""
+        return self._state.refused_since if self._outputs.done.count == self._done else None
+
+    def tell(self, status: BatchStatus, **found: str | float | BatchUsage | tuple[LineError, ...] | None) -> None:
+        """``found``: other fields of the state."""
         now, state, done = time.time(), self._state, self._outputs
         self._state = state.model_copy(
             update={
                 "status": status,
                 "completed": done.done.count - done.failed,
                 "failed": done.failed,
+                "refused_since": self._refused_since,
                 "finalizing": state.finalizing or (now if status is BatchStatus.FINALIZING else None),
                 "ended": now if status.is_final else None,
                 **found,

@@ -8,7 +8,6 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import NamedTuple
 
 from cluster.client.client import Client
 from cluster.client.errors import ClientError
@@ -17,7 +16,7 @@ from cluster.jobs.batch_run import BatchRun, LinesFailed, must_end
 from cluster.jobs.outputs import OutputError
 from cluster.jobs.run import JobStopped
 from cluster.jobs.window import Window
-from deployments.store import NotThere, Pending, Store, StoreBusy, StoreError
+from deployments.store import Batch, NotThere, Pending, Store, StoreBusy, StoreError
 
 logger = logging.getLogger("banyan.batches")
 
@@ -32,14 +31,6 @@ MAX_PASSES = 8
 SWEEP_EVERY_S = 60.0
 
 
-class Passes(NamedTuple):
-    """What is known of a batch whose every line was asked for, and some of which failed."""
-
-    made: int
-    rests_until: float
-    """Monotonic."""
-
-
 class BatchJobs:
     """Of each owner one batch at a time, the oldest first; of all owners at once. One event loop."""
 
@@ -50,8 +41,8 @@ class BatchJobs:
         self._connect = connect
         self._at_work: dict[str, tuple[str, Window, asyncio.Task[None]]] = {}
         """By name of the mark: the owner, how many requests are in flight, and who does it."""
-        self._passes: dict[str, Passes] = {}
-        """By name of the mark."""
+        self._next_pass: dict[str, float] = {}
+        """Before when (monotonic) a batch of which lines have failed is not asked for again, by name of the mark."""
         self._rests: dict[str, float] = {}
         """Until when (monotonic), by name of the mark."""
         self.waiting = 0
@@ -84,13 +75,14 @@ class BatchJobs:
         now = time.monotonic()
         self._rests = {name: until for name, until in self._rests.items() if until > now}
         there = {each.name for each in pending}
-        self._passes = {name: passes for name, passes in self._passes.items() if name in there}
+        self._next_pass = {name: until for name, until in self._next_pass.items() if name in there}
         busy = {owner for owner, _, _ in self._at_work.values()}
         for each in pending:
             if each.name in self._at_work or each.name in self._rests:
                 continue
-            passes = self._passes.get(each.name)
-            waits = passes is not None and passes.rests_until > now
+            if each.name not in self._next_pass and not await self._begin(each):
+                continue
+            waits = self._next_pass[each.name] > now
             full = each.owner in busy or len(self._at_work) >= self._store.settings.batch_requests
             if (waits or full) and not await self._must_end(each):
                 continue
@@ -99,6 +91,16 @@ class BatchJobs:
             self._at_work[each.name] = each.owner, window, asyncio.create_task(self._do(each, window))
         self.waiting = len(pending) - len(self._at_work)
         self._share()
+
+    async def _begin(self, pending: Pending) -> bool:
+        """Reads how long a batch still rests; False where it cannot be read."""
+        try:
+            rest_s = await asyncio.to_thread(_rest_of, pending.batch)
+        except OSError as error:
+            self._rest(pending, error)
+            return False
+        self._next_pass[pending.name] = time.monotonic() + rest_s
+        return True
 
     async def _must_end(self, pending: Pending) -> bool:
         try:
@@ -123,13 +125,15 @@ class BatchJobs:
         try:
             with pending.batch.lease():
                 if not pending.batch.state.status.is_final:
-                    await self._run(pending, window)
+                    try:
+                        await self._run(pending, window)
+                    except LinesFailed as error:
+                        self._passed(pending, error)
+                        return
                 await asyncio.to_thread(pending.batch.drop_work)
                 await asyncio.to_thread(self._store.finished, pending)
         except StoreBusy:
             self._rests[pending.name] = time.monotonic() + REST_S
-        except LinesFailed as error:
-            self._passed(pending, error)
         except (ClientError, JobStopped, OutputError, ProblemFileError, NotThere, OSError) as error:
             self._rest(pending, error)
         except Exception:
@@ -140,19 +144,26 @@ class BatchJobs:
             self._share()
 
     async def _run(self, pending: Pending, window: Window) -> None:
-        passes = self._passes.get(pending.name)
-        last = passes is not None and passes.made + 1 >= MAX_PASSES
+        last = pending.batch.state.passes + 1 >= MAX_PASSES
         files = self._store.owned(pending.owner).files
         run = BatchRun(pending.batch, files, self._connect(pending.owner), window)
         await run.run(self._store.settings.batch_lines_max, last)
 
     def _passed(self, pending: Pending, error: LinesFailed) -> None:
-        """It rests, but for its end."""
-        before = self._passes.get(pending.name)
-        made = 1 if before is None else before.made + 1
+        """It rests, but for its end; so it does with another runner. For who has the lease."""
+        state = pending.batch.state
+        made = state.passes + 1
         rest_s = min(REST_S * 2 ** (made - 1), MAX_REST_S)
         logger.warning("a batch is asked for again in %g s: %s", rest_s, error)
-        self._passes[pending.name] = Passes(made, time.monotonic() + rest_s)
+        told = {"passes": made, "rests_until": time.time() + rest_s, "again": True}
+        pending.batch.tell(state.model_copy(update=told))
+        self._next_pass[pending.name] = time.monotonic() + rest_s
+
+
+def _rest_of(batch: Batch) -> float:
+    """For how long it still rests since its last pass, seconds."""
+    until = batch.state.rests_until
+    return 0.0 if until is None else min(until - time.time(), MAX_REST_S)
 
 
 async def _was_read(work: Awaitable[None]) -> bool:

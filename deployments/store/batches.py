@@ -42,7 +42,8 @@ class BatchStatus(StrEnum):
     VALIDATING = "validating"
     """Its file has not been read yet."""
     FAILED = "failed"
-    """Nothing of it was done: its file is wrong."""
+    """Its file is wrong, and nothing of it was done; or its key was removed, and what was done by then has its
+    results."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
     """All is done but the files of results."""
@@ -114,6 +115,14 @@ class BatchState(Stored):
     """How it will end, once that is decided: nothing is asked for it from then on, whoever goes on with it."""
     usage: BatchUsage | None = None
     """Of one that has ended."""
+    passes: int = 0
+    """How often every request was asked for, and some failed for other reasons than their own."""
+    rests_until: float | None = None
+    """Since such a pass: nothing is asked for before."""
+    again: bool = False
+    """Whether what has failed so is to be asked for again. A pass in which a runner died goes on without that."""
+    refused_since: float | None = None
+    """When its key was refused first, and nothing of it has been done since."""
 
 
 class Batch:

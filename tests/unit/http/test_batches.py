@@ -27,7 +27,7 @@ from deployments.http.auth import ApiKeys
 from deployments.http.errors import Unavailable
 from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
 from deployments.http.keys import key_record, store_owner
-from deployments.store import Batch, BatchStatus, FileRecord, Files, Store
+from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 
 Json = dict[str, Any]
@@ -324,6 +324,61 @@ async def test_a_batch_whose_key_is_gone_ends_with_its_window_and_gives_out_what
     assert len(owned.files.path(state.output_file_id).read_text().splitlines()) == state.completed > 0
 
 
+async def test_a_batch_whose_key_was_removed_has_failed_and_gives_out_what_is_done(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = client_of(kept)
+    done, untouched = await begun(kept, client, 40), await created(client, requests_of(2))
+    kept.known.replace([key_record(OTHER)])
+    for batch in (done, untouched):
+        async with runner(kept):
+            await until_told(batch_of(kept, batch.id), lambda state: state.refused_since is not None)
+    # Counted from then on and not from the next runner's start; the window of either is open still.
+    now = time.time
+    monkeypatch.setattr(batch_run, "KEY_GONE_S", 30.0)
+    monkeypatch.setattr(time, "time", lambda: now() + 31)
+    async with runner(kept):
+        told = [
+            await until_told(batch_of(kept, each.id), lambda state: state.status.is_final) for each in (done, untouched)
+        ]
+    assert [state.status for state in told] == [BatchStatus.FAILED] * 2
+    assert [[error.code for error in state.errors] for state in told] == [["key_removed"]] * 2
+
+    # Should it be a mistake, the key finds all of it when it is back.
+    kept.known.replace([key_record(KEY), key_record(OTHER)])
+    for each, total in ((done, 40), (untouched, 2)):
+        batch = await ended(client, each.id)
+        assert (batch.status, batch.errors.data[0].code) == ("failed", "key_removed")
+        results, errors = [await lines_in(client, file_id) for file_id in (batch.output_file_id, batch.error_file_id)]
+        assert len(results) + len(errors) == total
+        assert bool(results) == (each is done)
+        assert {line["error"]["code"] for line in errors} == {"key_removed"}
+
+
+async def test_a_key_that_is_back_was_not_refused(kept: World) -> None:
+    client = client_of(kept)
+    batch = await created(client, requests_of(3))
+    kept.known.replace([key_record(OTHER)])
+    async with runner(kept):
+        await until_told(batch_of(kept, batch.id), lambda state: state.refused_since is not None)
+        kept.known.replace([key_record(KEY), key_record(OTHER)])
+        await ended(client, batch.id)
+    assert batch_of(kept, batch.id).state.refused_since is None
+
+
+def batch_of(kept: World, batch_id: str) -> Batch:
+    """Of the first key, whether it is known now or not."""
+    assert isinstance(kept.store, Store)
+    return kept.store.owned(store_owner(key_record(KEY))).batches.get(batch_id)
+
+
+async def until_told(batch: Batch, told: Callable[[BatchState], bool]) -> BatchState:
+    async with asyncio.timeout(20):
+        while not told(state := batch.state):
+            await asyncio.sleep(0.01)
+    return state
+
+
 async def test_with_no_service_to_ask_it_is_cancelled_with_what_is_done(kept: World) -> None:
     client = client_of(kept)
     batch = await begun(kept, client, 40)
@@ -508,6 +563,55 @@ async def test_lines_that_fail_again_and_again_have_failed(kept: World, monkeypa
         batch = await ended(client, batch.id)
     assert (batch.status, batch.request_counts.failed, kept.generator.calls) == ("completed", 2, 6)
     assert {line["kind"] for line in await lines_in(client, batch.error_file_id)} == {"failed"}
+
+
+async def test_passes_are_counted_whoever_makes_them(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that is killed after each pass asks no more often than one that lives."""
+    monkeypatch.setattr(batches, "MAX_PASSES", 3)
+    client = client_of(kept)
+    batch = await failing(kept, monkeypatch, client)
+    for made in (1, 2):
+        async with runner(kept):
+            await until_told(batch_of(kept, batch.id), lambda state, made=made: state.passes == made)  # type: ignore[misc]
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    assert (batch.status, batch.request_counts.failed, kept.generator.calls) == ("completed", 2, 6)
+
+
+async def test_a_rest_outlasts_its_runner(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "REST_S", 600.0)
+    client = client_of(kept)
+    batch = await failing(kept, monkeypatch, client)
+    async with runner(kept):
+        await until_told(batch_of(kept, batch.id), lambda state: state.passes == 1)
+    kept.generator.error = None
+    async with runner(kept):
+        calls = kept.generator.calls
+        assert (await ended(client, (await created(client, requests_of(1))).id)).status == "completed"
+        assert kept.generator.calls == calls + len(NARROW)
+        assert (await client.batches.retrieve(batch.id)).request_counts.failed == 2
+        await client.batches.cancel(batch.id)
+        assert (await ended(client, batch.id)).status == "cancelled"
+
+
+async def test_a_pass_in_which_a_runner_died_goes_on_where_it_was(
+    kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What had failed in it already is not asked for again before the next pass."""
+    monkeypatch.setattr(batches, "REST_S", 600.0)
+    client = client_of(kept)
+    created_ = await failing(kept, monkeypatch, client)
+    batch = batch_of(kept, created_.id)
+    async with runner(kept):
+        await until_told(batch, lambda state: state.passes == 1)
+    # As it is in the second pass, once the first of the two has failed again.
+    batch.tell(batch.state.model_copy(update={"rests_until": None, "again": False}))
+    [errors] = found(tmp_path, f"owners/*/batches/{batch.id}/output.errors.jsonl")
+    errors.write_text(errors.read_text().splitlines(keepends=True)[0])
+    calls = kept.generator.calls
+    async with runner(kept):
+        state = await until_told(batch, lambda state: state.passes == 2)
+    assert (state.failed, kept.generator.calls) == (2, calls + 1)
 
 
 async def test_a_batch_that_rests_is_cancelled_at_once_and_keeps_nobody_from_work(
