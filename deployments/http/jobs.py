@@ -154,7 +154,8 @@ class Jobs:
             NotFound: unknown model.
             BadRequest: more steps than a path may have.
         """
-        self.check_model(body.model)
+        if body.model is not None:
+            self.check_model(body.model)
         limits = self._live.now.limits
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")

@@ -131,7 +131,7 @@ async def score(request: Request, served: Served) -> Response:
 
     body, wanted = await served.prepared(request, prepare)
     [rewards] = await while_connected(request.receive, served.searches.score(wanted))
-    return json_response(replies.rewards(body.model, rewards))
+    return json_response(replies.rewards(body.model or served.served_name, rewards))
 
 
 @router.get("/v1/models")

@@ -234,6 +234,8 @@ def _are_ids(value: Any) -> bool:
 class ScoreBody(Body):
     """``POST /v1/score``: one reasoning path."""
 
-    model: str = Field(description="The served model, whose steps they are; the reward model has no name of its own.")
+    model: str | None = Field(
+        None, description="The served model, whose steps they are; the reward model has no name of its own."
+    )
     question: str = Field(min_length=1)
     steps: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, fail_fast=True)
