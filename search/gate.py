@@ -18,6 +18,9 @@ UNTOLD = 256
 """Branches in flight before a generator has said what it can write."""
 LEAST_PART = 16
 """A call in parts takes no less than a 16th of the capacity at a time: each part becomes a call to a generator."""
+PASSED_BY = 7
+"""A call that yields is passed by so many times its own branches: an eighth of what is let in is of those that yield,
+if always somebody else waits, too."""
 
 
 class Slot:
@@ -53,6 +56,8 @@ class Gate:
     admitted, however small. Speculative calls are admitted only up to ``speculative_share`` of the capacity. A call
     that is larger than what it may have is admitted alone, or in parts if it says so.
 
+    Searches that yield come behind all others, but not for ever: see `PASSED_BY`.
+
     Searches share alike. What an owner asks for beyond its fair share (the capacity by the number of owners, and one
     that may yet come) goes behind the first steps of the others, and a quarter of the capacity is not for it: they need
     not wait until some of it has finished.
@@ -68,6 +73,8 @@ class Gate:
         self._held: Counter[Hashable] = Counter()
         self._waiters: list[_Waiter] = []
         self._arrivals = 0
+        self._passed = 0
+        """Branches that were let in past calls that yield, and that none of these has made good."""
         self._reach: Reach | None = None
         self.resize(capacity)
 
@@ -150,21 +157,45 @@ class Gate:
         while self._waiters:
             owners = self._held.keys() | {waiter.slot.owner for waiter in self._waiters}
             share = self.capacity // (len(owners) + 1)
-            waiter = min(self._waiters, key=lambda waiter: self._turn(waiter, share))
+            waiter = self._next(share)
             granted = self._grant(waiter, share)
             if not granted:
                 return
             self._waiters.remove(waiter)
+            self._count(waiter.lane, granted)
             waiter.slot.weight = granted
             self._held[waiter.slot.owner] += granted
             if not waiter.admitted.done():
                 waiter.admitted.set_result(None)
 
+    def _next(self, share: int) -> _Waiter:
+        """Whose turn it is."""
+
+        def turn(waiter: _Waiter) -> tuple[int, int, int]:
+            return self._turn(waiter, share)
+
+        if self._passed and (yielding := [waiter for waiter in self._waiters if waiter.lane.yields]):
+            first = min(yielding, key=turn)
+            if self._passed >= PASSED_BY * first.weight:
+                return first
+        return min(self._waiters, key=turn)
+
+    def _count(self, lane: Lane, granted: int) -> None:
+        """Keeps account of who was let in past whom."""
+        if not any(waiter.lane.yields for waiter in self._waiters):
+            self._passed = 0
+        elif lane.yields:
+            self._passed = max(0, self._passed - PASSED_BY * granted)
+        else:
+            self._passed += granted
+
     def _turn(self, waiter: _Waiter, share: int) -> tuple[int, int, int]:
         """The lowest is next."""
         held = self._held[waiter.slot.owner]
-        behind = held >= max(share, 1) and waiter.lane is not Lane.SPECULATIVE
-        return 2 * Lane.EAGER + 1 if behind else 2 * waiter.lane, held, waiter.arrival
+        lane = 2 * waiter.lane
+        if held >= max(share, 1) and waiter.lane is not Lane.SPECULATIVE:
+            lane = 2 * (Lane.FLEX_EAGER if waiter.lane.yields else Lane.EAGER) + 1
+        return lane, held, waiter.arrival
 
     def _grant(self, waiter: _Waiter, share: int) -> int:
         """How many branches may start now; none if it has to wait."""

@@ -21,8 +21,17 @@ class Lane(IntEnum):
     """Children of a scored, kept node."""
     EAGER = 1
     """First steps of a new search."""
-    SPECULATIVE = 2
+    FLEX_DEMAND = 2
+    """As `DEMAND`, of a search that yields to others. Before all speculation, which may be in vain."""
+    FLEX_EAGER = 3
+    """As `EAGER`, of a search that yields to others."""
+    SPECULATIVE = 4
     """Children of a node that is not scored yet."""
+
+    @property
+    def yields(self) -> bool:
+        """Whether it is of a search that yields to others."""
+        return self in (Lane.FLEX_DEMAND, Lane.FLEX_EAGER)
 
 
 class StopCondition(StrEnum):
@@ -152,6 +161,7 @@ class ScoreRequest(NamedTuple):
     deadline_s: float
     cache_salt: str = ""
     """What this leaves in caches serves requests of the same salt only."""
+    lane: Lane = Lane.DEMAND
 
 
 class TokenBeamRequest(NamedTuple):
@@ -163,6 +173,7 @@ class TokenBeamRequest(NamedTuple):
     deadline_s: float
     cache_salt: str = ""
     """What this leaves in caches serves requests of the same salt only."""
+    lane: Lane = Lane.DEMAND
     gate: str = ""
     """As of an `ExpandRequest`."""
 

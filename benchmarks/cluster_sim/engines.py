@@ -17,7 +17,7 @@ from typing import NamedTuple
 from benchmarks.cluster_sim.costs import CallCosts, EngineCosts
 from benchmarks.cluster_sim.processors import Processor, Program
 from benchmarks.cluster_sim.workload import Language
-from deployments.engines.fair_order import LAST, FairOrder
+from deployments.engines.fair_order import FairOrder, priority
 from kvstore.clamp import KVClamp, Lengths, Ticket
 from kvstore.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
@@ -262,10 +262,10 @@ class SimulatedGenerator:
                 child = self._language.child(request.search_id, item, wanted, request.stop_condition)
                 tokens = sum(len(step.token_ids) for step in child.steps)
                 place = self._order.place(request.search_id)
-                priority = place + (LAST if request.lane is Lane.SPECULATIVE else 0)
-                asked = Request(priority, prefix, tokens, partial(self._finished, call, request, item.prefix))
+                order = priority(place, request.lane)
+                asked = Request(order, prefix, tokens, partial(self._finished, call, request, item.prefix))
                 ticket = self._clamp.ask(
-                    priority,
+                    order,
                     prefix,
                     lengths.expected(wanted.max_tokens),
                     partial(self.engine.add, asked),

@@ -16,7 +16,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.output_processor import RequestOutputCollector
 
 from deployments.engines.branches import BranchRegistry, Ending
-from deployments.engines.fair_order import LAST, FairOrder
+from deployments.engines.fair_order import FairOrder, priority
 from kvstore.clamp import KVClamp, Ticket
 from kvstore.ledger import Prefix, TooLarge
 from search.ports import Lane
@@ -44,6 +44,9 @@ class Asked(Protocol):
 
     @property
     def cache_salt(self) -> str: ...
+
+    @property
+    def lane(self) -> Lane: ...
 
 
 class Finished(NamedTuple, Generic[Label]):
@@ -92,6 +95,7 @@ class EngineCall(Generic[Label]):
         self._engine = engine
         self._registry = registry
         self._order = order
+        self._lane = request.lane
         self._deadline_s = request.deadline_s
         self._cache_salt = request.cache_salt or None
         self._on_discard = on_discard
@@ -107,6 +111,10 @@ class EngineCall(Generic[Label]):
         self._stopped: str | None = None
         self._aborting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
+
+    @property
+    def _speculates(self) -> bool:
+        return self._lane is Lane.SPECULATIVE
 
     @property
     def pending(self) -> int:
@@ -129,13 +137,12 @@ class EngineCall(Generic[Label]):
         label: Label,
         token_ids: list[int],
         params: SamplingParams | PoolingParams,
-        lane: Lane = Lane.DEMAND,
         *,
         prefix: Prefix | None = None,
         growth: int = 1,
     ) -> None:
-        """Hands one request to the engine, behind all others where its lane is the speculative one; later, from
-        ``wait``, where the clamp holds it back.
+        """Hands one request to the engine, in the order of its place and the call's lane; later, from ``wait``, where
+        the clamp holds it back.
 
         Args:
             prefix: ``token_ids`` as the clamp wants them, where the caller has them for several requests.
@@ -148,12 +155,12 @@ class EngineCall(Generic[Label]):
         if self._stopped:
             raise EngineCallError(self._stopped)
         place = self._order.place(self.search_id)
-        wanted = _Wanted(label, token_ids, params, place, _priority(place, lane))
+        wanted = _Wanted(label, token_ids, params, place, priority(place, self._lane))
         ticket = None
         if self._clamp is not None:
             prefix = prefix or self._clamp.prefix(token_ids, self._cache_salt or "")
             with _refusing():
-                ticket = self._clamp.ask(wanted.priority, prefix, growth, self._changed.set, lane is Lane.SPECULATIVE)
+                ticket = self._clamp.ask(wanted.priority, prefix, growth, self._changed.set, self._speculates)
             if not ticket.granted:
                 self._held_back[ticket] = wanted
                 self.held_back += 1
@@ -165,7 +172,6 @@ class EngineCall(Generic[Label]):
         label: Label,
         token_ids: list[int],
         params: SamplingParams | PoolingParams,
-        lane: Lane = Lane.DEMAND,
         *,
         prefix: Prefix,
         growth: int,
@@ -181,16 +187,16 @@ class EngineCall(Generic[Label]):
         """
         assert self._clamp is not None
         place = self._order.next_place(self.search_id)
-        priority, speculative = _priority(place, lane), lane is Lane.SPECULATIVE
+        order = priority(place, self._lane)
         with _refusing():
             if waits:
-                ticket = self._clamp.ask(priority, prefix, growth, self._changed.set, speculative)
-            elif (now := self._clamp.ask_now(priority, prefix, growth, speculative)) is not None:
+                ticket = self._clamp.ask(order, prefix, growth, self._changed.set, self._speculates)
+            elif (now := self._clamp.ask_now(order, prefix, growth, self._speculates)) is not None:
                 ticket = now
             else:
                 return False
         self._order.place(self.search_id)
-        self._held_back[ticket] = _Wanted(label, token_ids, params, place, priority)
+        self._held_back[ticket] = _Wanted(label, token_ids, params, place, order)
         self.held_back += not ticket.granted
         return True
 
@@ -293,10 +299,6 @@ class EngineCall(Generic[Label]):
             output = request.collector.output if request else None
             if output is not None and not isinstance(output, Exception):
                 self._on_discard(output)
-
-
-def _priority(place: int, lane: Lane) -> int:
-    return place + (LAST if lane is Lane.SPECULATIVE else 0)
 
 
 @contextmanager

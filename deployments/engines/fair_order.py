@@ -1,9 +1,20 @@
 """In which order an engine takes the requests of several searches."""
 
+from search.ports import Lane
+
 FEW = 256
 """So many searches are remembered without a look at which of them still matter."""
+YIELDS = 64
+"""Added to the place of a request of a search that yields: of each other search it is passed by so many more."""
 LAST = 1 << 40
 """Added to the place of a request that is only wanted where there is room."""
+
+
+def priority(place: int, lane: Lane) -> int:
+    """A request's priority for vLLM, lower goes first."""
+    if lane is Lane.SPECULATIVE:
+        return place + LAST
+    return place + YIELDS if lane.yields else place
 
 
 class FairOrder:
@@ -27,7 +38,7 @@ class FairOrder:
         return max(self._now, self._next.get(search_id, 0))
 
     def place(self, search_id: str) -> int:
-        """The place of a search's next request: a priority for vLLM, lower goes first."""
+        """The place of a search's next request; see `priority`."""
         place = self.next_place(search_id)
         self._next[search_id] = place + 1
         if len(self._next) > self._look_at:

@@ -281,9 +281,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             for _, prefix, token_ids, branches in parts:
                 for wanted in branches:
                     growth = lengths.expected(wanted.params.max_tokens or 1)
-                    await call.submit(
-                        wanted, list(token_ids), wanted.params, request.lane, prefix=prefix, growth=growth
-                    )
+                    await call.submit(wanted, list(token_ids), wanted.params, prefix=prefix, growth=growth)
             return Grant(tuple(len(part.full) + len(part.branches) for part in parts), call.held_back)
 
         def take(place: int, index: int, needed: bool) -> bool:
@@ -293,9 +291,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             assert prefix is not None
             params = branches[index].params
             growth = lengths.expected(params.max_tokens or 1)
-            return call.take_on(
-                branches[index], list(token_ids), params, request.lane, prefix=prefix, growth=growth, waits=needed
-            )
+            return call.take_on(branches[index], list(token_ids), params, prefix=prefix, growth=growth, waits=needed)
 
         asked = [len(part.full) + len(part.branches) for part in parts]
         written = grant(asked, [expansion.least for expansion in request.expansions], take)
@@ -356,15 +352,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
             if step.end is StepEnd.DELIMITER and splitter.is_blank(step.text):
                 left = wanted.params.max_tokens - len(completion.token_ids)
                 if left > 0:
-                    await self._go_on(call, request.lane, output, wanted._replace(begun=written), left)
+                    await self._go_on(call, output, wanted._replace(begun=written), left)
                     return None
                 step = step._replace(end=StepEnd.LENGTH)
             steps = (step,)
         return Child(wanted.parent, wanted.child, steps, written.cached_tokens)
 
-    async def _go_on(
-        self, call: EngineCall[_Wanted], lane: Lane, output: RequestOutput, wanted: _Wanted, left: int
-    ) -> None:
+    async def _go_on(self, call: EngineCall[_Wanted], output: RequestOutput, wanted: _Wanted, left: int) -> None:
         """Asks for the rest of a child, at most ``left`` tokens. Each request writes one at least, so it ends."""
         params = copy(wanted.params)
         params.max_tokens = left
@@ -373,7 +367,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             params.seed = branch_seed(params.seed, (), len(wanted.begun.token_ids))
         prefix = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]
         growth = self._lengths[StopCondition.STEP].expected(left)
-        await call.submit(wanted._replace(params=params), prefix, params, lane, growth=growth)
+        await call.submit(wanted._replace(params=params), prefix, params, growth=growth)
 
     def _saw(self, finished: Sequence[Finished[_Wanted]], stop_condition: StopCondition) -> None:
         block_size = self._running.block_size

@@ -64,6 +64,7 @@ async def run_search(
     on_event: EventSink | None = None,
     tree: SearchTree | None = None,
     cache_salt: str = "",
+    yields: bool = False,
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -79,6 +80,7 @@ async def run_search(
             taken up: steps that were not written are asked for again, those that were not scored are scored, also those
             whose neutral rewards have decided nothing yet.
         cache_salt: what the ports remember of this search is of use to searches of the same salt only.
+        yields: whether its calls wait behind those of other searches; the tree is the same.
 
     Returns when every stream has ended or was closed.
 
@@ -99,7 +101,7 @@ async def run_search(
     limits = PathLimits(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
     grown = SearchTree() if tree is None else tree
     emit = on_event or (lambda event: None)
-    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt)
+    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt, yields)
     try:
         try:
             reason = await search.grow()
@@ -123,9 +125,11 @@ class _Search:
         emit: EventSink,
         tree: SearchTree,
         cache_salt: str,
+        yields: bool,
     ) -> None:
         self._question = question
         self._cache_salt = cache_salt
+        self._demand, self._eager = (Lane.FLEX_DEMAND, Lane.FLEX_EAGER) if yields else (Lane.DEMAND, Lane.EAGER)
         self._strategy = settings.strategy
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
@@ -212,10 +216,10 @@ class _Search:
 
     async def _decide(self, group: asyncio.TaskGroup) -> None:
         """Asks the strategy after every change, until there is a reason to stop."""
-        lane = Lane.EAGER
+        lane = self._eager
         if len(self._tree):
             await self._resume(group)
-            lane = Lane.DEMAND
+            lane = self._demand
         while self._failure is None:
             self._changed.clear()
             turns = Turns()
@@ -245,7 +249,7 @@ class _Search:
                 if not self._tasks:
                     self._reason = self._exhausted(expansions)
                     return
-                lane = Lane.DEMAND
+                lane = self._demand
             await self._changed.wait()
 
     async def _observe(self) -> None:
@@ -265,7 +269,7 @@ class _Search:
         batches = self._planner.resume()
         await self._round_begins(batches)
         for batch in batches:
-            self._start(group, self._expand, group, batch, Lane.DEMAND)
+            self._start(group, self._expand, group, batch, self._demand)
         self._score(group, unscored_chains(self._tree))
 
     async def _round_begins(self, batches: Sequence[Batch]) -> None:
@@ -360,7 +364,14 @@ class _Search:
                     items.append(ScoreItem(tuple(map(_TEXT, chain[-1].steps)), len(chain)))
                     await turns.pass_on()
                 rewards, neutral = await self._scorer.rewards(
-                    ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s(), self._cache_salt)
+                    ScoreRequest(
+                        self._search_id,
+                        self._question,
+                        tuple(items),
+                        self._deadline_s(),
+                        self._cache_salt,
+                        self._demand,
+                    )
                 )
             for chain, row in zip(chains, rewards, strict=True):
                 self._arrive(self._results.complete(chain, row, neutral))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.gate import UNTOLD, Gate, Slot
+from search.gate import PASSED_BY, UNTOLD, Gate, Slot
 from search.ports import Headroom, Lane
 from search.reach import AHEAD, FEWEST, FORGET_S, Reach
 
@@ -67,7 +67,7 @@ def test_room_frees_branch_by_branch() -> None:
         async with gate.admit(Lane.DEMAND, 4) as slot:
             waiting = Caller(gate, Lane.EAGER, 2, admitted)
             await settle()
-            assert gate.waiting == {Lane.DEMAND: 0, Lane.EAGER: 1, Lane.SPECULATIVE: 0}
+            assert gate.waiting == dict.fromkeys(Lane, 0) | {Lane.EAGER: 1}
             slot.release()
             await settle()
             assert admitted == []
@@ -269,6 +269,110 @@ def test_never_over_capacity_and_nothing_is_left(seed: int, capacity: int) -> No
         assert not any(gate.waiting.values())
 
     asyncio.run(main())
+
+
+def test_who_yields_comes_behind_all_others_and_before_speculation() -> None:
+    async def main() -> None:
+        gate = Gate(4)
+        order: list[Lane] = []
+
+        async def call(lane: Lane) -> None:
+            async with gate.admit(lane, 4):
+                order.append(lane)
+                await asyncio.sleep(0)
+
+        async with asyncio.TaskGroup() as group, gate.admit(Lane.DEMAND, 4):
+            for lane in reversed(Lane):
+                group.create_task(call(lane))
+            await settle()
+        assert order == sorted(Lane)
+
+    asyncio.run(main())
+
+
+class Account(Gate):
+    """A gate that books who was let in past whom."""
+
+    def __init__(self, capacity: int) -> None:
+        self.others = 0
+        """Branches that do not yield and were let in."""
+        self.past_others = 0
+        """Branches that yield and were let in although others waited."""
+        self.admissions: list[tuple[Lane, int]] = []
+        super().__init__(capacity)
+
+    def _count(self, lane: Lane, granted: int) -> None:
+        super()._count(lane, granted)
+        self.admissions.append((lane, granted))
+        if not lane.yields:
+            self.others += granted
+        elif self.waiting[Lane.DEMAND] + self.waiting[Lane.EAGER]:
+            self.past_others += granted
+
+
+@settings(max_examples=80, deadline=None)
+@given(seed=st.integers(0, 1 << 32), capacity=st.integers(1, 12))
+def test_who_yields_gets_an_eighth_and_never_less(seed: int, capacity: int) -> None:
+    """Of what is let in while others wait, at most that; and no call is passed by more than its own part allows,
+    however many others come and go on coming."""
+    rng = random.Random(seed)
+    widest = capacity + 2
+
+    async def main() -> None:
+        gate = Account(capacity)
+        admitted: list[Caller] = []
+        others: list[Caller] = []
+        yielding: list[Caller] = []
+        for number in range(6):
+            lane = rng.choice([Lane.FLEX_DEMAND, Lane.FLEX_EAGER])
+            yielding.append(Caller(gate, lane, rng.randint(1, widest), admitted, rng.choice([None, 100 + number])))
+        wanted = sum(caller.weight for caller in yielding)
+        await settle()
+        while any(caller in admitted or not caller.task.done() for caller in yielding):
+            while sum(not caller.task.done() for caller in others) < 8:
+                lane = rng.choice([Lane.DEMAND, Lane.EAGER])
+                others.append(Caller(gate, lane, rng.randint(1, widest), admitted, rng.choice([None, 1, 2, 3])))
+                await asyncio.sleep(0)
+            await settle()
+            rng.choice(admitted).leave.set()
+            await settle()
+            assert gate.past_others * PASSED_BY <= gate.others
+            # One call more may be let in than is needed to reach the mark.
+            assert gate.others <= PASSED_BY * wanted + (len(yielding) + 1) * widest
+        for caller in others:
+            caller.leave.set()
+        await asyncio.gather(*(caller.task for caller in (*others, *yielding)))
+        assert gate.usage == 0
+        assert not any(gate.waiting.values())
+
+    asyncio.run(main())
+
+
+YIELDING = {Lane.DEMAND: Lane.FLEX_DEMAND, Lane.EAGER: Lane.FLEX_EAGER, Lane.SPECULATIVE: Lane.SPECULATIVE}
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 1 << 32), capacity=st.integers(1, 8))
+def test_among_themselves_those_who_yield_are_served_as_all_others(seed: int, capacity: int) -> None:
+    async def admissions(lanes: dict[Lane, Lane]) -> list[tuple[Lane, int]]:
+        rng = random.Random(seed)
+        gate = Account(capacity)
+        admitted: list[Caller] = []
+        callers: list[Caller] = []
+        for _ in range(30):
+            if rng.random() < 0.6 or not admitted:
+                lane, weight = rng.choice(list(lanes)), rng.randint(1, capacity + 2)
+                callers.append(Caller(gate, lanes[lane], weight, admitted, rng.choice([None, 1, 2, 3])))
+            else:
+                rng.choice(admitted).leave.set()
+            await settle()
+        for caller in callers:
+            caller.leave.set()
+        await asyncio.gather(*(caller.task for caller in callers))
+        return gate.admissions
+
+    usual = asyncio.run(admissions({lane: lane for lane in YIELDING}))
+    assert [(YIELDING[lane], weight) for lane, weight in usual] == asyncio.run(admissions(YIELDING))
 
 
 def test_a_change_lets_in_who_waits_and_takes_nothing_away() -> None:

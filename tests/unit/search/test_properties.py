@@ -39,6 +39,21 @@ def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
 
 
 @settings(max_examples=60, deadline=None)
+@given(wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20), variety=VARIETY)
+def test_a_search_that_yields_grows_the_same_tree_and_says_so_in_every_call(
+    wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], order: int, variety: int | None
+) -> None:
+    whole = wanted | limits | {"budget": budget}
+    usual, first = search(whole, 0, variety)
+    yielding, second = search(whole, order, variety, yields=True)
+    assert tree_as_json(first.tree) == tree_as_json(second.tree)
+    assert first.selection.node.id == second.selection.node.id
+    for bench, yields in ((usual, False), (yielding, True)):
+        calls = [*bench.generator.requests, *bench.scorer.requests]
+        assert {call.lane.yields for call in calls} == {yields}
+
+
+@settings(max_examples=60, deadline=None)
 @given(
     wanted=SEARCHES,
     limits=LIMITS,
