@@ -44,7 +44,8 @@ class CompletionService:
         settings = job.request.settings
         at_once = min(settings.concurrency_limit or 1, len(job.request.prompts)) * settings.width
         # The request's own deadline begins when there is room; this one also ends the wait for it.
-        async with asyncio.timeout(job.request.deadline_s + GRACE_S), self._searches.branches(at_once):
+        room = self._searches.branches(at_once, job.request.lane)
+        async with asyncio.timeout(job.request.deadline_s + GRACE_S), room:
             with late_is_timeout(job.request.deadline_s):
                 reply = await self._generator.token_beam(job.request._replace(gate=self._searches.gate))
         place.tokens += reply.generated_tokens

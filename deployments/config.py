@@ -47,7 +47,9 @@ class QueueSettings(Settings):
     seconds: float = Field(5.0, gt=0, le=600, description="Longest wait; then 429.")
 
 
-LiveName = Literal["searches", "queue", "max_loop_delay_s", "branches", "default_search", "efforts", "limits"]
+LiveName = Literal[
+    "searches", "flex_places", "queue", "max_loop_delay_s", "branches", "default_search", "efforts", "limits"
+]
 """The settings of the controller that may change while it serves."""
 
 
@@ -102,6 +104,13 @@ class ControllerSettings(Settings):
     """The search controller: ingress and searches."""
 
     searches: int = Field(64, ge=1, description="Searches at once per replica; past it 429 with Retry-After.")
+    flex_places: float = Field(
+        0.75,
+        gt=0,
+        le=1,
+        description="Requests of service_tier flex are let in while less than this share of the places is taken, but "
+        "one at least, and wait in as much of the queue.",
+    )
     queue: QueueSettings = QueueSettings()
     max_loop_delay_s: float = Field(
         1.0, gt=0, description="No request is let in while the event loop is later than this: 429 with Retry-After."

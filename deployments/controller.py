@@ -106,7 +106,8 @@ class SearchControllerReplica:
         )
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)
         queue = controller.queue
-        places = Places(controller.searches, queue.places, queue.seconds, self._garbage.place_freed)
+        freed = self._garbage.place_freed
+        places = Places(controller.searches, queue.places, queue.seconds, freed, controller.flex_places)
         self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()

@@ -20,5 +20,5 @@ class LiveSettings:
         """From the next request on; what was let in goes on."""
         self.now = settings
         queue = settings.queue
-        self._service.places.resize(settings.searches, queue.places, queue.seconds)
+        self._service.places.resize(settings.searches, queue.places, queue.seconds, settings.flex_places)
         self._service.resize(settings.branches, settings.limits.seconds)

@@ -14,6 +14,8 @@ class Refused(StrEnum):
 
     PLACES = "places"
     """All are taken, and so are those in the queue."""
+    FLEX = "flex"
+    """It is of lower priority, and those that are free are kept for others."""
     QUEUE = "queue"
     """None came free while it waited."""
     OWNER = "owner"
@@ -33,6 +35,8 @@ class NoPlace(RuntimeError):
     def __str__(self) -> str:
         if self.reason is Refused.OWNER:
             return f"this API key has {self.most} requests at work, as many as it may (limits.places)"
+        if self.reason is Refused.FLEX:
+            return f"flex requests are let in while fewer than {self.most} places are taken; try again shortly"
         waited = ", and none came free in time" if self.reason is Refused.QUEUE else ""
         return f"all {self.most} places for searches are taken{waited}; try again shortly"
 
@@ -58,30 +62,41 @@ class Place:
 
 
 class Places:
-    """The places of one controller, and a queue before them: first come, first served. One event loop."""
+    """The places of one controller, and a queue before them: first come, first served. One event loop.
+
+    Of both a part is kept for requests that are not flex, which come behind all others in the queue.
+    """
 
     def __init__(
-        self, count: int, queue: int = 0, queue_s: float = 0.0, on_freed: Callable[[], None] = lambda: None
+        self,
+        count: int,
+        queue: int = 0,
+        queue_s: float = 0.0,
+        on_freed: Callable[[], None] = lambda: None,
+        flex_share: float = 1.0,
     ) -> None:
         """``queue``: so many wait where all places are taken, ``queue_s`` seconds at most. ``on_freed`` is called
-        whenever a place was given back."""
-        self.count = count
-        """As many as work at once."""
-        self._queue = queue
-        self._queue_s = queue_s
+        whenever a place was given back. ``flex_share``: while less than that part of the places is taken, one at least,
+        a flex request may have one; and while less than that part of the queue is, wait there."""
         self._on_freed = on_freed
         self._held: dict[Place, None] = {}
         """Oldest first."""
         self._promised = 0
         """Given to somebody in the queue who has not woken up yet."""
-        self._waiting: dict[asyncio.Future[None], None] = {}
-        """Oldest first."""
+        self._waiting: dict[bool, dict[asyncio.Future[None], None]] = {False: {}, True: {}}
+        """By whether they are flex; oldest first."""
         self._owned: Counter[str] = Counter()
         """Places held or waited for, by owner."""
+        self.resize(count, queue, queue_s, flex_share)
 
-    def resize(self, count: int, queue: int, queue_s: float) -> None:
+    def resize(self, count: int, queue: int, queue_s: float, flex_share: float = 1.0) -> None:
         """From now on as if made like this; whoever has a place or waits for one keeps it."""
-        self.count, self._queue, self._queue_s = count, queue, queue_s
+        self.count = count
+        """As many as work at once."""
+        self._queue_s = queue_s
+        self._most = {False: count, True: max(1, int(count * flex_share))}
+        """Taken places up to which one more is given, by whether it is for a flex request."""
+        self._most_waiting = {False: queue, True: int(queue * flex_share)}
         self._pass_on()
 
     @property
@@ -90,30 +105,30 @@ class Places:
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._waiting.values()))
 
-    def check(self, owner: Owner) -> None:
+    def check(self, owner: Owner, flex: bool = False) -> None:
         """
         Raises:
             NoPlace: a request of this owner would be refused now. Costs nothing.
         """
         if owner.places is not None and self._owned[owner.name] >= owner.places:
             raise NoPlace(Refused.OWNER, owner.places, self._retry_after_s())
-        if self._is_full and len(self._waiting) >= self._queue:
-            raise NoPlace(Refused.PLACES, self.count, self._retry_after_s())
+        if self._is_full(flex) and self.waiting >= self._most_waiting[flex]:
+            raise NoPlace(Refused.FLEX if flex else Refused.PLACES, self._most[flex], self._retry_after_s())
 
     @asynccontextmanager
-    async def hold(self, owner: Owner) -> AsyncIterator[Place]:
+    async def hold(self, owner: Owner, flex: bool = False) -> AsyncIterator[Place]:
         """A place until the end of the block; waits for one in the queue where that has room.
 
         Raises:
             NoPlace: there is none, or none came free in time.
         """
-        self.check(owner)
+        self.check(owner, flex)
         self._owned[owner.name] += 1
         try:
-            if self._is_full:
-                await self._wait()
+            if self._is_full(flex):
+                await self._wait(flex)
             place = Place(owner)
             self._held[place] = None
             try:
@@ -131,41 +146,43 @@ class Places:
         """What is left over though nothing is at work; empty when all is well."""
         now = time.monotonic()
         problems = [f"a place has been held for {now - place.since:.0f} s" for place in self._held]
-        left = {"wait for a place": len(self._waiting), "places are promised": self._promised}
+        left = {"wait for a place": self.waiting, "places are promised": self._promised}
         return problems + [f"{count} {what}" for what, count in left.items() if count]
 
-    @property
-    def _is_full(self) -> bool:
-        return len(self._held) + self._promised >= self.count
+    def _is_full(self, flex: bool) -> bool:
+        return len(self._held) + self._promised >= self._most[flex]
 
-    async def _wait(self) -> None:
+    async def _wait(self, flex: bool) -> None:
         """
         Raises:
             NoPlace: none came free in time.
         """
         turn = asyncio.get_running_loop().create_future()
-        self._waiting[turn] = None
+        waiting = self._waiting[flex]
+        waiting[turn] = None
         try:
             async with asyncio.timeout(self._queue_s):
                 await turn
         except BaseException as error:
-            if self._waiting.pop(turn, turn) is turn:
+            if waiting.pop(turn, turn) is turn:
                 # Its turn had come already: somebody else's now.
                 self._promised -= 1
                 self._pass_on()
             if isinstance(error, TimeoutError):
-                raise NoPlace(Refused.QUEUE, self.count, self._retry_after_s()) from None
+                reason = Refused.FLEX if flex else Refused.QUEUE
+                raise NoPlace(reason, self._most[flex], self._retry_after_s()) from None
             raise
         self._promised -= 1
 
     def _pass_on(self) -> None:
-        """Gives free places to those who have waited longest."""
-        while self._waiting and not self._is_full:
-            turn = next(iter(self._waiting))
-            del self._waiting[turn]
-            self._promised += 1
-            if not turn.done():
-                turn.set_result(None)
+        """Gives free places to those who have waited longest, flex requests last."""
+        for flex, waiting in self._waiting.items():
+            while waiting and not self._is_full(flex):
+                turn = next(iter(waiting))
+                del waiting[turn]
+                self._promised += 1
+                if not turn.done():
+                    turn.set_result(None)
 
     def _retry_after_s(self) -> int:
         """Half the age of the oldest request, within 1 and 30 s: about when a place comes free."""

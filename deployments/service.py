@@ -35,6 +35,8 @@ class SearchJob(NamedTuple):
     """See `search.ports`."""
     own_seconds: bool = False
     """Whether its budget of seconds is the client's and not the operator's."""
+    yields: bool = False
+    """Whether its calls wait behind those of others."""
 
 
 Observer = Callable[[SearchJob, SearchTree, EventSink | None], AbstractContextManager[EventSink | None]]
@@ -95,9 +97,9 @@ class SearchService:
         """How many hold a place."""
         return self.places.held
 
-    def branches(self, count: int) -> AbstractAsyncContextManager[object]:
+    def branches(self, count: int, lane: Lane) -> AbstractAsyncContextManager[object]:
         """So many branches at the generators, waited for among the searches and held until the end of the block."""
-        return self._environment.gate.admit(Lane.DEMAND, count)
+        return self._environment.gate.admit(lane, count)
 
     async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome:
         """Runs a search in the caller's own task: cancelling the caller cancels all of it.
@@ -133,6 +135,7 @@ class SearchService:
                         on_event=told,
                         tree=tree,
                         cache_salt=job.cache_salt,
+                        yields=job.yields,
                     )
         except BaseException as error:
             # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree

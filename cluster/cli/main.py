@@ -13,7 +13,7 @@ from rich.console import Console
 
 from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
-from cluster.jobs.formats import ExportFormat, InputKind
+from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
 from deployments.embedded.problems import LEVELS, Split, draw_problems
 from kvstore.planner import TOKENS
 
@@ -260,6 +260,9 @@ def batch(
     in_flight: Annotated[
         int, typer.Option(min=1, max=4096, help="Most at once; it is as many as the service grants.")
     ] = 1024,
+    service_tier: Annotated[
+        ServiceTier, typer.Option(help="Of what names none itself: flex yields to other clients.")
+    ] = ServiceTier.FLEX,
     retry_failed: Annotated[
         bool, typer.Option("--retry-failed", help="Ask again for what failed for no fault of its own line.")
     ] = False,
@@ -282,7 +285,7 @@ def batch(
         request = Request(
             given=given,
             output=output,
-            settings=Settings(strategy, search, seed, keeps_trees),
+            settings=Settings(strategy, search, seed, keeps_trees, service_tier),
             kind=kind,
             in_flight=in_flight,
             retry_failed=retry_failed,

@@ -29,6 +29,8 @@ class Question:
     """One of the operator's presets, in place of the endpoint's default search."""
     history: tuple[Mapping[str, str], ...] = ()
     """The turns before it, each with ``role`` and ``content``."""
+    service_tier: str | None = None
+    """``flex`` yields to others; unset is default."""
 
     def seeded(self) -> "Question":
         """The question with a seed: its own, or one drawn here (53 bits, which every JSON reader keeps exactly).
@@ -47,7 +49,7 @@ class Question:
             body["search"] = dict(self.search)
         if self.effort is not None:
             body["reasoning_effort"] = self.effort
-        for name in ("seed", "temperature", "max_tokens"):
+        for name in ("seed", "temperature", "max_tokens", "service_tier"):
             if (value := getattr(self, name)) is not None:
                 body[name] = value
         if stream:

@@ -1,4 +1,4 @@
-"""What goes into a job, and what can be made of its trees."""
+"""What goes into a job, how it is asked, and what can be made of its trees."""
 
 from enum import StrEnum
 
@@ -10,6 +10,15 @@ class InputKind(StrEnum):
     """Questions with the answers they are graded against."""
     OPENAI = "openai"
     """Requests of an OpenAI batch file, as ``vllm run-batch`` reads them."""
+
+
+class ServiceTier(StrEnum):
+    """Whether the requests of a job yield to those of others."""
+
+    FLEX = "flex"
+    """They do: others find places, and are served first."""
+    DEFAULT = "default"
+    """They are as all others."""
 
 
 class ExportFormat(StrEnum):

@@ -11,6 +11,7 @@ from cluster.client.errors import ClientError, Refused, Unreachable
 from cluster.client.replies import Question
 from cluster.evaluation.loop import graded, problem_seed
 from cluster.evaluation.problem_files import BadLine, EvalProblem
+from cluster.jobs.formats import ServiceTier
 from cluster.jobs.inputs import BatchRequest, Item, JobInput
 from cluster.jobs.outputs import FAILED, Outputs
 from cluster.jobs.samples import path_answers
@@ -38,7 +39,8 @@ class KeyRefused(JobStopped):
 
 @dataclass(frozen=True)
 class Settings:
-    """How problems are asked. Requests of batch files bring all that themselves."""
+    """How problems are asked. Requests of batch files bring all that themselves, but for the tier of those that name
+    none."""
 
     strategy: str
     """As it was written on the command line."""
@@ -48,6 +50,7 @@ class Settings:
     """Every problem's seed follows from it."""
     trees: bool = False
     """Whether trees are kept with the results."""
+    service_tier: ServiceTier = ServiceTier.FLEX
 
 
 class Job:
@@ -145,14 +148,18 @@ class Job:
         if isinstance(item.work, EvalProblem):
             return await self._solved(item.number, item.work, started)
         assert isinstance(item.work, BatchRequest)
-        reply = await self._client.post(item.work.url, item.work.body)
+        body = {"service_tier": self._settings.service_tier.value, **item.work.body}
+        reply = await self._client.post(item.work.url, body)
         seconds = time.monotonic() - started
         return batch_line(item.number, item.work.custom_id, 200, reply) | {"seconds": round(seconds, 6)}
 
     async def _solved(self, number: int, problem: EvalProblem, started: float) -> dict[str, Any]:
         settings = self._settings
         seed = problem_seed(settings.seed, problem.unique_id)
-        reply = await self._client.ask(Question(problem.problem, settings.search, seed=seed, tree=True))
+        question = Question(
+            problem.problem, settings.search, seed=seed, tree=True, service_tier=settings.service_tier.value
+        )
+        reply = await self._client.ask(question)
         seconds = time.monotonic() - started
         assert reply.tree is not None
         assert self._search is not None

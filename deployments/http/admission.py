@@ -11,12 +11,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.config import KeyRecord
 from deployments.http.auth import key_of
+from deployments.http.body import read_by
 from deployments.http.disconnect import while_connected
 from deployments.http.errors import ApiError, Busy, api_error
 from deployments.http.limits import Bodies
 from deployments.http.proxy import REST, ROOM
 from deployments.http.quotas import TokenQuotas
 from deployments.http.route_path import route_path
+from deployments.http.service_tier import asks_flex
 from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.places import NoPlace, Owner, Place, Places
@@ -33,7 +35,8 @@ class Admission:
     place held until its reply has been sent. All other requests pass as they are.
 
     In this order, the cheap and sure first: is the event loop in time, has the key tokens left, is there a place or
-    room in the queue; then the body, which holds no place however slowly it comes; then the place, or the wait for one.
+    room in the queue; then the body, which holds no place however slowly it comes, and says whether the request is
+    flex; then the place, or the wait for one.
 
     Outside of FastAPI, whose routing and dependencies cost more than all of this.
     """
@@ -67,7 +70,8 @@ class Admission:
         async with AsyncExitStack() as stack:
             try:
                 body = await self._body(scope, receive, key)
-                holding = stack.enter_async_context(self._places.hold(_owner(scope, key)))
+                flex = await read_by(asks_flex, body)
+                holding = stack.enter_async_context(self._places.hold(_owner(scope, key), flex))
                 place: Place = await while_connected(receive, holding)
             except (ApiError, NoPlace) as error:
                 await _refused(error)(scope, receive, send)

@@ -1,8 +1,10 @@
 """From bytes to a validated request: strict JSON, clean text, and the path of whatever is wrong."""
 
+import asyncio
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -10,8 +12,13 @@ from starlette.datastructures import Headers
 
 from deployments.http.errors import BadRequest, UnsupportedMedia
 
+T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
+
+INLINE_BYTES = 4096
+"""A longer body is parsed, checked, templated and tokenized in a thread: a megabyte takes up to a second."""
+_THREADS = ThreadPoolExecutor(2, thread_name_prefix="requests")
 
 MAX_FIELDS = 1000
 """Of one object. No request means more; and pydantic describes each unknown one before the first is told."""
@@ -19,6 +26,13 @@ MAX_FIELDS = 1000
 TAG = "«"
 """Begins the names of union members in schemas: pydantic puts them into an error's path, where no
 client would recognize them."""
+
+
+async def read_by(work: Callable[[bytes], T], body: bytes) -> T:
+    """What ``work`` makes of a body; of a long one in a thread."""
+    if len(body) <= INLINE_BYTES:
+        return work(body)
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work, body)
 
 
 def check_media(headers: Headers) -> None:

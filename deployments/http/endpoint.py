@@ -1,16 +1,14 @@
 """What the handlers of the routes work with."""
 
-import asyncio
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
 from deployments.completions import CompletionService
-from deployments.http.body import check_media, parsed_object
+from deployments.http.body import check_media, parsed_object, read_by
 from deployments.http.errors import NotFound
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
@@ -21,10 +19,6 @@ from deployments.service import SearchService
 from search.strategies.catalog import STRATEGIES, Catalog
 
 T = TypeVar("T")
-
-INLINE_BYTES = 4096
-"""A longer body is parsed, checked, templated and tokenized in a thread: a megabyte takes up to a second."""
-_THREADS = ThreadPoolExecutor(2, thread_name_prefix="requests")
 
 
 class Operations(Protocol):
@@ -63,10 +57,7 @@ class Endpoint:
             UnsupportedMedia, BadRequest: as `deployments.http.body` says; and whatever ``prepare`` raises.
         """
         check_media(request.headers)
-        body = await request.body()
-        if len(body) <= INLINE_BYTES:
-            return prepare(parsed_object(body))
-        return await asyncio.get_running_loop().run_in_executor(_THREADS, lambda: prepare(parsed_object(body)))
+        return await read_by(lambda body: prepare(parsed_object(body)), await request.body())
 
 
 async def _endpoint(request: Request) -> Endpoint:

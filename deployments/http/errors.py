@@ -8,7 +8,7 @@ ApiError                     status  type                   code
 ├─ Conflict                  409     invalid_request_error  (given)
 ├─ BodyTooLarge              413     invalid_request_error  body_too_large
 ├─ UnsupportedMedia          415     invalid_request_error  unsupported_media_type
-├─ Busy                      429     rate_limit_error       rate_limit_exceeded
+├─ Busy                      429     rate_limit_error       rate_limit_exceeded, or as given
 ├─ Unavailable               503     server_error           (given)
 └─ DeadlineExceeded          504     server_error           deadline_exceeded
 """
@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.places import NoPlace
+from deployments.places import NoPlace, Refused
 from deployments.store import Full, NotThere, StoreBusy, StoreError
 from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
 
@@ -32,6 +32,8 @@ logger = logging.getLogger("banyan.http")
 
 CLIENT_GONE = 499
 """For nobody but whoever counts statuses: not an error of ours."""
+NO_FLEX = "resource_unavailable"
+"""OpenAI's flex processing answers "429 Resource Unavailable" where it has no capacity; other clients are served."""
 MAX_MESSAGE_CHARS = 500
 """Characters: what an error quotes of a request must not make the reply as long as the request."""
 
@@ -134,9 +136,9 @@ class Busy(ApiError):
 
     status, type, default_code = 429, "rate_limit_error", "rate_limit_exceeded"
 
-    def __init__(self, message: str, reason: str, retry_after_s: int = 1) -> None:
+    def __init__(self, message: str, reason: str, retry_after_s: int = 1, code: str | None = None) -> None:
         """``reason``: a word for the metrics."""
-        super().__init__(message)
+        super().__init__(message, code=code)
         self.args = (message, reason, retry_after_s)
         self._reason = reason
         self.retry_after_s = retry_after_s
@@ -167,7 +169,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, ApiError):
         return error
     if isinstance(error, NoPlace):
-        return Busy(str(error), error.reason, error.retry_after_s)
+        code = NO_FLEX if error.reason is Refused.FLEX else None
+        return Busy(str(error), error.reason, error.retry_after_s, code)
     if isinstance(error, TimeoutError):
         return DeadlineExceeded("the request was not done by its deadline")
     if isinstance(error, NotThere):

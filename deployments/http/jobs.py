@@ -13,9 +13,10 @@ from deployments.http.errors import BadRequest
 from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
+from deployments.http.service_tier import DEFAULT, FLEX
 from deployments.live import LiveSettings
 from deployments.service import SearchJob
-from search.ports import ScoreItem, ScoreRequest, TokenBeamRequest
+from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
 
 
@@ -80,7 +81,15 @@ class Jobs:
         if conversation and (tokens := len(self._encoder.encode_text(asked))) >= self._search_context:
             raise self._too_long(str(tokens))
         own_seconds = "seconds" in ((request.search or {}).get("budget") or {})
-        return SearchJob(uuid.uuid4().hex, asked, tuple(prompt), settings, self._cache_salt(key), own_seconds)
+        return SearchJob(
+            uuid.uuid4().hex,
+            asked,
+            tuple(prompt),
+            settings,
+            self._cache_salt(key),
+            own_seconds,
+            yields=request.service_tier == FLEX,
+        )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str) -> Head:
         """What is known of the reply before the search begins."""
@@ -95,6 +104,7 @@ class Jobs:
             temperature=strategy.temperature,
             notes=(*notes(request, job.settings), *self._unread(request), *self._unkept(request)),
             wanted=Wanted(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
+            service_tier=FLEX if job.yields else DEFAULT,
         )
 
     def _unread(self, request: ChatRequest) -> list[str]:
@@ -145,7 +155,8 @@ class Jobs:
             skip_reading_prefix_cache=body.skip_reading_prefix_cache,
             concurrency_limit=most_at_once if limit is None else max(1, min(limit, most_at_once)),
         )
-        request = TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds, self._cache_salt(key))
+        salt, lane = self._cache_salt(key), _lane(body.service_tier)
+        request = TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds, salt, lane)
         return CompletionJob(request, body.n)
 
     def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreRequest:
@@ -160,7 +171,8 @@ class Jobs:
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
         item = ScoreItem(tuple(body.steps), len(body.steps))
-        return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, self._cache_salt(key))
+        salt, lane = self._cache_salt(key), _lane(body.service_tier)
+        return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane)
 
     def _too_long(self, tokens: str) -> BadRequest:
         message = f"the prompt has {tokens} tokens; the context of {self._search_context} leaves no room to answer"
@@ -193,3 +205,7 @@ class Jobs:
         if not ids:
             raise BadRequest(f"{path} has no tokens", path)
         return ids
+
+
+def _lane(service_tier: str | None) -> Lane:
+    return Lane.FLEX_DEMAND if service_tier == FLEX else Lane.DEMAND

@@ -36,6 +36,8 @@ class Head(NamedTuple):
     notes: tuple[str, ...]
     """What of the request was not taken as it stands."""
     wanted: Wanted
+    service_tier: str
+    """In force."""
 
 
 def now() -> int:
@@ -95,6 +97,7 @@ def completion(head: Head, outcome: SearchOutcome) -> Json:
         "object": "chat.completion",
         "created": head.created,
         "model": head.model,
+        "service_tier": head.service_tier,
         "choices": [
             {
                 "index": index,
@@ -127,6 +130,7 @@ class Chunks:
             "object": "chat.completion.chunk",
             "created": head.created,
             "model": head.model,
+            "service_tier": head.service_tier,
         }
         # As OpenAI does: with usage asked for, every chunk but the last says that it has none.
         self._no_usage: Json = {"usage": None} if include_usage else {}

@@ -119,6 +119,7 @@ class Responses:
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+            "service_tier": head.service_tier,
             "store": self._stored,
             "temperature": head.temperature,
             "text": {"format": {"type": "text"}},

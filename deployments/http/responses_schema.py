@@ -20,6 +20,7 @@ from deployments.http.schema import (
     Unread,
     refuse_unsupported,
 )
+from deployments.http.service_tier import ServiceTier
 
 ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "background": (False,),
@@ -134,6 +135,7 @@ class ResponsesRequest(Body):
     instructions: str | None = Field(None, description="A system turn before the input.")
     stream: bool | None = None
     stream_options: StreamOptions | None = None
+    service_tier: ServiceTier | None = None
     store: bool | None = Field(None, description="Whether the search is kept, for GET /v1/searches/{id}.")
     metadata: dict[str, str] | None = Field(None, description="Comes back with the response.")
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
@@ -176,7 +178,10 @@ class ResponsesRequest(Body):
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "logprobs": (LOGPROBS in self.include or None) if self.include else None,
         }
-        alike = ("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "search", "stream", "store")
+        alike = (
+            *("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs"),
+            *("search", "stream", "store", "service_tier"),
+        )
         with spoken_of(self):
             return ChatRequest.parse(given | {name: getattr(self, name) for name in alike})
 

@@ -3,7 +3,8 @@
 
 That stage sends one dictionary with fields of its own beside those of the request, which the endpoint would refuse:
 so a row has the request's body in one field. The body is a text: in a table of objects Arrow gives each all the fields
-of the others, null, and makes arrays of lists. And it asks once: a row that finds no place waits here.
+of the others, null, and makes arrays of lists. And it asks once: a row that finds no place waits here. Rows are flex,
+unless their bodies name a ``service_tier``.
 """
 
 import asyncio
@@ -16,8 +17,10 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.http.body import validated
+from deployments.http.body import read_by, validated
 from deployments.http.errors import BadRequest
+from deployments.http.proxy import WORK
+from deployments.http.service_tier import flex_unless_said
 
 PATIENCE_S = 3600.0
 """A row waits for a place no longer than this: it costs next to nothing, and batches may be wider than the service."""
@@ -71,8 +74,11 @@ async def _with_a_place(asked: Row, answer: Answer) -> tuple[int, dict[str, str]
         TimeoutError: there was none within ``PATIENCE_S``.
     """
     deadline = time.monotonic() + PATIENCE_S
+    body = asked.body.encode()
+    if asked.url in WORK:
+        body = await read_by(flex_unless_said, body)
     while True:
-        status, headers, content = await answer("POST", asked.url, asked.body.encode())
+        status, headers, content = await answer("POST", asked.url, body)
         told = dict(headers)
         if status != httpx.codes.TOO_MANY_REQUESTS:
             return status, told, content

@@ -10,10 +10,11 @@ from pydantic_core import PydanticCustomError
 from deployments.config import Effort
 from deployments.http.body import TAG, validated
 from deployments.http.errors import BadRequest
+from deployments.http.service_tier import ServiceTier
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
-IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store", "user"})
+IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "store", "user"})
 """Fields that change nothing about an answer: accepted whatever they say."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
@@ -150,6 +151,7 @@ class ChatRequest(Body):
     min_p: float | None = Field(None, ge=0, le=1)
     logprobs: bool | None = Field(None, description="Log-probabilities of the answering path's tokens.")
     reasoning_effort: Effort | None = Field(None, description="One of the operator's presets.")
+    service_tier: ServiceTier | None = None
     store: bool | None = Field(None, description="Whether events and reply are kept, for GET /v1/searches/{id}.")
     chat_template_kwargs: dict[str, Scalar] | None = Field(
         None, max_length=MAX_TEMPLATE_KWARGS, description="Told to the model's chat template, which may not read them."
@@ -191,6 +193,7 @@ class CompletionBody(Body):
     ignore_eos: bool = False
     skip_reading_prefix_cache: bool | None = None
     concurrency_limit: int | None = Field(None, description="Prompts in flight; kept within 1 and their number.")
+    service_tier: ServiceTier | None = None
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> "CompletionBody":
@@ -239,3 +242,4 @@ class ScoreBody(Body):
     )
     question: str = Field(min_length=1)
     steps: list[Annotated[str, Field(min_length=1)]] = Field(min_length=1, fail_fast=True)
+    service_tier: ServiceTier | None = None

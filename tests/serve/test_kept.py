@@ -14,6 +14,7 @@ from tests.serve.application import Application, Json, kill, problems, request, 
 MODEL = "banyan-arithmetic"
 BATCH_S = 240.0
 WIDE = {"strategy": "beam_search", "n": 64, "m": 4}
+LONG = {"strategy": "mcts", "iterations": 4000, "budget": {"seconds": 200}}
 
 
 @pytest.fixture
@@ -56,8 +57,9 @@ def test_one_seed_says_the_same_by_every_way(idle: Application, client: openai.O
     ]
     with client.chat.completions.stream(**chat) as stream:
         streamed = stream.get_final_completion()
+    plain = client.chat.completions.create(**chat)
     texts = [
-        client.chat.completions.create(**chat).choices[0].message.content,
+        plain.choices[0].message.content,
         streamed.choices[0].message.content,
         client.responses.create(**by_responses, extra_body={"seed": 1}).output_text,
     ]
@@ -72,6 +74,43 @@ def test_one_seed_says_the_same_by_every_way(idle: Application, client: openai.O
     assert len(texts) == 5
     assert len(set(texts)) == 1, texts
     assert "\\boxed{" in (texts[0] or "")
+    # Those of a batch yielded to the others, and grew the same tree.
+    assert [plain.service_tier, streamed.service_tier] == ["default"] * 2
+    assert [line["response"]["body"]["service_tier"] for line in (by_chat, by_response)] == ["flex"] * 2
+
+
+def test_while_flex_requests_have_all_they_may_others_come_in(idle: Application, client: openai.OpenAI) -> None:
+    first, second = problems(2, seed=77, level=5)
+    resize(idle, searches=2, flex_places=0.5)
+    try:
+        long = request(first, 1, stream=True, search=LONG, service_tier="flex")
+        with idle.http.stream("POST", "/v1/chat/completions", json=long) as stream:
+            steps = (line for line in stream.iter_lines() if '"search_event"' in line)
+            next(steps)  # dropped, they would close the stream, and end the search
+            small: Any = {"model": MODEL, "messages": [{"role": "user", "content": second.text}], "seed": 1}
+            for _ in range(2):
+                with pytest.raises(openai.RateLimitError) as refused:
+                    client.chat.completions.create(**small, service_tier="flex")
+                assert refused.value.code == "resource_unavailable"
+                assert int(refused.value.response.headers["retry-after"]) >= 1
+                let_in = client.chat.completions.create(**small)
+                assert let_in.service_tier == "default"
+                assert "\\boxed{" in (let_in.choices[0].message.content or "")
+        until(lambda: idle.status()["searches"] == 0, "the long search ends with its client")
+        yielding = client.chat.completions.create(**small, service_tier="flex")
+        assert (yielding.service_tier, yielding.choices) == ("flex", let_in.choices)
+    finally:
+        resize(idle, searches=idle.config.controller.searches, flex_places=idle.config.controller.flex_places)
+
+
+def resize(application: Application, **settings: Any) -> None:
+    """As a ``user_config`` would."""
+
+    def change(replica: Any) -> None:
+        live = replica._replica_impl._user_callable_wrapper.user_callable._live
+        live.change(live.now.model_copy(update=settings))
+
+    application.in_replicas("SearchController", change)
 
 
 def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: openai.OpenAI) -> None:

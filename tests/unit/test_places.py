@@ -19,8 +19,10 @@ async def turns() -> None:
         await asyncio.sleep(0)
 
 
-async def hold(places: Places, let_go: asyncio.Event, order: list[str], owner: Owner = ANNE) -> None:
-    async with places.hold(owner):
+async def hold(
+    places: Places, let_go: asyncio.Event, order: list[str], owner: Owner = ANNE, flex: bool = False
+) -> None:
+    async with places.hold(owner, flex):
         order.append(owner.name)
         await let_go.wait()
 
@@ -122,17 +124,57 @@ async def test_an_owner_has_no_more_than_its_own_places_those_waited_for_include
     assert places.check_integrity() == []
 
 
-async def test_many_come_and_go_at_random_and_nothing_is_left() -> None:
+async def test_while_flex_requests_have_all_they_may_others_find_room() -> None:
+    """At work and in the queue; and whoever has the places, flex requests find none of the part kept."""
+    places = Places(4, queue=4, queue_s=60, flex_share=0.75)
+    let_go, order = asyncio.Event(), list[str]()
+    tasks = [asyncio.create_task(hold(places, let_go, order, Owner(f"flex {i}"), flex=True)) for i in range(6)]
+    await turns()
+    assert (places.held, places.waiting) == (3, 3)
+    with pytest.raises(NoPlace, match="fewer than 3 places") as raised:
+        places.check(ANNE, flex=True)
+    assert raised.value.reason is Refused.FLEX
+    tasks += [asyncio.create_task(hold(places, let_go, order, Owner(f"other {i}"))) for i in range(2)]
+    await turns()
+    assert (places.held, places.waiting) == (4, 4)
+    with pytest.raises(NoPlace) as raised:
+        places.check(ANNE)
+    assert raised.value.reason is Refused.PLACES
+    let_go.set()
+    await asyncio.gather(*tasks)
+    assert order == [f"flex {i}" for i in range(3)] + ["other 0", "other 1"] + [f"flex {i}" for i in range(3, 6)]
+    assert places.check_integrity() == []
+
+
+async def test_a_flex_request_that_waited_too_long_is_told_so() -> None:
+    places = Places(2, queue=2, queue_s=0.01, flex_share=0.5)
+    async with places.hold(ANNE):
+        with pytest.raises(NoPlace) as raised:
+            async with places.hold(BEN, flex=True):
+                pytest.fail("there was no place")
+        assert raised.value.reason is Refused.FLEX
+        async with places.hold(BEN):
+            assert places.held == 2
+
+
+async def test_of_one_place_flex_requests_have_it_where_nobody_else_does() -> None:
+    places = Places(1, flex_share=0.75)
+    async with places.hold(ANNE, flex=True):
+        assert places.held == 1
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+async def test_many_come_and_go_at_random_and_nothing_is_left(share: float) -> None:
     rng = random.Random(5)
-    places = Places(4, queue=6, queue_s=0.01)
-    most = 0
+    places = Places(4, queue=6, queue_s=0.01, flex_share=share)
+    most = {False: 0, True: 0}
 
     async def one() -> None:
-        nonlocal most
         await asyncio.sleep(rng.random() * 0.05)
+        flex = rng.random() < 0.5
         try:
-            async with places.hold(Owner(str(rng.randrange(3)), 5)):
-                most = max(most, places.held)
+            async with places.hold(Owner(str(rng.randrange(3)), 5), flex):
+                most[flex] = max(most[flex], places.held)
                 await asyncio.sleep(rng.random() * 0.02)
         except NoPlace:
             pass
@@ -142,7 +184,8 @@ async def test_many_come_and_go_at_random_and_nothing_is_left() -> None:
         await asyncio.sleep(0.001)
         task.cancel()
     await asyncio.wait(tasks)
-    assert 0 < most <= 4
+    assert 0 < most[False] <= 4
+    assert 0 < most[True] <= 4 * share
     assert (places.held, places.waiting, places.check_integrity()) == (0, 0, [])
     for owner in range(3):
         places.check(Owner(str(owner), 1))

@@ -270,6 +270,23 @@ class TestRequests:
             json.loads(parquet.read_table(tmp_path / "t.parquet").to_pylist()[0]["body"]) == reply["response"]["body"]
         )
 
+    @pytest.mark.parametrize(
+        ("arguments", "tier"), [((), "flex"), (("--service-tier", "default"), "default")], ids=["as shipped", "asked"]
+    )
+    def test_a_job_yields_unless_it_or_its_line_says_otherwise(
+        self, endpoint: Endpoint, tmp_path: Path, arguments: tuple[str, ...], tier: str
+    ) -> None:
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        own = request(1)
+        own["body"]["service_tier"] = "priority"
+        given.write_text("".join(json.dumps(line) + "\n" for line in (request(0), own)))
+        assert banyan(given, out, "--url", endpoint.url, *arguments).exit_code == 0
+        given.write_text(problem(2))
+        assert banyan(given, tmp_path / "other.jsonl", "--url", endpoint.url, *arguments).exit_code == 0
+        asked = {body["messages"][0]["content"]: body["service_tier"] for body in endpoint.requests}
+        assert asked == {"q0": tier, "q1": "priority", "q2": tier}
+        assert banyan(given, out, "--url", endpoint.url, "--service-tier", "slow").exit_code == 2
+
     def test_twenty_thousand_lines_of_which_one_in_a_hundred_is_wrong(self, tmp_path: Path) -> None:
         """All wrong ones are named, and memory stays flat over the last 5,000 lines."""
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"

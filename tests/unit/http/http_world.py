@@ -38,6 +38,7 @@ from search.ports import (
     ExpandRequest,
     Grant,
     Headroom,
+    Lane,
     Sampling,
     ScoreRequest,
     StopCondition,
@@ -92,12 +93,14 @@ class FakeGenerator:
         self.beams: list[TokenBeamRequest] = []
         self.salts: set[str] = set()
         self.samplings: set[Sampling] = set()
+        self.lanes: set[Lane] = set()
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         self.calls += 1
         self.running += 1
         self.salts.add(request.cache_salt)
         self.samplings.add(request.sampling)
+        self.lanes.add(request.lane)
         try:
             await self.gate.wait()
             if self.error is not None:
@@ -156,10 +159,12 @@ class FakeScorer:
         self.running = 0
         self.salts: set[str] = set()
         self.questions: set[str] = set()
+        self.lanes: set[Lane] = set()
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         self.salts.add(request.cache_salt)
         self.questions.add(request.question)
+        self.lanes.add(request.lane)
         if self.error is not None:
             raise self.error
         return [[self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items]
@@ -201,7 +206,8 @@ class World:
             settings.fallback,
             settings.extractor,
         )
-        places = Places(settings.searches, settings.queue.places, settings.queue.seconds)
+        queue = settings.queue
+        places = Places(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)
         self.service = SearchService(self.environment, places, settings.limits.seconds)
         self.live = LiveSettings(settings, self.service)
         self.loop_delay = LoopDelay()

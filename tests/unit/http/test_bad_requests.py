@@ -10,8 +10,7 @@ import pytest
 from http_world import World, chat
 from pydantic import ValidationError
 
-from deployments.http.body import MAX_FIELDS
-from deployments.http.endpoint import INLINE_BYTES
+from deployments.http.body import INLINE_BYTES, MAX_FIELDS
 from deployments.http.errors import BadRequest
 from deployments.http.schema import ChatRequest
 from search.errors import GeneratorError, ScorerError

@@ -29,6 +29,7 @@ from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
 from deployments.http.keys import key_record, store_owner
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
+from search.ports import Lane
 
 Json = dict[str, Any]
 KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"
@@ -128,6 +129,7 @@ async def test_a_batch_says_what_chat_says_and_accounts_for_each_request(kept: W
         response = results[f"c-{index}"]["response"]
         assert response["status_code"] == 200
         assert response["body"]["choices"][0]["message"]["content"] == plain.choices[0].message.content
+        assert (response["body"]["service_tier"], plain.service_tier) == ("flex", "default")
     usages = [line["response"]["body"]["usage"] for line in results.values()]
     assert batch.usage.output_tokens == sum(usage["completion_tokens"] for usage in usages) > 0
     assert batch.usage.total_tokens == sum(usage["total_tokens"] for usage in usages)
@@ -152,6 +154,8 @@ async def test_every_route_that_does_work_has_batches(kept: World, url: Any, bod
     async with runner(kept):
         batch = await ended(client, batch.id)
     assert batch.status == "completed", batch
+    lanes = kept.generator.lanes | kept.scorer.lanes | {beam.lane for beam in kept.generator.beams}
+    assert lanes <= {Lane.FLEX_DEMAND, Lane.FLEX_EAGER}, "others go first"
     [result] = await lines_in(client, batch.output_file_id)
     async with kept.client as asking:
         plain = (await asking.post(url, headers={"Authorization": f"Bearer {KEY}"}, json=body)).json()

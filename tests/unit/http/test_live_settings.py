@@ -8,6 +8,7 @@ from http_world import World, chat
 
 from deployments.access import AccessError, changed_settings, read_user_config
 from deployments.config import AppConfig
+from deployments.places import Owner
 from search.gate import UNTOLD
 
 CHAT = "/v1/chat/completions"
@@ -36,6 +37,12 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
         assert world.service.places.count == 2
         assert world.environment.gate.capacity == 7
 
+        change(world, searches=2, flex_places=0.5)
+        async with world.service.places.hold(Owner("one")):
+            assert (await asked(service_tier="flex"))[0] == 429
+            change(world, searches=2, flex_places=1.0)
+            assert (await asked(service_tier="flex"))[0] == 200
+
         change(world, limits={"body_bytes": 1024})
         assert (await asked(search={"n": 8}))[0] == 200, "what is not said any more is as it was built"
         assert (await http.post(CHAT, content=json.dumps(chat()) + " " * 1024)).status_code == 413
@@ -48,9 +55,11 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
         ({"limits": {"n": 1000}}, r"user_config\.controller\.limits\.n: .*256"),
         ({"limits": {"m": 1}}, r"user_config\.controller\.limits\.m: "),
         ({"limits": {"depth": 99}}, r"user_config\.controller\.limits\.depth may be at most 50"),
-        ({"attempts": 1}, r"user_config\.controller\.attempts.*'searches', 'queue', .* or 'limits'"),
+        ({"attempts": 1}, r"user_config\.controller\.attempts.*'searches', 'flex_places', 'queue', .* or 'limits'"),
         ({"default_search": {"strategy": "none such"}}, r"user_config\.controller\.default_search"),
         ({"searches": 0}, r"user_config\.controller\.searches"),
+        ({"flex_places": 0}, r"user_config\.controller\.flex_places"),
+        ({"flex_places": 1.5}, r"user_config\.controller\.flex_places"),
     ],
 )
 def test_what_may_not_change_is_refused_by_its_place(controller: dict[str, Any], told: str) -> None:

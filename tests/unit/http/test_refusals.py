@@ -86,6 +86,15 @@ async def test_past_the_places_the_reason_says_what_is_short(counted: Counted) -
     assert counted.refused == {(429, "places"): 1}
 
 
+async def test_flex_requests_that_find_none_are_counted_apart(counted: Counted) -> None:
+    places = counted.world.service.places
+    async with AsyncExitStack() as stack:
+        for place in range(places.count - 1):
+            await stack.enter_async_context(places.hold(Owner(str(place))))
+        assert await counted.post(service_tier="flex") == 429
+    assert counted.refused == {(429, "flex"): 1}
+
+
 async def test_what_the_proxy_has_refused_is_counted_with_the_next_request(counted: Counted) -> None:
     door = Door(counted.app)
     counted.app = door  # type: ignore[assignment]

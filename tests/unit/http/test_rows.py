@@ -37,9 +37,16 @@ def failed(message: str) -> Json:
 
 
 async def test_the_endpoint_gets_the_body_and_nothing_of_the_stage() -> None:
+    """With the tier of what yields, unless it names another; where there is one."""
     endpoint = Endpoint((200, {"id": "a"}))
     assert await reply_to({"url": CHAT, "body": '{"model": "m"}', **STAGE}, endpoint.answer) == {"id": "a"}
-    assert endpoint.asked == [("POST", CHAT, {"model": "m"})]
+    await reply_to({"url": CHAT, "body": '{"service_tier": "default"}', **STAGE}, endpoint.answer)
+    await reply_to({"url": "/v1/batches", "body": '{"endpoint": "e"}', **STAGE}, endpoint.answer)
+    assert endpoint.asked == [
+        ("POST", CHAT, {"service_tier": "flex", "model": "m"}),
+        ("POST", CHAT, {"service_tier": "default"}),
+        ("POST", "/v1/batches", {"endpoint": "e"}),
+    ]
 
 
 async def test_a_row_is_answered_as_its_request_is(world: World) -> None:
