@@ -21,6 +21,8 @@ from tests.commands.shell import COMMAND_S, ROOT, START_S, URL, Shell, head, rep
 DASHBOARD = "http://127.0.0.1:8265"
 ROTATE_S = 15.0
 """How soon a key that was removed must be refused."""
+DEPLOYMENTS = 4
+"""Generator, reward model, controller and what does the batches: a replica each."""
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("ann", "bob", "cleo")}
 
 pytestmark = pytest.mark.timeout(3000)
@@ -107,7 +109,7 @@ def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Sh
         assert (answers("ann"), answers("bob"), answers("cleo")) == (200, 200, 401)
 
         before = replicas(shell)
-        assert len(before) == 3
+        assert len(before) == DEPLOYMENTS
         with load("bob") as seen:
             rotate("bob", "cleo")
             changed = time.monotonic()
@@ -151,14 +153,14 @@ def test_limits_and_replicas_change_while_it_serves(shell: Shell, tmp_path: Path
         shell(f"banyan keys --config {config_file} > {deployed} && serve deploy {deployed}")
 
     def engines() -> dict[int, str]:
-        return {pid: name for pid, name in replicas(shell).items() if "SearchController" not in name}
+        return {pid: name for pid, name in replicas(shell).items() if "Generator" in name or "RewardModel" in name}
 
     with head(shell):
         deploy(1)
         shell.wait_for("RUNNING")
         assert answers("ann", n=16) == 200
         before, caches = replicas(shell), _cache_servers(shell)
-        assert (len(before), len(caches)) == (3, 1)
+        assert (len(before), len(caches)) == (DEPLOYMENTS, 1)
         with load("ann") as seen:
             deploy(1, limits={"n": 8})
             until(lambda: answers("ann", n=16) == 400, lambda: "the new limit is not in force", ROTATE_S)
