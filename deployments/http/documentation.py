@@ -1,17 +1,24 @@
 """Request bodies for the OpenAPI page: the handlers read theirs themselves, to name what is wrong in them."""
 
+from functools import lru_cache
 from typing import Any
 
 from pydantic import BaseModel
 
 from search.settings import search_schema
+from search.strategies.base import Strategy
 from search.strategies.catalog import Catalog
 
 
 def search_body(model: type[BaseModel], strategies: Catalog) -> dict[str, Any]:
-    """The body of a request with a field ``search``: in this, one alternative per strategy."""
+    """The body of a request with a field ``search``: in this, one alternative per strategy. Not to be changed."""
+    return _search_body(model, tuple(strategies.items()))
+
+
+@lru_cache(maxsize=16)  # the schemas of all strategies take tens of milliseconds, and several routes ask
+def _search_body(model: type[BaseModel], strategies: tuple[tuple[str, type[Strategy]], ...]) -> dict[str, Any]:
     schema = model.model_json_schema()
-    search = search_schema(strategies)
+    search = search_schema(dict(strategies))
     schema["$defs"] = {**schema.get("$defs", {}), **search.pop("$defs")}
     schema["properties"]["search"] = search
     return _body(schema)

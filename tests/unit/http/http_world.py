@@ -5,6 +5,7 @@ import hashlib
 import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -228,7 +229,7 @@ class World:
         )
         self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, self.known)
-        self._inside = Inside(create_app(endpoint, None), self.known)
+        self._endpoint = endpoint
 
     async def status(self) -> dict[str, Any]:
         return {"searches": self.service.running, "integrity": self.service.check_integrity()}
@@ -243,6 +244,10 @@ class World:
         if self.scorer.error:
             raise self.scorer.error
         return 0.001
+
+    @cached_property
+    def _inside(self) -> Inside:
+        return Inside(create_app(self._endpoint, None), self.known)
 
     @property
     def client(self) -> httpx.AsyncClient:
