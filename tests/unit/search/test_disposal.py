@@ -18,14 +18,15 @@ from search.tree import Node, SearchTree, Step, StepEnd
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    gc.collect()
+    gc.freeze()  # what is there already: `nodes_alive` would look through it each time
     gc.disable()
     yield
     gc.enable()
+    gc.unfreeze()
 
 
 def nodes_alive() -> int:
-    """Trees of other tests among them, wherever these are kept."""
+    """Of those made since the test began."""
     # Not isinstance: it asks objects of other libraries for their class, and some warn of being asked.
     return sum(type(each) is Node for each in gc.get_objects())
 
