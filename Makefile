@@ -22,8 +22,8 @@ run: setup ## set up and serve; Ctrl-C ends it
 
 test: test-unit test-engine test-serve test-faults-short ## set up and run all tests, the quick ones first
 
-test-unit: setup ## the tests that start no engine
-	$(PYTEST) tests/unit $(ARGS)
+test-unit: setup ## the tests that start no engine, in two processes; ARGS='-n 0' for one, as debuggers want it
+	$(PYTEST) tests/unit --numprocesses 2 --dist worksteal $(ARGS)
 
 test-engine: setup ## the tests with real vLLM engines
 	$(PYTEST) tests/engine $(ARGS)
