@@ -48,8 +48,10 @@ class Reach:
     def saw(self, headroom: Headroom, now: float) -> int | None:
         """How many branches may be in flight at ``now``, seconds; None where nothing is known of any replica."""
         if all(now - at > FORGET_S for _, at in self._told.values()):
-            # Nobody was asked: nobody has gone for having said nothing.
-            self._told = {replica: (word, now) for replica, (word, _) in self._told.items()}
+            # Nobody was asked: nobody has gone for having said nothing. What they had of others is done by now.
+            self._told = {
+                replica: (word._replace(gates=1, of_others=0), now) for replica, (word, _) in self._told.items()
+            }
         if headroom.branches:
             self._told[headroom.replica] = headroom, now
         for replica in [replica for replica, (_, at) in self._told.items() if now - at > FORGET_S]:

@@ -148,7 +148,9 @@ class Job:
         if isinstance(item.work, EvalProblem):
             return await self._solved(item.number, item.work, started)
         assert isinstance(item.work, BatchRequest)
-        body = {"service_tier": self._settings.service_tier.value, **item.work.body}
+        body = dict(item.work.body)
+        if body.get("service_tier") is None:
+            body["service_tier"] = self._settings.service_tier.value
         reply = await self._client.post(item.work.url, body)
         seconds = time.monotonic() - started
         return batch_line(item.number, item.work.custom_id, 200, reply) | {"seconds": round(seconds, 6)}

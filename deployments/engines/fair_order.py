@@ -28,7 +28,7 @@ class FairOrder:
 
     def __init__(self) -> None:
         self._now = 0
-        """The highest place that was served."""
+        """The place behind the highest that was served."""
         self._next: dict[str, int] = {}
         """The first place that a search has not taken yet."""
         self._look_at = FEW
@@ -46,8 +46,9 @@ class FairOrder:
         return place
 
     def served(self, place: int) -> None:
-        """The request at that place has finished."""
-        self._now = max(self._now, place)
+        """The request at that place has finished. Who comes from now on has a later one: were it the same, searches
+        that each ask once could pass for ever who yields."""
+        self._now = max(self._now, place + 1)
 
     def _forget(self) -> None:
         """Of a search whose places were all served nothing need be known."""

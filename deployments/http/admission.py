@@ -18,7 +18,7 @@ from deployments.http.limits import Bodies
 from deployments.http.proxy import REST, ROOM
 from deployments.http.quotas import TokenQuotas
 from deployments.http.route_path import route_path
-from deployments.http.service_tier import asks_flex
+from deployments.http.service_tier import asks_flex, may_ask_flex
 from deployments.live import LiveSettings
 from deployments.loop_delay import LoopDelay
 from deployments.places import NoPlace, Owner, Place, Places
@@ -70,7 +70,7 @@ class Admission:
         async with AsyncExitStack() as stack:
             try:
                 body = await self._body(scope, receive, key)
-                flex = await read_by(asks_flex, body)
+                flex = may_ask_flex(body) and await read_by(asks_flex, body)
                 holding = stack.enter_async_context(self._places.hold(_owner(scope, key), flex))
                 place: Place = await while_connected(receive, holding)
             except (ApiError, NoPlace) as error:

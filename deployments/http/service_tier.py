@@ -18,16 +18,22 @@ ServiceTier = Annotated[
 _MAY_SAY_FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
 
 
+def may_ask_flex(body: bytes) -> bool:
+    """Whether a request has to be parsed to know: costs next to nothing, however long it is."""
+    return _MAY_SAY_FLEX.search(body) is not None
+
+
 def asks_flex(body: bytes) -> bool:
-    """Whether a request is flex, told before it has a place: where the words are not there it is not parsed. What is no
-    request is refused when it has one."""
-    return _MAY_SAY_FLEX.search(body) is not None and _parsed(body).get("service_tier") == FLEX
+    """Whether a request is flex, told before it has a place. What is no request is refused when it has one."""
+    return _parsed(body).get("service_tier") == FLEX
 
 
 def flex_unless_said(body: bytes) -> bytes:
-    """A request that is flex where it names no tier of its own. What is no JSON object stays as it is."""
+    """A request that is flex where it names no tier of its own; null is none. What is no JSON object stays as it is."""
     given = _parsed(body)
-    return json.dumps({"service_tier": FLEX, **given}).encode() if given else body
+    if not given or given.get("service_tier") is not None:
+        return body
+    return json.dumps({**given, "service_tier": FLEX}).encode()
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ def test_a_narrow_search_does_not_wait_behind_a_wide_one() -> None:
     wide = [order.place("wide") for _ in range(256)]
     for place in wide[:100]:
         order.served(place)
-    assert [order.place("narrow") for _ in range(4)] == [99, 100, 101, 102]
+    assert [order.place("narrow") for _ in range(4)] == [100, 101, 102, 103]
     assert wide == list(range(256))
 
 
@@ -65,6 +65,18 @@ def test_who_yields_is_behind_who_comes_later_and_not_for_ever(busy: int, ahead:
         waiting.append((order.place(name), name))
     assert max(passed.values()) <= YIELDS + asked + 1
     assert priority(order.place("yields"), Lane.FLEX_EAGER) < priority(order.place("new"), Lane.SPECULATIVE)
+
+
+def test_who_yields_is_passed_by_a_bounded_number_of_searches_that_ask_once() -> None:
+    order = FairOrder()
+    mine = priority(order.place("yields"), Lane.FLEX_DEMAND)
+    waiting = [order.place("first")]
+    passed = 0
+    while (place := waiting.pop(0)) < mine:
+        order.served(place)
+        passed += 1
+        waiting.append(order.place(f"newcomer {passed}"))
+    assert passed == YIELDS
 
 
 def test_what_was_served_is_forgotten() -> None:
