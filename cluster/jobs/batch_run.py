@@ -70,7 +70,7 @@ class BatchRun:
         # What is decided is not undone: with its ending, an error that there is stays.
         again = decided is None and state.again
         with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last, again) as outputs:
-            progress = _Progress(batch, given, outputs)
+            progress = _Progress(batch, given, outputs, self._window)
             ending = decided or await self._worked(given, outputs, progress)
             done = ending is BatchStatus.COMPLETED and decided is None
             if done and not last and await asyncio.to_thread(outputs.may_go_better):
@@ -140,9 +140,10 @@ def must_end(batch: Batch) -> BatchStatus | None:
 class _Progress:
     """The state of one batch, written when it has changed."""
 
-    def __init__(self, batch: Batch, given: JobInput, outputs: Outputs) -> None:
+    def __init__(self, batch: Batch, given: JobInput, outputs: Outputs, window: Window) -> None:
         self._batch = batch
         self._outputs = outputs
+        self._window = window
         told = batch.state
         begun = {"total": given.lines, "in_progress": told.in_progress or time.time()}
         # What is to be asked for again is not done by now.
@@ -159,8 +160,9 @@ class _Progress:
 
     @property
     def _refused_since(self) -> float | None:
-        """None once anything has been done: so the key is known."""
-        return self._state.refused_since if self._outputs.done.count == self._done else None
+        """None once anything has been done, or was refused for lack of room: so the key is known."""
+        known = self._outputs.done.count != self._done or self._window.refusals
+        return None if known else self._state.refused_since
 
     def tell(self, status: BatchStatus, **found: str | float | BatchUsage | tuple[LineError, ...] | None) -> None:
         """``found``: other fields of the state."""

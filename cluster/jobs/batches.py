@@ -82,7 +82,7 @@ class BatchJobs:
                 continue
             if each.name not in self._next_pass and not await self._begin(each):
                 continue
-            waits = self._next_pass[each.name] > now
+            waits = self._next_pass[each.name] > time.monotonic()
             full = each.owner in busy or len(self._at_work) >= self._store.settings.batch_requests
             if (waits or full) and not await self._must_end(each):
                 continue
