@@ -112,7 +112,7 @@ async def test_a_search_that_is_given_up_does_not_hold_up_the_next(solver: Proce
         task.cancel()
     started = time.monotonic()
     assert await solver.solve(Problem(doubled, 3, fallback=0)) == 6
-    assert time.monotonic() - started < len(waiting) * solver_module.SOLVE_S / 2  # new processes may be slow to start
+    assert time.monotonic() - started < 20.0
 
 
 async def test_closing_ends_the_worker_at_once() -> None:
