@@ -12,6 +12,7 @@ import asyncio
 import importlib.util
 import itertools
 import random
+import re
 import statistics
 import time
 from collections import Counter
@@ -164,11 +165,24 @@ class Load:
             try:
                 async with asyncio.timeout(self._luck.uniform(0, PATIENCE_S) if leaves else None):
                     reply = await self._http.post("/v1/chat/completions", json=body | {"stream": stream})
-                self.ends[f"status {reply.status_code}"] += 1
+                self.ends[end_of(reply)] += 1
             except TimeoutError:
                 self.ends["hung up"] += 1
             except httpx.HTTPError as error:
                 self.ends[type(error).__name__] += 1
+
+
+def end_of(reply: httpx.Response) -> str:
+    """What became of a search, with the reason where it was refused; numbers in it would make each a reason of its
+    own."""
+    end = f"status {reply.status_code}"
+    if not reply.is_error:
+        return end
+    try:
+        reason = str(reply.json()["error"]["message"])
+    except (ValueError, LookupError, TypeError):
+        reason = reply.text[:80]
+    return f"{end}: {re.sub(r'[0-9.]+', '#', reason)}"
 
 
 async def soak(url: str, clients: int, leaving: float, warm_up: float, minutes: float) -> dict[str, Any]:

@@ -2,10 +2,11 @@
 
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 
-from benchmarks.soak import MAX_MB, REWARD_CACHE, Sample, Samples, Trend, claims
+from benchmarks.soak import MAX_MB, REWARD_CACHE, Sample, Samples, Trend, claims, end_of
 
 
 def trend(mb_a_minute: float, descriptors: int = 20, gained: int = 0) -> Trend:
@@ -54,6 +55,22 @@ def test_a_level_run_holds_all_claims() -> None:
 )
 def test_what_is_lost_breaks_the_claim_about_it(lost: dict[str, Any], name: str) -> None:
     assert [each.startswith((name, "the " + name)) for each in broken(lost)] == [True]
+
+
+@pytest.mark.parametrize(
+    ("reply", "end"),
+    [
+        (httpx.Response(200, text="data: [DONE]"), "status 200"),
+        (
+            httpx.Response(429, json={"error": {"message": "the server is 1.2 s behind its work"}}),
+            "status 429: the server is # s behind its work",
+        ),
+        (httpx.Response(502, text="Bad Gateway"), "status 502: Bad Gateway"),
+        (httpx.Response(500, json={"error": None}), 'status 500: {"error":null}'),
+    ],
+)
+def test_refusals_are_counted_by_their_reason(reply: httpx.Response, end: str) -> None:
+    assert end_of(reply) == end
 
 
 def test_processes_are_sampled_with_memory_and_descriptors() -> None:

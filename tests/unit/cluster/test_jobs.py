@@ -33,6 +33,7 @@ from cluster.jobs.inputs import look_at
 from cluster.jobs.outputs import Identity, OutputError, Outputs, paths, read_lines
 from cluster.jobs.run import MAX_FAILURES, Job, JobStopped, Settings
 from cluster.jobs.window import FIRST, Window
+from tests.unit.cluster.batch_lines import WRONG, request
 
 Json = dict[str, Any]
 SEARCH = {"strategy": "beam_search", "n": 4}
@@ -47,25 +48,6 @@ def banyan(*arguments: str | Path) -> Result:
 
 def problem(index: int) -> str:
     return json.dumps({"problem": f"q{index}", "answer": "2", "level": index % 3, "unique_id": f"p/{index}"}) + "\n"
-
-
-def request(index: int, **fields: Any) -> Json:
-    body = {"model": "stand-in", "messages": [{"role": "user", "content": f"q{index}"}]}
-    return {"custom_id": f"c-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body, **fields}
-
-
-WRONG: list[tuple[bytes, str]] = [
-    (b"{", "not JSON"),
-    (b"\xff\xfe", "not UTF-8"),
-    (b"[1]", "a list"),
-    (b"7", "a number"),
-    (b"[" * 10_000, "nested too deeply"),
-    (json.dumps(request(0, custom_id="")).encode(), "custom_id must be"),
-    (json.dumps(request(0, method="GET")).encode(), "method must be POST"),
-    (json.dumps(request(0, url="/v1/embeddings")).encode(), "url must be one of"),
-    (json.dumps(request(0, body="no")).encode(), "body must be an object"),
-    (json.dumps(request(0, body={"stream": True})).encode(), "body.stream must be false"),
-]
 
 
 class Replies:
