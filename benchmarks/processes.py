@@ -19,8 +19,17 @@ _NAMES = (
 
 
 def this_and_below() -> list[psutil.Process]:
+    """This process, all that it started, and the cache servers, which detach."""
     this = psutil.Process()
-    return [this, *this.children(recursive=True)]
+    found = [this, *this.children(recursive=True)]
+    return found + [each for each in psutil.process_iter() if each not in found and _is_cache_server_of(this, each)]
+
+
+def _is_cache_server_of(this: psutil.Process, other: psutil.Process) -> bool:
+    try:
+        return other.create_time() >= this.create_time() and "lmcache.v1" in " ".join(other.cmdline())
+    except psutil.Error:
+        return False
 
 
 class CpuClock:

@@ -27,7 +27,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.processes import role_of
+from benchmarks.processes import role_of, this_and_below
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
@@ -65,12 +65,12 @@ class Samples:
     """What was seen of every process since the application started."""
 
     def __init__(self) -> None:
-        self._started_at = psutil.Process().create_time()
         self.roles: dict[psutil.Process, str] = {}
         self.of: dict[psutil.Process, list[Sample]] = {}
 
     def take(self, minute: float) -> None:
-        for process in self._processes():
+        _, *others = this_and_below()
+        for process in others:
             try:
                 role = self.roles.setdefault(process, role_of(process))
                 memory = process.memory_full_info()
@@ -79,18 +79,6 @@ class Samples:
                 continue
             if role != "benchmark":
                 self.of.setdefault(process, []).append(sample)
-
-    def _processes(self) -> Iterator[psutil.Process]:
-        """All below this one, and the cache servers, which detach."""
-        below = psutil.Process().children(recursive=True)
-        yield from below
-        for process in psutil.process_iter():
-            try:
-                ours = process.create_time() >= self._started_at and "lmcache.v1" in " ".join(process.cmdline())
-            except psutil.Error:
-                continue
-            if ours and process not in below:
-                yield process
 
 
 class Trend(NamedTuple):
