@@ -9,7 +9,7 @@ stand side by side in one run and take turns, so that a busy machine is busy for
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
 from typing import Annotated, Any, NamedTuple
@@ -81,17 +81,25 @@ async def in_process(config: AppConfig, search: dict[str, Any]) -> AsyncIterator
 @contextmanager
 def application(config: AppConfig) -> Iterator[str]:
     """The application on a Ray of its own; its address."""
+    with applications({"": config}) as [url]:
+        yield url
+
+
+@contextmanager
+def applications(configs: Mapping[str, AppConfig]) -> Iterator[list[str]]:
+    """Several beside each other on a Ray of their own, each below a path of its name; their addresses."""
     import ray
     from ray import serve
 
     from deployments.app import build
 
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=8 * len(configs), include_dashboard=False, log_to_driver=False)
     port = free_port()  # once Ray has taken its own
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": port})
-        serve.run(build(config))
-        yield f"http://127.0.0.1:{port}"
+        for name, config in configs.items():
+            serve.run(build(config), name=name or "default", route_prefix=f"/{name}")
+        yield [f"http://127.0.0.1:{port}/{name}".rstrip("/") for name in configs]
     finally:
         serve.shutdown()
         ray.shutdown()
