@@ -192,11 +192,17 @@ class ControllerSettings(Settings):
 
         Raises:
             ValidationError: the result is malformed.
-            ValueError: paths would be deeper than the reward model's context was checked for.
+            ValueError: paths would be deeper than the reward model's context was checked for, or searches longer than
+                a controller that is to end has to finish them.
         """
         changed = ControllerSettings.model_validate(merged(self.model_dump(), given))
         if changed.limits.depth > self.limits.depth:
             raise ValueError(f"limits.depth may be at most {self.limits.depth}, what the application was built with")
+        if changed.limits.seconds > (drain_s := self.replicas.drain_s or self.limits.seconds):
+            raise ValueError(
+                f"limits.seconds may be at most {drain_s:g}: a controller that ends has so long to finish its "
+                "searches, by what the application was built with (replicas.drain_s, limits.seconds)"
+            )
         return changed
 
     @property

@@ -3,6 +3,7 @@
 SearchError             a search cannot go on
 ├── GeneratorError      nothing could be written, on any replica
 │   └── GeneratorRefused    for reasons of the request
+│       └── PathTooLarge        no generator's KV memory could hold a path
 ├── ScorerError         no usable rewards could be had
 │   └── ScorerRefused       for reasons of the request
 ├── PromptTooLong       the prompt fills the generator's context
@@ -24,6 +25,10 @@ class GeneratorError(SearchError):
 
 class GeneratorRefused(GeneratorError):
     """The generator will not write what it was asked for, whoever is asked and however often."""
+
+
+class PathTooLarge(GeneratorRefused):
+    """A path of it with one more token would fill more than a generator's whole KV memory."""
 
 
 class ScorerError(SearchError):

@@ -33,6 +33,10 @@ class RequestRefused(EngineCallError):
     """The engine will not take a request, for reasons of the request."""
 
 
+class NeverFits(RequestRefused):
+    """No memory would be enough for it, however long it waited."""
+
+
 class Asked(Protocol):
     """What the requests of `search.ports` share."""
 
@@ -145,7 +149,8 @@ class EngineCall(Generic[Label]):
         the clamp holds it back.
 
         Args:
-            prefix: ``token_ids`` as the clamp wants them, where the caller has them for several requests.
+            prefix: ``token_ids`` as the clamp wants them, where the caller has them for several requests, or the
+                engine is not to share any of it.
             growth: tokens that it is expected to write; for the clamp.
 
         Raises:
@@ -183,7 +188,7 @@ class EngineCall(Generic[Label]):
             waits: whether it may be held back; otherwise False says that it would be, and nothing was done.
 
         Raises:
-            RequestRefused: the engine could never take it.
+            NeverFits: the engine could never take it.
         """
         assert self._clamp is not None
         place = self._order.next_place(self.search_id)
@@ -307,4 +312,4 @@ def _refusing() -> Iterator[None]:
     try:
         yield
     except TooLarge as error:
-        raise RequestRefused(f"{error}; kv_cache_memory_bytes of the generator gives it that many") from None
+        raise NeverFits(f"a path {error}; generator.kv_cache_memory_bytes gives it that many") from None

@@ -21,7 +21,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from deployments.engines.arguments import engine_args
 from deployments.engines.counters import EngineCounters
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, Output, RequestRefused
+from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, NeverFits, Output, RequestRefused
 from deployments.engines.grants import grant
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.settings import GeneratorSettings
@@ -29,7 +29,7 @@ from deployments.engines.step_splitter import StepSplitter, StepStop
 from kvstore.clamp import KVClamp, Lengths
 from kvstore.geometry import KVGeometry
 from kvstore.ledger import KVLedger, Prefix
-from search.errors import GeneratorError, GeneratorRefused
+from search.errors import GeneratorError, GeneratorRefused, PathTooLarge
 from search.ports import (
     Branch,
     Child,
@@ -412,7 +412,8 @@ class _NextTokens:
             number = next(self._numbers)
             future = self._waiting[number] = asyncio.get_running_loop().create_future()
             futures.append(future)
-            await self._call.submit(number, list(prefix), self._params)
+            alone = Prefix((), len(prefix)) if self._params.skip_reading_prefix_cache else None
+            await self._call.submit(number, list(prefix), self._params, prefix=alone)
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())
         found: list[dict[int, float]] = []
@@ -443,6 +444,8 @@ class _NextTokens:
 
 
 def _told(error: EngineCallError) -> GeneratorError:
+    if isinstance(error, NeverFits):
+        return PathTooLarge(str(error))
     return GeneratorRefused(str(error)) if isinstance(error, RequestRefused) else GeneratorError(str(error))
 
 

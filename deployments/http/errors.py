@@ -26,7 +26,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.places import NoPlace, Refused
 from deployments.store import Full, NotThere, StoreBusy, StoreError
-from search.errors import GeneratorError, LimitKind, LimitReached, PromptTooLong, ScorerError, SearchError
+from search.errors import GeneratorError, LimitKind, LimitReached, PathTooLarge, PromptTooLong, ScorerError, SearchError
 
 logger = logging.getLogger("banyan.http")
 
@@ -181,6 +181,8 @@ def api_error(error: BaseException) -> ApiError:
         return Unavailable("what is kept here is being changed by others; try again", code="store_unavailable")
     if isinstance(error, PromptTooLong):
         return BadRequest(str(error), "messages", "context_length_exceeded")
+    if isinstance(error, PathTooLarge):
+        return BadRequest(f"{error}; ask for shorter paths", "messages", "context_length_exceeded")
     if isinstance(error, LimitReached):
         yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
         return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")

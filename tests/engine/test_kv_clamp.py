@@ -11,14 +11,15 @@ import pytest_asyncio
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from search.answers.equivalence import AnswerMatcher
-from search.errors import GeneratorError, GeneratorRefused
+from search.errors import GeneratorError, GeneratorRefused, PathTooLarge
 from search.gate import Gate
-from search.ports import ChildGroup, ExpandRequest, Grant, Lane, ScoreRequest, StopCondition
+from search.ports import ChildGroup, ExpandRequest, Grant, Lane, ScoreRequest, StopCondition, TokenBeamRequest
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
 from search.settings import parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
+from search.token_beam import TokenBeamSettings
 from search.tree import SearchTree
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.test_generation import prompt, rambling, token_ids, wanted
@@ -182,6 +183,36 @@ async def test_those_that_wait_are_told_with_the_first_children(small: Generatio
     assert first.grant.written == (40,)
     assert 0 < first.grant.waiting < 40
     assert all(group.grant is None for group in others)
+
+
+async def test_beams_that_may_not_read_the_prefix_cache_hold_their_own_prefix(small: GenerationEngine) -> None:
+    """Shared on paper only, eight of them would be promised the blocks of one, and the engine would put some back."""
+    before = small.stats()
+    assert before["total_blocks"] < 8 * 300 // 32
+    prompt_of_300 = tuple((prompt(small) * 10)[:300])
+    found = []
+    for skips in (True, False):
+        settings = TokenBeamSettings(width=8, max_tokens=4, ignore_eos=True, skip_reading_prefix_cache=skips)
+        found.append(await small.token_beam(TokenBeamRequest("own prefix", (prompt_of_300,), settings, 600.0)))
+    after = small.stats()
+    assert after["preemptions"] == before["preemptions"]
+    assert after["branches_held_back"] > before["branches_held_back"]
+    own, shared = ([each.sequence.token_ids for each in reply.prompts[0]] for reply in found)
+    assert own == shared
+    assert await small.check_integrity(SETTLE_S) == []
+
+
+async def test_a_path_that_no_memory_could_hold_is_refused_by_the_setting(
+    small: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clamp = small._running.clamp
+    assert clamp is not None
+    # vLLM starts with no less than its longest sequence needs, so there is less only by a block that it keeps.
+    monkeypatch.setattr(clamp.ledger, "capacity", 1)
+    with pytest.raises(PathTooLarge, match=r"needs \d+ KV blocks, there are 1; generator\.kv_cache_memory_bytes"):
+        await token_ids(small, solutions(small, 1, "too large"))
+    monkeypatch.undo()
+    assert len(await token_ids(small, solutions(small, 1, "not too large"))) == 1
 
 
 async def test_another_model_is_refused(small: GenerationEngine) -> None:

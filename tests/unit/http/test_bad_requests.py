@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from deployments.http.body import INLINE_BYTES, MAX_FIELDS
 from deployments.http.errors import BadRequest
 from deployments.http.schema import ChatRequest
-from search.errors import GeneratorError, ScorerError
+from search.errors import GeneratorError, PathTooLarge, ScorerError
 
 pytestmark = pytest.mark.asyncio
 
@@ -238,6 +238,19 @@ async def test_a_text_that_fits_no_context_is_not_tokenized(world: World, monkey
         for path, body in ((CHAT, message("x" * 5000)), ("/v1/completions", beams)):
             reply = await client.post(path, json=body)
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_path_that_no_memory_could_hold_is_the_requests_fault(
+    make_world: Callable[..., World], stream: bool
+) -> None:
+    world = make_world()
+    world.generator.error = PathTooLarge("a path needs 16 KV blocks, there are 15; generator.kv_cache_memory_bytes …")
+    async with world.client as client:
+        reply = await client.post(CHAT, json=chat(stream=stream))
+    assert "generator.kv_cache_memory_bytes" in reply.text
+    assert "context_length_exceeded" in reply.text
+    assert stream or reply.status_code == 400
 
 
 SECRET = "EngineDeadError at /opt/model.py:12, prompt 'my diary', 10.0.0.7:8000"

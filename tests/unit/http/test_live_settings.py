@@ -55,6 +55,7 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
         ({"limits": {"n": 1000}}, r"user_config\.controller\.limits\.n: .*256"),
         ({"limits": {"m": 1}}, r"user_config\.controller\.limits\.m: "),
         ({"limits": {"depth": 99}}, r"user_config\.controller\.limits\.depth may be at most 50"),
+        ({"limits": {"seconds": 601}}, r"user_config\.controller\.limits\.seconds may be at most 600: a controller"),
         ({"attempts": 1}, r"user_config\.controller\.attempts.*'searches', 'flex_places', 'queue', .* or 'limits'"),
         ({"default_search": {"strategy": "none such"}}, r"user_config\.controller\.default_search"),
         ({"searches": 0}, r"user_config\.controller\.searches"),
