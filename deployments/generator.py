@@ -50,10 +50,9 @@ class GeneratorReplica(EngineReplica):
 
         self._keeping: asyncio.Task[bool] | None = None
         cache = cache or CacheSettings(enabled=False)
-        # LMCache tells engines' KV apart by the model's path alone: those of other settings or weights get another
-        # server.
-        kv = f"{settings.model_dump_json(exclude={'replicas'})} {model_digest(settings)}"
-        self._cache = CacheClient(cache, kv)
+        # LMCache tells engines' KV apart by the model's path alone: those of other weights, or computed otherwise, get
+        # another server. One that differs in anything else, as after an update, finds what there is.
+        self._cache = CacheClient(cache, f"{settings.kv_identity} {model_digest(settings)}")
         address = await self._cache.attach(shared_memory_bytes(settings))
         kv_transfer = None
         if address:

@@ -102,6 +102,12 @@ class EngineSettings(Settings):
         return self.model
 
     @property
+    def kv_identity(self) -> str:
+        """What keys and values depend on, beside the weights. The longest context is in it for models whose rotary
+        embeddings are chosen by it."""
+        return self.model_dump_json(include={"model", "dtype", "max_model_len", "block_size", "engine_args"})
+
+    @property
     def expected_block_size(self) -> int:
         """Tokens per KV block where the engine will run, as far as settings tell: on a CPU unless GPUs are reserved."""
         return self.block_size or (GPU_BLOCK_SIZE if self.replicas.num_gpus else CPU_BLOCK_SIZE)

@@ -8,7 +8,7 @@ from ray import serve
 from deployments.app import build
 from tests.faults.load import Load, told
 from tests.faults.processes import replicas
-from tests.serve.application import Application, problems
+from tests.serve.application import Application, cache_servers, problems
 
 DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
 
@@ -18,13 +18,16 @@ DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
 def test_an_update_answers_everybody(whole: Application) -> None:
     load = Load(whole, problems(16, seed=84), seed=500)
     undisturbed = [load.once(whole.http, index) for index in range(16)]
-    before = {each.process for each in replicas(*DEPLOYMENTS)}
+    before, servers = {each.process for each in replicas(*DEPLOYMENTS)}, cache_servers(whole)
     limits = whole.config.controller.limits.model_copy(update={"seconds": whole.config.controller.limits.seconds + 1})
     controller = whole.config.controller.model_copy(update={"limits": limits})
+    generator = whole.config.generator.model_copy(update={"group_ms": whole.config.generator.group_ms + 1})
+    changed = whole.config.model_copy(update={"controller": controller, "generator": generator})
     with load.of(clients=8):
-        serve.run(build(whole.config.model_copy(update={"controller": controller})), name=whole.NAME)
+        serve.run(build(changed), name=whole.NAME)
     outcomes = load.outcomes
     print(f"{len(outcomes)} searches, {Counter(each.status for each in outcomes)}")
     assert not before & {each.process for each in replicas(*DEPLOYMENTS)}, "all replicas are new"
+    assert cache_servers(whole) == servers != [], "what is computed alike is shared with what was before the update"
     assert all(each.is_whole for each in outcomes), told(outcomes, lambda each: each.is_whole)
     assert all(each.tree == undisturbed[each.index].tree for each in outcomes)

@@ -11,6 +11,7 @@ from deployments.config import AppConfig
 from deployments.engines.rewards import FAMILIES
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.settings import GeneratorSettings, ReplicaSettings
 
 HEAVY = ("vllm", "torch", "transformers", "ray", "fastapi", "lmcache")
 OWN = {
@@ -109,6 +110,22 @@ def test_what_has_a_setting_of_its_own_is_refused_among_vllms_arguments(part: st
     ((path, message),) = faults({part: {"engine_args": {name: 64}}}).items()
     assert path == f"{part}.engine_args"
     assert name in message
+
+
+def test_generators_share_kv_where_it_is_computed_alike() -> None:
+    def identity(**changed: Any) -> str:
+        return GeneratorSettings(**changed).kv_identity
+
+    same: dict[str, Any] = {"clamp": "off", "max_num_seqs": 7, "stall_s": 3.0, "kv_cache_memory_bytes": 1 << 24}
+    assert identity(**same, group_ms=0.0, served_name="other", replicas=ReplicaSettings(max_replicas=3)) == identity()
+    changes: list[dict[str, Any]] = [
+        {"model": "other"},
+        {"dtype": "float16"},
+        {"block_size": 64},
+        {"max_model_len": 512},
+        {"engine_args": {"hf_overrides": {"rope_theta": 1.0}}},
+    ]
+    assert len({identity(), *(identity(**change) for change in changes)}) == 1 + len(changes)
 
 
 def test_settings_survive_their_own_dump() -> None:
