@@ -37,8 +37,9 @@ from deployments.embedded.problems import Split, draw_problems
 SEED = 11
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
 REWARD_CACHE = 2_000
+L1_GIB = 0.0625
 CONFIG = AppConfig.model_validate(
-    {"prm": {"reward_cache_size": REWARD_CACHE}, "cache": {"l1_size_gb": 0.0625}, "http": {"canary_every_s": 0}}
+    {"prm": {"reward_cache_size": REWARD_CACHE}, "cache": {"l1_size_gb": L1_GIB}, "http": {"canary_every_s": 0}}
 )
 PATIENCE_S = 2.0
 """Whoever hangs up does so within this time: some before anything came, some just before the end."""
@@ -46,6 +47,8 @@ SAMPLE_S = 10.0
 IDLE_S = 60.0
 MAX_MB = 1.0
 """A minute."""
+MAX_SERVER_MB = L1_GIB * 1073.741824 + 600
+"""Resident, of LMCache's server: what it keeps, and what it is itself."""
 MAX_DESCRIPTORS = 4
 """Between the medians of the first and the last quarter: connections of clients come and go."""
 KEPT_POINTS = 120
@@ -239,7 +242,13 @@ def claims(figures: dict[str, Any]) -> list[dict[str, Any]]:
     blocks = sum(figures["kv_blocks_in_use_when_idle"])
     kept = min(figures["rewards_kept_when_it_began"])
     unknown = {end: count for end, count in figures["searches"].items() if end not in ("status 200", "hung up")}
+    server = [trend.last_mb for trend in trends if trend.role == "lmcache server"]
+    held = [
+        claim("MB of LMCache's server", round(size), f"<= {MAX_SERVER_MB:.0f}", size <= MAX_SERVER_MB)
+        for size in server
+    ]
     return [
+        *held,
         claim("the reward cache was full when it began", kept, REWARD_CACHE, kept >= REWARD_CACHE),
         claim("MB a minute, the most of any process", round(steepest, 3), MAX_MB, steepest <= MAX_MB),
         claim(

@@ -9,12 +9,12 @@ import pytest
 from benchmarks.soak import MAX_MB, REWARD_CACHE, Sample, Samples, Trend, claims, end_of
 
 
-def trend(mb_a_minute: float, descriptors: int = 20, gained: int = 0) -> Trend:
+def trend(mb_a_minute: float, descriptors: int = 20, gained: int = 0, role: str = "engine", mb: float = 110.0) -> Trend:
     samples = [
-        Sample(index / 6, 110.0 + mb_a_minute * index / 6, 100.0, descriptors + gained * (index > 90))
+        Sample(index / 6, mb + mb_a_minute * index / 6, 100.0, descriptors + gained * (index > 90))
         for index in range(120)
     ]
-    return Trend.of("engine", 7, samples)
+    return Trend.of(role, 7, samples)
 
 
 def figures(*trends: Trend, **changed: Any) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def test_a_line_through_the_samples() -> None:
 
 
 def test_a_level_run_holds_all_claims() -> None:
-    assert broken(figures(trend(0.1), trend(-3))) == []
+    assert broken(figures(trend(0.1), trend(-3), trend(0, role="lmcache server", mb=660.0))) == []
 
 
 @pytest.mark.parametrize(
@@ -47,6 +47,7 @@ def test_a_level_run_holds_all_claims() -> None:
     [
         (figures(trend(0), trend(MAX_MB + 0.1)), "MB a minute"),
         (figures(trend(0, gained=9)), "descriptors gained"),
+        (figures(trend(0), trend(0, role="lmcache server", mb=680.0)), "MB of LMCache"),
         (figures(trend(0), kv_blocks_in_use_when_idle=[0, 1]), "KV blocks"),
         (figures(trend(0), integrity_when_idle=["a branch"]), "nothing is left"),
         (figures(trend(0), rewards_kept_when_it_began=[9]), "reward cache"),

@@ -1,4 +1,5 @@
-"""Searches over the ledger of a replica that gives branches back: whoever is alone goes on, and all of them end."""
+"""Searches over the ledger of a replica that holds branches back, or gives them back: whoever is alone goes on, and all
+of them end."""
 
 import asyncio
 import random
@@ -22,11 +23,12 @@ MOST = 40
 
 
 class ClampedGenerator(FakeGenerator):
-    """Grants from a ledger, as a replica does with ``clamp: shrink``."""
+    """Grants from a ledger, as a replica does with ``clamp: shrink``, or with ``wait``."""
 
-    def __init__(self, clamp: KVClamp, order: int) -> None:
+    def __init__(self, clamp: KVClamp, order: int, shrinks: bool = True) -> None:
         super().__init__(order, Turns(random.Random(order)))
         self.clamp = clamp
+        self._shrinks = shrinks
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         self.requests.append(request)
@@ -36,7 +38,8 @@ class ClampedGenerator(FakeGenerator):
         def take(expansion: int, branch: int, needed: bool) -> bool:
             item = request.expansions[expansion]
             prefix, growth = self.clamp.prefix(item.prefix, request.search_id), item.branches[branch].max_tokens
-            ticket = self.clamp.ask(0, prefix, growth, woken.set) if needed else self.clamp.ask_now(0, prefix, growth)
+            waits = needed or not self._shrinks
+            ticket = self.clamp.ask(0, prefix, growth, woken.set) if waits else self.clamp.ask_now(0, prefix, growth)
             if ticket is not None:
                 tickets[expansion, branch] = ticket
             return ticket is not None
@@ -89,6 +92,47 @@ def test_all_of_them_end_and_nothing_stays_promised(searches: list[dict[str, Any
             assert outcome.stop_reason == "finished"
             again = await Bench(order + 9).search(wanted | limits, tree=replay_of(outcome.tree))
             assert tree_as_json(again.tree) == tree_as_json(outcome.tree)
+
+    asyncio.run(main())
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    searches=st.lists(SEARCHES, min_size=1, max_size=4),
+    capacity=st.integers(-(-(len(PROMPT) + MOST + 1) // BLOCK), 40),
+    order=st.integers(0, 1 << 20),
+    leaving=st.dictionaries(st.integers(0, 3), st.integers(0, 60), max_size=3),
+)
+def test_where_they_wait_trees_are_those_of_plenty_whoever_leaves(
+    searches: list[dict[str, Any]], capacity: int, order: int, leaving: dict[int, int]
+) -> None:
+    """``leaving``: which searches are given up, and after how many turns of the event loop."""
+
+    async def main() -> None:
+        clamp = KVClamp(KVLedger(capacity, BLOCK))
+        limits = {"max_path_tokens": MOST, "max_step_tokens": 9}
+        benches = [Bench(order + number) for number in range(len(searches))]
+        tasks = []
+        for number, (bench, wanted) in enumerate(zip(benches, searches, strict=True)):
+            bench.generator = ClampedGenerator(clamp, order, shrinks=False)
+            tasks.append(asyncio.create_task(bench.search(wanted | limits, search_id=f"search {number}")))
+        async with asyncio.timeout(60):
+            for turn in range(61):
+                for number, task in enumerate(tasks):
+                    if leaving.get(number) == turn:
+                        task.cancel()
+                await asyncio.sleep(0)
+            await asyncio.gather(*tasks, return_exceptions=True)
+        assert (clamp.ledger.reserved, clamp.waiting, clamp.wanted) == (0, 0, 0)
+        for number, (bench, wanted, task) in enumerate(zip(benches, searches, tasks, strict=True)):
+            bench.check_idle()
+            if task.cancelled():
+                assert number in leaving
+                continue
+            outcome = task.result()
+            assert outcome.stop_reason == "finished"
+            assert outcome.tree.given_back == 0
+            assert tree_as_json((await Bench(order + 9).search(wanted | limits)).tree) == tree_as_json(outcome.tree)
 
     asyncio.run(main())
 
