@@ -1,22 +1,22 @@
 """What holding branches back is worth where KV memory presses: ours beside vLLM as it is and the best static setting.
 
-    python -m benchmarks.kv_clamp                                   five arms, three turns, loads of 0.5 to 4
-    python -m benchmarks.kv_clamp --arms default,ours --loads 1,4 --turns 1
+    python -m benchmarks.kv_clamp                                   beside the default, loads of 0.5 to 4
+    python -m benchmarks.kv_clamp --loads 1,4 --arms "16 sequences,32 sequences,64 branches"
     python -m benchmarks.kv_clamp --heavy --strategies beam --loads 1,4      a model of 16 kB of KV a token
 
 The generator gets KV memory for so many searches (``FIT``) and as many clients as a load says: at 4, four times as many
-search at once as fit. Every arm is an application of its own, in turns, over HTTP. The same problems under the same
-seeds everywhere, so the trees can be compared.
+search at once as fit. Every arm is an application beside ours, over HTTP; the two take turns of seconds, with the same
+problems under the same seeds, so the trees can be compared.
 """
 
-import random
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import typer
@@ -28,7 +28,7 @@ from benchmarks.engines import solve_all
 from benchmarks.idle_layers import LAYERS, with_idle_layers
 from benchmarks.overload import quantile, told
 from benchmarks.record import claim, show_claims, write_result
-from benchmarks.served_overhead import Searched, application, served
+from benchmarks.served_overhead import Searched, applications, served
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig, merged
 from deployments.embedded.problems import Problem, Split, draw_problems
@@ -45,10 +45,8 @@ short, however many searched: it works on 64 branches at a time, and most have a
 BLOCK_BYTES = 65_536
 IDLE_LAYERS = 32
 """Of the heavy generator, in all: eight times the KV of the embedded one."""
-ARMS: dict[str, dict[str, Any]] = {
-    "default": {"generator": {"clamp": "off"}},
-    "ours": {"generator": {"clamp": "wait"}},
-    "shrink": {"generator": {"clamp": "shrink"}},
+OURS = "ours"
+STATIC: dict[str, dict[str, Any]] = {
     "16 sequences": {"generator": {"clamp": "off", "max_num_seqs": 16}},
     "32 sequences": {"generator": {"clamp": "off", "max_num_seqs": 32}},
     "64 branches": {"generator": {"clamp": "off"}, "controller": {"branches": 64}},
@@ -56,7 +54,14 @@ ARMS: dict[str, dict[str, Any]] = {
     "watermark 0.05": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.05}}},
     "watermark 0.2": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.2}}},
 }
-OWN = ("default", "ours", "shrink")
+PLENTY = 64
+"""Times as much memory, for trees that nothing held back."""
+ARMS: dict[str, dict[str, Any]] = {
+    "default": {"generator": {"clamp": "off"}},
+    **STATIC,
+    "without limit": {"generator": {"clamp": "off"}},
+}
+RATIOS = {"throughput": "ours_over_it", "p95": "its_p95_over_ours"}
 COUNTERS = (
     "preemptions",
     "recomputed_tokens",
@@ -92,20 +97,17 @@ class Run(NamedTuple):
         return {"searches_per_s": round(self.rate, 3), "seconds": told(self.each), "right": self.right, **self.counted}
 
 
-Turn: TypeAlias = dict[tuple[str, float], Run]
-"""By strategy and load."""
-
-
-def config_of(arm: str, cache: bool, heavy: Path | None = None) -> AppConfig:
-    """``heavy``: a generator with `IDLE_LAYERS`, in place of the embedded one."""
+def config_of(own: dict[str, Any], cache: bool, heavy: Path | None = None, times: int = 1) -> AppConfig:
+    """``own``: what an arm sets. ``heavy``: a generator with `IDLE_LAYERS`, in place of the embedded one. ``times`` the
+    memory."""
     block = BLOCK_BYTES // LAYERS * IDLE_LAYERS if heavy else BLOCK_BYTES
     model = {"model": str(heavy), "served_name": "banyan-arithmetic", "max_model_len": 1024} if heavy else {}
     given = {
-        "generator": {"kv_cache_memory_bytes": FIT * BLOCKS * block, **model},
+        "generator": {"kv_cache_memory_bytes": times * FIT * BLOCKS * block, **model},
         "cache": {"enabled": cache},
         "controller": {"searches": 128},
     }
-    return AppConfig.model_validate(merged(given, ARMS[arm]))
+    return AppConfig.model_validate(merged(given, own))
 
 
 async def counters(http: httpx.AsyncClient) -> dict[str, int]:
@@ -136,19 +138,18 @@ async def run(
     return Run(seconds, [took for _, took in done], [found for found, _ in done], counted, right)
 
 
-async def turn(url: str, strategies: Sequence[str], loads: Sequence[float], number: int) -> Turn:
-    """All loads of all strategies against one application."""
-    runs: Turn = {}
-    drawn = draw_problems(Split.VALIDATION, SEED)
-    warm = [next(drawn) for _ in range(32)]
-    await run(url, SEARCHES[strategies[0]], warm, FIT)
-    problems = [next(drawn) for _ in range(number)]
-    for strategy in strategies:
-        for load in loads:
-            runs[strategy, load] = await run(url, SEARCHES[strategy], problems, max(1, round(load * FIT)))
-            # What one run left in caches would serve the next.
-            problems = [next(drawn) for _ in range(number)]
-    return runs
+class Side:
+    """One arm's application, and its runs by strategy and load."""
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self.runs: dict[tuple[str, float], list[Run]] = defaultdict(list)
+
+    def ask(self, strategy: str, load: float, problems: Sequence[Problem]) -> Run:
+        return uvloop.run(run(self._url, SEARCHES[strategy], problems, max(1, round(load * FIT))))
+
+    def turn(self, strategy: str, load: float, problems: Sequence[Problem]) -> None:
+        self.runs[strategy, load].append(self.ask(strategy, load, problems))
 
 
 def other_trees(runs: Sequence[Run], others: Sequence[Run]) -> int:
@@ -160,78 +161,127 @@ def other_trees(runs: Sequence[Run], others: Sequence[Run]) -> int:
     )
 
 
-def summary(arms: Sequence[str], turns: dict[str, list[Turn]]) -> list[dict[str, Any]]:
-    rows = []
-    for strategy, load in turns[arms[0]][0]:
-        default = [each[strategy, load] for each in turns.get("default", [])]
-        for arm in arms:
-            runs = [each[strategy, load] for each in turns[arm]]
-            row: dict[str, Any] = {"strategy": strategy, "load": load, "arm": arm, "runs": [r.figures for r in runs]}
-            row["searches_per_s"] = round(statistics.median(r.rate for r in runs), 3)
-            row["p95_s"] = round(statistics.median(quantile(sorted(r.each), 0.95) for r in runs), 3)
-            if default:
-                row["over_default"] = round(row["searches_per_s"] / statistics.median(r.rate for r in default), 3)
-                row["other_trees"] = other_trees(runs, default)
-            rows.append(row)
-    return rows
+def row_of(strategy: str, load: float, arm: str, ours: Sequence[Run], theirs: Sequence[Run]) -> dict[str, Any]:
+    """One arm beside ours, pair by pair."""
+    rates = [here.rate / there.rate for here, there in zip(ours, theirs, strict=True)]
+    p95s = [p95(there) / p95(here) for here, there in zip(ours, theirs, strict=True)]
+    sides = {OURS: ours, arm: theirs}
+    return {
+        "strategy": strategy,
+        "load": load,
+        "arm": arm,
+        "ours_over_it": round(statistics.median(rates), 3),
+        "ours_over_it_each": [round(rate, 3) for rate in rates],
+        "its_p95_over_ours": round(statistics.median(p95s), 3),
+        "right": {name: sum(each.right for each in runs) for name, runs in sides.items()},
+        "searches": sum(len(each.each) for each in ours),
+        "other_trees": other_trees(ours, theirs),
+        "counted": {
+            name: {what: sum(r.counted[what] for r in runs) for what in COUNTERS} for name, runs in sides.items()
+        },
+        "runs": {name: [each.figures for each in runs] for name, runs in sides.items()},
+    }
+
+
+def p95(run: Run) -> float:
+    return quantile(sorted(run.each), 0.95)
 
 
 def claims(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What issue and docs promise of ours, where the arms for it ran."""
+    """What is asked of ours, beside the arms that ran."""
     found = []
-    rates: dict[tuple[str, float], dict[str, float]] = defaultdict(dict)
+    by_place: dict[tuple[str, float], dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
-        rates[row["strategy"], row["load"]][row["arm"]] = row["searches_per_s"]
-    for (strategy, load), of in rates.items():
+        by_place[row["strategy"], row["load"]][row["arm"]] = row
+    best = best_static(rows)
+    for (strategy, load), of in by_place.items():
         where = f"{strategy} at {load:g}"
-        if "ours" not in of:
-            continue
         if "default" in of:
             least = 1.3 if load >= 2 else 0.98
-            ratio = round(of["ours"] / of["default"], 3)
-            found.append(claim(f"{where}: over the default", ratio, f">= {least}", ratio >= least))
-        if static := {arm: rate for arm, rate in of.items() if arm not in OWN}:
-            best = max(static, key=lambda arm: static[arm])
-            ratio = round(of["ours"] / static[best], 3)
-            found.append(claim(f"{where}: over {best}, the best static one", ratio, ">= 0.97", ratio >= 0.97))
+            found += [
+                claim(
+                    f"{where}: {what} over the default",
+                    of["default"][name],
+                    f">= {least}",
+                    of["default"][name] >= least,
+                )
+                for what, name in RATIOS.items()
+            ]
+        if best in of:
+            found += [
+                claim(
+                    f"{where}: {what} over {best}, the best static one",
+                    of[best][name],
+                    ">= 0.97",
+                    of[best][name] >= 0.97,
+                )
+                for what, name in RATIOS.items()
+            ]
+        if "without limit" in of:
+            other = of["without limit"]["other_trees"]
+            found.append(claim(f"{where}: trees other than with memory for all", other, 0, not other))
     return found
 
 
+def best_static(rows: Sequence[dict[str, Any]]) -> str | None:
+    """Of the static settings that ran beside ours the one that did best, over all that ran."""
+    over: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        if row["arm"] in STATIC:
+            over[row["arm"]].append(row["ours_over_it"])
+    return min(over, key=lambda arm: statistics.geometric_mean(over[arm])) if over else None
+
+
 def main(
-    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}.")] = "default,ours,16 sequences,64 branches",
+    arms: Annotated[str, typer.Option(help=f"Each beside ours; of {', '.join(ARMS)}.")] = "default",
+    ours: Annotated[str, typer.Option(help="wait or shrink.")] = "wait",
     strategies: Annotated[str, typer.Option()] = "beam,mcts",
     loads: Annotated[str, typer.Option(help="Clients over the searches that fit.")] = "0.5,1,2,4",
-    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run.")] = 96,
-    turns: Annotated[int, typer.Option(min=1, max=50)] = 3,
+    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run.")] = 64,
+    pairs: Annotated[int, typer.Option(min=1, max=50, help="Of runs, at each load of a strategy.")] = 3,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
     heavy: Annotated[bool, typer.Option(help="A generator of 16 kB of KV a token, of idle layers.")] = False,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    names, wanted = arms.split(","), [float(load) for load in loads.split(",")]
-    ran: dict[str, list[Turn]] = {arm: [] for arm in names}
-    luck = random.Random(SEED)
+    wanted = [(strategy, float(load)) for strategy in strategies.split(",") for load in loads.split(",")]
+    drawn = draw_problems(Split.VALIDATION, SEED)
+    rows: list[dict[str, Any]] = []
     with TemporaryDirectory() as directory:
         model = with_idle_layers(Path(directory), IDLE_LAYERS) if heavy else None
-        for number in range(turns):
-            for arm in luck.sample(names, len(names)):
-                with application(config_of(arm, cache, model)) as url:
-                    ran[arm].append(uvloop.run(turn(url, strategies.split(","), wanted, problems)))
-                told_now = {f"{s} {load:g}": f"{len(r.each) / r.seconds:.2f}" for (s, load), r in ran[arm][-1].items()}
-                console.print(f"turn {number + 1}, {arm}: {told_now} searches/s")
-    rows = summary(names, ran)
+        for arm in arms.split(","):
+            settings = {OURS: {"generator": {"clamp": ours}}, arm: ARMS[arm]}
+            configs = {
+                name.replace(" ", "-"): config_of(own, cache, model, PLENTY if name == "without limit" else 1)
+                for name, own in settings.items()
+            }
+            with applications(configs) as urls:
+                sides = [Side(url) for url in urls]
+                warm_up = list(islice(drawn, 32))
+                for side in sides:
+                    side.ask(wanted[0][0], 1.0, warm_up)
+                for pair, (strategy, load) in product(range(pairs), wanted):
+                    asked = list(islice(drawn, problems))
+                    for side in sides[:: 1 if pair % 2 == 0 else -1]:
+                        side.turn(strategy, load, asked)
+                    here, there = (round(side.runs[strategy, load][-1].rate, 2) for side in sides)
+                    console.print(f"{strategy} at {load:g}, pair {pair + 1}: ours {here} searches/s, {arm} {there}")
+            rows += [row_of(*place, arm, *(side.runs[place] for side in sides)) for place in wanted]
     held = claims(rows)
     fits = {"searches": FIT, "blocks": FIT * BLOCKS}
     path = write_result(
         "kv_clamp_heavy" if heavy else "kv_clamp",
-        {"fits": fits, "lmcache": cache, "problems": problems, "rows": rows, "claims": held},
+        {"fits": fits, "ours": ours, "lmcache": cache, "problems": problems, "rows": rows, "claims": held},
     )
-    table = Table("strategy", "load", "arm", "searches/s", "over default", "p95 s", "preemptions", "recomputed")
+    columns = ("preemptions", "recomputed_tokens")
+    table = Table(
+        "strategy", "load", "arm", *RATIOS, *columns, "right", title="ours over the arm; then ours and the arm's"
+    )
     for row in rows:
-        last = row["runs"][-1]
-        counted = str(last["preemptions"]), str(last["recomputed_tokens"])
-        shown = str(row["searches_per_s"]), str(row.get("over_default", "")), str(row["p95_s"])
-        table.add_row(row["strategy"], f"{row['load']:g}", row["arm"], *shown, *counted)
+        counted = [", ".join(str(of[name]) for of in row["counted"].values()) for name in columns]
+        right = ", ".join(map(str, row["right"].values()))
+        ratios = (str(row[name]) for name in RATIOS.values())
+        table.add_row(row["strategy"], f"{row['load']:g}", row["arm"], *ratios, *counted, right)
     console.print(table)
     show_claims(console, held)
     console.print(f"kept in {path.relative_to(path.parents[2])}")

@@ -21,6 +21,19 @@ def test_a_heavy_generator_says_what_the_embedded_one_says(tmp_path: Path) -> No
         assert torch.equal(heavy(tokens).logits, light(tokens).logits)
 
 
+def test_so_does_one_with_idle_neurons(tmp_path: Path) -> None:
+    light, heavy = (
+        AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        for path in (GeneratorSettings().model_path, with_idle_layers(tmp_path, 6, 1024))
+    )
+    assert heavy.model.layers[5].mlp.down_proj.weight.shape == (128, 1024)
+    tokens = torch.randint(4, 260, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        torch.testing.assert_close(heavy(tokens).logits, light(tokens).logits, rtol=1e-5, atol=1e-4)
+    with pytest.raises(ValueError, match="512 neurons"):
+        with_idle_layers(tmp_path, 6, 700)
+
+
 def test_fewer_layers_than_there_are_cannot_be(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="4 layers"):
         with_idle_layers(tmp_path, 3)
