@@ -9,7 +9,7 @@ take turns of seconds, in pairs of the same problems, each pair beginning with t
 """
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 import typer
@@ -56,14 +56,17 @@ class Side:
         self.runs.append(done)
         self.cpu.append({role: round(1000 * seconds / steps, 4) for role, seconds in spent.items()})
 
-    @property
     def seconds(self) -> list[float]:
         return [each.seconds for each in self.runs]
 
-    @property
     def cpu_ms(self) -> list[float]:
         """A step, without the benchmark's own."""
         return [sum(each.values()) - each.get("benchmark", 0.0) for each in self.cpu]
+
+
+def joined(started: Sequence[dict[str, Side]], arm: str, of: Callable[[Side], list[float]]) -> list[float]:
+    """An arm's figures of all starts."""
+    return [value for sides in started for value in of(sides[arm])]
 
 
 def config_of(arm: str, replicas: int) -> AppConfig:
@@ -96,20 +99,18 @@ def main(
                 asked = list(itertools.islice(drawn, problems))
                 for arm in names[:: 1 if pair % 2 == 0 else -1]:
                     sides[arm].turn(asked)
-                told = {arm: (round(side.seconds[-1], 2), round(side.cpu_ms[-1], 3)) for arm, side in sides.items()}
+                told = {arm: (round(side.seconds()[-1], 2), round(side.cpu_ms()[-1], 3)) for arm, side in sides.items()}
                 console.print(f"start {start + 1}, pair {pair + 1}: seconds, CPU ms a step: {told}")
-    held, compare = [], {}
+    held: list[dict[str, Any]] = []
+    compare: dict[str, Any] = {}
     first = names[0]
     for arm in names[1:]:
-        of: dict[str, Any] = {
-            what: compared(
-                *([value for sides in started for value in getattr(sides[side], what)] for side in (first, arm))
-            )
-            for what in ("seconds", "cpu_ms")
+        compare[arm] = {
+            "seconds": compared(joined(started, first, Side.seconds), joined(started, arm, Side.seconds)),
+            "cpu_ms": compared(joined(started, first, Side.cpu_ms), joined(started, arm, Side.cpu_ms)),
+            "seconds_by_start": [compared(sides[first].seconds(), sides[arm].seconds()) for sides in started],
         }
-        of["median_of_each_start"] = [compared(sides[first].seconds, sides[arm].seconds)["median"] for sides in started]
-        compare[arm] = of
-        cost = of["seconds"]["median"]
+        cost = compare[arm]["seconds"]["median"]
         held.append(claim(f"cost of {arm}: time over {first}, median of pairs", cost, f"<= {MOST}", cost <= MOST))
         same = all(
             here.found == there.found
@@ -118,7 +119,7 @@ def main(
         )
         held.append(claim(f"answers, steps and tokens {arm}", same, True, same))
     kept = [
-        {arm: {"seconds": side.seconds, "cpu_ms_per_step": side.cpu} for arm, side in sides.items()}
+        {arm: {"seconds": side.seconds(), "cpu_ms_per_step": side.cpu} for arm, side in sides.items()}
         for sides in started
     ]
     asked_for = {"replicas": replicas, "problems": problems, "clients": CLIENTS, "pairs": pairs}

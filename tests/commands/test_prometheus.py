@@ -4,9 +4,7 @@ tests: it starts Ray's dashboard, and fetches Prometheus where it is not install
     python -m pytest tests/commands/test_prometheus.py -s
 """
 
-import secrets
 import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +17,7 @@ import yaml
 import tests.ray_environment  # noqa: F401  # before Ray is imported
 from cluster.launch.application import free_port
 from tests.debian import program
-from tests.serve.application import Application, problems, until
+from tests.serve.application import Application, problems, running, until
 
 START_S = 120.0
 QUERIES = (
@@ -50,34 +48,15 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Application, Path]]:
     """The application on a Ray with its dashboard, which writes the file; and Ray's directory."""
-    import ray
-    from ray import serve
+    from ray._private.worker import global_worker
 
-    from deployments.app import build
-    from deployments.config import AppConfig
-
-    key = secrets.token_urlsafe()
-    keys_file = tmp_path_factory.mktemp("keys") / "keys"
-    keys_file.write_text(key)
-    port, started = free_port(), time.time()
-    context: Any = ray.init(
-        address="local", num_cpus=8, include_dashboard=True, dashboard_port=free_port(), log_to_driver=False
-    )
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
-    config = AppConfig.model_validate({"http": {"api_keys_file": str(keys_file)}})
-    serve.run(build(config), name=Application.NAME)
-    session_dir = Path(context.address_info["session_dir"])
-    application = Application(f"http://127.0.0.1:{port}", key, config, started)
-    try:
-        yield application, session_dir
-    finally:
-        application.http.close()
-        serve.shutdown()
-        ray.shutdown()
+    dashboard: dict[str, Any] = {"include_dashboard": True, "dashboard_port": free_port()}
+    with running({}, tmp_path_factory.mktemp("keys"), address="local", num_cpus=8, **dashboard) as application:
+        yield application, Path(global_worker.node.get_session_dir_path())
 
 
 @contextmanager
-def running(program: str, session_dir: Path, directory: Path) -> Iterator[httpx.Client]:
+def scraping(program: str, session_dir: Path, directory: Path) -> Iterator[httpx.Client]:
     """Prometheus, told what docs/operating.md says; its API."""
     discovery = session_dir / "prom_metrics_service_discovery.json"
     scrape = {"job_name": "banyan", "scrape_interval": "2s", "file_sd_configs": [{"files": [str(discovery)]}]}
@@ -114,7 +93,7 @@ def test_prometheus_has_every_metric(
     wanted = {
         f"ray_{name}_bucket" if metric.kind is Kind.HISTOGRAM else f"ray_{name}" for name, metric in METRICS.items()
     }
-    with running(prometheus, session_dir, tmp_path) as http:
+    with scraping(prometheus, session_dir, tmp_path) as http:
 
         def has_all() -> bool:
             found = query(http, 'group by (__name__) ({__name__=~"ray_banyan_.*"})')
