@@ -13,7 +13,7 @@ import tempfile
 import urllib.request
 import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -108,7 +108,12 @@ async def report(handle: DeploymentHandle[Any]) -> dict[str, Any]:
 def caches() -> list[Any]:
     """The actors of all cache servers."""
     named = ray.util.list_named_actors(all_namespaces=True)
-    return [ray.get_actor(**each) for each in named if each["namespace"] == NAMESPACE]
+    found = []
+    for each in named:
+        if each["namespace"] == NAMESPACE:
+            with suppress(ValueError):  # it has ended since it was listed
+                found.append(ray.get_actor(**each))
+    return found
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
