@@ -198,9 +198,9 @@ class ControllerSettings(Settings):
         changed = ControllerSettings.model_validate(merged(self.model_dump(), given))
         if changed.limits.depth > self.limits.depth:
             raise ValueError(f"limits.depth may be at most {self.limits.depth}, what the application was built with")
-        if changed.limits.seconds > (drain_s := self.replicas.drain_s or self.limits.seconds):
+        if changed.limits.seconds > (most := max(self.limits.seconds, self.replicas.drain_s or 0.0)):
             raise ValueError(
-                f"limits.seconds may be at most {drain_s:g}: a controller that ends has so long to finish its "
+                f"limits.seconds may be at most {most:g}: a controller that ends has no longer to finish its "
                 "searches, by what the application was built with (replicas.drain_s, limits.seconds)"
             )
         return changed

@@ -70,6 +70,20 @@ def test_what_may_not_change_is_refused_by_its_place(controller: dict[str, Any],
         changed_settings(config, read_user_config({"keys": [], "controller": controller}))
 
 
+@pytest.mark.parametrize(("drain_s", "most"), [(None, 600.0), (10.0, 600.0), (900.0, 900.0)])
+def test_seconds_may_be_raised_to_what_a_controller_has_to_drain(drain_s: float | None, most: float) -> None:
+    """One that was built to drain for less than a search may take is left to it: nothing is raised."""
+    config = AppConfig.model_validate({"controller": {"limits": {"seconds": 600}, "replicas": {"drain_s": drain_s}}})
+
+    def changed(**limits: float) -> float:
+        return changed_settings(config, read_user_config({"controller": {"limits": limits}})).limits.seconds
+
+    assert changed(n=8) == 600.0
+    assert changed(seconds=most) == most
+    with pytest.raises(AccessError, match=f"limits.seconds may be at most {most:g}:"):
+        changed(seconds=most + 1)
+
+
 def test_of_a_limit_only_what_is_named_changes() -> None:
     config = AppConfig.model_validate({"controller": {"limits": {"depth": 50, "n": 9}, "queue": {"places": 3}}})
 
