@@ -6,6 +6,7 @@ Some minutes, against an endpoint that answers at once: `make test-commands`.
 import json
 import subprocess
 import sys
+from contextlib import suppress
 from itertools import cycle
 from pathlib import Path
 
@@ -44,13 +45,14 @@ def test_every_wrong_line_is_named_in_flat_memory(tmp_path: Path) -> None:
         command = [sys.executable, "-m", "cluster.cli.main", "batch", given, out, "--url", endpoint.url]
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as job:
             process = psutil.Process(job.pid)
-            while job.poll() is None:
-                written = results.stat().st_size if results.exists() else 0
-                sizes.append((written, process.memory_info().rss / 1e6))
-                try:
-                    job.wait(SAMPLE_S)
-                except subprocess.TimeoutExpired:
-                    continue
+            try:
+                while job.poll() is None:
+                    written = results.stat().st_size if results.exists() else 0
+                    sizes.append((written, process.memory_info().rss / 1e6))
+                    with suppress(subprocess.TimeoutExpired):
+                        job.wait(SAMPLE_S)
+            finally:
+                job.kill()  # one that has ended is not there to be killed
         assert job.returncode == 0, (tmp_path / "log").read_text()
 
     named = {error["line"]: error["reason"] for error in read_lines(errors)}
