@@ -21,7 +21,6 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from kvstore.guard import GuardSpec
-from kvstore.malloc import malloc_environment
 from kvstore.segments import remove_orphans
 from kvstore.settings import CacheSettings
 
@@ -34,7 +33,10 @@ _POLL_S = 0.1
 _MISSED_MARGIN_S = 0.5
 _PROBE_TIMEOUT_S = 3.0
 _RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
-_ENVIRONMENT_KEPT = ("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES")
+_ENVIRONMENT_KEPT = (
+    *("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
+    *("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"),
+)
 _ENVIRONMENT_SET = {
     "LMCACHE_TRACK_USAGE": "false",  # it would report to LMCache's statistics server
     "LMCACHE_DISABLE_BANNER": "1",
@@ -366,7 +368,7 @@ def _command(settings: CacheSettings, address: CacheAddress) -> list[str]:
 def _environment() -> dict[str, str]:
     """What the server needs and nothing more: it shows its environment on ``/env``."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT_KEPT if name in os.environ}
-    return kept | malloc_environment() | _ENVIRONMENT_SET
+    return kept | _ENVIRONMENT_SET
 
 
 def choose_address(settings: CacheSettings) -> CacheAddress:

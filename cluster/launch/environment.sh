@@ -24,6 +24,11 @@ export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0
 # A replica that fails its health checks is hung: it is killed, not drained first.
 export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1
 
+# glibc's allocator keeps an arena for each of many threads, each with holes of its own, and learns from the first large
+# piece to keep such ones too. Processes under searches then grow by 1 to 3 MB a minute with no object more than before.
+export MALLOC_ARENA_MAX=2
+export MALLOC_MMAP_THRESHOLD_=131072
+
 # Nothing is reported to anybody.
 export RAY_USAGE_STATS_ENABLED=0
 export VLLM_NO_USAGE_STATS=1

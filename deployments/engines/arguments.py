@@ -18,7 +18,6 @@ from vllm.platforms import current_platform
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
 from kvstore.engine_geometry import GeometryReport
-from kvstore.malloc import malloc_environment
 from search.token_beam import MAX_WIDTH
 
 CPU_KV_BYTES = 256 << 20
@@ -83,8 +82,8 @@ def shared_memory_bytes(settings: EngineSettings) -> int:
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
     """What only the environment can tell the engine's processes."""
     if not current_platform.is_cpu():
-        return malloc_environment()
-    return malloc_environment() | {
+        return {}
+    return {
         # "auto" would bind every engine of the machine to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(settings.cpu_threads),
