@@ -54,7 +54,8 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     kv_transfer = None
     if server is not None:
         os.environ.update(QUIET_ENVIRONMENT)
-        kv_transfer = connector_config(await asyncio.to_thread(server.start), config.cache)
+        address = await asyncio.to_thread(server.start)
+        kv_transfer = connector_config(address, config.cache, config.generator.kv_identity)
     generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)
     await generator.start()
     await scorer.start()

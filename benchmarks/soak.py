@@ -2,7 +2,8 @@
 
 Sixteen clients search, one in ten hangs up at a random moment. After a warm-up, in which the reward cache and the cache
 server's memory fill, every process is sampled; a line through its samples says what it gains per minute. The config
-makes both caches small, so that they are full early.
+makes both caches small, so that they are full early, and has every path stored: a generator that is alone would store
+what it is about to lose, which here is nothing.
 
     python -m benchmarks.soak                          35 minutes
     python -m benchmarks.soak --minutes 4 --warm-up 1
@@ -39,7 +40,11 @@ SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
 REWARD_CACHE = 2_000
 L1_GIB = 0.0625
 CONFIG = AppConfig.model_validate(
-    {"prm": {"reward_cache_size": REWARD_CACHE}, "cache": {"l1_size_gb": L1_GIB}, "http": {"canary_every_s": 0}}
+    {
+        "prm": {"reward_cache_size": REWARD_CACHE},
+        "cache": {"l1_size_gb": L1_GIB, "store": "always"},
+        "http": {"canary_every_s": 0},
+    }
 )
 PATIENCE_S = 2.0
 """Whoever hangs up does so within this time: some before anything came, some just before the end."""
@@ -206,6 +211,7 @@ async def soak(url: str, clients: int, leaving: float, warm_up: float, minutes: 
         "minutes": minutes,
         "searches": dict(load.ends),
         "rewards_kept_when_it_began": [each["reward_cache_entries"] for each in full["prm"]],
+        "chunks_evicted_when_it_began": [each["lmcache_evicted_chunks"] for each in full["generator"]],
         "kv_blocks_in_use_when_idle": [each["total_blocks"] - each["free_blocks"] for each in engines(idle)],
         "integrity_when_idle": idle["integrity"],
         "processes_that_came_or_went": Counter(
@@ -240,7 +246,7 @@ def claims(figures: dict[str, Any]) -> list[dict[str, Any]]:
     steepest = max(trend.mb_per_minute for trend in trends)
     gained = max(trend.descriptors_gained for trend in trends)
     blocks = sum(figures["kv_blocks_in_use_when_idle"])
-    kept = min(figures["rewards_kept_when_it_began"])
+    kept, evicted = min(figures["rewards_kept_when_it_began"]), min(figures["chunks_evicted_when_it_began"])
     unknown = {end: count for end, count in figures["searches"].items() if end not in ("status 200", "hung up")}
     server = [trend.last_mb for trend in trends if trend.role == "lmcache server"]
     held = [
@@ -250,6 +256,7 @@ def claims(figures: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         *held,
         claim("the reward cache was full when it began", kept, REWARD_CACHE, kept >= REWARD_CACHE),
+        claim("chunks that LMCache's server had evicted when it began", evicted, ">= 1", evicted >= 1),
         claim("MB a minute, the most of any process", round(steepest, 3), MAX_MB, steepest <= MAX_MB),
         claim(
             "descriptors gained, the most of any process",

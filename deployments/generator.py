@@ -50,14 +50,13 @@ class GeneratorReplica(EngineReplica):
 
         self._keeping: asyncio.Task[bool] | None = None
         cache = cache or CacheSettings(enabled=False)
-        # LMCache tells engines' KV apart by the model's path alone: those of other weights, or computed otherwise, get
-        # another server. One that differs in anything else, as after an update, finds what there is.
-        self._cache = CacheClient(cache, f"{settings.kv_identity} {model_digest(settings)}")
+        self._cache = CacheClient(cache)
         address = await self._cache.attach(shared_memory_bytes(settings))
         kv_transfer = None
         if address:
             os.environ.update(QUIET_ENVIRONMENT)
-            kv_transfer = connector_config(address, cache, shared=settings.replicas.max_replicas > 1)
+            identity = f"{settings.kv_identity} {model_digest(settings)}"
+            kv_transfer = connector_config(address, cache, identity, shared=settings.replicas.max_replicas > 1)
         self._engine = GenerationEngine(settings, kv_transfer)
         await self._start(settings.max_num_seqs)
 
@@ -73,6 +72,9 @@ class GeneratorReplica(EngineReplica):
         """Cancelling the call aborts its requests at the engine."""
         with self._leaving():
             return await self._engine.token_beam(request)
+
+    def _figures(self) -> dict[str, int]:
+        return super()._figures() | dict(self._cache.figures)
 
     async def check_health(self) -> None:
         await super().check_health()

@@ -7,8 +7,10 @@ Nothing that happens elsewhere ends a cache server: there is no process that own
 
 It ends by itself, since nobody else would see to it: when no replica uses it and its application is gone, or the
 replicas of its node use another since an update, or nobody has come back for ``idle_s``. Who uses it is known by
-process id: what server and engines share is a node's memory in any case. An update that leaves the settings of
-generator and cache as they are leaves the server as it is.
+process id: what server and engines share is a node's memory in any case. An update that leaves the settings of the
+cache as they are leaves the server as it is; engines with other weights find nothing of each other's there.
+
+Where the operator has a server of his own on each node (``cache.host``) there is none of these.
 
 A replica's part is ``CacheClient``: ``attach`` before it builds its engine, ``keep`` in ``check_health``. Without a
 cache server it serves all the same.
@@ -22,6 +24,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -33,9 +36,10 @@ from ray.serve.schema import ApplicationStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from deployments.nodes import this_node
-from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServerError, choose_address
+from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServerError, choose_address, existing_server
 from kvstore.processes import Processes
 from kvstore.segments import SHM, free_bytes
+from kvstore.server_figures import ServerFigures
 from kvstore.settings import CacheSettings
 
 logger = logging.getLogger("banyan.cache")
@@ -128,13 +132,14 @@ class NodeCache:
 class CacheClient:
     """What a replica has to do with the cache server of its node."""
 
-    def __init__(self, settings: CacheSettings, kv: str = "") -> None:
-        """``kv``: what else the KV in the cache depends on; engines for which it differs share nothing."""
+    def __init__(self, settings: CacheSettings) -> None:
         self._settings = settings
-        self._kv = kv
         self._handle: Any = None
         self.address: CacheAddress | None = None
         """None before ``attach``, and where there is no server."""
+        self.figures: Mapping[str, int] = {}
+        """What the server said of itself when it was last seen to, see `ServerFigures`; nothing where there is none."""
+        self._server_figures = ServerFigures()
 
     async def attach(self, shared_memory: int = 0) -> CacheAddress | None:
         """The running, healthy cache server of this node; None when the cache is disabled, or there is no server.
@@ -158,6 +163,12 @@ class CacheClient:
                 "to be larger, or generator.kv_cache_memory_bytes smaller"
             )
             return None
+        if settings.host:
+            try:
+                self.address = await asyncio.to_thread(existing_server, settings)
+            except CacheServerError as error:
+                self._do_without(error)
+            return self.address
         deadline = time.monotonic() + settings.start_timeout_s + 2 * settings.heartbeat_interval_s + 10.0
         while True:
             try:
@@ -174,11 +185,14 @@ class CacheClient:
                 return None
 
     async def keep(self) -> bool:
-        """See to it that the server at ``address`` runs; for ``check_health``. True when it does, or none is used.
+        """See to it that the server at ``address`` runs; for ``check_health``. True when it does, or none is ours.
 
-        Never raises and never takes longer than five seconds: the loss of a cache costs time, not a replica.
+        Never raises and never takes longer than eight seconds: the loss of a cache costs time, not a replica.
         """
         if self.address is None:
+            return True
+        self.figures = await asyncio.to_thread(self._server_figures.read, self.address)
+        if self._settings.host:
             return True
         try:
             return await self._attach(_KEEP_TIMEOUT_S, wait=False) == self.address
@@ -210,7 +224,7 @@ class CacheClient:
         node_id = ray.get_runtime_context().get_node_id()
         application = serve.get_replica_context().app_name
         actor: Any = ray.remote(NodeCache).options(
-            name=cache_name(application, node_id, self._settings, self._kv),
+            name=cache_name(application, node_id, self._settings),
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -235,7 +249,7 @@ def _is_there(application: str) -> bool:
     return status not in (ApplicationStatus.NOT_STARTED, ApplicationStatus.DELETING)
 
 
-def cache_name(application: str, node_id: str, settings: CacheSettings, kv: str) -> str:
+def cache_name(application: str, node_id: str, settings: CacheSettings) -> str:
     """Of the actor: all up to the last colon is the same for all cache servers of an application on a node."""
-    digest = hashlib.sha256(f"{settings.model_dump_json()}\n{kv}".encode()).hexdigest()
+    digest = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()
     return f"cache:{application}:{node_id}:{digest[:16]}"

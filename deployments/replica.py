@@ -72,7 +72,7 @@ class EngineReplica:
             await self._engine.start(self._telemetry.stat_loggers)
         except EngineStartError as error:
             raise EngineStartError(f"{this_node()}: {error}") from error
-        self._telemetry.start(self._engine.stats, max_num_seqs)
+        self._telemetry.start(self._figures, max_num_seqs)
         self._watch = asyncio.create_task(self._leave_with_engine())
 
     async def canary(self, deadline_s: float = 20.0) -> float:
@@ -88,7 +88,7 @@ class EngineReplica:
         return {PRESSURE: float(self._engine.pressure)}
 
     async def stats(self) -> dict[str, int]:
-        return self._engine.stats()
+        return self._figures()
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         return await self._engine.check_integrity(settle_s)
@@ -96,6 +96,10 @@ class EngineReplica:
     async def check_health(self) -> None:
         """Called by Serve: a replica whose engine is dead is replaced."""
         self._engine.check_alive()
+
+    def _figures(self) -> dict[str, int]:
+        """What is told of this replica, on the status page and as metrics."""
+        return self._engine.stats()
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped; and by Python, also after a failed start."""

@@ -3,6 +3,7 @@
 Owns the process, its ports and its log. Knows neither engines (``connector``) nor Ray (``deployments.node_cache``).
 """
 
+import http.client
 import json
 import logging
 import os
@@ -13,7 +14,6 @@ import sys
 import tempfile
 import threading
 import time
-import urllib.error
 import urllib.request
 from contextlib import suppress
 from pathlib import Path
@@ -342,6 +342,31 @@ class CacheKeeper:
             return
 
 
+def existing_server(settings: CacheSettings) -> CacheAddress:
+    """The server at ``settings.host`` once it answers, which is waited for as long as for one that is started.
+
+    Raises:
+        CacheServerError: it does not answer, or keeps chunks of another size than the settings say.
+    """
+    address = CacheAddress(settings.host, settings.port, settings.http_port)
+    remove_orphans()
+    deadline = time.monotonic() + settings.start_timeout_s
+    while True:
+        try:
+            size = _request(address, "GET", "/status").get("chunk_size")
+            break
+        except CacheServerError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(_RESTART_PAUSES_S[1])
+    if size != settings.chunk_size:
+        raise CacheServerError(
+            f"the cache server at {settings.host} keeps {size} tokens together, cache.chunk_size says "
+            f"{settings.chunk_size}"
+        )
+    return address
+
+
 def _command(settings: CacheSettings, address: CacheAddress) -> list[str]:
     # The module behind `lmcache server`, without the imports of LMCache's other commands: two seconds sooner.
     command = [sys.executable, "-m", "lmcache.v1.multiprocess.http_server"]
@@ -401,15 +426,24 @@ def _readable(fd: int, timeout_s: float) -> bool:
     return bool(poll.poll(timeout_s * 1000))
 
 
-def _request(address: CacheAddress, method: str, path: str) -> dict[str, Any]:
+def request_text(address: CacheAddress, method: str, path: str) -> str:
+    """What the server answers within three seconds. May raise ``CacheServerError``."""
     request = urllib.request.Request(address.http + path, method=method)
-    # Never through a proxy from the environment: the server is on loopback.
+    # Never through a proxy from the environment: the server is on this node.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(request, timeout=_PROBE_TIMEOUT_S) as reply:
-            body = json.load(reply)
-    except (OSError, ValueError, urllib.error.URLError) as error:
+            return str(reply.read(), "utf-8")
+    except (OSError, ValueError, http.client.HTTPException) as error:
         raise CacheServerError(f"{method} {path} at the cache server failed: {error}") from error
+
+
+def _request(address: CacheAddress, method: str, path: str) -> dict[str, Any]:
+    text = request_text(address, method, path)
+    try:
+        body = json.loads(text)
+    except ValueError as error:
+        raise CacheServerError(f"{method} {path} at the cache server gave no JSON: {error}") from error
     if not isinstance(body, dict):
         raise CacheServerError(f"{method} {path} at the cache server gave {type(body).__name__}, not an object")
     return body

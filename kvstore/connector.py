@@ -1,5 +1,6 @@
 """What a vLLM engine must be told to be a client of the node's cache server."""
 
+import hashlib
 from typing import TYPE_CHECKING, Any
 
 from kvstore.cache_server import CacheAddress
@@ -8,11 +9,15 @@ from kvstore.settings import CacheSettings
 if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
 
+IDENTITY = "banyan.identity"
+"""Under this name the connector is told whose KV it is."""
 QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
 """No reports to LMCache's statistics server, no banner. To be set before an engine starts."""
 
 
-def connector_arguments(address: CacheAddress, settings: CacheSettings, shared: bool = True) -> dict[str, Any]:
+def connector_arguments(
+    address: CacheAddress, settings: CacheSettings, identity: str, shared: bool = True
+) -> dict[str, Any]:
     """Keyword arguments of vLLM's ``KVTransferConfig``, also valid as JSON for ``--kv-transfer-config``.
 
     Four values differ from the defaults because those would break a promise: the connector is LMCache's own but for
@@ -20,9 +25,12 @@ def connector_arguments(address: CacheAddress, settings: CacheSettings, shared: 
     (default: fails the request), the transfer mode is the one the server speaks (default on a CPU: another one, which
     it refuses, so that nothing is ever cached), and replies are waited for seconds (default: five minutes).
 
-    ``shared``: whether there may be other engines that can make use of what this one computes.
+    ``identity``: what keys and values depend on: engines for which it differs find nothing of each other's, also in a
+    second tier that outlives them. ``shared``: whether there may be other engines that can make use of what this one
+    computes; where the server is not ours, or has a second tier, there may.
     """
-    evicted_only = settings.store == "evicted" or (settings.store == "auto" and not shared and not settings.l2_adapters)
+    alone = not shared and not settings.l2_adapters and not settings.host
+    evicted_only = settings.store == "evicted" or (settings.store == "auto" and alone)
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
@@ -36,12 +44,15 @@ def connector_arguments(address: CacheAddress, settings: CacheSettings, shared: 
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.save_decode_cache": settings.save_decode,
             "lmcache.mp.lazy_offload": evicted_only,
+            IDENTITY: hashlib.sha256(identity.encode()).hexdigest()[:32],
         },
     }
 
 
-def connector_config(address: CacheAddress, settings: CacheSettings, shared: bool = True) -> "KVTransferConfig":
+def connector_config(
+    address: CacheAddress, settings: CacheSettings, identity: str, shared: bool = True
+) -> "KVTransferConfig":
     """As `connector_arguments`, for the ``kv_transfer_config`` engine argument. Imports vLLM, which takes seconds."""
     from vllm.config import KVTransferConfig
 
-    return KVTransferConfig(**connector_arguments(address, settings, shared))
+    return KVTransferConfig(**connector_arguments(address, settings, identity, shared))

@@ -16,6 +16,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadat
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
+from kvstore.connector import IDENTITY
 from kvstore.evicted import EvictedPathsManager
 from kvstore.fetches import Fetches
 from kvstore.recent import Lately, Recent
@@ -32,6 +33,12 @@ KNOWN_S = 30.0
 """For so long a path that was stored is taken to be there still."""
 
 
+def kv_name(model: str, identity: str) -> str:
+    """The name under which LMCache keeps an engine's KV, in memory and in second tiers: of the model's path the last
+    part, for who reads it there, and what the KV depends on. LMCache's own is the path, whatever is in it."""
+    return f"{model.rpartition('/')[2].replace('@', '-')}-{identity}"
+
+
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
     """Under the name that vLLM knows."""
 
@@ -40,6 +47,10 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             # What is about to be lost is told by the hashes of its blocks, and there are none.
             vllm_config.kv_transfer_config.kv_connector_extra_config["lmcache.mp.lazy_offload"] = False
         super().__init__(vllm_config, *args, **kwargs)
+        identity = vllm_config.kv_transfer_config.kv_connector_extra_config[IDENTITY]
+        for adapter in (getattr(self, f"{role}_adapter", None) for role in ("scheduler", "worker")):
+            if adapter is not None:
+                adapter.model_name = kv_name(adapter.model_name, identity)
         self._transfers = Transfers()
         self._storing = StoringBlocks()
         self._fetches = Fetches()

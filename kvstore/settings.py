@@ -1,12 +1,25 @@
 """Settings of the node's KV cache server and of the engines that are its clients."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+_OF_ITS_OWNER = (
+    "l1_size_gb",
+    "eviction_policy",
+    "eviction_watermark",
+    "eviction_ratio",
+    "l2_adapters",
+    "idle_s",
+    "stop_timeout_s",
+    "probe_interval_s",
+    "probe_failures",
+)
+"""Settings of a server that Banyan starts."""
 
 
 class CacheSettings(BaseModel):
-    """One LMCache server per node, shared by every generator replica on it.
+    """One LMCache server per node, shared by every generator replica on it: Banyan's, or one that is there (``host``).
 
     ``l2_adapters`` reach the server's command line, where every user of the machine can read them: no secrets there.
     """
@@ -34,6 +47,13 @@ class CacheSettings(BaseModel):
         (), description="Second tiers, as `lmcache server --l2-adapter` takes them: what nodes share without a GPU."
     )
 
+    host: str = Field(
+        "",
+        pattern=r"^[A-Za-z0-9._-]*$",
+        max_length=253,
+        description="An LMCache server that is there on each node, by the name or address that it has there; "
+        "with port and http_port. Banyan then neither starts nor watches one.",
+    )
     port: int = Field(
         0,
         ge=0,
@@ -53,3 +73,14 @@ class CacheSettings(BaseModel):
     stop_timeout_s: float = Field(5.0, ge=0, le=60, description="Grace between SIGTERM and SIGKILL.")
     probe_interval_s: float = Field(5.0, ge=0.2, le=60, description="Between two health checks of the server.")
     probe_failures: int = Field(3, ge=1, le=100, description="Failed checks in a row after which it is restarted.")
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if not self.host:
+            return self
+        if lacking := [name for name in ("port", "http_port") if not getattr(self, name)]:
+            raise ValueError(f"{' and '.join(lacking)}: must be given with host, whose server Banyan does not start")
+        fields = type(self).model_fields
+        if given := [name for name in _OF_ITS_OWNER if getattr(self, name) != fields[name].default]:
+            raise ValueError(f"{', '.join(given)}: of a server that Banyan starts, not of one that is there (host)")
+        return self

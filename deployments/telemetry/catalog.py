@@ -135,5 +135,15 @@ CACHED_TOKENS = _counter(
     "Of the prefixes, tokens whose KV was cached, by where: engine or lmcache",
     "source",
 )
+LMCACHE_UP = _gauge(
+    _G, "lmcache_up", "1 where the node's LMCache server answers, 0 where it does not; none where none is used"
+)
+LMCACHE_USED = _gauge(_G, "lmcache_used_bytes", "KV that the node's LMCache server keeps in memory")
+LMCACHE_CHUNKS = _counter(
+    _G,
+    "lmcache_chunks_total",
+    "Chunks at the node's LMCache server, by what happened: written, read, evicted, and in a second tier",
+    "event",
+)
 REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Items that were scored from memory")
 REWARD_CACHE_ENTRIES = _gauge(_P, "reward_cache_entries", "Rewards that are remembered")

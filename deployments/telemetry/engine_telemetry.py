@@ -17,6 +17,8 @@ GAUGES = {
     "reserved_blocks": catalog.KV_RESERVED,
     "branches_waiting": catalog.WAITING_BRANCHES,
     "reward_cache_entries": catalog.REWARD_CACHE_ENTRIES,
+    "lmcache_up": catalog.LMCACHE_UP,
+    "lmcache_used_bytes": catalog.LMCACHE_USED,
 }
 TOTALS = {
     "preemptions": catalog.PREEMPTIONS,
@@ -27,7 +29,13 @@ TOTALS = {
     "generated_tokens": catalog.ENGINE_TOKENS,
     "reward_cache_hits": catalog.REWARD_CACHE_HITS,
 }
-CACHED = {"prefix_hits": "engine", "external_hits": "lmcache"}
+BY_LABEL = {
+    catalog.CACHED_TOKENS: {"prefix_hits": "engine", "external_hits": "lmcache"},
+    catalog.LMCACHE_CHUNKS: {
+        f"lmcache_{event}_chunks": event
+        for event in ("written", "read", "evicted", "second_tier_written", "second_tier_read")
+    },
+}
 
 
 class EngineFigures:
@@ -47,9 +55,10 @@ class EngineFigures:
         for name, metric in TOTALS.items():
             if name in stats:
                 self._metrics.total(metric, stats[name])
-        for name, source in CACHED.items():
-            if name in stats:
-                self._metrics.total(catalog.CACHED_TOKENS, stats[name], source)
+        for metric, labels in BY_LABEL.items():
+            for name, label in labels.items():
+                if name in stats:
+                    self._metrics.total(metric, stats[name], label)
         if "total_blocks" in stats:
             self._metrics.set(catalog.KV_USED, stats["total_blocks"] - stats["free_blocks"])
         if "engine_steps" in stats and self._max_num_seqs:

@@ -24,6 +24,7 @@ from cluster.launch.application import free_port
 from kvstore import segments
 from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServer, CacheServerError
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
+from kvstore.server_figures import ServerFigures
 from kvstore.settings import CacheSettings
 from tests.debian import program
 
@@ -232,7 +233,11 @@ def runner() -> Iterator[asyncio.Runner]:
 
 @contextmanager
 def engine_of(
-    model: Path, address: CacheAddress, settings: CacheSettings = SETTINGS, kv_bytes: int = 32 << 20
+    model: Path,
+    address: CacheAddress,
+    settings: CacheSettings = SETTINGS,
+    kv_bytes: int = 32 << 20,
+    identity: str = "these weights",
 ) -> Iterator[Engine]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET_ENVIRONMENT.items():
@@ -258,7 +263,7 @@ def engine_of(
                 enable_prefix_caching=True,
                 enforce_eager=True,
                 kv_cache_memory_bytes=kv_bytes,
-                kv_transfer_config=connector_config(address, settings),
+                kv_transfer_config=connector_config(address, settings, identity),
             ),
             stat_loggers=[EngineCounters],
         )
@@ -443,7 +448,7 @@ def _answers(client: redis.Redis) -> bool:
 
 
 @pytest.mark.parametrize("second_tier", [on_disk, in_redis])
-def test_the_second_tier_keeps_salts_apart_over_a_restart(
+def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
     model: Path,
     runner: asyncio.Runner,
     tmp_path: Path,
@@ -453,11 +458,12 @@ def test_the_second_tier_keeps_salts_apart_over_a_restart(
         tier = stack.enter_context(second_tier(tmp_path))
         settings = SETTINGS.model_copy(update={"l2_adapters": (tier.adapter,)})
         server = stack.enter_context(CacheServer(settings))
+        figures = ServerFigures()
 
-        async def start() -> Engine:
-            return stack.enter_context(engine_of(model, server.address))
+        async def start(identity: str) -> Engine:
+            return stack.enter_context(engine_of(model, server.address, identity=identity))
 
-        engine = runner.run(start())
+        engine = runner.run(start("these weights"))
         runner.run(engine.ask(prompt(1), salt="mine"))
         until(
             lambda: tier.stored() >= 8,
@@ -465,12 +471,22 @@ def test_the_second_tier_keeps_salts_apart_over_a_restart(
         )
         server.restart()
 
-        def cached(salt: str) -> int:
+        def cached(salt: str, engine: Engine = engine) -> int:
             runner.run(engine.llm.reset_prefix_cache())
             return runner.run(engine.ask(prompt(1), salt=salt)).cached
 
         until(lambda: cached("mine") == 8 * BLOCK)
         assert cached("yours") == 0
+        assert cached("mine") == 8 * BLOCK
+
+        def counted() -> bool:
+            told = figures.read(server.address)
+            return min(told[f"lmcache_second_tier_{event}_chunks"] for event in ("written", "read")) >= 8
+
+        until(counted)
+        # As after an update that has other weights under the same path.
+        other = runner.run(start("other weights"))
+        assert cached("mine", other) == 0
         assert cached("mine") == 8 * BLOCK
 
 

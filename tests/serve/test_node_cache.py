@@ -26,6 +26,7 @@ with warnings.catch_warnings(action="ignore"):  # Serve's own, about pydantic
     from ray import serve
     from ray.serve.handle import DeploymentHandle
 
+from cluster.launch.application import free_port
 from deployments.node_cache import NAMESPACE, CacheClient
 from kvstore import segments
 from kvstore.cache_server import CacheAddress
@@ -63,6 +64,7 @@ def application(settings: CacheSettings = SETTINGS, replicas: int = 2, shared_me
                 "relied_on": self.client.address,
                 "answered_at_start": self.answered_at_start,
                 "replica": os.getpid(),
+                "figures": self.client.figures,
             }
 
     deployment: Any = Dummy
@@ -291,6 +293,47 @@ async def test_without_a_server_replicas_serve_unless_one_is_required(
         return not caches()
 
     await until(none)
+
+
+@asynccontextmanager
+async def operators_own() -> AsyncIterator[CacheSettings]:
+    """The settings for a server that somebody else has started, as LMCache's documentation says."""
+    port, http_port = free_port(), free_port()
+    command = [str(Path(sys.executable).with_name("lmcache")), "server", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--http-host", "127.0.0.1", "--http-port", str(http_port)]
+    sizes = ["--l1-size-gb", "0.0625", "--chunk-size", "64", "--eviction-policy", "LRU"]
+    nowhere = asyncio.subprocess.DEVNULL
+    server = await asyncio.create_subprocess_exec(*command, *sizes, stdout=nowhere, stderr=nowhere)
+    try:
+        yield CacheSettings(host="127.0.0.1", port=port, http_port=http_port, chunk_size=64)
+        assert server.returncode is None, "it is left alone"
+    finally:
+        server.terminate()
+        await server.wait()
+
+
+async def test_an_operators_own_server_is_used_and_left_alone(handle: DeploymentHandle[Any]) -> None:
+    before = len(caches())
+    async with operators_own() as settings:
+        running = await asyncio.to_thread(serve.run, application(settings, 1), name="own", route_prefix=None)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                said = await running.report.remote()
+            assert said["relied_on"] == CacheAddress(settings.host, settings.port, settings.http_port)
+            assert said["answered_at_start"]
+            assert len(caches()) == before
+
+            async def seen() -> bool:
+                figures = (await running.report.remote())["figures"]
+                return bool(figures and figures["lmcache_up"] == 1)
+
+            await until(seen)
+            chunks = settings.model_copy(update={"chunk_size": 32})
+            running = await asyncio.to_thread(serve.run, application(chunks, 1), name="own", route_prefix=None)
+            async with asyncio.timeout(WAIT_S):
+                assert (await running.report.remote())["relied_on"] is None
+        finally:
+            await asyncio.to_thread(serve.delete, "own")
 
 
 CRASHING_APPLICATION = """

@@ -31,12 +31,30 @@ NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
         ("heartbeat_interval_s", 41),
         ("mq_timeout_s", 0),
         ("probe_failures", 0),
+        ("host", "tcp://cache"),
         ("size", 1),
     ],
 )
 def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):
         CacheSettings.model_validate({field: value})
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "port and http_port: must be given with host"),
+        ({"port": 5555}, "http_port: must be given with host"),
+        ({"port": 5555, "http_port": 8080, "l1_size_gb": 2}, "l1_size_gb: of a server that Banyan starts"),
+        (
+            {"port": 5555, "http_port": 8080, "l2_adapters": [{"type": "fs"}], "idle_s": 1},
+            "l2_adapters, idle_s: of a server that Banyan starts",
+        ),
+    ],
+)
+def test_a_server_that_is_there_has_ports_and_settings_of_its_own(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        CacheSettings.model_validate({"host": "127.0.0.1", **given})
 
 
 def test_settings_are_frozen_and_survive_json() -> None:
@@ -47,7 +65,7 @@ def test_settings_are_frozen_and_survive_json() -> None:
 
 
 def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
-    arguments = connector_arguments(ADDRESS, CacheSettings(mq_timeout_s=7, heartbeat_interval_s=1))
+    arguments = connector_arguments(ADDRESS, CacheSettings(mq_timeout_s=7, heartbeat_interval_s=1), "weights")
     assert arguments["kv_load_failure_policy"] == "recompute"
     assert arguments["kv_connector_extra_config"] == {
         "lmcache.mp.host": "tcp://127.0.0.1",
@@ -57,6 +75,7 @@ def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
         "lmcache.mp.mp_transfer_mode": "lmcache_driven",
         "lmcache.mp.save_decode_cache": True,
         "lmcache.mp.lazy_offload": False,
+        "banyan.identity": "9a129038d9a00aed0cf6a7ea059ca50a",
     }
     assert json.loads(json.dumps(arguments)) == arguments
 
@@ -98,11 +117,12 @@ def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pyt
         ({"l2_adapters": ({"type": "fs"},)}, False, False),
         ({"store": "always"}, False, False),
         ({"store": "evicted"}, True, True),
+        ({"host": "cache", "port": 5555, "http_port": 8080}, False, False),
     ],
 )
 def test_an_engine_that_shares_with_nobody_stores_what_it_loses(
     settings: dict[str, Any], shared: bool, evicted_only: bool
 ) -> None:
-    arguments = connector_arguments(ADDRESS, CacheSettings.model_validate(settings), shared)
+    arguments = connector_arguments(ADDRESS, CacheSettings.model_validate(settings), "weights", shared)
 
     assert arguments["kv_connector_extra_config"]["lmcache.mp.lazy_offload"] is evicted_only

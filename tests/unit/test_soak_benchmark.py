@@ -21,6 +21,7 @@ def figures(*trends: Trend, **changed: Any) -> dict[str, Any]:
     return {
         "trends": list(trends),
         "rewards_kept_when_it_began": [REWARD_CACHE],
+        "chunks_evicted_when_it_began": [400],
         "kv_blocks_in_use_when_idle": [0, 0],
         "integrity_when_idle": [],
         "searches": {"status 200": 9, "hung up": 1},
@@ -51,6 +52,7 @@ def test_a_level_run_holds_all_claims() -> None:
         (figures(trend(0), kv_blocks_in_use_when_idle=[0, 1]), "KV blocks"),
         (figures(trend(0), integrity_when_idle=["a branch"]), "nothing is left"),
         (figures(trend(0), rewards_kept_when_it_began=[9]), "reward cache"),
+        (figures(trend(0), chunks_evicted_when_it_began=[0]), "chunks that LMCache"),
         (figures(trend(0), searches={"status 200": 9, "status 500": 1}), "every search"),
     ],
 )

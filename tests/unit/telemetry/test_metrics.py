@@ -14,7 +14,7 @@ from tests.unit.telemetry.telemetry_world import Told
 
 ROW = re.compile(r"\| `(?P<name>ray_banyan_\w+)` \| (?P<kind>\w+) \| (?P<labels>[^|]*) \| (?P<help>[^|]+) \|")
 OPERATING = Path(__file__).parents[3] / "docs" / "operating.md"
-UNITS = ("_seconds", "_total", "_tokens", "_ratio", "_blocks", "_branches", "_calls", "_requests", "_places")
+UNITS = ("_seconds", "_total", "_tokens", "_ratio", "_blocks", "_branches", "_calls", "_requests", "_places", "_bytes")
 
 
 def test_the_documentation_has_every_metric_and_no_other() -> None:
@@ -33,7 +33,7 @@ def test_names_have_units(metric: Metric) -> None:
     if metric.kind is Kind.HISTOGRAM:
         assert metric.name.endswith("_seconds")
         assert list(metric.boundaries) == sorted(metric.boundaries)
-    assert metric.name.endswith((*UNITS, "_taken", "_entries"))
+    assert metric.name.endswith((*UNITS, "_taken", "_entries", "_up"))
 
 
 def test_gauges_are_told_every_time_counters_when_they_moved() -> None:

@@ -1,0 +1,52 @@
+"""A cache server's own metrics, over its restarts and while it is away."""
+
+from typing import Any
+
+import pytest
+
+from kvstore import server_figures
+from kvstore.cache_server import CacheAddress, CacheServerError
+from kvstore.server_figures import ServerFigures
+
+ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)
+
+
+def said(used: int, written: int, other: int = 0) -> str:
+    return f"""
+# HELP lmcache_mp_l1_memory_usage_bytes L1 memory
+# TYPE lmcache_mp_l1_memory_usage_bytes gauge
+lmcache_mp_l1_memory_usage_bytes{{backend="dram",l1_tag="_default"}} {float(used)}
+# TYPE lmcache_mp_l1_write_chunks_total counter
+lmcache_mp_l1_write_chunks_total{{model_name="one"}} {float(written)}
+lmcache_mp_l1_write_chunks_total{{model_name="other"}} {float(other)}
+# TYPE lmcache_mp_lookups_requests_total counter
+lmcache_mp_lookups_requests_total 155.0
+"""
+
+
+def test_what_is_told_grows_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str | Exception] = []
+
+    def answer(*_: Any) -> str:
+        given = answers.pop(0)
+        if isinstance(given, Exception):
+            raise given
+        return given
+
+    monkeypatch.setattr(server_figures, "request_text", answer)
+    figures = ServerFigures()
+    told = []
+    for each in (
+        said(4096, 3),
+        said(8192, 5, other=2),
+        CacheServerError("away"),
+        "no { such text",
+        said(0, 1),  # started again
+        said(64, 4),
+    ):
+        answers.append(each)
+        now = figures.read(ADDRESS)
+        told.append((now["lmcache_up"], now["lmcache_used_bytes"], now["lmcache_written_chunks"]))
+
+    assert told == [(1, 4096, 3), (1, 8192, 7), (0, 8192, 7), (0, 8192, 7), (1, 0, 8), (1, 64, 11)]
+    assert now["lmcache_read_chunks"] == 0
