@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem
+from deployments.engines.rewards.family import RewardModelSettings
 from kvstore.cache_server import CacheServer
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
@@ -56,6 +57,8 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
         os.environ.update(QUIET_ENVIRONMENT)
         address = await asyncio.to_thread(server.start)
         kv_transfer = connector_config(address, config.cache, config.generator.kv_identity)
+    if not isinstance(config.prm, RewardModelSettings):
+        raise TypeError("a reward model is wanted, not a function")
     generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)
     await generator.start()
     await scorer.start()

@@ -200,7 +200,9 @@ def claims(rows: Sequence[dict[str, Any]], shrinks: bool = False) -> list[dict[s
             ("default", "the default", 1.3 if load >= 2 else 0.98),
             (best, f"{best}, the best static one", 0.97),
         ):
-            for what, name in RATIOS.items() if arm in of else ():
+            if arm is None or arm not in of:
+                continue
+            for what, name in RATIOS.items():
                 ratio = of[arm][name]
                 found.append(claim(f"{where}: {what} over {named}", ratio, f">= {least}", ratio >= least))
         if "without limit" in of and not shrinks:

@@ -78,7 +78,7 @@ def measured(holds: Holds, fakes: OwnTime, garbage: GarbageClock) -> Iterator[No
         collected = garbage.seconds - garbage_before
         holds.add(seconds, lambda: _said(f"{where} to {_place(handle)}", collected))
 
-    asyncio.Handle._run = timed  # type: ignore[method-assign]
+    asyncio.Handle._run = timed  # type: ignore[assignment, method-assign]
     try:
         yield
     finally:

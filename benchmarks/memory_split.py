@@ -89,7 +89,7 @@ def main(
                 runs[name].append(uvloop.run(turn(url, problems)))
             console.print(f"turn {number + 1}, {name}: {runs[name][-1].rate:.2f} searches/s")
     rates = {name: statistics.median(each.rate for each in of) for name, of in runs.items()}
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "split": name,
             "generator_bytes": splits[name][0],

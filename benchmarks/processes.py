@@ -1,7 +1,7 @@
 """CPU seconds by process: who spent them while something ran."""
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 
 import psutil
@@ -43,11 +43,12 @@ class CpuClock:
 
     def spent(self) -> dict[str, float]:
         """CPU seconds by role, largest first; roles under a hundredth of a second are left out."""
-        spent: Counter[str] = Counter()
+        spent: dict[str, float] = defaultdict(float)
         for pid, (role, seconds) in self._snapshot().items():
             _, before = self._before.get(pid, (role, 0.0))
             spent[role] += seconds - before
-        return {role: round(seconds, 2) for role, seconds in spent.most_common() if seconds >= 0.01}
+        ordered = sorted(spent.items(), key=lambda of: -of[1])
+        return {role: round(seconds, 2) for role, seconds in ordered if seconds >= 0.01}
 
     def elsewhere(self) -> float:
         """CPU seconds of this machine's cores that went to others."""

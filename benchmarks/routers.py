@@ -9,18 +9,18 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 from benchmarks.home_router import CallMatching, search_of
 
 
-class BySession(CallMatching, ConsistentHashRouter):  # type: ignore[misc]
+class BySession(CallMatching, ConsistentHashRouter):
     """The search is the session."""
 
     def _routing_key(self, pending_request: PendingRequest | None) -> str | None:
         return search_of(pending_request) or super()._routing_key(pending_request)
 
 
-class ByPrefix(CallMatching, PrefixCacheAffinityRouter):  # type: ignore[misc]
+class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
     """Looks for text in ``.prompt`` or ``.messages``: a character a token stands for a call's first prefix, a question
     and its steps for a path to be scored."""
 
-    def _extract_text_from_request(self, pending_request: PendingRequest) -> str | None:
+    def _extract_text_from_request(self, pending_request: PendingRequest) -> str | None:  # type: ignore[override]  # so it is used
         request: Any = pending_request.args[0] if pending_request.args else None
         if expansions := getattr(request, "expansions", None):
             return "".join(chr(0x100 + token) for token in expansions[0].prefix)

@@ -104,7 +104,8 @@ def main(
     # Of a step's CPU time, so much is spent outside of the engines.
     share = statistics.median(ratio / (1 + ratio) for ratio in outside["off"])
     cpu = compared(outside["off"], outside["on"], share)
-    slower = compared(*([seconds_per_step(each) for each in rounds[side]] for side in ("off", "on")))
+    off, on = ([seconds_per_step(each) for each in rounds[side]] for side in ("off", "on"))
+    slower = compared(off, on)
     most = cpu["interval"][1]
     name = "metrics cost at most 2% of a step's CPU time: the upper end of the 95% interval"
     claims = [claim(name, most, MAX_COST, most <= MAX_COST)]

@@ -61,7 +61,7 @@ def this_node() -> str:
     """How an operator knows this node: its address, and the beginning of its id in Ray's lists."""
     if not ray.is_initialized():
         return "this node"
-    address = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    address = ray.util.get_node_ip_address()
     return f"node {address} ({ray.get_runtime_context().get_node_id()[:8]})"
 
 

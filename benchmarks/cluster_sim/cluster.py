@@ -39,8 +39,10 @@ ANYBODY = Owner("anybody")
 class Replica(Protocol):
     """Of any pool."""
 
-    ongoing: int
-    """Calls."""
+    @property
+    def ongoing(self) -> int:
+        """Calls."""
+        ...
 
     @property
     def pressure(self) -> float: ...

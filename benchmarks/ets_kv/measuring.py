@@ -1,5 +1,6 @@
 """Both searches on the same problems and seeds, and how much more one holds than the other."""
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -31,7 +32,8 @@ class Row(NamedTuple):
 
     def held(self, figure: str, with_prompt: bool) -> int:
         """Tokens over all rounds; ``figure`` is a field of `Round`."""
-        return sum(getattr(each, figure) for each in self.rounds) + with_prompt * self.prompt_tokens * len(self.rounds)
+        held: int = sum(getattr(each, figure) for each in self.rounds)
+        return held + with_prompt * self.prompt_tokens * len(self.rounds)
 
 
 class Interval(NamedTuple):
@@ -132,5 +134,4 @@ def _resampled(values: Any, statistic: Callable[[Any], Any]) -> Interval:
 
 
 def _mean(values: Any) -> float:
-    numbers = list(values)
-    return round(sum(numbers) / len(numbers), 4)
+    return round(statistics.fmean(values), 4)

@@ -124,7 +124,7 @@ async def _end_serve() -> None:
     """Handles belong to the loop of their first use, and Serve's end closes them: so both in one loop."""
     with suppress(Exception):  # of an application that never ran, or whose controllers are gone
         await _finish_requests()
-    await serve.shutdown_async()  # type: ignore[no-untyped-call]
+    await serve.shutdown_async()
 
 
 async def _finish_requests() -> None:
