@@ -483,7 +483,11 @@ def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
             told = figures.read(server.address)
             return min(told[f"lmcache_second_tier_{event}_chunks"] for event in ("written", "read")) >= 8
 
-        until(counted)
+        def from_the_second_tier() -> None:
+            server.clear()  # of the first one alone
+            cached("mine")
+
+        until(counted, again=from_the_second_tier)
         # As after an update that has other weights under the same path.
         other = runner.run(start("other weights"))
         assert cached("mine", other) == 0
