@@ -211,7 +211,7 @@ async def soak(url: str, clients: int, leaving: float, warm_up: float, minutes: 
         "minutes": minutes,
         "searches": dict(load.ends),
         "rewards_kept_when_it_began": [each["reward_cache_entries"] for each in full["prm"]],
-        "chunks_evicted_when_it_began": [each["lmcache_evicted_chunks"] for each in full["generator"]],
+        "chunks_evicted_when_it_began": [each.get("lmcache_evicted_chunks", 0) for each in full["generator"]],
         "kv_blocks_in_use_when_idle": [each["total_blocks"] - each["free_blocks"] for each in engines(idle)],
         "integrity_when_idle": idle["integrity"],
         "processes_that_came_or_went": Counter(

@@ -11,7 +11,7 @@ from ray import serve
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.settings import GeneratorSettings
 from deployments.node_cache import CacheClient
-from deployments.nodes import Built, model_digest
+from deployments.nodes import Built, kv_identity
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
@@ -55,8 +55,8 @@ class GeneratorReplica(EngineReplica):
         kv_transfer = None
         if address:
             os.environ.update(QUIET_ENVIRONMENT)
-            identity = f"{settings.kv_identity} {model_digest(settings)}"
-            kv_transfer = connector_config(address, cache, identity, shared=settings.replicas.max_replicas > 1)
+            shared = settings.replicas.max_replicas > 1
+            kv_transfer = connector_config(address, cache, kv_identity(settings), shared)
         self._engine = GenerationEngine(settings, kv_transfer)
         await self._start(settings.max_num_seqs)
 

@@ -38,8 +38,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.nodes import this_node
 from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServerError, choose_address, existing_server
 from kvstore.processes import Processes
-from kvstore.segments import SHM, free_bytes
-from kvstore.server_figures import ServerFigures
+from kvstore.segments import SHM, free_bytes, remove_orphans
+from kvstore.server_figures import UP, ServerFigures
 from kvstore.settings import CacheSettings
 
 logger = logging.getLogger("banyan.cache")
@@ -138,7 +138,7 @@ class CacheClient:
         self.address: CacheAddress | None = None
         """None before ``attach``, and where there is no server."""
         self.figures: Mapping[str, int] = {}
-        """What the server said of itself when it was last seen to, see `ServerFigures`; nothing where there is none."""
+        """What the server said of itself when it was last seen to (`ServerFigures`); nothing where none is wanted."""
         self._server_figures = ServerFigures()
 
     async def attach(self, shared_memory: int = 0) -> CacheAddress | None:
@@ -157,6 +157,8 @@ class CacheClient:
         settings = self._settings
         if not settings.enabled:
             return None
+        if settings.host:
+            remove_orphans()  # as the keeper of one of ours would
         if (free := free_bytes()) < shared_memory:
             self._do_without(
                 f"{SHM} has {free >> 20} MiB left and this engine's KV takes {shared_memory >> 20} MiB there; it wants "
@@ -187,13 +189,16 @@ class CacheClient:
     async def keep(self) -> bool:
         """See to it that the server at ``address`` runs; for ``check_health``. True when it does, or none is ours.
 
-        Never raises and never takes longer than eight seconds: the loss of a cache costs time, not a replica.
+        Never raises and takes some seconds at most: the loss of a cache costs time, not a replica.
         """
         if self.address is None:
             return True
+        there = bool(self._settings.host) or await self._is_kept()
         self.figures = await asyncio.to_thread(self._server_figures.read, self.address)
-        if self._settings.host:
-            return True
+        return there
+
+    async def _is_kept(self) -> bool:
+        """See to it that the node's server, which is ours, runs."""
         try:
             return await self._attach(_KEEP_TIMEOUT_S, wait=False) == self.address
         except (ValueError, RayError, TimeoutError, CacheServerError) as error:
@@ -206,6 +211,7 @@ class CacheClient:
         if self._settings.required:
             raise CacheServerError(message)
         logger.warning("%s. It shares nothing with others until it is started again", message)
+        self.figures = {UP: 0}
 
     async def _attach(self, timeout_s: float, *, wait: bool) -> CacheAddress:
         async with asyncio.timeout(max(0.0, timeout_s)):

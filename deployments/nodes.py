@@ -1,8 +1,7 @@
 """What the nodes of a cluster have to have in common, and how one is named where it has not.
 
 The application is built on one of them and says what it found there; every replica compares. What differs would else
-show later, or not at all: other weights under the same path grow other trees and fill a shared second tier with KV
-that is wrong for the rest.
+show later, or not at all: other weights under the same path grow other trees.
 """
 
 import hashlib
@@ -79,6 +78,11 @@ def model_digest(settings: EngineSettings) -> str | None:
         for piece in _pieces(file):
             found.update(piece)
     return found.hexdigest()
+
+
+def kv_identity(settings: EngineSettings) -> str:
+    """What an engine's keys and values depend on, its weights included where their files are on this machine."""
+    return f"{settings.kv_identity} {model_digest(settings)}"
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

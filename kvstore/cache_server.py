@@ -346,19 +346,19 @@ def existing_server(settings: CacheSettings) -> CacheAddress:
     """The server at ``settings.host`` once it answers, which is waited for as long as for one that is started.
 
     Raises:
-        CacheServerError: it does not answer, or keeps chunks of another size than the settings say.
+        CacheServerError: it does not answer at both ports, or keeps chunks of another size than the settings say.
     """
     address = CacheAddress(settings.host, settings.port, settings.http_port)
-    remove_orphans()
     deadline = time.monotonic() + settings.start_timeout_s
     while True:
         try:
             size = _request(address, "GET", "/status").get("chunk_size")
+            _connect(address)
             break
         except CacheServerError:
             if time.monotonic() > deadline:
                 raise
-            time.sleep(_RESTART_PAUSES_S[1])
+            time.sleep(_POLL_S)
     if size != settings.chunk_size:
         raise CacheServerError(
             f"the cache server at {settings.host} keeps {size} tokens together, cache.chunk_size says "
@@ -408,6 +408,14 @@ def choose_address(settings: CacheSettings) -> CacheAddress:
             holder.bind((LOOPBACK, 0))
             chosen.append(holder.getsockname()[1])
     return CacheAddress(LOOPBACK, chosen[0], chosen[1])
+
+
+def _connect(address: CacheAddress) -> None:
+    """Raises CacheServerError where nobody listens for engines: one that finds out for itself ends its replica."""
+    try:
+        socket.create_connection((address.host, address.port), _PROBE_TIMEOUT_S).close()
+    except OSError as error:
+        raise CacheServerError(f"no cache server for engines at {address.host}:{address.port}: {error}") from error
 
 
 def _port_free(port: int) -> bool:

@@ -49,6 +49,12 @@ def connector_arguments(
     }
 
 
+def kv_name(model: str, identity: str) -> str:
+    """The name under which LMCache keeps an engine's KV, in memory and in second tiers: of the model's path the last
+    part, for who reads it there, and what the KV depends on. LMCache's own is the path, whatever is in it."""
+    return f"{model.rstrip('/').rpartition('/')[2].replace('@', '-')}-{identity}"
+
+
 def connector_config(
     address: CacheAddress, settings: CacheSettings, identity: str, shared: bool = True
 ) -> "KVTransferConfig":

@@ -16,7 +16,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadat
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from kvstore.connector import IDENTITY
+from kvstore.connector import IDENTITY, kv_name
 from kvstore.evicted import EvictedPathsManager
 from kvstore.fetches import Fetches
 from kvstore.recent import Lately, Recent
@@ -31,12 +31,6 @@ REMEMBERED = 16_384
 all, 2 MB a minute on two busy cores."""
 KNOWN_S = 30.0
 """For so long a path that was stored is taken to be there still."""
-
-
-def kv_name(model: str, identity: str) -> str:
-    """The name under which LMCache keeps an engine's KV, in memory and in second tiers: of the model's path the last
-    part, for who reads it there, and what the KV depends on. LMCache's own is the path, whatever is in it."""
-    return f"{model.rpartition('/')[2].replace('@', '-')}-{identity}"
 
 
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
@@ -67,6 +61,12 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
                 )
         if hasattr(self, "worker_adapter"):
             self.worker_adapter._returned_finished = Recent(REMEMBERED)
+
+    def register_kv_caches(self, *args: Any, **kwargs: Any) -> None:
+        super().register_kv_caches(*args, **kwargs)
+        # LMCache's begins with the first store. A server that has heard nothing for an hour, or was started again
+        # meanwhile, would refuse that one and all that follow.
+        self.worker_adapter._ensure_heartbeat_started()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         finished: tuple[set[str] | None, set[str] | None] = super().get_finished(finished_req_ids)

@@ -41,7 +41,7 @@ class CacheSettings(BaseModel):
     store: Literal["auto", "always", "evicted"] = Field(
         "auto",
         description="What engines keep there: always, each path as it is computed; evicted, what an engine is about to "
-        "lose; auto, the first where there may be several generators or a second tier, which can make use of it.",
+        "lose; auto, the first where others may make use of it: several generators, a second tier, users of the host.",
     )
     l2_adapters: tuple[dict[str, Any], ...] = Field(
         (), description="Second tiers, as `lmcache server --l2-adapter` takes them: what nodes share without a GPU."
@@ -58,10 +58,10 @@ class CacheSettings(BaseModel):
         0,
         ge=0,
         le=65535,
-        description="Engines connect here, on loopback; 0 chooses a free one, "
+        description="Engines connect here, on loopback or at the host; 0 chooses a free one, "
         "without which an update cannot start its server beside the old one.",
     )
-    http_port: int = Field(0, ge=0, le=65535, description="Health, status and metrics, on loopback; 0 chooses.")
+    http_port: int = Field(0, ge=0, le=65535, description="Health, status and metrics; 0 chooses.")
     mq_timeout_s: float = Field(10.0, ge=0.5, le=300, description="Longest wait of an engine for one reply.")
     heartbeat_interval_s: float = Field(
         2.0, ge=0.2, le=40, description="An engine notices the server's loss and its return within about two of these."

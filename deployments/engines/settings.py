@@ -96,7 +96,7 @@ class EngineSettings(Settings):
 
     @property
     def model_path(self) -> str:
-        """The directory or hub id with ``embedded:`` resolved; one spelling, since KV keys contain it."""
+        """The directory or hub id with ``embedded:`` resolved."""
         if self.model.startswith("embedded:"):
             return str(EMBEDDED_MODELS / self.model.removeprefix("embedded:"))
         return self.model

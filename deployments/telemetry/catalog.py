@@ -136,13 +136,16 @@ CACHED_TOKENS = _counter(
     "source",
 )
 LMCACHE_UP = _gauge(
-    _G, "lmcache_up", "1 where the node's LMCache server answers, 0 where it does not; none where none is used"
+    _G,
+    "lmcache_up",
+    "1 where the node's LMCache server answers, 0 where it does not or there is none; not told where `cache` is off",
 )
 LMCACHE_USED = _gauge(_G, "lmcache_used_bytes", "KV that the node's LMCache server keeps in memory")
 LMCACHE_CHUNKS = _counter(
     _G,
     "lmcache_chunks_total",
-    "Chunks at the node's LMCache server, by what happened: written, read, evicted, and in a second tier",
+    "Chunks at the node's LMCache server, by what happened: written or read, for engines or a second tier; evicted; "
+    "second_tier_written, second_tier_read",
     "event",
 )
 REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Items that were scored from memory")

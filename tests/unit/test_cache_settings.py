@@ -2,15 +2,21 @@
 
 import json
 import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from kvstore import segments
-from kvstore.cache_server import CacheAddress, CacheServer, CacheServerError
-from kvstore.connector import connector_arguments
+from cluster.launch.application import free_port
+from kvstore import cache_server, segments
+from kvstore.cache_server import CacheAddress, CacheServer, CacheServerError, existing_server
+from kvstore.connector import connector_arguments, kv_name
 from kvstore.settings import CacheSettings
 
 ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)
@@ -78,6 +84,60 @@ def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
         "banyan.identity": "9a129038d9a00aed0cf6a7ea059ca50a",
     }
     assert json.loads(json.dumps(arguments)) == arguments
+
+
+def test_kv_is_kept_under_a_short_name_that_says_what_it_depends_on() -> None:
+    assert kv_name("/models/Qwen2.5-Math/", "1f") == "Qwen2.5-Math-1f"
+    assert kv_name("Qwen/Qwen2.5-Math##lmcache-dcp-d2", "1f") == "Qwen2.5-Math##lmcache-dcp-d2-1f"
+    assert kv_name("weights@2", "1f") == "weights-2-1f", "LMCache refuses the sign, of which it makes keys"
+
+
+def test_the_server_gets_the_allocators_settings_and_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MALLOC_ARENA_MAX", "3")
+    monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", "1048576")
+    monkeypatch.setenv("BANYAN_API_KEYS", "a-secret")
+    environment = cache_server._environment()
+    assert (environment["MALLOC_ARENA_MAX"], environment["MALLOC_MMAP_THRESHOLD_"]) == ("3", "1048576")
+    assert "a-secret" not in environment.values()
+
+
+@contextmanager
+def somebodys(chunk_size: int) -> Iterator[CacheSettings]:
+    """Says on HTTP what an LMCache server says of itself, and listens for engines."""
+
+    class Status(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200 if self.path == "/status" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps({"chunk_size": chunk_size}).encode())
+
+        def log_message(self, *_: Any) -> None: ...
+
+    with socket.create_server(("127.0.0.1", 0)) as engines, HTTPServer(("127.0.0.1", 0), Status) as http:
+        serving = threading.Thread(target=http.serve_forever)
+        serving.start()
+        try:
+            ports = {"port": engines.getsockname()[1], "http_port": http.server_port}
+            yield CacheSettings(host="127.0.0.1", chunk_size=32, **ports)
+        finally:
+            http.shutdown()
+            serving.join()
+
+
+def test_a_server_that_is_there_is_asked_what_it_keeps_together() -> None:
+    with somebodys(32) as settings:
+        assert existing_server(settings) == CacheAddress("127.0.0.1", settings.port, settings.http_port)
+    with somebodys(256) as settings, pytest.raises(CacheServerError, match="keeps 256 tokens together"):
+        existing_server(settings)
+
+
+def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told() -> None:
+    with somebodys(32) as settings:
+        hasty = settings.model_copy(update={"start_timeout_s": 0.2})
+        with pytest.raises(CacheServerError, match="no cache server for engines at"):
+            existing_server(hasty.model_copy(update={"port": free_port()}))
+    with pytest.raises(CacheServerError, match="GET /status at the cache server failed"):
+        existing_server(hasty)
 
 
 def test_a_server_that_never_started_says_so_and_stops() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from deployments.engines.settings import GeneratorSettings
-from deployments.nodes import Built, NodeDiffers, model_digest
+from deployments.nodes import Built, NodeDiffers, kv_identity, model_digest
 from kvstore.processes import Processes
 
 BUILT = Built({"SET": "1", "UNSET": None})
@@ -37,6 +37,13 @@ def test_a_variable_that_differs_is_named(environment: dict[str, str], message: 
     with pytest.raises(NodeDiffers, match=message) as refused:
         BUILT.check(environment=environment)
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
+
+
+def test_kv_depends_on_the_weights_under_a_path(tmp_path: Path) -> None:
+    path = tmp_path / "a"
+    before = kv_identity(model(path, b"weights"))
+    assert kv_identity(model(path, b"weights").model_copy(update={"clamp": "off"})) == before
+    assert kv_identity(model(path, b"weighty")) != before
 
 
 def test_models_of_equal_sizes_are_told_apart(tmp_path: Path) -> None:

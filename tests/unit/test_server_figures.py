@@ -40,7 +40,7 @@ def test_what_is_told_grows_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
         said(4096, 3),
         said(8192, 5, other=2),
         CacheServerError("away"),
-        "no { such text",
+        "lmcache_mp_l1_write_chunks_total{ is no such text",
         said(0, 1),  # started again
         said(64, 4),
     ):
@@ -49,4 +49,4 @@ def test_what_is_told_grows_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
         told.append((now["lmcache_up"], now["lmcache_used_bytes"], now["lmcache_written_chunks"]))
 
     assert told == [(1, 4096, 3), (1, 8192, 7), (0, 8192, 7), (0, 8192, 7), (1, 0, 8), (1, 64, 11)]
-    assert now["lmcache_read_chunks"] == 0
+    assert now.keys() == {"lmcache_up", "lmcache_used_bytes", "lmcache_written_chunks"}, "what it has told"
