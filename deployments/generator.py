@@ -59,6 +59,7 @@ class GeneratorReplica(EngineReplica):
             kv_transfer = connector_config(address, cache, kv_identity(settings), shared)
         self._engine = GenerationEngine(settings, kv_transfer)
         await self._start(settings.max_num_seqs)
+        self._cache.engine_started()
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """A streaming method: cancelling the call aborts its branches at the engine."""

@@ -38,7 +38,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from deployments.nodes import this_node
 from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServerError, choose_address, existing_server
 from kvstore.processes import Processes
-from kvstore.segments import SHM, free_bytes, remove_orphans
+from kvstore.segments import SHM, Promise, free_bytes, remove_orphans
 from kvstore.server_figures import UP, ServerFigures
 from kvstore.settings import CacheSettings
 
@@ -140,6 +140,7 @@ class CacheClient:
         self.figures: Mapping[str, int] = {}
         """What the server said of itself when it was last seen to (`ServerFigures`); nothing where none is wanted."""
         self._server_figures = ServerFigures()
+        self._promise: Promise | None = None
 
     async def attach(self, shared_memory: int = 0) -> CacheAddress | None:
         """The running, healthy cache server of this node; None when the cache is disabled, or there is no server.
@@ -149,7 +150,8 @@ class CacheClient:
 
         To be awaited in a replica's constructor, before the engine is built: an engine whose server is not there fails
         to start. That there is none is logged; it is waited for no longer than ``settings.start_timeout_s`` plus ten
-        seconds and two heartbeats.
+        seconds and two heartbeats, and as long again for engines that take shared memory just now. ``engine_started``
+        is to be called once it has.
 
         Raises:
             CacheServerError: there is none though ``settings.required``.
@@ -159,7 +161,8 @@ class CacheClient:
             return None
         if settings.host:
             remove_orphans()  # as the keeper of one of ours would
-        if (free := free_bytes()) < shared_memory:
+        if shared_memory and (free := await self._promised(shared_memory)) < shared_memory:
+            self.engine_started()
             self._do_without(
                 f"{SHM} has {free >> 20} MiB left and this engine's KV takes {shared_memory >> 20} MiB there; it wants "
                 "to be larger, or generator.kv_cache_memory_bytes smaller"
@@ -185,6 +188,23 @@ class CacheClient:
             except (RayError, CacheServerError) as error:
                 self._do_without(getattr(error, "cause", error))
                 return None
+
+    async def _promised(self, size: int) -> int:
+        """Shared memory that is left for an engine that takes ``size`` of it, which those that start later leave to it.
+        Where it depends on what engines take that start just now, they are waited for."""
+        self._promise = Promise(size)
+        deadline = time.monotonic() + self._settings.start_timeout_s
+        while True:
+            before = self._promise.before()
+            left = free_bytes() - before
+            if left >= size or not before or time.monotonic() > deadline:
+                return left
+            await asyncio.sleep(_RETRY_PAUSE_S)
+
+    def engine_started(self) -> None:
+        """It has its shared memory, or takes none."""
+        if self._promise is not None:
+            self._promise.end()
 
     async def keep(self) -> bool:
         """See to it that the server at ``address`` runs; for ``check_health``. True when it does, or none is ours.

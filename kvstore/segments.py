@@ -8,12 +8,17 @@ Only segments whose creator is gone are ever removed. Standard library only: the
 
 import os
 import re
+import sys
 import time
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 SHM = Path("/dev/shm")
 _NAME = re.compile(r"lmcache_kv_(?P<pid>\d+)_\d+")
+_PROMISE = re.compile(r"banyan_kv_(?P<pid>\d+)_(?P<size>\d+)")
+_PROMISED_S = 900.0
+"""An engine that has not started after this time will not; the process may be another under the same pid."""
 _SETTLED_S = 5.0
 """A segment this old has long been mapped by its creator."""
 
@@ -36,6 +41,46 @@ def free_bytes() -> int:
     """Shared memory that is left on this machine."""
     room = os.statvfs(SHM)
     return room.f_bavail * room.f_frsize
+
+
+class Promise:
+    """Shared memory that an engine is about to take, told to those that start beside it on this machine."""
+
+    def __init__(self, size: int, pid: int | None = None) -> None:
+        """
+        Args:
+            size: bytes.
+            pid: of the process that starts the engine, with which the promise ends; this one.
+        """
+        self._path = SHM / f"banyan_kv_{pid or os.getpid()}_{size}"
+        self._path.touch()
+
+    def before(self) -> int:
+        """Bytes that others promised themselves earlier and may not have taken yet."""
+        own, found = _made(self._path), 0
+        for path in SHM.iterdir():
+            match = _PROMISE.fullmatch(path.name)
+            if match is None or path == self._path:
+                continue
+            made = _made(path)
+            if not Path(f"/proc/{match['pid']}").exists() or time.time() - made[0] / 1e9 > _PROMISED_S:
+                with suppress(OSError):  # another user's, or gone
+                    path.unlink()
+            elif made < own:
+                found += int(match["size"])
+        return found
+
+    def end(self) -> None:
+        """It is taken, or will not be."""
+        self._path.unlink(missing_ok=True)
+
+
+def _made(path: Path) -> tuple[int, str]:
+    """When, and for two of the same moment one before the other; what is gone counts as later than anything."""
+    try:
+        return path.stat().st_mtime_ns, path.name
+    except OSError:
+        return sys.maxsize, path.name
 
 
 def mapped_by(pid: int) -> set[str]:
