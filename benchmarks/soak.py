@@ -53,7 +53,8 @@ IDLE_S = 60.0
 MAX_MB = 1.0
 """A minute."""
 MAX_SERVER_MB = L1_GIB * 1073.741824 + 600
-"""Resident, of LMCache's server: what it keeps, and what it is itself."""
+"""Of LMCache's server: what it keeps, and what it is itself. The KV of an engine on a CPU, which it maps too, is the
+engine's."""
 MAX_DESCRIPTORS = 4
 """Between the medians of the first and the last quarter: connections of clients come and go."""
 KEPT_POINTS = 120
@@ -67,6 +68,8 @@ class Sample(NamedTuple):
     rss_mb: float
     pss_mb: float
     descriptors: int
+    own_mb: float
+    """Of what is resident, what no other process has mapped."""
 
 
 class Samples:
@@ -82,7 +85,7 @@ class Samples:
             try:
                 role = self.roles.setdefault(process, role_of(process))
                 memory = process.memory_full_info()
-                sample = Sample(minute, memory.rss / 1e6, memory.pss / 1e6, process.num_fds())
+                sample = Sample(minute, memory.rss / 1e6, memory.pss / 1e6, process.num_fds(), memory.uss / 1e6)
             except psutil.Error:
                 continue
             if role != "benchmark":
@@ -128,6 +131,7 @@ class Trend(NamedTuple):
             "rss_mb": [round(self.first_mb, 1), round(self.last_mb, 1)],
             "descriptors_gained": self.descriptors_gained,
             "minutes": [round(each.minute, 2) for each in kept],
+            "own_mb_by_minute": [round(each.own_mb, 1) for each in kept],
             "pss_mb_by_minute": [round(each.pss_mb, 1) for each in kept],
             "rss_mb_by_minute": [round(each.rss_mb, 1) for each in kept],
             "descriptors_by_minute": [each.descriptors for each in kept],
@@ -248,7 +252,7 @@ def claims(figures: dict[str, Any]) -> list[dict[str, Any]]:
     blocks = sum(figures["kv_blocks_in_use_when_idle"])
     kept, evicted = min(figures["rewards_kept_when_it_began"]), min(figures["chunks_evicted_when_it_began"])
     unknown = {end: count for end, count in figures["searches"].items() if end not in ("status 200", "hung up")}
-    server = [trend.last_mb for trend in trends if trend.role == "lmcache server"]
+    server = [trend.samples[-1].own_mb for trend in trends if trend.role == "lmcache server"]
     held = [
         claim("MB of LMCache's server", round(size), f"<= {MAX_SERVER_MB:.0f}", size <= MAX_SERVER_MB)
         for size in server

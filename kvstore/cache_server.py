@@ -382,6 +382,7 @@ def _command(settings: CacheSettings, address: CacheAddress) -> list[str]:
         "eviction-trigger-watermark": settings.eviction_watermark,
         "eviction-ratio": settings.eviction_ratio,
         "supported-transfer-mode": "lmcache_driven",  # the other mode unpickles what a client sends
+        "kv-event-log-size": 0,  # nobody reads it: 1.7 kB for each of the last 32,768 chunks that were stored
     }
     for name, value in options.items():
         command += [f"--{name}", str(value)]

@@ -102,8 +102,10 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         return found
 
     def _need_not_ask(self, request: Any, computed: int, whole: int) -> bool:
-        """Whether a request need not ask what the server holds of it: the engine holds all itself, or nobody has stored
-        what it lacks."""
+        """Whether a request need not ask what the server has of it: it has no whole chunk, the engine holds all itself,
+        or nobody has stored what it lacks."""
+        if not whole:
+            return True
         if self.lazy_offload:
             if (last := self._block_before(request, whole)) is not None:
                 self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))

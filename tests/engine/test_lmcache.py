@@ -22,7 +22,7 @@ import redis
 
 from cluster.launch.application import free_port
 from kvstore import segments
-from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServer, CacheServerError
+from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServer, CacheServerError, request_text
 from kvstore.connector import QUIET_ENVIRONMENT, connector_config
 from kvstore.server_figures import ServerFigures
 from kvstore.settings import CacheSettings
@@ -77,6 +77,12 @@ def l1(server: CacheServer) -> dict[str, int]:
 
 def objects(server: CacheServer) -> int:
     return l1(server)["total_object_count"]
+
+
+def lookups(server: CacheServer) -> int:
+    """How often it was asked what it has of a prefix, as it counts, a moment later."""
+    lines = request_text(server.address, "GET", "/metrics").splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("lmcache_mp_lookups_requests_total"))
 
 
 def empty(server: CacheServer) -> None:
@@ -306,6 +312,18 @@ class TestEngines:
         until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(kept)))
         assert runner.run(second.ask(kept)) == Reply(expected.tokens, 8 * BLOCK)
 
+    def test_what_is_written_to_a_prompt_too_short_to_be_looked_up_is_shared(
+        self, engines: tuple[Engine, Engine], keeper: CacheKeeper, runner: asyncio.Runner
+    ) -> None:
+        first, second = engines
+        empty(keeper.server)
+        before, short = lookups(keeper.server), prompt(5, blocks=0)
+        written = runner.run(first.ask(short, max_tokens=2 * BLOCK))
+        until(lambda: objects(keeper.server) == 2, again=lambda: runner.run(first.ask(short, max_tokens=2 * BLOCK)))
+        assert lookups(keeper.server) == before
+        assert runner.run(second.ask([*short, *written.tokens])).cached == 2 * BLOCK
+        until(lambda: lookups(keeper.server) == before + 1)
+
     def test_what_one_salt_has_left_is_of_no_use_to_another(
         self, engines: tuple[Engine, Engine], keeper: CacheKeeper, runner: asyncio.Runner
     ) -> None:
@@ -504,7 +522,10 @@ def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
     path, *others = (prompt(seed) for seed in range(901, 907))
     with engine_of(model, keeper.server.address, settings, kv_bytes=blocks * 65_536) as engine:
         # It has stored nothing yet, and notices all the same.
-        keeper.server.restart()
+        restarts = keeper.restarts
+        assert keeper.server.pid is not None
+        os.kill(keeper.server.pid, signal.SIGKILL)
+        until(lambda: keeper.restarts > restarts and keeper.server.healthy())
         before = objects(keeper.server)
         written = runner.run(engine.ask(path))
         again = runner.run(engine.ask([*path, *written.tokens]))

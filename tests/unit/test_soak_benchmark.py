@@ -11,7 +11,7 @@ from benchmarks.soak import MAX_MB, REWARD_CACHE, Sample, Samples, Trend, claims
 
 def trend(mb_a_minute: float, descriptors: int = 20, gained: int = 0, role: str = "engine", mb: float = 110.0) -> Trend:
     samples = [
-        Sample(index / 6, mb + mb_a_minute * index / 6, 100.0, descriptors + gained * (index > 90))
+        Sample(index / 6, mb + mb_a_minute * index / 6, 100.0, descriptors + gained * (index > 90), mb)
         for index in range(120)
     ]
     return Trend.of(role, 7, samples)
