@@ -168,10 +168,11 @@ def test_of_two_engines_that_start_together_the_later_one_leaves_room(
     monkeypatch.setattr(segments, "SHM", tmp_path)
     (tmp_path / f"banyan_kv_{NO_SUCH_PID}_1024").touch()
     first = segments.Promise(100, pid=1)
+    now = time.time_ns()
+    os.utime(first._path, ns=(now, now - 1_000_000_000))
     second = segments.Promise(50)
     assert (first.before(), second.before()) == (0, 100)
     assert len(list(tmp_path.iterdir())) == 2, "that of a process which is gone is none"
-    now = time.time_ns()
     for path in tmp_path.iterdir():
         os.utime(path, ns=(now, now))
     assert sorted((first.before(), second.before())) in ([0, 50], [0, 100]), "one of them comes first"
