@@ -58,8 +58,10 @@ class GeneratorReplica(EngineReplica):
             shared = settings.replicas.max_replicas > 1
             kv_transfer = connector_config(address, cache, kv_identity(settings), shared)
         self._engine = GenerationEngine(settings, kv_transfer)
-        await self._start(settings.max_num_seqs)
-        self._cache.engine_started()
+        try:
+            await self._start(settings.max_num_seqs)
+        finally:
+            self._cache.engine_started()
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """A streaming method: cancelling the call aborts its branches at the engine."""

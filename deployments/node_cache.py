@@ -53,6 +53,8 @@ _SERVE_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 30.0
 _KEEP_TIMEOUT_S = 5.0
 _RETRY_PAUSE_S = 0.5
+_OTHERS_START_S = 90.0
+"""So long an engine waits for what those take that start beside it."""
 
 
 class NodeCache:
@@ -150,8 +152,8 @@ class CacheClient:
 
         To be awaited in a replica's constructor, before the engine is built: an engine whose server is not there fails
         to start. That there is none is logged; it is waited for no longer than ``settings.start_timeout_s`` plus ten
-        seconds and two heartbeats, and as long again for engines that take shared memory just now. ``engine_started``
-        is to be called once it has.
+        seconds and two heartbeats, and for up to 90 seconds before where too little memory is left beside engines that
+        start just now. ``engine_started`` is to be called when the engine has started, or not.
 
         Raises:
             CacheServerError: there is none though ``settings.required``.
@@ -160,9 +162,13 @@ class CacheClient:
         if not settings.enabled:
             return None
         if settings.host:
-            remove_orphans()  # as the keeper of one of ours would
-        if shared_memory and (free := await self._promised(shared_memory)) < shared_memory:
-            self.engine_started()
+            await asyncio.to_thread(remove_orphans)  # as the keeper of one of ours would
+        try:
+            free = await self._promised(shared_memory) if shared_memory else 0
+        except OSError as error:
+            self._do_without(f"{SHM}: {error.strerror or error}")
+            return None
+        if free < shared_memory:
             self._do_without(
                 f"{SHM} has {free >> 20} MiB left and this engine's KV takes {shared_memory >> 20} MiB there; it wants "
                 "to be larger, or generator.kv_cache_memory_bytes smaller"
@@ -193,7 +199,7 @@ class CacheClient:
         """Shared memory that is left for an engine that takes ``size`` of it, which those that start later leave to it.
         Where it depends on what engines take that start just now, they are waited for."""
         self._promise = Promise(size)
-        deadline = time.monotonic() + self._settings.start_timeout_s
+        deadline = time.monotonic() + _OTHERS_START_S
         while True:
             before = self._promise.before()
             left = free_bytes() - before
@@ -202,7 +208,7 @@ class CacheClient:
             await asyncio.sleep(_RETRY_PAUSE_S)
 
     def engine_started(self) -> None:
-        """It has its shared memory, or takes none."""
+        """It has its shared memory, or will not take any."""
         if self._promise is not None:
             self._promise.end()
 
@@ -227,6 +233,7 @@ class CacheClient:
 
     def _do_without(self, reason: object) -> None:
         """Raises CacheServerError where a server is required."""
+        self.engine_started()
         message = f"{this_node()}: no cache server for this replica: {reason}"
         if self._settings.required:
             raise CacheServerError(message)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from lmcache.integration.vllm import lmcache_mp_connector
 from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadata
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
+from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
 from kvstore.connector import IDENTITY, kv_name
@@ -64,14 +65,16 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
 
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> None:
         super().register_kv_caches(*args, **kwargs)
-        # LMCache's begins with the first store. A server that has heard nothing for an hour, or was started again
-        # meanwhile, would refuse that one and all that follow.
-        self.worker_adapter._ensure_heartbeat_started()
+        if current_platform.is_cpu():  # elsewhere what is captured now must not be disturbed
+            self.worker_adapter._ensure_heartbeat_started()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         finished: tuple[set[str] | None, set[str] | None] = super().get_finished(finished_req_ids)
-        # What was stored for a request after its end was told would be kept for good as well.
+        # LMCache's own begins with the first store. A server that has heard nothing for an hour, or was started again
+        # meanwhile, would refuse that one and all that follow.
         adapter = self.worker_adapter
+        adapter._ensure_heartbeat_started()
+        # What was stored for a request after its end was told would be kept for good as well.
         adapter.finished_stores.difference_update(adapter.finished_stores & adapter._returned_finished)
         return finished
 

@@ -57,22 +57,27 @@ class Promise:
 
     def before(self) -> int:
         """Bytes that others promised themselves earlier and may not have taken yet."""
-        own, found = _made(self._path), 0
-        for path in SHM.iterdir():
-            match = _PROMISE.fullmatch(path.name)
-            if match is None or path == self._path:
-                continue
-            made = _made(path)
-            if not Path(f"/proc/{match['pid']}").exists() or time.time() - made[0] / 1e9 > _PROMISED_S:
-                with suppress(OSError):  # another user's, or gone
-                    path.unlink()
-            elif made < own:
-                found += int(match["size"])
-        return found
+        own = _made(self._path)
+        return sum(size for path, size in _promises().items() if _made(path) < own)
 
     def end(self) -> None:
         """It is taken, or will not be."""
         self._path.unlink(missing_ok=True)
+
+
+def _promises() -> dict[Path, int]:
+    """Those that stand, and how many bytes each is of. What processes that are gone have left is removed."""
+    found = {}
+    for path in SHM.iterdir():
+        match = _PROMISE.fullmatch(path.name)
+        if match is None:
+            continue
+        if Path(f"/proc/{match['pid']}").exists() and time.time() - _made(path)[0] / 1e9 < _PROMISED_S:
+            found[path] = int(match["size"])
+            continue
+        with suppress(OSError):  # another user's, or gone
+            path.unlink()
+    return found
 
 
 def _made(path: Path) -> tuple[int, str]:
@@ -116,6 +121,9 @@ def is_orphan(name: str) -> bool:
 
 def remove_orphans(names: Iterable[str] | None = None) -> list[str]:
     """Unlink those of ``names`` (None: of all KV segments) that are orphans; the names unlinked."""
+    if names is None:
+        with suppress(OSError):
+            _promises()
     removed = []
     for name in segments() if names is None else names:
         if is_orphan(name):

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -160,25 +159,6 @@ def test_only_the_dead_leave_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert segments.remove_orphans([living, foreign[0]]) == []
     assert segments.remove_orphans() == [dead]
     assert {path.name for path in tmp_path.iterdir()} == {living, *foreign}
-
-
-def test_of_two_engines_that_start_together_the_later_one_leaves_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(segments, "SHM", tmp_path)
-    (tmp_path / f"banyan_kv_{NO_SUCH_PID}_1024").touch()
-    first = segments.Promise(100, pid=1)
-    now = time.time_ns()
-    os.utime(first._path, ns=(now, now - 1_000_000_000))
-    second = segments.Promise(50)
-    assert (first.before(), second.before()) == (0, 100)
-    assert len(list(tmp_path.iterdir())) == 2, "that of a process which is gone is none"
-    for path in tmp_path.iterdir():
-        os.utime(path, ns=(now, now))
-    assert sorted((first.before(), second.before())) in ([0, 50], [0, 100]), "one of them comes first"
-    first.end()
-    first.end()
-    assert second.before() == 0
 
 
 def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

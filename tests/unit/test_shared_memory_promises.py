@@ -1,0 +1,65 @@
+"""Engines that start together on a node do not count on the same shared memory."""
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from deployments import node_cache
+from deployments.node_cache import CacheClient
+from kvstore import segments
+from kvstore.settings import CacheSettings
+
+NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
+
+
+@pytest.fixture(autouse=True)
+def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SHM", tmp_path)
+    monkeypatch.setattr(node_cache, "free_bytes", lambda: 100)
+
+
+def earlier(size: int) -> segments.Promise:
+    """Of a process that lives."""
+    promise = segments.Promise(size, pid=1)
+    second_ago = time.time_ns() - 1_000_000_000
+    os.utime(promise._path, ns=(second_ago, second_ago))
+    return promise
+
+
+def test_of_two_engines_that_start_together_the_later_one_leaves_room(tmp_path: Path) -> None:
+    (tmp_path / f"banyan_kv_{NO_SUCH_PID}_1024").touch()
+    first = earlier(100)
+    second = segments.Promise(50)
+    assert (first.before(), second.before()) == (0, 100)
+    assert len(list(tmp_path.iterdir())) == 2, "that of a process which is gone is none"
+    now = time.time_ns()
+    for path in tmp_path.iterdir():
+        os.utime(path, ns=(now, now))
+    assert sorted((first.before(), second.before())) in ([0, 50], [0, 100]), "one of them comes first"
+    first.end()
+    first.end()
+    assert second.before() == 0
+
+
+async def test_one_that_does_not_fit_beside_another_waits_for_what_becomes_of_it() -> None:
+    other, client = earlier(80), CacheClient(CacheSettings())
+    waiting = asyncio.create_task(client._promised(50))
+    await asyncio.sleep(0.1)
+    assert not waiting.done()
+    other.end()
+    assert await asyncio.wait_for(waiting, 10) == 100
+
+
+async def test_it_does_not_wait_for_ever_nor_where_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    earlier(80)
+    client = CacheClient(CacheSettings())
+    assert await asyncio.wait_for(client._promised(20), 1) == 20
+    client.engine_started()
+    monkeypatch.setattr(node_cache, "_OTHERS_START_S", 0.0)
+    assert await CacheClient(CacheSettings()).attach(50) is None
+    assert len(os.listdir(tmp_path)) == 1, "what takes none promises itself none"
