@@ -26,7 +26,7 @@ IDLE_INTERVAL_S = 10.0
 """At most so often while nothing runs."""
 BUSY_INTERVAL_S = 60.0
 """At most so often while something runs."""
-BUSY_GROWTH_BYTES = 16 << 20
+BUSY_GROWTH_BYTES = 4 << 20
 """Of resident memory since everything was last collected."""
 
 

@@ -8,6 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
+from cachetools import LRUCache
 from pydantic import Field
 
 from deployments.engines.settings import EngineSettings, Runner
@@ -19,11 +20,19 @@ if TYPE_CHECKING:
 
     from deployments.engines.engine_calls import Output
 
-MAX_REMEMBERED_TEXTS = 50_000
-"""Token ids of questions and steps that are kept: a step is encoded once for all paths through it."""
-
 MAX_REMEMBERED_CHARACTERS = 4_000
 """A longer text is encoded every time."""
+
+_REMEMBERED_TOKENS = 500_000
+"""Of a family's questions, and of its steps: 25 MB at most."""
+_ENTRY_TOKENS = 16
+"""What an entry takes beside its ids, in tokens."""
+
+
+def remembered_ids() -> LRUCache[str, list[int]]:
+    """Token ids of texts: a step is encoded once for all paths through it."""
+    return LRUCache(_REMEMBERED_TOKENS, getsizeof=lambda ids: len(ids) + _ENTRY_TOKENS)
+
 
 TEMPLATE_TOKENS = 64
 """More than a chat template adds of its own, default system prompt, role marks and the last step's tag included."""

@@ -3,16 +3,15 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
-from cachetools import LRUCache
 from pydantic import Field
 
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import (
     MAX_REMEMBERED_CHARACTERS,
-    MAX_REMEMBERED_TEXTS,
     RewardFamily,
     RewardModelSettings,
+    remembered_ids,
 )
 from deployments.engines.rewards.heads import Head
 from deployments.engines.settings import EMBEDDED_PRM, SystemPrompt
@@ -39,8 +38,8 @@ class StepHead(Head):
         if tag is None:
             raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is no special token of {settings.model!r}")
         self._tag = tag
-        self._questions: LRUCache[str, list[int]] = LRUCache(MAX_REMEMBERED_TEXTS)
-        self._steps: LRUCache[str, list[int]] = LRUCache(MAX_REMEMBERED_TEXTS)
+        self._questions = remembered_ids()
+        self._steps = remembered_ids()
 
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         token_ids = list(self._question_ids(question))

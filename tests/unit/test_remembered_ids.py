@@ -1,0 +1,20 @@
+"""What a reward model's replica remembers of the texts that it read does not grow without end."""
+
+import tracemalloc
+
+from deployments.engines.rewards.family import remembered_ids
+
+MOST_BYTES = 25_000_000
+
+
+def test_long_and_short_texts_take_what_is_said_at_most() -> None:
+    for tokens, entries in ((1, 30_000), (12, 20_000), (1_000, 600)):
+        tracemalloc.start()
+        kept = remembered_ids()
+        for number in range(entries):
+            kept[f"{number:>{4 * tokens}}"] = [300 + number % 1_000 for _ in range(tokens)]
+        held, _ = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        assert len(kept) < entries, "the first ones were forgotten"
+        assert held < MOST_BYTES
+        assert f"{entries - 1:>{4 * tokens}}" in kept
