@@ -529,10 +529,10 @@ def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
     settings = SETTINGS.model_copy(update={"store": "evicted"})
     blocks = 32  # three such prompts with what is written to them
     path, *others = (prompt(seed) for seed in range(901, 907))
-    others = registered(keeper.server)  # some of which are gone
+    strangers = registered(keeper.server)  # some of which are gone
     with engine_of(model, keeper.server.address, settings, kv_bytes=blocks * 65_536) as engine:
         # It has stored nothing yet, and notices all the same.
-        restarts, new = keeper.restarts, registered(keeper.server) - others
+        restarts, new = keeper.restarts, registered(keeper.server) - strangers
         assert len(new) == 1
         assert keeper.server.pid is not None
         os.kill(keeper.server.pid, signal.SIGKILL)
