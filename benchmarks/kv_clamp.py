@@ -27,6 +27,7 @@ from rich.table import Table
 from benchmarks.engines import solve_all
 from benchmarks.idle_layers import LAYERS, with_idle_layers
 from benchmarks.overload import quantile, told
+from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, applications, served
 from cluster.launch.environment import ensure_token, set_environment
@@ -86,6 +87,8 @@ class Run(NamedTuple):
     """What the generator's counters gained."""
     right: int = 0
     """Answers that are right."""
+    cpu_s: dict[str, float] | None = None
+    """By role."""
 
     @property
     def rate(self) -> float:
@@ -94,7 +97,9 @@ class Run(NamedTuple):
 
     @property
     def figures(self) -> dict[str, Any]:
-        return {"searches_per_s": round(self.rate, 3), "seconds": told(self.each), "right": self.right, **self.counted}
+        cpu_ms = {role: round(1000 * spent / len(self.each), 1) for role, spent in (self.cpu_s or {}).items()}
+        figures = {"searches_per_s": round(self.rate, 3), "seconds": told(self.each), "right": self.right}
+        return {**figures, "cpu_ms_per_search": cpu_ms, **self.counted}
 
 
 def config_of(own: dict[str, Any], cache: bool, heavy: Path | None = None, times: int = 1) -> AppConfig:
@@ -130,12 +135,12 @@ async def run(
             began = time.perf_counter()
             return await solve(problem, seed), time.perf_counter() - began
 
-        before = await count(http)
+        before, clock = await count(http), CpuClock()
         done, seconds = await solve_all(timed, problems, clients, seed)
-        after = await count(http)
+        cpu_s, after = clock.spent(), await count(http)
     counted = {name: after[name] - before[name] for name in after}
     right = sum(found.answer == problem.answer for problem, (found, _) in zip(problems, done, strict=True))
-    return Run(seconds, [took for _, took in done], [found for found, _ in done], counted, right)
+    return Run(seconds, [took for _, took in done], [found for found, _ in done], counted, right, cpu_s)
 
 
 class Side:

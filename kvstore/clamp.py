@@ -16,6 +16,13 @@ LENGTHS = 512
 QUANTILE = 0.9
 WITHHELD_LATELY = 0.98
 """How fast it is forgotten, from one step of the engine to the next, how many blocks its cache held."""
+LEAST_USE = 0.25
+"""Never fewer of the blocks that branches have for themselves are expected to be used."""
+USE_FORGOTTEN = 0.05
+"""So much less are expected to be used than were at most, once as many branches have ended as go on: those that began
+together also grow together, however long they are."""
+USE_PREEMPTED = 1.1
+"""So many times as many are expected to be used once some were preempted."""
 FEWEST = 16
 """Until so many are known each may become as long as it is allowed to."""
 
@@ -139,18 +146,35 @@ class KVClamp:
             self.wanted -= 1
             self._wanted_blocks -= self.ledger.own(ticket.prefix, ticket.growth)
         self.waiting -= not ticket.granted
-        self.going -= ticket.granted
+        if ticket.granted:
+            if self._tells:
+                self.ledger.use = max(LEAST_USE, self.ledger.use * (1.0 - USE_FORGOTTEN / self.going))
+            self.going -= 1
         self._advance()
 
-    def withheld(self, blocks: int) -> None:
-        """Told after every step of the engine: so many blocks are held by no branch and cannot be given out.
+    def stepped(self, used: int, withheld: int, preempted: bool) -> None:
+        """Told after every step of the engine.
 
-        That is so for some steps only, but it comes again, and always after the blocks of a step were given out: room
-        is left for as much as there was lately.
+        Args:
+            used: blocks that are not free.
+            withheld: of these, those that are held by no branch and cannot be given out. That is so for some steps
+                only, but it comes again, and always after the blocks of a step were given out: room is left for as much
+                as there was lately.
+            preempted: whether branches had to give theirs back: fewer were there than were needed.
         """
         ledger = self.ledger
-        ledger.withheld = max(blocks, int(WITHHELD_LATELY * ledger.withheld))
+        ledger.withheld = max(withheld, int(WITHHELD_LATELY * ledger.withheld))
+        if preempted:
+            ledger.use = min(1.0, USE_PREEMPTED * ledger.use)
+        elif self._tells:
+            use = (used - withheld - ledger.shared) / max(ledger.promised, 1)
+            ledger.use = min(1.0, max(use, ledger.use))
         self._advance()
+
+    @property
+    def _tells(self) -> bool:
+        """Whether what is used now says how much of what is promised will be: of few branches any share may be."""
+        return self.ledger.reserved > self.ledger.capacity // 2
 
     def _advance(self) -> None:
         while self._queue:

@@ -4,6 +4,7 @@ The engine itself knows only what it has given out so far; which of its requests
 known here. Used from one thread; nothing in it waits.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -92,11 +93,20 @@ class KVLedger:
         self._own = 0
         self.withheld = 0
         """Blocks that somebody else holds for now: they are promised to nobody, but they are not free."""
+        self.use = 1.0
+        """Of the blocks that requests were promised for themselves, the share that they are expected to hold at a time:
+        none holds its last one from the beginning, and most need less than they may."""
 
     @property
     def reserved(self) -> int:
-        """Blocks that are promised, never more than ``capacity``."""
-        return min(self.capacity, self.shared + self._own)
+        """Blocks that are promised, never more than ``capacity``: those of prefixes, and of the others as many as will
+        be used."""
+        return min(self.capacity, self.shared + self._used(self._own))
+
+    @property
+    def promised(self) -> int:
+        """Blocks that requests were promised for themselves, used or not."""
+        return self._own
 
     @property
     def shared(self) -> int:
@@ -130,7 +140,10 @@ class KVLedger:
         own = self.own(prefix, growth)
         if not self.reserved:
             own = min(own, max(0, self.capacity - self._groups * len(prefix.keys)))
-        elif self._groups * self._missing(prefix) + own + spare > self.free:
+        elif (
+            self.shared + self._groups * self._missing(prefix) + self._used(self._own + own) + spare + self.withheld
+            > self.capacity
+        ):
             return None
         self._take(prefix)
         self._own += own
@@ -145,6 +158,9 @@ class KVLedger:
     def own(self, prefix: Prefix, growth: int) -> int:
         """Blocks that a request needs for itself alone."""
         return self._whole(prefix.tokens + max(growth, 1)) - self._groups * len(prefix.keys)
+
+    def _used(self, own: int) -> int:
+        return math.ceil(self.use * own)
 
     def _whole(self, tokens: int) -> int:
         """Blocks of a request that shares nothing."""

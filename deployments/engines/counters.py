@@ -52,8 +52,9 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self._queries = self._hits = self._external_hits = 0
         self._running = self._waiting = 0
         self._usage = 0.0
-        self.on_storing: Callable[[int], None] = lambda blocks: None
-        """Told after every step how many KV blocks only stores of LMCache hold."""
+        self.on_step: Callable[[int, int, bool], None] = lambda used, storing, preempted: None
+        """Told after every step how many KV blocks are not free, how many of these only stores of LMCache hold, and
+        whether requests were preempted."""
         self.reports = self.progress = 0
         """Messages of the engine, one for each of its steps, and how many of them told of tokens or of a change in what
         it runs, queues or holds in memory."""
@@ -90,7 +91,11 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
             self._step_requests += self._running
         self._waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self._usage = scheduler_stats.kv_cache_usage
-        self.on_storing((scheduler_stats.kv_connector_stats or {}).get(STORING, 0))
+        self.on_step(
+            round(self.usable_blocks * self._usage),
+            (scheduler_stats.kv_connector_stats or {}).get(STORING, 0),
+            iteration_stats is not None and iteration_stats.num_preempted_reqs > 0,
+        )
         self._queries += scheduler_stats.prefix_cache_stats.queries
         self._hits += scheduler_stats.prefix_cache_stats.hits
         if scheduler_stats.connector_prefix_cache_stats is not None:

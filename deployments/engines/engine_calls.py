@@ -74,6 +74,20 @@ class _Wanted(NamedTuple, Generic[Label]):
     priority: int
 
 
+class _Ready:
+    """In place of the event of a request's collector, which vLLM sets when the request has finished: its room is the
+    next one's from then on, not when its output is looked at."""
+
+    def __init__(self, changed: asyncio.Event, ticket: Ticket | None) -> None:
+        self._changed = changed
+        self._ticket = ticket
+
+    def set(self) -> None:
+        self._changed.set()
+        if self._ticket is not None:
+            self._ticket.close()
+
+
 class EngineCall(Generic[Label]):
     """The requests of one call. An async context manager: what is unfinished on leaving is aborted.
 
@@ -225,7 +239,7 @@ class EngineCall(Generic[Label]):
         else:
             # The collector wakes whoever waits on its event: give it ours. What it got before is in
             # ``output`` and is seen by the next look, which comes before any wait.
-            collector.ready = self._changed
+            collector.ready = _Ready(self._changed, ticket)
             self._pending[request_id] = _Request(wanted.label, collector, wanted.place)
 
     async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
@@ -246,6 +260,25 @@ class EngineCall(Generic[Label]):
                     await self._changed.wait()
             except TimeoutError:
                 return []
+
+    async def take_within(self, seconds: float) -> list[Finished[Label]]:
+        """What finishes in the next ``seconds``; what the clamp grants meanwhile is handed over at once.
+
+        Raises:
+            EngineCallError: as ``take``.
+        """
+        loop = asyncio.get_running_loop()
+        until = loop.time() + seconds
+        while self._held_back and not self._stopped:
+            self._changed.clear()
+            await self._hand_over_granted()
+            try:
+                async with asyncio.timeout_at(until):
+                    await self._changed.wait()
+            except TimeoutError:
+                break
+        await asyncio.sleep(max(0.0, until - loop.time()))
+        return self.take()
 
     def take(self) -> list[Finished[Label]]:
         """What has finished and was not taken yet, without waiting.

@@ -130,7 +130,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         clamps = self._settings.clamp != "off" and geometry.groups
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if clamps else None
         if clamp is not None:
-            counters.on_storing = clamp.withheld
+            counters.on_step = clamp.stepped
         return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
@@ -168,8 +168,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
                             said = None
                         continue
                     if call.pending and self._settings.group_ms:
-                        await asyncio.sleep(self._settings.group_ms / 1000)
-                        finished += call.take()
+                        finished += await call.take_within(self._settings.group_ms / 1000)
                     self._saw(finished, request.stop_condition)
                     children = [child for done in finished if (child := await self._child(call, request, done))]
                     missing -= len(children)

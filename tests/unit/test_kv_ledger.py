@@ -1,5 +1,7 @@
 """The ledger and the clamp: nothing is promised twice, nothing is lost, somebody always goes on."""
 
+import math
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -158,17 +160,77 @@ def test_what_a_cache_holds_is_granted_to_nobody_and_its_end_wakes_who_waits() -
     first = clamp.ask(0, prefix(1), 10, nothing)
     woken: list[str] = []
 
-    clamp.withheld(6)
+    clamp.stepped(9, 6, preempted=False)
 
     assert clamp.ledger.free == 10 - 3 - 6
     assert not clamp.ask(0, prefix(2), 7, lambda: woken.append("second")).granted
-    clamp.withheld(0)
+    clamp.stepped(3, 0, preempted=False)
     assert woken == ["second"], "one block fewer than a moment ago is enough"
     assert clamp.ledger.withheld == 5, "the others may be held again in the next step"
     for _ in range(100):
-        clamp.withheld(0)
+        clamp.stepped(3, 0, preempted=False)
     assert clamp.ledger.withheld == 0
     first.close()
+
+
+def busy_clamp(branches: int) -> tuple[KVClamp, list[Ticket]]:
+    """A hundred blocks, branches of two."""
+    clamp = KVClamp(KVLedger(100, BLOCK))
+    return clamp, [clamp.ask(0, prefix(number), 2 * BLOCK - 1, nothing) for number in range(branches)]
+
+
+def turn_over(clamp: KVClamp, tickets: list[Ticket], used: int, times: int, preempted: bool = False) -> None:
+    """As many branches end and come as there are, one in a step, in each of which so many blocks are used."""
+    for number in range(times * len(tickets)):
+        tickets.pop(0).close()
+        tickets.append(clamp.ask(0, prefix(number), 2 * BLOCK - 1, nothing))
+        clamp.stepped(used, 0, preempted)
+
+
+def test_what_branches_do_not_use_of_their_blocks_is_granted_to_others() -> None:
+    clamp, tickets = busy_clamp(60)
+    assert [clamp.going, clamp.waiting] == [49, 11]
+
+    turn_over(clamp, tickets, used=60, times=20)
+
+    assert clamp.waiting == 0
+    assert 0.5 <= clamp.ledger.use < 0.6
+    assert clamp.ledger.promised == 120
+    for ticket in tickets:
+        ticket.close()
+    assert clamp.ledger.reserved == clamp.ledger.promised == 0
+
+
+def test_once_more_is_used_fewer_branches_are_granted_again() -> None:
+    clamp, tickets = busy_clamp(60)
+    turn_over(clamp, tickets, used=60, times=20)
+
+    clamp.stepped(98, 0, preempted=False)
+    assert clamp.ledger.use == 98 / 120
+    for _ in range(3):
+        clamp.stepped(100, 0, preempted=True)
+    assert clamp.ledger.use == 1.0
+    assert clamp.ledger.reserved == 100
+    turn_over(clamp, tickets, used=98, times=1)
+    assert clamp.going < 60
+
+
+def test_few_branches_say_nothing_of_what_many_will_use() -> None:
+    clamp, tickets = busy_clamp(20)
+    turn_over(clamp, tickets, used=1, times=100)
+    assert clamp.ledger.use == 1.0
+
+
+def test_branches_that_grow_together_are_expected_to_fill_what_they_were_promised() -> None:
+    """However many steps they take: what the last ones held at their ends is remembered."""
+    clamp, tickets = busy_clamp(49)
+    for _ in range(3):
+        for step in range(1000):
+            clamp.stepped(98 * step // 1000, 0, preempted=False)
+        assert clamp.ledger.use > 0.9
+        for ticket in tickets:
+            ticket.close()
+        tickets = [clamp.ask(0, prefix(number), 2 * BLOCK - 1, nothing) for number in range(49)]
 
 
 def test_the_length_of_steps_is_learned() -> None:
@@ -201,22 +263,30 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.ledger = KVLedger(self.CAPACITY, BLOCK)
         self.held: list[tuple[Hold, Prefix, int]] = []
+        self.in_full = True
+        """Nobody was granted anything while less was expected to be used than is promised."""
 
     @rule(blocks=st.integers(0, 14))
     def withhold(self, blocks: int) -> None:
         self.ledger.withheld = blocks
 
+    @rule(use=st.sampled_from([0.25, 0.5, 0.9, 1.0]))
+    def expect(self, use: float) -> None:
+        self.ledger.use = use
+
     @rule(path=paths, growth=growths, spare=st.integers(0, 3))
     def reserve(self, path: list[int], growth: int, spare: int) -> None:
         wanted = prefix(*path)
-        before = self.ledger.reserved
+        shared, promised = self.ledger.shared, self.ledger.promised
         alone = not self.held
         hold = self.ledger.reserve(wanted, growth, spare)
         own = -(-(len(path) + max(growth, 1)) // BLOCK) - len(wanted.keys)
         new = len(set(wanted.keys) - {key for _, each, _ in self.held for key in each.keys})
-        fits = new + own + spare <= max(0, self.CAPACITY - before - self.ledger.withheld)
+        used = math.ceil(self.ledger.use * (promised + own))
+        fits = shared + new + used + spare + self.ledger.withheld <= self.CAPACITY
         assert (hold is not None) == (alone or fits)
         if hold is not None:
+            self.in_full = self.ledger.use == 1.0 and (alone or self.in_full)
             self.held.append((hold, wanted, min(own, self.CAPACITY - len(wanted.keys))))
 
     @precondition(lambda self: self.held)
@@ -229,8 +299,10 @@ class Ledger(RuleBasedStateMachine):
     @invariant()
     def counts_each_block_once(self) -> None:
         shared = {key for _, each, _ in self.held for key in each.keys}
-        assert self.ledger.reserved == len(shared) + sum(own for _, _, own in self.held)
-        assert 0 <= self.ledger.reserved <= self.CAPACITY
+        promised = sum(own for _, _, own in self.held)
+        assert (self.ledger.shared, self.ledger.promised) == (len(shared), promised)
+        assert self.ledger.reserved == min(self.CAPACITY, len(shared) + math.ceil(self.ledger.use * promised))
+        assert not self.in_full or len(shared) + promised <= self.CAPACITY
 
     def teardown(self) -> None:
         for hold, _, _ in self.held:
@@ -276,9 +348,9 @@ class Clamp(RuleBasedStateMachine):
         ticket.close()
         ticket.close()
 
-    @rule(blocks=st.integers(0, 14))
-    def withhold(self, blocks: int) -> None:
-        self.clamp.withheld(blocks)
+    @rule(used=st.integers(0, 14), withheld=st.integers(0, 14), preempted=st.booleans())
+    def step(self, used: int, withheld: int, preempted: bool) -> None:
+        self.clamp.stepped(used, withheld, preempted)
 
     @invariant()
     def somebody_goes_on(self) -> None:
