@@ -71,7 +71,11 @@ class Gate:
         """What calls that it let in say of it (`search.ports.ExpandRequest`)."""
         self._speculative_share = speculative_share
         self._held: Counter[Hashable] = Counter()
+        self.usage = 0
+        """Branches in flight."""
         self._waiters: list[_Waiter] = []
+        self._smallest: int | None = None
+        """The least room with which one of the waiters could start; None: to be found anew."""
         self._arrivals = 0
         self._passed = 0
         """Branches that were let in past calls that yield, and that none of these has made good."""
@@ -106,12 +110,8 @@ class Gate:
         self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * self._speculative_share)}
         self._open_room = capacity - capacity // 4
         """Of it even those may take who have their share."""
+        self._smallest = None
         self._serve()
-
-    @property
-    def usage(self) -> int:
-        """Branches in flight."""
-        return self._held.total()
 
     @property
     def waiting(self) -> dict[Lane, int]:
@@ -136,6 +136,7 @@ class Gate:
         admitted = asyncio.get_running_loop().create_future()
         waiter = _Waiter(lane, self._arrivals, weight, in_parts, slot, admitted)
         self._waiters.append(waiter)
+        self._smallest = None
         self._serve()
         try:
             await admitted
@@ -143,11 +144,13 @@ class Gate:
         finally:
             if waiter in self._waiters:
                 self._waiters.remove(waiter)
+                self._smallest = None
                 self._serve()
             # Also when the wait was cancelled just after it was served: the room was taken then.
             slot.release(slot.weight)
 
     def _leave(self, owner: Hashable, count: int) -> None:
+        self.usage -= count
         self._held[owner] -= count
         if not self._held[owner]:
             del self._held[owner]
@@ -155,6 +158,11 @@ class Gate:
 
     def _serve(self) -> None:
         while self._waiters:
+            # Called for every branch that finishes: who waits is looked at only where there may be room for somebody.
+            if self._smallest is None:
+                self._smallest = min(map(self._least, self._waiters))
+            if self.usage and self.capacity - self.usage < self._smallest:
+                return
             owners = self._held.keys() | {waiter.slot.owner for waiter in self._waiters}
             share = self.capacity // (len(owners) + 1)
             waiter = self._next(share)
@@ -162,8 +170,10 @@ class Gate:
             if not granted:
                 return
             self._waiters.remove(waiter)
+            self._smallest = None
             self._count(waiter.lane, granted)
             waiter.slot.weight = granted
+            self.usage += granted
             self._held[waiter.slot.owner] += granted
             if not waiter.admitted.done():
                 waiter.admitted.set_result(None)
@@ -197,13 +207,17 @@ class Gate:
             lane = 2 * (Lane.FLEX_EAGER if waiter.lane.yields else Lane.EAGER) + 1
         return lane, held, waiter.arrival
 
+    def _least(self, waiter: _Waiter) -> int:
+        """Fewer branches of it never start at a time."""
+        return min(waiter.weight, max(1, self.capacity // LEAST_PART)) if waiter.in_parts else waiter.weight
+
     def _grant(self, waiter: _Waiter, share: int) -> int:
         """How many branches may start now; none if it has to wait."""
         usage = self.usage
         room = self._room[waiter.lane] - usage
+        least = self._least(waiter)
         if not waiter.in_parts:
-            return waiter.weight if waiter.weight <= room or not usage else 0
-        least = min(waiter.weight, max(1, self.capacity // LEAST_PART))
+            return least if least <= room or not usage else 0
         own = max(share, least) - self._held[waiter.slot.owner]
         granted = min(waiter.weight, room, max(own, self._open_room - usage))
         if granted >= least:

@@ -77,18 +77,20 @@ def predict() -> None:
     rows: list[dict[str, Any]] = []
     for point in results["served_points"]["points"]:
         clients, asked, runs = point["clients"], ASKED[point["search"]], point["runs"]
-        found = points.served(costs, language, asked, clients, 4 * clients + 64, _median(runs, "cores"))
+        fast = _median(runs, "speed") / costs.pace.speed
+        found = points.served(costs.at(fast), language, asked, clients, 4 * clients + 64, _median(runs, "cores"))
         measured = _median(runs, "searches_per_s")
         rows.append(_row(f"served, {point['search']}, {clients} clients", found["searches_per_s"], measured))
         of_search = {name: round(_median(runs, name), 2) for name in ("nodes", "tokens", "cores")}
-        rows[-1] |= {"simulated": found, "measured_of_a_search": of_search}
+        rows[-1] |= {"simulated": found, "measured_of_a_search": of_search, "speed": round(fast, 3)}
         console.print(rows[-1]["point"])
     limits = results["controller_calls"]["limit"]
-    limit = points.controller_limit(costs.calls, _median(limits, "cores"), 300, costs.pace)
+    then = costs.at(_median(limits, "fast")).calls
+    limit = points.controller_limit(then, _median(limits, "cores"), 300, costs.pace)
     measured = statistics.median(run["searches"] / run["seconds"] for run in limits)
     rows.append(_row("one controller, engines that cost nothing", limit.searches_per_s, measured))
     alone = points.controller_limit(costs.calls, None, 300)
-    busy_s = statistics.median(run.get("worth", 1.0) * run["cpu_s"]["controller"] / run["searches"] for run in limits)
+    busy_s = statistics.median(run["worth"] * run["cpu_s"]["controller"] / run["searches"] for run in limits)
     rows.append(_row("one controller with a core of its own", alone.searches_per_s, 1 / busy_s))
     table = Table("what", "searches/s predicted", "measured", "predicted over measured")
     for row in rows:

@@ -62,12 +62,13 @@ async def spent(
     numbers = itertools.count()
     for turn in range(-1, TURNS):
         for batch, call in calls.items():
+            fast = pace.now()
             before, clock, made, began = stats(), CpuClock(), 0, time.perf_counter()
             while made < 3 or (turn >= 0 and time.perf_counter() < began + seconds):
                 await call(next(numbers))
                 made += 1
             took, cpu, after = time.perf_counter() - began, clock.spent(), stats()
-            worth = pace.on_average((sum(cpu.values()) + clock.elsewhere()) / took)
+            worth = fast * pace.on_average((sum(cpu.values()) + clock.elsewhere()) / took)
             gained = {name: after[name] - before[name] for name in after}
             figures = (
                 worth * cpu.get("engine of benchmark", 0.0),

@@ -7,6 +7,7 @@ can do at most is measured with other searches, more of them at once.
 
 import asyncio
 import itertools
+import statistics
 import time
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,8 @@ PAUSE_S = 0.004
 """Between two groups of a call."""
 GROUPS = (4, 64)
 """Children that a fake sends at a time."""
-IN_FLIGHT = 8
+IN_FLIGHT = (8, 32)
+"""Searches at once."""
 ASKED = (32, 4, 5)
 """Of the searches for which the limit is predicted, in groups of so many, and so many at once."""
 ASKED_GROUP = 16
@@ -122,8 +124,10 @@ class Counted(NamedTuple):
     """By `PARTS`, less what is spent when nothing is asked."""
     cores: float
     """Of the machine that were left by others."""
+    fast: float
+    """The machine's speed then, over that of its pace."""
     worth: float
-    """Of these CPU seconds, over those of a program that has the machine for itself."""
+    """Of these CPU seconds, over those of a program that has the machine for itself at the speed of its pace."""
 
     @property
     def rate(self) -> float:
@@ -188,6 +192,7 @@ class Asking:
 
     async def searches(self, shape: tuple[int, int, int], group: int, in_flight: int, seconds: float) -> Counted:
         """So many at a time for so long, whose ends are waited for."""
+        fast = self._pace.now()
         before, clock, began = await self._counts(), CpuClock(), time.perf_counter()
         done = 0
 
@@ -205,9 +210,10 @@ class Asking:
         calls = {name: after[name] - before[name] for name in after}
         elsewhere = clock.elsewhere()
         cores = round(self._pace.cores - elsewhere / took, 3)
-        worth = round(self._pace.on_average((sum(spent.values()) + elsewhere) / took), 4)
+        fast = round(statistics.mean((fast, self._pace.now())), 4)
+        worth = round(fast * self._pace.on_average((sum(spent.values()) + elsewhere) / took), 4)
         cpu_s = {role: round(of_role, 3) for role, of_role in cpu.items()}
-        return Counted(shape, group, in_flight, round(took, 3), done, calls, cpu_s, cores, worth)
+        return Counted(shape, group, in_flight, round(took, 3), done, calls, cpu_s, cores, fast, worth)
 
     async def _search(self, shape: tuple[int, int, int], group: int) -> None:
         width, children, levels = shape
@@ -242,13 +248,12 @@ async def ask(url: str, seconds: float, pace: Pace) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as http:
         asking = Asking(http, pace)
-        await asking.searches(SHAPES[1], GROUPS[0], IN_FLIGHT, seconds)  # warms up
+        await asking.searches(SHAPES[1], GROUPS[0], IN_FLIGHT[0], seconds)  # warms up
         await asking.rest(2 * seconds)
         runs = []
-        for shape in SHAPES:
-            for group in GROUPS:
-                runs.append(await asking.searches(shape, group, IN_FLIGHT, seconds))
-                console.print(f"{shape}, groups of {group}: {runs[-1].rate:.1f}/s {runs[-1].cpu_s}")
+        for shape, group, in_flight in itertools.product(SHAPES, GROUPS, IN_FLIGHT):
+            runs.append(await asking.searches(shape, group, in_flight, seconds))
+            console.print(f"{shape}, groups of {group}, {in_flight}: {runs[-1].rate:.1f}/s {runs[-1].cpu_s}")
         limit = [await asking.searches(ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, 2 * seconds) for _ in range(3)]
         console.print(f"limit: {[(round(run.rate, 2), run.cores) for run in limit]} searches/s, on so many cores")
     return {

@@ -58,6 +58,10 @@ class EngineCosts(_Costs):
     block_size: int = Field(ge=1)
     max_num_seqs: int = Field(ge=1)
 
+    def times(self, factor: float) -> "EngineCosts":
+        """Where everything takes so many times as long."""
+        return self.model_copy(update={"engine": self.engine.times(factor), "replica": self.replica.times(factor)})
+
 
 class CallCosts(_Costs):
     """CPU seconds of what is around the engines: trees, calls between replicas, HTTP."""
@@ -83,16 +87,34 @@ class Costs(_Costs):
     prm: EngineCosts
     calls: CallCosts
     pace: Pace = EQUAL
-    """Of the machine where all this was measured. Costs are of a program that has the machine for itself."""
+    """Of the machine where all this was measured. Costs are of a program that has the machine for itself, at that
+    speed."""
 
     @classmethod
     def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any]) -> "Costs":
         """From the two results."""
-        engines = {
-            role: EngineCosts(engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role])
-            for role in ("generator", "prm")
+        pace = Pace.model_validate(calls.get("pace", EQUAL))  # old results know of none
+        engines = {}
+        for role in ("generator", "prm"):
+            costs = EngineCosts(
+                engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role]
+            )
+            engines[role] = costs.times(curves.get("pace", {}).get("speed", 1.0) / pace.speed)
+        return cls(**engines, calls=calls["costs"], pace=pace)
+
+    def at(self, fast: float) -> "Costs":
+        """On the same machine when it is so many times as fast."""
+        calls = {
+            role: {part: seconds / fast for part, seconds in of.items()}
+            for role, of in self.calls.model_dump(exclude={"background"}).items()
         }
-        return cls(**engines, calls=calls["costs"], pace=calls.get("pace", EQUAL))  # old results know of none
+        return self.model_copy(
+            update={
+                "generator": self.generator.times(1 / fast),
+                "prm": self.prm.times(1 / fast),
+                "calls": CallCosts(**calls, background=self.calls.background),
+            }
+        )
 
     def slower(self, factor: float) -> "Costs":
         """With engines that take so many times as long, and replicas as they are."""

@@ -40,6 +40,18 @@ def test_this_machine_has_one() -> None:
     pace = measured(0.05)
     assert pace.cores >= 1
     assert pace.together > 0.1
+    assert 0.2 < pace.now() < 5.0
+
+
+def test_a_machine_that_is_faster_costs_less_of_everything_but_the_background() -> None:
+    _, costs, _ = calibrated()
+    faster = costs.at(2.0)
+    assert faster.calls.controller["search"] == costs.calls.controller["search"] / 2
+    assert faster.calls.background == costs.calls.background
+    for role in ("generator", "prm"):
+        before, after = getattr(costs, role), getattr(faster, role)
+        assert after.engine.step(8) == pytest.approx(before.engine.step(8) / 2)
+        assert after.replica.request_s == pytest.approx(before.replica.request_s / 2)
 
 
 def test_the_results_that_are_kept_can_be_simulated_with() -> None:

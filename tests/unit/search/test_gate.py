@@ -232,15 +232,18 @@ def test_refuses_senseless_settings(make: Callable[[], Gate]) -> None:
 
 
 @settings(max_examples=80, deadline=None)
-@given(seed=st.integers(0, 1 << 32), capacity=st.integers(1, 8))
+@given(seed=st.integers(0, 1 << 32), capacity=st.integers(1, 8) | st.integers(32, 64))
 def test_never_over_capacity_and_nothing_is_left(seed: int, capacity: int) -> None:
     rng = random.Random(seed)
 
     def check(gate: Gate, admitted: list[Caller]) -> None:
         assert gate.usage == sum(caller.weight for caller in admitted)
         assert gate.usage <= capacity or len(admitted) == 1
-        # Whoever waits in front of all others really has no room.
+        # Whoever waits in front of all others really has no room: a look at everybody lets nobody in.
         assert gate.usage > 0 or not any(gate.waiting.values())
+        before = len(admitted), gate.waiting
+        gate.resize(gate.capacity)
+        assert before == (len(admitted), gate.waiting)
 
     async def main() -> None:
         gate = Gate(capacity)
