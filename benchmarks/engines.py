@@ -56,7 +56,7 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     if server is not None:
         os.environ.update(QUIET_ENVIRONMENT)
         address = await asyncio.to_thread(server.start)
-        kv_transfer = connector_config(address, config.cache, config.generator.kv_identity)
+        kv_transfer = connector_config(address, config.cache, config.generator.kv_settings)
     if not isinstance(config.prm, RewardModelSettings):
         raise TypeError("a reward model is wanted, not a function")
     generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)

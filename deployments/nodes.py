@@ -82,7 +82,7 @@ def model_digest(settings: EngineSettings) -> str | None:
 
 def kv_identity(settings: EngineSettings) -> str:
     """What an engine's keys and values depend on, its weights included where their files are on this machine."""
-    return f"{settings.kv_identity} {model_digest(settings)}"
+    return f"{settings.kv_settings} {model_digest(settings)}"
 
 
 def _pieces(path: Path) -> Iterator[bytes]:

@@ -20,6 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
+
 from kvstore.guard import GuardSpec
 from kvstore.segments import remove_orphans
 from kvstore.settings import CacheSettings
@@ -349,16 +351,16 @@ def existing_server(settings: CacheSettings) -> CacheAddress:
         CacheServerError: it does not answer at both ports, or keeps chunks of another size than the settings say.
     """
     address = CacheAddress(settings.host, settings.port, settings.http_port)
-    deadline = time.monotonic() + settings.start_timeout_s
-    while True:
-        try:
+    answering = Retrying(
+        retry=retry_if_exception_type(CacheServerError),
+        stop=stop_after_delay(settings.start_timeout_s),
+        wait=wait_fixed(_POLL_S),
+        reraise=True,
+    )
+    for attempt in answering:
+        with attempt:
             size = _request(address, "GET", "/status").get("chunk_size")
             _connect(address)
-            break
-        except CacheServerError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(_POLL_S)
     if size != settings.chunk_size:
         raise CacheServerError(
             f"the cache server at {settings.host} keeps {size} tokens together, cache.chunk_size says "

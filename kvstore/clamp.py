@@ -17,12 +17,14 @@ QUANTILE = 0.9
 WITHHELD_LATELY = 0.98
 """How fast it is forgotten, from one step of the engine to the next, how many blocks its cache held."""
 LEAST_USE = 0.25
-"""Never fewer of the blocks that branches have for themselves are expected to be used."""
-USE_FORGOTTEN = 0.05
-"""So much less are expected to be used than were at most, once as many branches have ended as go on: those that began
-together also grow together, however long they are."""
+"""Never fewer of the blocks for what is written are expected to be used."""
+USE_FORGOTTEN = SPARE_SHARE
+"""So much less is expected to be used than was at most, once as many branches have finished as go on: those that began
+together also grow together, however long they are, and then what is spare still suffices."""
 USE_PREEMPTED = 1.1
-"""So many times as many are expected to be used once some were preempted."""
+"""So many times as much is expected to be used once some were preempted."""
+LATE_REPORTS = 3
+"""So many reports of the engine may still count what branches held that were given up."""
 FEWEST = 16
 """Until so many are known each may become as long as it is allowed to."""
 
@@ -66,14 +68,14 @@ class Ticket:
     def grant(self, hold: Hold) -> None:
         self._hold = hold
 
-    def close(self) -> None:
-        """The branch has ended, or is no longer wanted. A second time does nothing."""
+    def close(self, finished: bool = False) -> None:
+        """The branch has ``finished``, or it failed, or is no longer wanted. A second time does nothing."""
         if self.closed:
             return
         self.closed = True
         if self._hold is not None:
             self._hold.release()
-        self._clamp.closed(self)
+        self._clamp.closed(self, finished)
 
 
 class KVClamp:
@@ -90,8 +92,9 @@ class KVClamp:
         self._arrivals = count()
         self.wanted = 0
         """Branches that have their blocks or wait for them, but for speculative ones."""
-        self._wanted_blocks = 0
+        self._wanted_fixed = self._wanted_growth = 0
         """Of those, the blocks that each has or wants for itself."""
+        self._late_reports = 0
         self.going = 0
         """Branches that have their blocks."""
         self.waiting = 0
@@ -140,16 +143,21 @@ class KVClamp:
         self.held_back += 1
         return ticket
 
-    def closed(self, ticket: Ticket) -> None:
+    def closed(self, ticket: Ticket, finished: bool) -> None:
         """Called by a ticket that was closed: its room is the next one's."""
         if not ticket.speculative:
+            needs = self.ledger.needs(ticket.prefix, ticket.growth)
             self.wanted -= 1
-            self._wanted_blocks -= self.ledger.own(ticket.prefix, ticket.growth)
-        self.waiting -= not ticket.granted
+            self._wanted_fixed -= needs.fixed
+            self._wanted_growth -= needs.growth
         if ticket.granted:
-            if self._tells:
+            if not finished:
+                self._late_reports = LATE_REPORTS
+            elif self._tells:
                 self.ledger.use = max(LEAST_USE, self.ledger.use * (1.0 - USE_FORGOTTEN / self.going))
             self.going -= 1
+        else:
+            self.waiting -= 1
         self._advance()
 
     def stepped(self, used: int, withheld: int, preempted: bool) -> None:
@@ -166,15 +174,17 @@ class KVClamp:
         ledger.withheld = max(withheld, int(WITHHELD_LATELY * ledger.withheld))
         if preempted:
             ledger.use = min(1.0, USE_PREEMPTED * ledger.use)
+        elif self._late_reports:
+            self._late_reports -= 1
         elif self._tells:
-            use = (used - withheld - ledger.shared) / max(ledger.promised, 1)
+            use = (used - withheld - ledger.held) / max(ledger.growth, 1)
             ledger.use = min(1.0, max(use, ledger.use))
         self._advance()
 
     @property
     def _tells(self) -> bool:
         """Whether what is used now says how much of what is promised will be: of few branches any share may be."""
-        return self.ledger.reserved > self.ledger.capacity // 2
+        return self.ledger.held + self.ledger.growth > self.ledger.capacity // 2
 
     def _advance(self) -> None:
         while self._queue:
@@ -194,12 +204,15 @@ class KVClamp:
     @property
     def pressure(self) -> float:
         """The blocks that are wanted over those there are, more than 1 where they do not suffice."""
-        return (self.ledger.shared + self._wanted_blocks) / self.ledger.capacity
+        ledger = self.ledger
+        return (ledger.shared + self._wanted_fixed + ledger.use * self._wanted_growth) / ledger.capacity
 
     def _want(self, ticket: Ticket) -> None:
         if not ticket.speculative:
+            needs = self.ledger.needs(ticket.prefix, ticket.growth)
             self.wanted += 1
-            self._wanted_blocks += self.ledger.own(ticket.prefix, ticket.growth)
+            self._wanted_fixed += needs.fixed
+            self._wanted_growth += needs.growth
 
     def _passes(self, order: int, ticket: Ticket) -> bool:
         """Grants it now, unless others come first or there is no room."""

@@ -47,6 +47,15 @@ class Prefix(NamedTuple):
         return cls(tuple(keys), len(token_ids))
 
 
+class Needs(NamedTuple):
+    """Blocks that a request has for itself alone."""
+
+    fixed: int
+    """From its first step on."""
+    growth: int
+    """One after the other, for what it writes; not all of them, where it writes less than it may."""
+
+
 @dataclass(slots=True)
 class _Shared:
     """A block of a prefix, and how many requests and blocks behind it need it."""
@@ -59,7 +68,8 @@ class KVLedger:
     """Promises the blocks of one engine, each once.
 
     A request holds the blocks of its prefix, which others may share, and blocks of its own for the rest of its prompt
-    and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching.
+    and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching. Of
+    those for what will be written as many count as ``use`` says: no request holds its last one from the beginning.
 
     Where layers look back differently far, every block's worth of tokens takes a block in each group, as if all groups
     kept all tokens: what siblings share in a sliding window is worth more than what a window leaves out. A request that
@@ -90,23 +100,27 @@ class KVLedger:
         self._states = states
         self._alone = alone or self._whole
         self._shared: dict[int, _Shared] = {}
-        self._own = 0
+        self._fixed = self._growth = 0
         self.withheld = 0
         """Blocks that somebody else holds for now: they are promised to nobody, but they are not free."""
         self.use = 1.0
-        """Of the blocks that requests were promised for themselves, the share that they are expected to hold at a time:
-        none holds its last one from the beginning, and most need less than they may."""
+        """Of the blocks that requests were promised for what they write, the share that they are expected to hold at a
+        time."""
 
     @property
     def reserved(self) -> int:
-        """Blocks that are promised, never more than ``capacity``: those of prefixes, and of the others as many as will
-        be used."""
-        return min(self.capacity, self.shared + self._used(self._own))
+        """Blocks that are promised and will be used, never more than ``capacity``."""
+        return min(self.capacity, self.shared + self._used(Needs(0, 0)))
 
     @property
-    def promised(self) -> int:
-        """Blocks that requests were promised for themselves, used or not."""
-        return self._own
+    def growth(self) -> int:
+        """Blocks that are promised for what requests write, used or not."""
+        return self._growth
+
+    @property
+    def held(self) -> int:
+        """Blocks that requests hold from their first steps on: those of prefixes, and of the rest of their prompts."""
+        return self.shared + self._fixed
 
     @property
     def shared(self) -> int:
@@ -131,23 +145,25 @@ class KVLedger:
         """Promises a request its prefix and ``growth`` tokens behind it; None where fewer than ``spare`` blocks would
         be left.
 
-        A request that is alone gets what it needs or, if that is more than there is, all of it.
+        A request that is alone gets what it needs or, if that is more than there is, all of it, to keep.
 
         Raises:
             TooLarge: as ``check``.
         """
         self.check(prefix)
-        own = self.own(prefix, growth)
+        needs = self.needs(prefix, growth)
         if not self.reserved:
-            own = min(own, max(0, self.capacity - self._groups * len(prefix.keys)))
-        elif (
-            self.shared + self._groups * self._missing(prefix) + self._used(self._own + own) + spare + self.withheld
-            > self.capacity
-        ):
-            return None
+            most = max(0, self.capacity - self._groups * len(prefix.keys))
+            if sum(needs) > most:
+                needs = Needs(most, 0)
+        else:
+            shared = self.shared + self._groups * self._missing(prefix)
+            if shared + self._used(needs) + spare + self.withheld > self.capacity:
+                return None
         self._take(prefix)
-        self._own += own
-        return Hold(self, prefix.keys[-1] if prefix.keys else ROOT, own)
+        self._fixed += needs.fixed
+        self._growth += needs.growth
+        return Hold(self, prefix.keys[-1] if prefix.keys else ROOT, needs)
 
     def check(self, prefix: Prefix) -> None:
         """Raises TooLarge where the prefix with one token more fits into no empty cache."""
@@ -155,12 +171,14 @@ class KVLedger:
         if whole > self.capacity:
             raise TooLarge(whole, self.capacity)
 
-    def own(self, prefix: Prefix, growth: int) -> int:
-        """Blocks that a request needs for itself alone."""
-        return self._whole(prefix.tokens + max(growth, 1)) - self._groups * len(prefix.keys)
+    def needs(self, prefix: Prefix, growth: int) -> Needs:
+        """What a request that writes ``growth`` tokens, one at least, has for itself alone."""
+        begins = self._whole(prefix.tokens)
+        return Needs(begins - self._groups * len(prefix.keys), self._whole(prefix.tokens + max(growth, 1)) - begins)
 
-    def _used(self, own: int) -> int:
-        return math.ceil(self.use * own)
+    def _used(self, more: Needs) -> int:
+        """Blocks that requests will hold for themselves at a time, with one more of them."""
+        return self._fixed + more.fixed + math.ceil(self.use * (self._growth + more.growth))
 
     def _whole(self, tokens: int) -> int:
         """Blocks of a request that shares nothing."""
@@ -186,8 +204,9 @@ class KVLedger:
             if known:
                 return
 
-    def _give_back(self, last: int, own: int) -> None:
-        self._own -= own
+    def _give_back(self, last: int, needs: Needs) -> None:
+        self._fixed -= needs.fixed
+        self._growth -= needs.growth
         key = last
         while key != ROOT:
             block = self._shared[key]
@@ -201,15 +220,15 @@ class KVLedger:
 class Hold:
     """What one request was promised, until it is released."""
 
-    __slots__ = ("_last", "_ledger", "_own")
+    __slots__ = ("_last", "_ledger", "_needs")
 
-    def __init__(self, ledger: KVLedger, last: int, own: int) -> None:
+    def __init__(self, ledger: KVLedger, last: int, needs: Needs) -> None:
         self._ledger: KVLedger | None = ledger
         self._last = last
-        self._own = own
+        self._needs = needs
 
     def release(self) -> None:
         """Gives it back. A second time does nothing."""
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
-            ledger._give_back(self._last, self._own)
+            ledger._give_back(self._last, self._needs)

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from benchmarks.cluster_sim.pace import EQUAL, Pace
+from benchmarks.cluster_sim.pace import EQUAL, UNKNOWN, Pace
 
 
 class _Costs(BaseModel):
@@ -93,13 +93,16 @@ class Costs(_Costs):
     @classmethod
     def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any]) -> "Costs":
         """From the two results."""
-        pace = Pace.model_validate(calls.get("pace", EQUAL))  # old results know of none
+        paces = [Pace.model_validate(result.get("pace", EQUAL)) for result in (curves, calls)]  # old ones have none
+        pace = paces[1]
+        # Where one of them does not say how fast the machine was, it is taken to have been the same.
+        fast = paces[0].speed / pace.speed if UNKNOWN not in (paces[0].speed, pace.speed) else 1.0
         engines = {}
         for role in ("generator", "prm"):
             costs = EngineCosts(
                 engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role]
             )
-            engines[role] = costs.times(curves.get("pace", {}).get("speed", 1.0) / pace.speed)
+            engines[role] = costs.times(fast)
         return cls(**engines, calls=calls["costs"], pace=pace)
 
     def at(self, fast: float) -> "Costs":

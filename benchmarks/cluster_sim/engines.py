@@ -84,6 +84,8 @@ class Engine:
         self._replica = replica
         self._costs = costs
         self._cache = PrefixCache(costs.blocks)
+        self.on_step: Callable[[Sequence[Request]], None] = lambda running: None
+        """Told after every step what runs."""
         self._waiting: list[tuple[int, int, Request]] = []
         self._arrivals = count()
         self._running: list[Request] = []
@@ -155,6 +157,7 @@ class Engine:
             request.written += 1
             (done if request.written >= request.tokens else going_on).append(request)
         self.generated_tokens += len(self._running)
+        self.on_step(self._running)
         self._running = going_on
         self._replica.post(self._costs.replica.step(batch), partial(self._tell, done))
         self._step()
@@ -198,6 +201,7 @@ class SimulatedGenerator:
         self._name = str(id(self))
         self.engine = Engine(processor, self.program, costs)
         self._clamp = KVClamp(KVLedger(costs.blocks, costs.block_size))
+        self.engine.on_step = self._stepped
         self._order = FairOrder()
         self._lengths = {condition: Lengths() for condition in StopCondition}
         self._open: dict[_Call, str] = {}
@@ -282,9 +286,16 @@ class SimulatedGenerator:
         self._lengths[asked.stop_condition].saw(len(written))
         self.written_tokens += len(written)
         self._order.served(branch.place)
-        branch.ticket.close()
+        branch.ticket.close(finished=True)
         call.finished.append(branch._replace(child=branch.child._replace(cached_tokens=request.cached_tokens)))
         call.arrived.set()
+
+    def _stepped(self, running: Sequence[Request]) -> None:
+        """Tells the clamp as an engine does. Where it would have to preempt, which is not simulated, it says so."""
+        size = self._costs.block_size
+        own = sum(-(-(one.prompt.tokens + one.written) // size) - len(one.prompt.keys) for one in running)
+        used = self._clamp.ledger.shared + own
+        self._clamp.stepped(min(used, self._costs.blocks), 0, used > self._costs.blocks)
 
     def _stop(self, call: _Call) -> None:
         call.stopped = True

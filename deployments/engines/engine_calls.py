@@ -85,7 +85,7 @@ class _Ready:
     def set(self) -> None:
         self._changed.set()
         if self._ticket is not None:
-            self._ticket.close()
+            self._ticket.close(finished=True)
 
 
 class EngineCall(Generic[Label]):
@@ -237,9 +237,10 @@ class EngineCall(Generic[Label]):
             # Stopped meanwhile, perhaps before the engine had heard of the request.
             await self._engine.abort(collector.request_id, internal=True)
         else:
-            # The collector wakes whoever waits on its event: give it ours. What it got before is in
-            # ``output`` and is seen by the next look, which comes before any wait.
+            # The collector wakes whoever waits on its event: give it ours.
             collector.ready = _Ready(self._changed, ticket)
+            if collector.output is not None:  # it came before
+                collector.ready.set()
             self._pending[request_id] = _Request(wanted.label, collector, wanted.place)
 
     async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:

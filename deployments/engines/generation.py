@@ -167,9 +167,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
                             yield ChildGroup((), self._headroom(request.gate), said)
                             said = None
                         continue
-                    if call.pending and self._settings.group_ms:
-                        finished += await call.take_within(self._settings.group_ms / 1000)
                     self._saw(finished, request.stop_condition)
+                    if call.pending and self._settings.group_ms:
+                        others = await call.take_within(self._settings.group_ms / 1000)
+                        self._saw(others, request.stop_condition)
+                        finished += others
                     children = [child for done in finished if (child := await self._child(call, request, done))]
                     missing -= len(children)
                     if children:

@@ -102,7 +102,7 @@ class EngineSettings(Settings):
         return self.model
 
     @property
-    def kv_identity(self) -> str:
+    def kv_settings(self) -> str:
         """What keys and values depend on, beside the weights. The longest context is in it for models whose rotary
         embeddings are chosen by it."""
         return self.model_dump_json(include={"model", "dtype", "max_model_len", "block_size", "engine_args"})

@@ -73,6 +73,21 @@ async def test_they_write_what_they_write_where_there_is_room_and_nothing_is_put
     assert stats["reserved_blocks"] == stats["branches_waiting"] == 0
 
 
+async def test_those_that_wait_are_written_while_children_are_gathered(small: GenerationEngine) -> None:
+    """A second for the children that have finished is enough for several times as many as fit at once."""
+    waited, before = small._settings, small.stats()
+    small._settings = waited.model_copy(update={"group_ms": 1000.0})
+    request = wanted(prompt(small), range(100), search_id="gathered", max_tokens=8)
+    try:
+        groups = await groups_of(small, request)
+    finally:
+        small._settings = waited
+    assert sum(len(group.children) for group in groups) == 100
+    assert small.stats()["branches_held_back"] - before["branches_held_back"] > 50
+    assert len(groups) <= 3
+    assert await small.check_integrity(SETTLE_S) == []
+
+
 async def test_what_is_given_up_while_it_waits_leaves_its_place(small: GenerationEngine) -> None:
     held_back = small.stats()["branches_held_back"]
     async with aclosing(small.expand(rambling(prompt(small), "given up"))) as groups:

@@ -114,7 +114,7 @@ def test_what_has_a_setting_of_its_own_is_refused_among_vllms_arguments(part: st
 
 def test_generators_share_kv_where_it_is_computed_alike() -> None:
     def identity(**changed: Any) -> str:
-        return GeneratorSettings(**changed).kv_identity
+        return GeneratorSettings(**changed).kv_settings
 
     same: dict[str, Any] = {"clamp": "off", "max_num_seqs": 7, "stall_s": 3.0, "kv_cache_memory_bytes": 1 << 24}
     assert identity(**same, group_ms=0.0, served_name="other", replicas=ReplicaSettings(max_replicas=3)) == identity()
