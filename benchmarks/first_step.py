@@ -1,0 +1,252 @@
+"""How soon a search's first step comes from a generator that has not seen its prompt: with LMCache, and without.
+
+    python -m benchmarks.first_step
+    python -m benchmarks.first_step --turns 1 --parts replicas
+
+A generator heavy in compute and KV (idle layers, 16 kB a token), prompts of 800 tokens and more, 16 searches at a time
+over HTTP. Each side is an application of its own, in turns; the same prompts under the same seeds. ``replicas``: the
+prompts are asked for when the generator is new, again, once it was killed and replaced, once two more were added, and
+once the application was taken down and deployed again, where LMCache has a second tier in files. ``returns``: MCTS with
+KV memory for some of the searches alone, timed from one expansion to the next: what a search comes back to, others have
+pushed out meanwhile.
+"""
+
+import asyncio
+import itertools
+import random
+import statistics
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import aclosing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Annotated, Any, NamedTuple
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.hangs import is_whole, replicas, until
+from benchmarks.idle_layers import with_idle_layers
+from benchmarks.kv_clamp import counters
+from benchmarks.overload import quantile, told
+from benchmarks.record import claim, show_claims, write_result
+from benchmarks.served_overhead import application
+from cluster.client import Client, Question, StepScored
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+from deployments.embedded.conversations import system_text
+from deployments.embedded.problems import Split, draw_problems
+
+SIDES = ("without", "with")
+LAYERS = 32
+NEURONS = 4096
+TOKEN_BYTES = 512 * LAYERS
+LONGEST = 1024
+"""Tokens of a path: what the embedded models can read."""
+SYSTEM_CHARS = 960
+"""Of random text before the problem: 800 tokens and more, together at most 950."""
+CLIENTS = 16
+FIRST = {"strategy": "beam_search", "n": 4, "m": 4, "max_step_tokens": 16}
+PRESSING = {"strategy": "beam_search", "n": 64, "m": 4, "max_step_tokens": 16}
+"""Under sixteen of these a pool grows."""
+RETURNING = {"strategy": "mcts", "iterations": 6, "max_step_tokens": 16, "max_path_tokens": 32}
+RETURNING_CLIENTS = 8
+POOL = 3
+FIT = 3
+"""Of the longest paths that memory holds where MCTS has to come back."""
+MOST = 1 / 3
+SEED = 41
+console = Console(stderr=True)
+
+
+class Prompt(NamedTuple):
+    """A problem behind a long system turn."""
+
+    text: str
+    system: str
+    seed: int
+
+    def question(self, search: dict[str, Any]) -> Question:
+        history = ({"role": "system", "content": self.system},) if self.system else ()
+        return Question(self.text, search, seed=self.seed, history=history)
+
+
+def prompts(seed: int, chars: int = SYSTEM_CHARS) -> Iterator[Prompt]:
+    rng = random.Random(seed)
+    for number, problem in enumerate(draw_problems(Split.VALIDATION, seed)):
+        yield Prompt(problem.text, system_text(rng, chars) if chars else "", number)
+
+
+async def first_steps(url: str, asked: Sequence[Prompt], search: dict[str, Any] = FIRST) -> list[float]:
+    """Seconds to the first scored step of each, all at once; none is finished."""
+    async with Client(url, connections=len(asked)) as client:
+
+        async def ask(prompt: Prompt) -> float:
+            began = time.perf_counter()
+            async with aclosing(client.stream(prompt.question(search))) as events:
+                async for event in events:
+                    if isinstance(event, StepScored):
+                        return time.perf_counter() - began
+            raise RuntimeError("a search without a step")
+
+        return await asyncio.gather(*map(ask, asked))
+
+
+async def between_expansions(url: str, asked: Sequence[Prompt]) -> list[float]:
+    """Seconds from one expansion's first scored step to the next one's, of all searches, which run at once."""
+    async with Client(url, connections=len(asked)) as client:
+
+        async def ask(prompt: Prompt) -> list[float]:
+            came: dict[tuple[int, ...], float] = {}
+            async for event in client.stream(prompt.question(RETURNING)):
+                if isinstance(event, StepScored):
+                    came.setdefault(event.node[:-1], time.perf_counter())
+            return [after - before for before, after in itertools.pairwise(came.values())]
+
+        return list(itertools.chain.from_iterable(await asyncio.gather(*map(ask, asked))))
+
+
+def config_of(side: str, model: Path, fit: int, pool: int, files: Path | None = None) -> AppConfig:
+    """``fit``: of the longest paths, how many a generator holds. ``files``: where LMCache has a second tier."""
+    grows = {"min_replicas": 1, "max_replicas": pool, "upscale_delay_s": 2, "downscale_delay_s": 3600}
+    generator = {
+        "model": str(model),
+        "served_name": "banyan-arithmetic",
+        "max_model_len": LONGEST,
+        "kv_cache_memory_bytes": fit * LONGEST * TOKEN_BYTES,
+        "replicas": grows,
+    }
+    cache: dict[str, Any] = {"enabled": side == "with", "l1_size_gb": 2}
+    if side == "with" and files is not None:
+        cache["l2_adapters"] = [{"type": "fs_native", "base_path": str(files)}]
+    return AppConfig.model_validate({"generator": generator, "cache": cache, "http": {"canary_every_s": 0}})
+
+
+async def of_new_replicas(config: AppConfig, url: str, seed: int) -> dict[str, list[float]]:
+    """Seconds to the first step by what has become of the pool."""
+    from ray import serve
+
+    from deployments.app import build
+
+    long, short = (list(itertools.islice(prompts(seed, chars), CLIENTS)) for chars in (SYSTEM_CHARS, 0))
+    found: dict[str, list[float]] = {}
+
+    async def ask(state: str) -> None:
+        # What an engine does for the first time is no prefix.
+        await first_steps(url, short)
+        found[state] = await first_steps(url, long)
+        await settled()
+
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+
+        async def settled() -> None:
+            async def idle() -> bool:
+                status = (await http.get("/v1/status")).raise_for_status().json()
+                return status["searches"] == 0 and not any(each["running"] for each in status["generator"])
+
+            await until(idle, "all searches have ended")
+
+        async def whole(generators: int) -> None:
+            await until(lambda: is_whole(http, "generator", generators), f"{generators} generators")
+
+        await ask("new")
+        await ask("known")
+        replicas("generator")[0].kill()
+        await asyncio.sleep(1.0)  # until that is noticed, the status has it
+        await whole(1)
+        await ask("replaced")
+        pressing = asyncio.create_task(press(url, seed + 1))
+        await whole(POOL)
+        pressing.cancel()
+        await asyncio.wait([pressing])
+        await settled()
+        await ask("scaled up")
+        await asyncio.to_thread(serve.delete, "default")
+        await asyncio.to_thread(serve.run, build(config))
+        await whole(1)
+        await ask("cold")
+    return found
+
+
+async def press(url: str, seed: int) -> None:
+    """Searches with short prompts, of which a pool grows; until it is cancelled."""
+    drawn = prompts(seed, chars=0)
+    async with Client(url, connections=CLIENTS) as client:
+
+        async def search_on() -> None:
+            while True:
+                await client.ask(next(drawn).question(PRESSING))
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(CLIENTS):
+                group.create_task(search_on())
+
+
+async def of_returns(url: str, seed: int) -> tuple[list[float], dict[str, int]]:
+    """Seconds between expansions, and what the generator counted."""
+    drawn = prompts(seed)
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
+        await first_steps(url, list(itertools.islice(prompts(seed + 1, chars=0), RETURNING_CLIENTS)))
+        before = await counters(http)
+        took = await between_expansions(url, list(itertools.islice(drawn, RETURNING_CLIENTS)))
+        after = await counters(http)
+    return took, {name: after[name] - before[name] for name in after}
+
+
+def claims(found: dict[str, dict[str, list[float]]], states: Sequence[str]) -> list[dict[str, Any]]:
+    """``found``: seconds by state and side."""
+    made = []
+    for state in states:
+        for name, part in (("p50", 0.5), ("p95", 0.95)):
+            there, here = (quantile(sorted(found[state][side]), part) for side in ("with", "without"))
+            ratio = there / here
+            made.append(claim(f"{state}, {name}: with over without", round(ratio, 3), "<= 1/3", ratio <= MOST))
+    return made
+
+
+def main(
+    turns: Annotated[int, typer.Option(min=1, max=20)] = 2,
+    parts: Annotated[str, typer.Option(help="Of replicas, returns.")] = "replicas,returns",
+) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    wanted = parts.split(",")
+    found: dict[str, dict[str, list[float]]] = {}
+    counted: dict[str, list[dict[str, int]]] = {side: [] for side in SIDES}
+
+    def keep(state: str, side: str, seconds: list[float]) -> None:
+        found.setdefault(state, {each: [] for each in SIDES})[side] += seconds
+        console.print(f"{state}, {side}: {statistics.median(seconds):.2f} s at the median of {len(seconds)}")
+
+    with TemporaryDirectory() as directory:
+        model = with_idle_layers(Path(directory), LAYERS, NEURONS)
+        for turn in range(turns):
+            for side in SIDES[:: 1 if turn % 2 == 0 else -1]:
+                if "replicas" in wanted:
+                    (files := Path(directory) / f"kv-{turn}").mkdir(exist_ok=True)
+                    config = config_of(side, model, fit=4 * CLIENTS, pool=POOL, files=files)
+                    with application(config) as url:
+                        for state, seconds in asyncio.run(of_new_replicas(config, url, SEED + turn)).items():
+                            keep(state, side, seconds)
+                if "returns" in wanted:
+                    with application(config_of(side, model, fit=FIT, pool=1)) as url:
+                        seconds, counts = asyncio.run(of_returns(url, SEED + turn))
+                    keep("returns", side, seconds)
+                    counted[side].append(counts)
+    asked = [state for state in ("cold", "replaced", "scaled up", "returns") if state in found]
+    held = claims(found, asked)
+    kept = {state: {side: told(seconds) for side, seconds in of.items()} for state, of in found.items()}
+    shape = {"layers": LAYERS, "neurons": NEURONS, "bytes_of_kv_a_token": TOKEN_BYTES, "clients": CLIENTS}
+    path = write_result("first_step", {"asked": shape, "seconds": kept, "counted": counted, "claims": held})
+    table = Table("state", *(f"{side}: {name}" for side in SIDES for name in ("p50", "p95")))
+    for state, of in kept.items():
+        table.add_row(state, *(f"{of[side][name]:.2f}" for side in SIDES for name in ("p50", "p95")))
+    console.print(table)
+    show_claims(console, held)
+    console.print(f"kept in {path.relative_to(path.parents[2])}")
+
+
+if __name__ == "__main__":
+    typer.run(main)
