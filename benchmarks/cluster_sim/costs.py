@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from benchmarks.cluster_sim.pace import EQUAL, UNKNOWN, Pace
+from benchmarks.cluster_sim.pace import EQUAL, Pace
 
 
 class _Costs(BaseModel):
@@ -93,16 +93,13 @@ class Costs(_Costs):
     @classmethod
     def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any]) -> "Costs":
         """From the two results."""
-        paces = [Pace.model_validate(result.get("pace", EQUAL)) for result in (curves, calls)]  # old ones have none
-        pace = paces[1]
-        # Where one of them does not say how fast the machine was, it is taken to have been the same.
-        fast = paces[0].speed / pace.speed if UNKNOWN not in (paces[0].speed, pace.speed) else 1.0
+        then, pace = (Pace.model_validate(result["pace"]) for result in (curves, calls))
         engines = {}
         for role in ("generator", "prm"):
             costs = EngineCosts(
                 engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role]
             )
-            engines[role] = costs.times(fast)
+            engines[role] = costs.times(then.speed / pace.speed)
         return cls(**engines, calls=calls["costs"], pace=pace)
 
     def at(self, fast: float) -> "Costs":

@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 REPEATS = 5
 LOOK_S = 0.1
-UNKNOWN = 1.0
-"""The speed of results that do not tell it."""
 KEYS = 20_000
 
 
@@ -26,7 +24,7 @@ class Pace(BaseModel):
     together: float = Field(gt=0)
     """Of a CPU second where all cores are busy, over one where one core is."""
 
-    speed: float = Field(UNKNOWN, gt=0)
+    speed: float = Field(1.0, gt=0)
     """What a program that is alone got done in a CPU second."""
 
     def now(self) -> float:

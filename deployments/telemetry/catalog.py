@@ -115,11 +115,7 @@ WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait in the engin
 KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks of the engine")
 KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks that running requests hold")
 KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request holds; cached but idle ones are free")
-KV_RESERVED = _gauge(
-    _G,
-    "kv_reserved_blocks",
-    "KV blocks that branches hold and will use of what they were promised",
-)
+KV_RESERVED = _gauge(_G, "kv_reserved_blocks", "KV blocks that branches hold and will use of what they were promised")
 WAITING_BRANCHES = _gauge(_G, "clamp_waiting_branches", "Branches that wait until there are KV blocks for them")
 HELD_BACK = _counter(_G, "clamp_held_back_branches_total", "Branches that had to wait for KV blocks")
 GIVEN_BACK = _counter(
