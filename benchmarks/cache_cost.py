@@ -29,7 +29,6 @@ ARMS: dict[str, dict[str, Any]] = {
     "without": {"enabled": False},
     "with": {},
     "always stored": {"store": "always"},
-    "prompts stored": {"save_decode": False},
 }
 CLIENTS = 16
 SEED = 31

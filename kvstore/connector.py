@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 IDENTITY = "banyan.identity"
 """Under this name the connector is told whose KV it is."""
+LEAST_TOKENS = "banyan.least_tokens"
+"""Under this name it is told how many tokens are worth a lookup, and a store when they have been computed; None: only
+what is about to be lost is stored."""
 QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
 """No reports to LMCache's statistics server, no banner. To be set before an engine starts."""
 
@@ -30,7 +33,7 @@ def connector_arguments(
     computes; where the server is not ours, or has a second tier, there may.
     """
     alone = not shared and not settings.l2_adapters and not settings.host
-    evicted_only = settings.store == "evicted" or (settings.store == "auto" and alone)
+    store = settings.store if settings.store != "auto" else "evicted" if alone else "prefilled"
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
@@ -43,7 +46,8 @@ def connector_arguments(
             "lmcache.mp.heartbeat_interval": settings.heartbeat_interval_s,
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.save_decode_cache": settings.save_decode,
-            "lmcache.mp.lazy_offload": evicted_only,
+            "lmcache.mp.lazy_offload": store != "always",
+            LEAST_TOKENS: settings.least_tokens if store == "prefilled" else None,
             IDENTITY: hashlib.sha256(identity.encode()).hexdigest()[:32],
         },
     }

@@ -1,4 +1,4 @@
-"""What an engine stores in LMCache only when it is about to lose it: one replica shares with nobody.
+"""What an engine stores in LMCache only when it is about to lose it: few others make use of single steps.
 
 LMCache's own policies for this look at all that waits to be stored in every step of the engine, or store after a time
 whatever happens. A search leaves thousands of short paths: here each is found by its last block, and a step costs as
@@ -86,6 +86,7 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._paths: dict[str, _Path] = {}
         self._by_last: dict[int, str] = {}
         self._broken: set[str] = set()
+        self._now: list[PendingStoreItem] = []
         self._emptied: list[str] = []
         self._per_step = 0.0
         self._added_at: dict[Any, float] = {}
@@ -110,6 +111,11 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._by_last[block] = name
         self._added_at[path.last[1]] = time.monotonic()
 
+    def store_now(self, meta: Any, block_hashes: dict[int, Any]) -> None:
+        """What a request computes in this step, to be stored in it."""
+        if all(block_hash is not None for block_hash in block_hashes.values()):
+            self._now.append(PendingStoreItem(meta.request_id, [(meta, block_hashes)]))
+
     def gone_on_with(self, last: Any) -> None:
         """A request continues a path that ends in the block of hash ``last``."""
         if (added_at := self._added_at.get(last)) is not None:
@@ -118,13 +124,19 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
     def due(self, new_blocks: int) -> bool:
         """Whether a drain has anything to do. To be called once for every step, with the blocks that it took."""
         self._per_step = max(float(new_blocks), 0.7 * self._per_step)
-        return len(self._emptied) >= MOST or any(block in self._by_last for block in self._next_blocks())
+        return bool(self._now) or len(self._emptied) >= MOST or any(block in self._by_last for block in self._next_blocks())
 
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
         drained = LazyOffloadDrain()
+        for item in self._now:
+            if item.request_id not in signals.blocked_request_ids:
+                drained.items.append(item)
+                self.stored.update(block_hash for _, hashes in item.metadatas for block_hash in hashes.values())
+        self._now = []
+        storing = {item.request_id for item in drained.items}
         for block in list(self._next_blocks()):
             name = self._by_last.get(block)
-            if name is None or name in signals.blocked_request_ids:
+            if name is None or name in signals.blocked_request_ids or name in storing:
                 continue
             path = self._paths[name]
             _, last = path.last
@@ -133,7 +145,7 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
                 drained.items.append(PendingStoreItem(name, [(path.meta, path.hashes)]))
                 self.stored.update(path.hashes.values())
             self._forget(name)
-            if len(drained.items) == MOST:
+            if len(drained.items) >= MOST:
                 break
         drained.emptied_request_ids, self._emptied = self._emptied, []
         return drained
@@ -248,8 +260,14 @@ class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
 
     def add_store_candidate(self, metadata: Any) -> None:
         """As LMCache's, which makes many parts of a request share its tokens: here there is one."""
+        self._require_policy().add(metadata, self._hashes(metadata))
+
+    def store_now(self, metadata: Any) -> None:
+        self._require_policy().store_now(metadata, self._hashes(metadata))
+
+    def _hashes(self, metadata: Any) -> dict[int, Any]:
         blocks = self._require_block_pool().blocks
-        self._require_policy().add(metadata, {each: blocks[each].block_hash for each in metadata.op.flat_block_ids})
+        return {each: blocks[each].block_hash for each in metadata.op.flat_block_ids}
 
     def on_scheduler_step(self, scheduler_output: Any) -> LazyOffloadActions:
         if not self._policy.due(_new_blocks(scheduler_output)):

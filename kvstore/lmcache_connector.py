@@ -4,6 +4,7 @@ Imports vLLM and LMCache.
 """
 
 import logging
+import math
 import time
 from collections.abc import Iterable
 from itertools import chain
@@ -17,7 +18,7 @@ from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from kvstore.connector import IDENTITY, kv_name
+from kvstore.connector import IDENTITY, LEAST_TOKENS, kv_name
 from kvstore.evicted import EvictedPathsManager
 from kvstore.fetches import Fetches
 from kvstore.recent import Lately, Recent
@@ -42,7 +43,8 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             # What is about to be lost is told by the hashes of its blocks, and there are none.
             vllm_config.kv_transfer_config.kv_connector_extra_config["lmcache.mp.lazy_offload"] = False
         super().__init__(vllm_config, *args, **kwargs)
-        identity = vllm_config.kv_transfer_config.kv_connector_extra_config[IDENTITY]
+        settings = vllm_config.kv_transfer_config.kv_connector_extra_config
+        identity = settings[IDENTITY]
         for adapter in (getattr(self, f"{role}_adapter", None) for role in ("scheduler", "worker")):
             if adapter is not None:
                 adapter.model_name = kv_name(adapter.model_name, identity)
@@ -55,10 +57,12 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             self._sessions = Sessions(self.scheduler_adapter)
             self._stored = Lately(KNOWN_S, REMEMBERED)
             self._hashed_tokens = self._vllm_config.cache_config.block_size
+            self._least_tokens = math.inf if settings[LEAST_TOKENS] is None else settings[LEAST_TOKENS]
+            self._prefilling: set[str] = set()
+            """Requests whose prompt is computed in several steps and stored then."""
             if self.lazy_offload:
-                extra = self._kv_transfer_config.kv_connector_extra_config
                 self._lazy_offload_manager = EvictedPathsManager(
-                    extra, self._group_tokens_per_block, self.scheduler_adapter, storing=self._storing
+                    settings, self._group_tokens_per_block, self.scheduler_adapter, storing=self._storing
                 )
         if hasattr(self, "worker_adapter"):
             self.worker_adapter._returned_finished = Recent(REMEMBERED)
@@ -99,7 +103,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found[0] is not None:
             self._fetches.answered(request.request_id)
-            if self.lazy_offload:
+            if self.lazy_offload and whole - num_computed_tokens < self._least_tokens:
                 self._lazy_offload_manager.lookups.ended(found[0] > 0)
             self._note(request, whole)  # what was not there is stored as it is computed
         return found
@@ -114,6 +118,8 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
                 self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))
             if computed >= whole:
                 return True
+            if whole - computed >= self._least_tokens:
+                return False
             missing = self._block_at(request, computed)
             return not self._lazy_offload_manager.lookups.worth(make_block_hash_with_group_id(missing, 0))
         # The server may have been lost, or have evicted it: from time to time it is asked, and gets what it lacks.
@@ -143,27 +149,61 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
     def _process_new_requests(self, scheduler_output: Any, metadata: Any) -> None:
         if not self.lazy_offload:
             super()._process_new_requests(scheduler_output, metadata)
+            return
+        for new in scheduler_output.scheduled_new_reqs:
+            tracker = self.request_trackers[new.req_id]
+            if tracker.num_prompt_tokens - _found(tracker) >= self._least_tokens:
+                self._prefilling.add(new.req_id)
+                self._prefilled(tracker, scheduler_output.num_scheduled_tokens[new.req_id])
 
     def _process_cached_requests(self, scheduler_output: Any, metadata: Any) -> None:
-        """Nothing where only what is about to be lost is stored: an engine loses nothing that a request holds, so what
-        it would store is put together at its end, not in every step."""
+        """Only of prompts that are stored as soon as they are computed. What is about to be lost is no request's, so
+        what that would be is put together at a request's end, not in every step."""
         if not self.lazy_offload:
             super()._process_cached_requests(scheduler_output, metadata)
+            return
+        if not self._prefilling:
+            return
+        going_on = scheduler_output.scheduled_cached_reqs
+        for request_id, new_block_ids in zip(going_on.req_ids, going_on.new_block_ids, strict=True):
+            if request_id not in self._prefilling:
+                continue
+            if request_id in going_on.resumed_req_ids:
+                self._prefilling.discard(request_id)  # it begins again; what it held is stored when it is lost
+                continue
+            tracker = self.request_trackers[request_id]
+            tracker.append_block_ids(new_block_ids or ())
+            self._prefilled(tracker, scheduler_output.num_scheduled_tokens[request_id])
+
+    def _prefilled(self, tracker: Any, tokens: int) -> None:
+        """So many tokens more are computed in this step of a prompt that others may lack as this engine did."""
+        tracker.increase_num_scheduled_tokens(tokens)
+        if _found(tracker) + tracker.num_scheduled_tokens < tracker.num_prompt_tokens:
+            return
+        self._prefilling.discard(tracker.request_id)
+        begin = tracker.num_stored_tokens
+        if (prompt := self._to_store(tracker, decoded=False)) is not None:
+            self._lazy_offload_manager.store_now(prompt)
+        # What is stored of it when it is lost is all of it: by then the server may have lost the prompt.
+        tracker.num_stored_tokens = begin
 
     def _offer(self, tracker: Any, computed: int, block_ids: Iterable[list[int]]) -> None:
         """From now on the engine may lose these blocks: of one request, by group, ``computed`` tokens in all."""
-        if not self._can_store:
-            return
         tracker.allocated_block_ids = dict(enumerate(block_ids))
-        tracker.num_scheduled_tokens = computed - max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens)
-        offered = LMCacheMPRequestMetadata.GetStoreMetadata(
+        tracker.num_scheduled_tokens = computed - _found(tracker)
+        if (offered := self._to_store(tracker, decoded=self._save_decode_cache)) is not None:
+            self._lazy_offload_manager.add_store_candidate(offered)
+
+    def _to_store(self, tracker: Any, decoded: bool) -> Any:
+        """What of a request is computed and not stored; ``decoded``: also of what it has written."""
+        if not self._can_store:
+            return None
+        return LMCacheMPRequestMetadata.GetStoreMetadata(
             tracker,
             self.scheduler_adapter.lmcache_tokens_per_chunk,
             self._group_tokens_per_block,
-            save_decode_cache=self._save_decode_cache,
+            save_decode_cache=decoded,
         )
-        if offered is not None:
-            self._lazy_offload_manager.add_store_candidate(offered)
 
     def _report_block_allocation_deltas(self, scheduler_output: Any) -> None:
         """Nothing: the server would only count, and every step would send it all new tokens."""
@@ -189,6 +229,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
         self._transfers.request_ends(request.request_id)
         self._fetches.ends(request.request_id)
+        self._prefilling.discard(request.request_id)
         tracker = self.request_trackers.get(request.request_id)
         if self._lookups is not None and tracker is not None and self._lookups.take(tracker):
             self._cleanup_request_tracker(request.request_id)
@@ -224,6 +265,12 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if self._lookups is not None:
             self._lookups.close()
         super().shutdown()
+
+
+def _found(tracker: Any) -> int:
+    """Tokens of a request that the engine had, or got from the server."""
+    found: int = max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens)
+    return found
 
 
 class StoringStats(LMCacheMPConnectorStats):  # type: ignore[misc]

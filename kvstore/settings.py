@@ -38,10 +38,17 @@ class CacheSettings(BaseModel):
     eviction_watermark: float = Field(0.8, gt=0, lt=1, description="Use of the memory at which eviction begins.")
     eviction_ratio: float = Field(0.2, gt=0, le=1, description="Share of the memory given up by one eviction.")
     save_decode: bool = Field(True, description="Keep a generated step at once, not when it is part of a later prompt.")
-    store: Literal["auto", "always", "evicted"] = Field(
+    store: Literal["auto", "always", "prefilled", "evicted"] = Field(
         "auto",
         description="What engines keep there: always, each path as it is computed; evicted, what an engine is about to "
-        "lose; auto, the first where others may make use of it: several generators, a second tier, users of the host.",
+        "lose; prefilled, that and prompts of which it had to compute least_tokens; auto, the last where others may "
+        "make use of it (several generators, a second tier, users of the host), else evicted.",
+    )
+    least_tokens: int = Field(
+        128,
+        ge=16,
+        le=1_048_576,
+        description="With store prefilled: so many tokens are worth being asked for and, once computed, being stored.",
     )
     l2_adapters: tuple[dict[str, Any], ...] = Field(
         (), description="Second tiers, as `lmcache server --l2-adapter` takes them: what nodes share without a GPU."

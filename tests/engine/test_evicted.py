@@ -70,6 +70,27 @@ def test_a_path_that_is_offered_again_is_what_it_is_then(pool: Pool) -> None:
     assert [list(hashes) for _, hashes in item.metadatas] == [[1, 2, 3]]
 
 
+def test_what_is_stored_now_waits_for_nothing_and_is_known(pool: Pool) -> None:
+    paths = EvictedPaths(pool)
+    now: Any = SimpleNamespace(request_id="prompt")
+    paths.store_now(now, {1: "hash 1", 2: "hash 2"})
+    paths.store_now(SimpleNamespace(request_id="windowed"), {0: None, 3: "hash 3"})
+    offer(paths, pool, "prompt", [1, 2, 4])
+    pool.frees(4, 2, 1)
+
+    assert stored(paths, 1) == ["prompt"], "of one request one store at a time"
+    assert paths.has_pending_request("prompt")
+    assert stored(paths, 1, blocked=["prompt"]) == []
+    assert stored(paths, 1) == ["prompt"]
+    paths.store_now(now, {1: "hash 1"})
+    assert stored(paths, 0, blocked=["prompt"]) == [], "a request of that name is being stored"
+    lookups = Lookups(paths.stored)
+    for _ in range(TRIES):
+        lookups.ended(found=False)
+    assert lookups.worth("hash 2")
+    assert not lookups.worth("hash 3")
+
+
 def test_what_was_taken_is_given_up(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "path", [1, 2])

@@ -37,6 +37,7 @@ SETTINGS = CacheSettings(
     # The heartbeat's interval is its deadline too: a shorter one is missed on a busy machine, and a few probes as well.
     l1_size_gb=0.25,
     chunk_size=BLOCK,
+    store="always",
     heartbeat_interval_s=5.0,
     mq_timeout_s=5,
     probe_interval_s=0.5,
@@ -76,7 +77,9 @@ def l1(server: CacheServer) -> dict[str, int]:
 
 
 def objects(server: CacheServer) -> int:
-    return l1(server)["total_object_count"]
+    """That can be read: others are being written."""
+    counts = l1(server)
+    return counts["total_object_count"] - counts["staging_object_count"]
 
 
 def registered(server: CacheServer) -> set[int]:
@@ -99,7 +102,7 @@ def empty(server: CacheServer) -> None:
 
     def emptied() -> bool:
         server.clear()
-        return objects(server) == 0
+        return l1(server)["total_object_count"] == 0
 
     until(emptied)
 
@@ -253,7 +256,9 @@ def engine_of(
     settings: CacheSettings = SETTINGS,
     kv_bytes: int = 32 << 20,
     identity: str = "these weights",
+    **arguments: Any,
 ) -> Iterator[Engine]:
+    """``arguments``: of the engine, other than by default."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in QUIET_ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -273,12 +278,11 @@ def engine_of(
                 block_size=BLOCK,
                 max_model_len=512,
                 max_num_seqs=32,
-                max_num_batched_tokens=2048,
-                enable_chunked_prefill=False,
                 enable_prefix_caching=True,
                 enforce_eager=True,
                 kv_cache_memory_bytes=kv_bytes,
                 kv_transfer_config=connector_config(address, settings, identity),
+                **{"max_num_batched_tokens": 2048, "enable_chunked_prefill": False, **arguments},
             ),
             stat_loggers=[EngineCounters],
         )
@@ -561,3 +565,33 @@ def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
     assert came_back == written._replace(cached=len(path) - 1)
     assert found == 8 * [came_back]
     assert 0 < loaded < len(path), "one of them had it loaded, the others found it in the engine"
+
+
+def test_prompts_are_shared_as_soon_as_they_are_computed_and_steps_when_they_are_lost(
+    model: Path, keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    address = keeper.server.address
+    assert address is not None
+    settings = SETTINGS.model_copy(update={"store": "prefilled", "least_tokens": 4 * BLOCK})
+    # Three such prompts have room, and the prompts of one engine are computed in several steps.
+    parts = {"max_num_batched_tokens": 3 * BLOCK, "enable_chunked_prefill": True}
+    with (
+        engine_of(model, address, settings, kv_bytes=32 * 65_536, **parts) as first,
+        engine_of(model, address, settings) as second,
+    ):
+        empty(keeper.server)
+        path, short, *others = prompt(951), prompt(952, blocks=3), *(prompt(seed) for seed in range(953, 958))
+        written = runner.run(first.ask(path, max_tokens=2 * BLOCK))
+        until(lambda: objects(keeper.server) >= 8)
+        runner.run(first.ask([*path, *written.tokens], max_tokens=1))
+        runner.run(first.ask(short, max_tokens=1))
+        assert objects(keeper.server) == 8, "neither what was written nor a short prompt"
+        assert runner.run(second.ask(path, max_tokens=2 * BLOCK)) == written._replace(cached=8 * BLOCK)
+        assert runner.run(second.ask(short, max_tokens=1)).cached == 0
+
+        for other in others:
+            runner.run(first.ask(other, max_tokens=1))
+        # The whole prompts of the others, and of the first path what was written to it, which is lost.
+        until(lambda: objects(keeper.server) >= 8 + 5 * 8 + 1)
+        for other in others:
+            assert runner.run(second.ask(other, max_tokens=1)).cached == 8 * BLOCK

@@ -80,7 +80,8 @@ def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
         "lmcache.mp.heartbeat_interval": 1.0,
         "lmcache.mp.mp_transfer_mode": "lmcache_driven",
         "lmcache.mp.save_decode_cache": True,
-        "lmcache.mp.lazy_offload": False,
+        "lmcache.mp.lazy_offload": True,
+        "banyan.least_tokens": 128,
         "banyan.identity": "9a129038d9a00aed0cf6a7ea059ca50a",
     }
     assert json.loads(json.dumps(arguments)) == arguments
@@ -170,19 +171,21 @@ def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("settings", "shared", "evicted_only"),
+    ("settings", "shared", "lazily", "least_tokens"),
     [
-        ({}, True, False),
-        ({}, False, True),
-        ({"l2_adapters": ({"type": "fs"},)}, False, False),
-        ({"store": "always"}, False, False),
-        ({"store": "evicted"}, True, True),
-        ({"host": "cache", "port": 5555, "http_port": 8080}, False, False),
+        ({}, True, True, 128),
+        ({}, False, True, None),
+        ({"l2_adapters": ({"type": "fs"},), "least_tokens": 256}, False, True, 256),
+        ({"store": "always"}, False, False, None),
+        ({"store": "evicted"}, True, True, None),
+        ({"store": "prefilled"}, False, True, 128),
+        ({"host": "cache", "port": 5555, "http_port": 8080}, False, True, 128),
     ],
 )
 def test_an_engine_that_shares_with_nobody_stores_what_it_loses(
-    settings: dict[str, Any], shared: bool, evicted_only: bool
+    settings: dict[str, Any], shared: bool, lazily: bool, least_tokens: int | None
 ) -> None:
     arguments = connector_arguments(ADDRESS, CacheSettings.model_validate(settings), "weights", shared)
 
-    assert arguments["kv_connector_extra_config"]["lmcache.mp.lazy_offload"] is evicted_only
+    told = arguments["kv_connector_extra_config"]
+    assert (told["lmcache.mp.lazy_offload"], told["banyan.least_tokens"]) == (lazily, least_tokens)
