@@ -85,7 +85,6 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._pool = pool
         self._paths: dict[str, _Path] = {}
         self._by_last: dict[int, str] = {}
-        self._broken: set[str] = set()
         self._now: list[PendingStoreItem] = []
         self._emptied: list[str] = []
         self._per_step = 0.0
@@ -98,11 +97,8 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
     def add(self, meta: Any, block_hashes: dict[int, Any]) -> None:
         """All that a request that has ended would store."""
         name = meta.request_id
-        if name in self._broken or not block_hashes:
-            return
-        if any(block_hash is None for block_hash in block_hashes.values()):
-            self._broken.add(name)  # nothing would tell that such a block was taken
-            return
+        if not block_hashes or any(block_hash is None for block_hash in block_hashes.values()):
+            return  # nothing would tell that a block without a hash was taken
         self._drop(name)
         path = self._paths[name] = _Path(meta, block_hashes)
         block, _ = path.last
@@ -124,7 +120,11 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
     def due(self, new_blocks: int) -> bool:
         """Whether a drain has anything to do. To be called once for every step, with the blocks that it took."""
         self._per_step = max(float(new_blocks), 0.7 * self._per_step)
-        return bool(self._now) or len(self._emptied) >= MOST or any(block in self._by_last for block in self._next_blocks())
+        return (
+            bool(self._now)
+            or len(self._emptied) >= MOST
+            or any(block in self._by_last for block in self._next_blocks())
+        )
 
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
         drained = LazyOffloadDrain()
@@ -154,18 +154,17 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         return request_id in self._paths
 
     def drop_request(self, request_id: str) -> int:
-        self._broken.discard(request_id)
         return self._drop(request_id)
 
     def discard_for_reuse(self, request_id: str) -> None:
-        self.drop_request(request_id)
+        self._drop(request_id)
 
     def release_request(self, request_id: str) -> None:
-        self._broken.discard(request_id)
+        """Nothing is kept of it."""
 
     def mark_store_failed(self, request_id: str) -> int:
-        self._broken.add(request_id)
-        return self._drop(request_id)
+        """Nothing is dropped: what is still held of that request is its whole path."""
+        return 0
 
     def log_final_stats(self) -> None:
         """Nothing is logged."""
@@ -226,7 +225,8 @@ class _Registry(LazyOffloadRequestRegistry):  # type: ignore[misc]
         self._in_flight: set[str] = set()
 
     def register_batch(self, request_id: str, block_ids: list[int]) -> None:
-        super().register_batch(request_id, block_ids)
+        # They are freed in this order, and an engine that frees a path's first block first loses all of it.
+        super().register_batch(request_id, block_ids[::-1])
         self._in_flight.add(request_id)
         self._storing.begins(request_id, block_ids)
 

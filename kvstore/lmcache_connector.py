@@ -150,11 +150,14 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if not self.lazy_offload:
             super()._process_new_requests(scheduler_output, metadata)
             return
+        chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
         for new in scheduler_output.scheduled_new_reqs:
-            tracker = self.request_trackers[new.req_id]
-            if tracker.num_prompt_tokens - _found(tracker) >= self._least_tokens:
+            self._prefilling.discard(new.req_id)
+            # As much of it as another engine would ask for.
+            whole = (self.request_trackers[new.req_id].num_prompt_tokens - 1) // chunk * chunk
+            if whole - new.num_computed_tokens >= self._least_tokens:
                 self._prefilling.add(new.req_id)
-                self._prefilled(tracker, scheduler_output.num_scheduled_tokens[new.req_id])
+                self._prefills(new.req_id, new.num_computed_tokens, scheduler_output)
 
     def _process_cached_requests(self, scheduler_output: Any, metadata: Any) -> None:
         """Only of prompts that are stored as soon as they are computed. What is about to be lost is no request's, so
@@ -165,22 +168,23 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if not self._prefilling:
             return
         going_on = scheduler_output.scheduled_cached_reqs
-        for request_id, new_block_ids in zip(going_on.req_ids, going_on.new_block_ids, strict=True):
-            if request_id not in self._prefilling:
-                continue
-            if request_id in going_on.resumed_req_ids:
-                self._prefilling.discard(request_id)  # it begins again; what it held is stored when it is lost
-                continue
-            tracker = self.request_trackers[request_id]
-            tracker.append_block_ids(new_block_ids or ())
-            self._prefilled(tracker, scheduler_output.num_scheduled_tokens[request_id])
+        for request_id, computed in zip(going_on.req_ids, going_on.num_computed_tokens, strict=True):
+            if request_id in self._prefilling:
+                self._prefills(request_id, computed, scheduler_output)
 
-    def _prefilled(self, tracker: Any, tokens: int) -> None:
-        """So many tokens more are computed in this step of a prompt that others may lack as this engine did."""
-        tracker.increase_num_scheduled_tokens(tokens)
-        if _found(tracker) + tracker.num_scheduled_tokens < tracker.num_prompt_tokens:
+    def _prefills(self, request_id: str, computed: int, scheduler_output: Any) -> None:
+        """A prompt that others may lack as this engine did, ``computed`` tokens of it before this step: it is stored in
+        the step that computes the last of them."""
+        tracker = self.request_trackers[request_id]
+        computed += scheduler_output.num_scheduled_tokens[request_id]
+        if computed < tracker.num_prompt_tokens:
             return
-        self._prefilling.discard(tracker.request_id)
+        self._prefilling.discard(request_id)
+        # Those that it has now: where layers look back over a window only, the first are another's by now.
+        tracker.allocated_block_ids = dict(
+            enumerate(scheduler_output.kv_connector_block_state.get_block_ids(request_id))
+        )
+        tracker.num_scheduled_tokens = computed - _found(tracker)
         begin = tracker.num_stored_tokens
         if (prompt := self._to_store(tracker, decoded=False)) is not None:
             self._lazy_offload_manager.store_now(prompt)

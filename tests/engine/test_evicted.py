@@ -114,18 +114,13 @@ def test_of_the_same_path_one_is_enough(pool: Pool) -> None:
     assert drained.emptied_request_ids == ["first", "again"]
 
 
-def test_what_is_being_stored_waits_and_what_failed_is_not_tried_again(pool: Pool) -> None:
+def test_what_is_being_stored_waits_whatever_becomes_of_that(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "path", [1, 2])
     pool.frees(2, 1)
     assert stored(paths, 1, blocked=["path"]) == []
-    assert paths.mark_store_failed("path") == 1
-    offer(paths, pool, "path", [3])
-    pool.frees(3, 2, 1)
-    assert stored(paths, 3) == []
-    paths.release_request("path")
-    offer(paths, pool, "path", [3])
-    assert stored(paths, 3) == ["path"]
+    assert paths.mark_store_failed("path") == 0
+    assert stored(paths, 1) == ["path"]
 
 
 def test_a_block_without_a_hash_is_not_waited_for(pool: Pool) -> None:
