@@ -1,10 +1,13 @@
-"""A pool of generators under a load that rises, falls and rises again: does it follow, and does anybody notice?
+"""A pool of replicas under a load that rises, falls and rises again: does it follow, and does anybody notice?
 
     python -m benchmarks.autoscaling
+    python -m benchmarks.autoscaling --pool prm
+    python -m benchmarks.autoscaling --pool controller
 
-KV memory is what is short: a second generator adds memory here, not cores. Searches are longer than a replica that
-ends may take to finish (``drain_s``), so what they had there is written elsewhere, under the same seeds. Beside the
-figures a plot is kept where matplotlib is installed.
+Of generators KV memory is what is short: a second one adds memory here, not cores. Searches are longer than a replica
+that ends may take to finish (``drain_s``), so what they had there is written elsewhere, under the same seeds. A reward
+model's batch is small, and so are a controller's places; a controller that is to end has the time to finish its
+searches. Beside the figures a plot is kept where matplotlib is installed.
 """
 
 import asyncio
@@ -13,6 +16,7 @@ import itertools
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -41,10 +45,37 @@ SAMPLE_S = 1.0
 console = Console(stderr=True)
 
 
-def config() -> AppConfig:
-    replicas = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 5, "downscale_delay_s": 20, "drain_s": DRAIN_S}
-    generator = {"kv_cache_memory_bytes": BLOCKS * BLOCK_BYTES, "max_num_seqs": 256, "replicas": replicas}
-    return AppConfig.model_validate({"generator": generator, "http": {"canary_every_s": 0}})
+class Pool(StrEnum):
+    """What is to grow and shrink."""
+
+    GENERATOR = "generator"
+    PRM = "prm"
+    CONTROLLER = "controller"
+
+
+DEPLOYMENTS = {Pool.GENERATOR: "Generator", Pool.PRM: "ProcessRewardModel", Pool.CONTROLLER: "SearchController"}
+SHORT: dict[Pool, dict[str, Any]] = {
+    Pool.GENERATOR: {"kv_cache_memory_bytes": BLOCKS * BLOCK_BYTES, "max_num_seqs": 256},
+    Pool.PRM: {"max_num_seqs": 16},
+    Pool.CONTROLLER: {"searches": 8},
+}
+"""What each has little of: enough for one client, not for eight."""
+
+
+def config(pool: Pool) -> AppConfig:
+    replicas: dict[str, Any] = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 5, "downscale_delay_s": 20}
+    if pool is not Pool.CONTROLLER:
+        replicas["drain_s"] = DRAIN_S
+    return AppConfig.model_validate({pool.value: {**SHORT[pool], "replicas": replicas}, "http": {"canary_every_s": 0}})
+
+
+def replicas_of(pool: Pool) -> int:
+    """Those that serve."""
+    from ray import serve
+    from ray.serve._private.common import ReplicaState
+
+    states = serve.status().applications["default"].deployments[DEPLOYMENTS[pool]].replica_states
+    return states.get(ReplicaState.RUNNING, 0)
 
 
 @dataclass
@@ -53,23 +84,23 @@ class Seen:
 
     minutes: list[float] = field(default_factory=list)
     step: list[str] = field(default_factory=list)
-    generators: list[int] = field(default_factory=list)
+    replicas: list[int] = field(default_factory=list)
     reserved: list[float] = field(default_factory=list)
-    """Blocks that are promised, over those there are."""
+    """Blocks of generators that are promised, over those there are."""
     waiting: list[int] = field(default_factory=list)
     """Branches that wait for blocks."""
 
     def turns(self, step: str) -> int:
         """How often the pool changed its direction within a step."""
-        counts = [count for count, at in zip(self.generators, self.step, strict=True) if at == step]
+        counts = [count for count, at in zip(self.replicas, self.step, strict=True) if at == step]
         moves = [after - before for before, after in itertools.pairwise(counts) if after != before]
         return sum((one > 0) != (other > 0) for one, other in itertools.pairwise(moves))
 
     def last(self, step: str) -> int:
-        return [count for count, at in zip(self.generators, self.step, strict=True) if at == step][-1]
+        return [count for count, at in zip(self.replicas, self.step, strict=True) if at == step][-1]
 
 
-async def measure(url: str, seconds: float) -> dict[str, Any]:
+async def measure(url: str, pool: Pool, seconds: float) -> dict[str, Any]:
     seen, ended, took = Seen(), Counter[str](), list[float]()
     problems = list(itertools.islice(draw_problems(Split.TEST, SEED), 24))
     numbers = itertools.count()
@@ -113,11 +144,11 @@ async def measure(url: str, seconds: float) -> dict[str, Any]:
                 blocks = sum(each["total_blocks"] for each in whole)
                 seen.minutes.append(round((time.monotonic() - started) / 60, 3))
                 seen.step.append(step)
-                seen.generators.append(len(generators))
+                seen.replicas.append(await asyncio.to_thread(replicas_of, pool))
                 seen.reserved.append(round(sum(each["reserved_blocks"] for each in whole) / max(1, blocks), 3))
                 seen.waiting.append(sum(each["branches_waiting"] for each in whole))
                 await asyncio.sleep(SAMPLE_S)
-            console.print(f"{step}: {seen.last(step)} generators, {ended.total()} searches so far")
+            console.print(f"{step}: {seen.last(step)} replicas, {ended.total()} searches so far")
         wanted = 0
         await asyncio.gather(*clients.values())
     return {"seen": seen, "ended": ended, "took": took}
@@ -128,13 +159,13 @@ def claims(seen: Seen, ended: Counter[str]) -> list[dict[str, Any]]:
     turns = max(seen.turns(step) for step in LOADS)
     last = [seen.last(step) for step in LOADS]
     return [
-        claim("generators at the end of each step", last, [1, 2, 1, 2], last == [1, 2, 1, 2]),
+        claim("replicas at the end of each step", last, [1, 2, 1, 2], last == [1, 2, 1, 2]),
         claim("changes of direction within a step, at most", turns, f"<= {MOST_TURNS}", turns <= MOST_TURNS),
         claim("searches that did not come to what they come to undisturbed", others, {}, not others),
     ]
 
 
-def plot(seen: Seen, path: Path) -> bool:
+def plot(seen: Seen, pool: Pool, path: Path) -> bool:
     """False where matplotlib is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
         return False
@@ -143,36 +174,46 @@ def plot(seen: Seen, path: Path) -> bool:
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    figure, (pool, memory, queue) = plt.subplots(3, 1, figsize=(9, 7), sharex=True)
-    pool.step(seen.minutes, seen.generators, where="post")
-    pool.set_ylabel("generators")
-    pool.set_yticks([0, 1, 2])
+    figure, (size, memory, queue) = plt.subplots(3, 1, figsize=(9, 7), sharex=True)
+    size.step(seen.minutes, seen.replicas, where="post")
+    size.set_ylabel(f"replicas: {pool}")
+    size.set_yticks([0, 1, 2])
     memory.plot(seen.minutes, seen.reserved)
     memory.set_ylabel("KV blocks promised\nover those there are")
     queue.plot(seen.minutes, seen.waiting)
     queue.set_ylabel("branches that wait\nfor blocks")
     queue.set_xlabel("minutes")
-    for axes in (pool, memory, queue):
+    for axes in (size, memory, queue):
         for begin in (seen.minutes[seen.step.index(step)] for step in LOADS):
             axes.axvline(begin, color="grey", linewidth=0.5)
     for step, clients in LOADS.items():
         label = f"{clients} client{'s' * (clients > 1)}"
-        pool.annotate(label, (seen.minutes[seen.step.index(step)], 0.1), xytext=(4, 0), textcoords="offset points")
+        size.annotate(label, (seen.minutes[seen.step.index(step)], 0.1), xytext=(4, 0), textcoords="offset points")
     figure.savefig(path, bbox_inches="tight")
     return True
 
 
-def main(seconds: Annotated[float, typer.Option(min=30, help="Of each of the four steps.")] = 150.0) -> None:
+def main(
+    pool: Annotated[Pool, typer.Option()] = Pool.GENERATOR,
+    seconds: Annotated[float, typer.Option(min=30, help="Of each of the four steps.")] = 150.0,
+) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    with application(config()) as url:
-        figures = uvloop.run(measure(url, seconds))
+    with application(config(pool)) as url:
+        figures = uvloop.run(measure(url, pool, seconds))
     seen, ended = figures["seen"], figures["ended"]
     held = claims(seen, ended)
-    asked = {"clients": LOADS, "seconds": seconds, "search": SEARCH, "blocks": BLOCKS, "drain_s": DRAIN_S}
+    asked = {
+        "pool": pool,
+        "clients": LOADS,
+        "seconds": seconds,
+        "search": SEARCH,
+        "short": SHORT[pool],
+        "drain_s": DRAIN_S,
+    }
     kept = {"asked": asked, "ended": dict(ended), "seconds": told(figures["took"]), "claims": held, **vars(seen)}
-    path = write_result("autoscaling", kept)
-    plotted = plot(seen, path.with_suffix(".png"))
+    path = write_result("autoscaling" if pool is Pool.GENERATOR else f"autoscaling_{pool}", kept)
+    plotted = plot(seen, pool, path.with_suffix(".png"))
     show_claims(console, held)
     console.print(f"kept in {path.relative_to(path.parents[2])}{'' if plotted else '; no plot without matplotlib'}")
 

@@ -86,6 +86,9 @@ def make(words: Sequence[str]) -> None:
 
 
 def python(words: Sequence[str]) -> None:
+    if words[0] != "-m":
+        files(words)
+        return
     module, arguments = run_as_module(words)
     parse(command_of(module), arguments)
     for word in arguments:
