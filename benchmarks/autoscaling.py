@@ -62,11 +62,16 @@ SHORT: dict[Pool, dict[str, Any]] = {
 """What each has little of: enough for one client, not for eight."""
 
 
-def config(pool: Pool) -> AppConfig:
+def settings(pool: Pool) -> dict[str, Any]:
+    """Of its deployment."""
     replicas: dict[str, Any] = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 5, "downscale_delay_s": 20}
     if pool is not Pool.CONTROLLER:
         replicas["drain_s"] = DRAIN_S
-    return AppConfig.model_validate({pool.value: {**SHORT[pool], "replicas": replicas}, "http": {"canary_every_s": 0}})
+    return {**SHORT[pool], "replicas": replicas}
+
+
+def config(pool: Pool) -> AppConfig:
+    return AppConfig.model_validate({pool.value: settings(pool), "http": {"canary_every_s": 0}})
 
 
 def replicas_of(pool: Pool) -> int:
@@ -203,14 +208,7 @@ def main(
         figures = uvloop.run(measure(url, pool, seconds))
     seen, ended = figures["seen"], figures["ended"]
     held = claims(seen, ended)
-    asked = {
-        "pool": pool,
-        "clients": LOADS,
-        "seconds": seconds,
-        "search": SEARCH,
-        "short": SHORT[pool],
-        "drain_s": DRAIN_S,
-    }
+    asked = {"pool": pool, "settings": settings(pool), "clients": LOADS, "seconds": seconds, "search": SEARCH}
     kept = {"asked": asked, "ended": dict(ended), "seconds": told(figures["took"]), "claims": held, **vars(seen)}
     path = write_result("autoscaling" if pool is Pool.GENERATOR else f"autoscaling_{pool}", kept)
     plotted = plot(seen, pool, path.with_suffix(".png"))

@@ -127,26 +127,26 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         )
 
     def drain(self, signals: DrainSignals) -> LazyOffloadDrain:
-        drained = LazyOffloadDrain()
-        for item in self._now:
-            if item.request_id not in signals.blocked_request_ids:
-                drained.items.append(item)
-                self.stored.update(block_hash for _, hashes in item.metadatas for block_hash in hashes.values())
+        drained = LazyOffloadDrain(
+            items=[item for item in self._now if item.request_id not in signals.blocked_request_ids]
+        )
         self._now = []
-        storing = {item.request_id for item in drained.items}
+        storing = signals.blocked_request_ids | {item.request_id for item in drained.items}
         for block in list(self._next_blocks()):
             name = self._by_last.get(block)
-            if name is None or name in signals.blocked_request_ids or name in storing:
+            if name is None or name in storing:
                 continue
             path = self._paths[name]
             _, last = path.last
             recent = time.monotonic() - self._added_at.get(last, -math.inf) <= self._returns.within_s
             if recent and self._pool.blocks[block].block_hash == last:
                 drained.items.append(PendingStoreItem(name, [(path.meta, path.hashes)]))
-                self.stored.update(path.hashes.values())
             self._forget(name)
             if len(drained.items) >= MOST:
                 break
+        for item in drained.items:
+            for _, hashes in item.metadatas:
+                self.stored.update(hashes.values())
         drained.emptied_request_ids, self._emptied = self._emptied, []
         return drained
 

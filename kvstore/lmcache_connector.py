@@ -83,9 +83,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         return finished
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
-        chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
-        # The engine computes the last token in any case.
-        whole = (request.num_tokens - 1) // chunk * chunk
+        whole = self._worth_having(request.num_tokens)
         lacks = None if num_computed_tokens >= whole else self._block_at(request, num_computed_tokens)
         asked = request.request_id in self._sessions
         if not asked and lacks is not None and self._fetches.awaits(lacks, request.request_id, request.priority):
@@ -130,6 +128,12 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if (block := self._block_before(request, tokens)) is not None:
             self._stored.note(block)
 
+    def _worth_having(self, tokens: int) -> int:
+        """How many of the first ``tokens`` an engine would ask for: whole chunks, and it computes the last token in any
+        case."""
+        chunk: int = self.scheduler_adapter.lmcache_tokens_per_chunk
+        return (tokens - 1) // chunk * chunk
+
     def _block_before(self, request: Any, tokens: int) -> Any:
         """The hash of the last whole chunk within the first ``tokens``; None where there is none."""
         chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
@@ -150,11 +154,9 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if not self.lazy_offload:
             super()._process_new_requests(scheduler_output, metadata)
             return
-        chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
         for new in scheduler_output.scheduled_new_reqs:
             self._prefilling.discard(new.req_id)
-            # As much of it as another engine would ask for.
-            whole = (self.request_trackers[new.req_id].num_prompt_tokens - 1) // chunk * chunk
+            whole = self._worth_having(self.request_trackers[new.req_id].num_prompt_tokens)
             if whole - new.num_computed_tokens >= self._least_tokens:
                 self._prefilling.add(new.req_id)
                 self._prefills(new.req_id, new.num_computed_tokens, scheduler_output)

@@ -28,6 +28,7 @@ BLOCK = 32
 PREFIX_BLOCKS = 8
 ROUNDS = 25
 SETTLE_S = 10.0
+DEADLINE_S = 300.0
 
 
 def free_port() -> int:
@@ -66,6 +67,10 @@ def cache_server() -> Iterator[tuple[int, int]]:
             yield port, http
         finally:
             server.terminate()
+            try:
+                server.wait(10)
+            except subprocess.TimeoutExpired:
+                server.kill()
 
 
 def memory(http: int) -> dict[str, int]:
@@ -147,4 +152,4 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     os.environ.setdefault("LMCACHE_TRACK_USAGE", "false")
-    sys.exit(asyncio.run(main(parser.parse_args().model)))
+    sys.exit(asyncio.run(asyncio.wait_for(main(parser.parse_args().model), DEADLINE_S)))
