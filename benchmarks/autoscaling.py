@@ -56,10 +56,11 @@ class Pool(StrEnum):
 DEPLOYMENTS = {Pool.GENERATOR: "Generator", Pool.PRM: "ProcessRewardModel", Pool.CONTROLLER: "SearchController"}
 SHORT: dict[Pool, dict[str, Any]] = {
     Pool.GENERATOR: {"kv_cache_memory_bytes": BLOCKS * BLOCK_BYTES, "max_num_seqs": 256},
-    Pool.PRM: {"max_num_seqs": 16},
+    Pool.PRM: {"max_num_seqs": 64, "reward_cache_size": 0},
     Pool.CONTROLLER: {"searches": 8},
 }
-"""What each has little of: enough for one client, not for eight."""
+"""What each has little of: enough for one client, not for eight. The searches are the same again and again: a reward
+model that remembered them would have nothing to do."""
 
 
 def settings(pool: Pool) -> dict[str, Any]:

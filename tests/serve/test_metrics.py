@@ -4,6 +4,7 @@ import time
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
+from uuid import uuid4
 
 import httpx
 import pytest
@@ -57,8 +58,10 @@ def total(samples: list[Sample], **labels: str) -> float:
 
 
 def load(application: Application) -> None:
-    """Searches, rewards from memory, and requests that are refused."""
+    """Searches, one of a prompt that is new and worth storing, rewards from memory, and requests that are refused."""
     asked = problems(24, seed=900)
+    new = [{"role": "system", "content": f"{uuid4()} " * 8}, {"role": "user", "content": asked[0].text}]
+    application.chat(asked[0], seed=1, messages=new)
     with ThreadPoolExecutor(len(asked)) as pool:
         list(pool.map(lambda problem: application.chat(problem, seed=1), asked))
     scored = {"model": "banyan-arithmetic", "question": "2+2?", "steps": ["It is 4.\n\n"]}
