@@ -1,12 +1,19 @@
-"""Ray Serve's ready-made routers, told what they would not find by themselves in a search's calls."""
+"""Ray Serve's ready-made routers, told what they would not find by themselves in a search's calls, and a switch."""
 
+import os
+from pathlib import Path
 from typing import Any
 
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
 from ray.serve._private.request_router.common import PendingRequest
+from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
+from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from benchmarks.home_router import CallMatching, search_of
+from benchmarks.home_router import CallMatching, HomeRouter, search_of
+
+ROUTER_FILE = "BANYAN_BENCHMARK_ROUTER_FILE"
+"""The variable that names the file in which the switch reads which router is on."""
 
 
 class BySession(CallMatching, ConsistentHashRouter):
@@ -27,3 +34,44 @@ class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
         if items := getattr(request, "items", None):
             return f"{request.question}\n{''.join(items[0].steps)}"
         return None
+
+
+ROUTERS: dict[str, type[RequestRouter]] = {
+    "power of two": PowerOfTwoChoicesRequestRouter,
+    "consistent hash": BySession,
+    "prefix": ByPrefix,
+    "home": HomeRouter,
+}
+
+
+class Switched:
+    """All of them side by side, each as it is and with queues of its own, so that they can take turns of seconds on the
+    same engines. A call goes through the one that is on; what is learned of replicas, all are told."""
+
+    TOLD = frozenset(
+        {
+            "_update_running_replicas",
+            "decrement_queue_len_cache",
+            "initialize_state",
+            "on_new_queue_len_info",
+            "on_replica_actor_died",
+            "on_replica_actor_unavailable",
+            "on_send_request",
+            "update_backoff_params",
+            "update_replicas",
+        }
+    )
+
+    def __init__(self, **given: Any) -> None:
+        self._file = Path(os.environ[ROUTER_FILE])
+        self._routers = {name: router(**given) for name, router in ROUTERS.items()}
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self.TOLD:
+            return getattr(self._routers[self._file.read_text(encoding="utf-8")], name)
+
+        def tell(*args: Any, **kwargs: Any) -> None:
+            for router in self._routers.values():
+                getattr(router, name)(*args, **kwargs)
+
+        return tell

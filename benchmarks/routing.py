@@ -1,18 +1,25 @@
-"""Which replica should get a call: Serve's ready-made routers and ours, on even and on skewed load.
+"""Which replica should get a call: Serve's ready-made routers and ours, on even and skewed load.
 
-    python -m benchmarks.routing                                  four arms, two turns
-    python -m benchmarks.routing --arms "power of two,home" --turns 1
+    python -m benchmarks.routing
+    python -m benchmarks.routing --arms "power of two,home" --pairs 16
 
-Four generators and two reward models of the embedded pair. Every arm is an application of its own, in turns, over HTTP;
-the same problems under the same seeds everywhere. ``even``: every client searches with a beam of 16; ``skewed``: one
-search in eight has a beam of 128, the others of 4.
+Four generators and two reward models of the embedded pair, in one application over HTTP. Starts of an application and
+minutes of a shared machine differ by more than routers do, and one application for each router is more than fits a
+small machine, so all take turns of seconds on the same engines (`benchmarks.routers.Switched`). In a round all are
+asked the same new problems under the same seeds, each with an API key of its own: of what one has computed another
+finds nothing. ``even``: every client searches with a beam of 16; ``skewed``: one search in eight has a beam of 128, the
+others of 4.
 """
 
+import itertools
+import os
 import random
+import secrets
 import statistics
-import time
+import tempfile
 from collections.abc import Sequence
-from typing import Annotated, Any, NamedTuple, TypeAlias
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
 
 import httpx
 import typer
@@ -21,73 +28,57 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import solve_all
-from benchmarks.overload import told
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, application, served
+from benchmarks.telemetry_toggled import compared
 from cluster.launch.environment import ensure_token, set_environment
-from deployments.config import AppConfig, merged
+from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 
-ARMS: dict[str, str] = {
-    "power of two": "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter",
-    "consistent hash": "benchmarks.routers:BySession",
-    "prefix": "benchmarks.routers:ByPrefix",
-    "home": "benchmarks.home_router:HomeRouter",
-}
+ARMS = ("power of two", "consistent hash", "prefix", "home")
+"""The names of `benchmarks.routers.ROUTERS`."""
 DEFAULT, OURS = "power of two", "home"
 LOADS: dict[str, tuple[int, int]] = {"even": (16, 16), "skewed": (128, 4)}
 """The beam of one search in eight, and of the others."""
 COUNTERS = ("prefix_queries", "prefix_hits", "external_hits", "prompt_tokens", "generated_tokens", "recomputed_tokens")
 ROLES = ("generator", "prm")
+CLIENTS = 16
 SEED = 17
 console = Console(stderr=True)
 
 
 class Run(NamedTuple):
-    """All problems once."""
+    """All problems of a turn once."""
 
     seconds: float
-    each: list[float]
     found: list[Searched]
     counted: dict[str, dict[str, int]]
     """By role, what its replicas counted together."""
     cpu_s: float
     """Of all processes."""
 
-    @property
-    def rate(self) -> float:
-        """Searches a second."""
-        return len(self.each) / self.seconds
-
     def cached(self, role: str) -> float:
         """The share of a role's prompt tokens that some cache gave."""
         of = self.counted[role]
-        asked = max(1, of["prefix_queries"])
-        return (of["prefix_hits"] + of["external_hits"]) / asked
+        return (of["prefix_hits"] + of["external_hits"]) / max(1, of["prefix_queries"])
 
     @property
     def figures(self) -> dict[str, Any]:
-        return {
-            "searches_per_s": round(self.rate, 3),
-            "cpu_s_per_search": round(self.cpu_s / len(self.each), 4),
-            "cached": {role: round(self.cached(role), 4) for role in ROLES},
-            "seconds": told(self.each),
-            **self.counted,
+        cached = {role: round(self.cached(role), 4) for role in ROLES}
+        return {"seconds": round(self.seconds, 3), "cpu_s": round(self.cpu_s, 3), "cached": cached, **self.counted}
+
+
+def config_of(cache: bool, keys: str) -> AppConfig:
+    switched = "benchmarks.routers:Switched"
+    return AppConfig.model_validate(
+        {
+            "generator": {"replicas": {"min_replicas": 4, "max_replicas": 4, "router": switched}},
+            "prm": {"replicas": {"min_replicas": 2, "max_replicas": 2, "router": switched}},
+            "cache": {"enabled": cache},
+            "http": {"api_keys_file": keys, "canary_every_s": 0},
         }
-
-
-Turn: TypeAlias = dict[str, Run]
-"""By load."""
-
-
-def config_of(arm: str, cache: bool) -> AppConfig:
-    given: dict[str, Any] = {
-        "generator": {"replicas": {"min_replicas": 4, "max_replicas": 4, "router": ARMS[arm]}},
-        "prm": {"replicas": {"min_replicas": 2, "max_replicas": 2, "router": ARMS[arm]}},
-        "cache": {"enabled": cache},
-    }
-    return AppConfig.model_validate(merged(given, {}))
+    )
 
 
 async def counters(http: httpx.AsyncClient) -> dict[str, dict[str, int]]:
@@ -95,100 +86,123 @@ async def counters(http: httpx.AsyncClient) -> dict[str, dict[str, int]]:
     return {role: {name: sum(each.get(name, 0) for each in status[role]) for name in COUNTERS} for role in ROLES}
 
 
-async def run(url: str, beams: tuple[int, int], problems: Sequence[Problem], clients: int) -> Run:
-    def search(n: int) -> dict[str, Any]:
-        return {"strategy": "beam_search", "n": n, "m": 4}
-
-    large, small = map(search, beams)
+async def run(url: str, key: str, beams: tuple[int, int], problems: Sequence[Problem]) -> Run:
+    large, small = ({"strategy": "beam_search", "n": n, "m": 4} for n in beams)
     async with (
-        httpx.AsyncClient(base_url=url, timeout=60.0) as http,
-        served(url, large) as solve_large,
-        served(url, small) as solve_small,
+        httpx.AsyncClient(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {key}"}) as http,
+        served(url, large, key) as solve_large,
+        served(url, small, key) as solve_small,
     ):
         wide = {problem.unique_id for problem in problems[::8]}
 
-        async def timed(problem: Problem, seed: int) -> tuple[Searched, float]:
-            began = time.perf_counter()
-            solve = solve_large if problem.unique_id in wide else solve_small
-            return await solve(problem, seed), time.perf_counter() - began
+        async def solve(problem: Problem, seed: int) -> Searched:
+            return await (solve_large if problem.unique_id in wide else solve_small)(problem, seed)
 
         before, clock = await counters(http), CpuClock()
-        done, seconds = await solve_all(timed, problems, clients, SEED)
+        found, seconds = await solve_all(solve, problems, CLIENTS, SEED)
         spent, after = clock.spent(), await counters(http)
     counted = {role: {name: after[role][name] - before[role][name] for name in COUNTERS} for role in ROLES}
-    return Run(seconds, [took for _, took in done], [found for found, _ in done], counted, sum(spent.values()))
+    return Run(seconds, found, counted, sum(spent.values()))
 
 
-async def turn(url: str, number: int, clients: int) -> Turn:
-    """Both loads against one application."""
+def measure(url: str, switch: Path, keys: dict[str, str], problems: int, pairs: int) -> dict[str, dict[str, list[Run]]]:
+    """Runs by load and arm."""
     drawn = draw_problems(Split.VALIDATION, SEED)
-    await run(url, LOADS["even"], [next(drawn) for _ in range(32)], clients)
-    return {load: await run(url, beams, [next(drawn) for _ in range(number)], clients) for load, beams in LOADS.items()}
+    ran: dict[str, dict[str, list[Run]]] = {load: {arm: [] for arm in keys} for load in LOADS}
+    luck = random.Random(SEED)
+
+    def turn(arm: str, load: str, asked: Sequence[Problem]) -> Run:
+        switch.write_text(arm, encoding="utf-8")
+        return uvloop.run(run(url, keys[arm], LOADS[load], asked))
+
+    warm_up = list(itertools.islice(drawn, 32))
+    for arm in keys:
+        turn(arm, "even", warm_up)
+    for pair in range(pairs):
+        for load in LOADS:
+            asked = list(itertools.islice(drawn, problems))
+            for arm in luck.sample(list(keys), len(keys)):
+                ran[load][arm].append(turn(arm, load, asked))
+            told = {arm: round(runs[-1].seconds, 2) for arm, runs in ran[load].items()}
+            console.print(f"pair {pair + 1}, {load}: seconds {told}")
+    return ran
 
 
-def summary(turns: dict[str, list[Turn]]) -> list[dict[str, Any]]:
+def summary(ran: dict[str, dict[str, list[Run]]]) -> list[dict[str, Any]]:
     rows = []
-    for load in LOADS:
-        default = [each[load] for each in turns.get(DEFAULT, [])]
-        for arm, of in turns.items():
-            runs = [each[load] for each in of]
-            row: dict[str, Any] = {"load": load, "arm": arm, "runs": [each.figures for each in runs]}
-            row["searches_per_s"] = round(statistics.median(each.rate for each in runs), 3)
-            row["cpu_s_per_search"] = round(statistics.median(each.cpu_s / len(each.each) for each in runs), 4)
+    for load, arms in ran.items():
+        default = arms[DEFAULT]
+        for arm, runs in arms.items():
+            row: dict[str, Any] = {"load": load, "arm": arm}
+            searches = sum(len(each.found) for each in runs)
+            row["searches_per_s"] = round(searches / sum(each.seconds for each in runs), 3)
+            row["cpu_s_per_search"] = round(sum(each.cpu_s for each in runs) / searches, 4)
             for role in ROLES:
                 row[f"{role}_cached"] = round(statistics.median(each.cached(role) for each in runs), 4)
-            if default:
-                row["over_default"] = round(row["searches_per_s"] / statistics.median(r.rate for r in default), 3)
-                row["other_answers"] = sum(
-                    one != other
-                    for here, there in zip(runs, default, strict=True)
-                    for one, other in zip(here.found, there.found, strict=True)
-                )
+            if arm != DEFAULT:
+                row["time_over_default"] = compared([each.seconds for each in default], [each.seconds for each in runs])
+            row["other_answers"] = sum(
+                one != other
+                for here, there in zip(runs, default, strict=True)
+                for one, other in zip(here.found, there.found, strict=True)
+            )
+            row["runs"] = [each.figures for each in runs]
             rows.append(row)
     return rows
 
 
-def claims(rows: Sequence[dict[str, Any]], chosen: str) -> list[dict[str, Any]]:
-    """What is asked of the router that is configured, and of one of our own."""
-    found = []
-    rates = {(row["load"], row["arm"]): row["searches_per_s"] for row in rows}
-    arms = list(dict.fromkeys(row["arm"] for row in rows))
-    over_default, over_ready_made = [], []
-    for load in LOADS:
-        best = max(arms, key=lambda arm: rates[load, arm])
-        ratio = round(rates[load, chosen] / rates[load, best], 3)
-        found.append(claim(f"{load}: {chosen} over the best ({best})", ratio, ">= 0.97", ratio >= 0.97))
-        over_default.append(rates[load, chosen] / rates[load, DEFAULT])
-        over_ready_made += [rates[load, OURS] / max(rates[load, arm] for arm in arms if arm != OURS)]
-    above = round(max(over_default), 3)
-    found.append(claim(f"{chosen} over the default, where it is most", above, "> 1", above > 1))
-    ours = round(max(over_ready_made), 3)
-    found.append(claim("ours over the best ready-made one, where it is most", ours, ">= 1.1", ours >= 1.1))
-    return found
+def over(ran: dict[str, list[Run]], one: str, other: str) -> float:
+    """How many times as fast an arm is as another, the median of the pairs."""
+    pairs = zip(ran[one], ran[other], strict=True)
+    return round(statistics.median(there.seconds / here.seconds for here, there in pairs), 3)
+
+
+def claims(ran: dict[str, dict[str, list[Run]]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What is asked of the router that is configured, which is Serve's default, and of one of our own."""
+    held = []
+    for load, arms in ran.items():
+        least, arm = min((over(arms, DEFAULT, arm), arm) for arm in arms if arm != DEFAULT)
+        held.append(claim(f"{load}: {DEFAULT} over the best other ({arm})", least, ">= 0.97", least >= 0.97))
+    better = [
+        f"{row['arm']}, {row['load']}"
+        for row in rows
+        if row.get("time_over_default", {}).get("interval", [0, 0])[1] < 0
+    ]
+    held.append(claim("faster than the default by more than noise", better, "one or more", bool(better)))
+    if OURS in next(iter(ran.values())):
+        ours = max(min(over(arms, OURS, arm) for arm in arms if arm != OURS) for arms in ran.values())
+        held.append(claim("ours over the best ready-made one, where it is most", ours, ">= 1.1", ours >= 1.1))
+    others = sum(row["other_answers"] for row in rows)
+    held.append(claim("searches that came to something else than with the default", others, 0, not others))
+    return held
 
 
 def main(
-    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}.")] = ",".join(ARMS),
-    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run.")] = 96,
-    clients: Annotated[int, typer.Option(min=1, max=64)] = 16,
-    turns: Annotated[int, typer.Option(min=1, max=50)] = 2,
+    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}; the first is always one.")] = ",".join(ARMS),
+    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each turn.")] = 24,
+    pairs: Annotated[int, typer.Option(min=5, max=1000, help="Rounds in which each arm has a turn of each load.")] = 10,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    names = arms.split(",")
-    ran: dict[str, list[Turn]] = {arm: [] for arm in names}
-    luck = random.Random(SEED)
-    for number in range(turns):
-        for arm in luck.sample(names, len(names)):
-            with application(config_of(arm, cache)) as url:
-                ran[arm].append(uvloop.run(turn(url, problems, clients)))
-            last = {load: {**each.figures, "seconds": None} for load, each in ran[arm][-1].items()}
-            console.print(f"turn {number + 1}, {arm}: {last}")
+    from benchmarks.routers import ROUTER_FILE
+
+    names = list(dict.fromkeys([DEFAULT, *arms.split(",")]))
+    if unknown := set(names) - set(ARMS):
+        raise typer.BadParameter(f"no such arms: {', '.join(sorted(unknown))}")
+    keys = {arm: secrets.token_urlsafe() for arm in names}
+    with tempfile.TemporaryDirectory() as folder:
+        switch, key_file = Path(folder, "router"), Path(folder, "keys")
+        switch.write_text(DEFAULT, encoding="utf-8")
+        key_file.write_text("".join(f"{key}\n" for key in keys.values()), encoding="utf-8")
+        os.environ[ROUTER_FILE] = str(switch)
+        with application(config_of(cache, str(key_file))) as url:
+            ran = measure(url, switch, keys, problems, pairs)
     rows = summary(ran)
-    held = claims(rows, OURS) if set(names) == set(ARMS) else []
-    path = write_result("routing", {"lmcache": cache, "problems": problems, "rows": rows, "claims": held})
-    columns = ("searches_per_s", "over_default", "cpu_s_per_search", "generator_cached", "prm_cached")
+    held = claims(ran, rows)
+    asked = {"problems": problems, "clients": CLIENTS, "pairs": pairs, "lmcache": cache}
+    path = write_result("routing", {"asked": asked, "rows": rows, "claims": held})
+    columns = ("searches_per_s", "cpu_s_per_search", "generator_cached", "prm_cached", "time_over_default")
     table = Table("load", "arm", *columns)
     for row in rows:
         table.add_row(row["load"], row["arm"], *(str(row.get(name, "")) for name in columns))

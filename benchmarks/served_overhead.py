@@ -106,9 +106,11 @@ def applications(configs: Mapping[str, AppConfig]) -> Iterator[list[str]]:
 
 
 @asynccontextmanager
-async def served(url: str, search: dict[str, Any]) -> AsyncIterator[Solve]:
+async def served(url: str, search: dict[str, Any], key: str | None = None) -> AsyncIterator[Solve]:
     """One HTTP request a search."""
-    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=httpx.Limits(max_connections=None)) as http:
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, headers=headers) as http:
 
         async def solve(problem: Problem, seed: int) -> Searched:
             messages = [{"role": "user", "content": problem.text}]
