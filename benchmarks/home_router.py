@@ -6,17 +6,12 @@ Serve sends calls to the less busy of two replicas, and a search of ten rounds r
 Private parts of Ray 2.60: what a router sees of a call, and how it is told which call it has found a replica for.
 """
 
-import hashlib
-import math
-from collections.abc import Sequence
-
 from ray.serve._private.common import RequestMetadata
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-BALANCE = 1.25
-"""A replica takes so many times its share of the calls at work; what is more goes to the next in the search's order."""
+from benchmarks.homes import most_calls, order
 
 
 def search_of(call: PendingRequest | None) -> str | None:
@@ -24,21 +19,6 @@ def search_of(call: PendingRequest | None) -> str | None:
     request = call.args[0] if call is not None and call.args else None
     search_id = getattr(request, "search_id", None)
     return search_id if isinstance(search_id, str) else None
-
-
-def order(search_id: str, names: Sequence[str]) -> list[str]:
-    """Replicas in the order in which a search prefers them: another one for every search, and the same in every process
-    and whichever others there are (rendezvous hashing)."""
-
-    def weight(name: str) -> bytes:
-        return hashlib.blake2b(name.encode(), digest_size=8, key=search_id.encode()[:64]).digest()
-
-    return sorted(names, key=weight)
-
-
-def most_calls(at_work: int, replicas: int) -> int:
-    """How many calls one replica may have before another one takes the next, with so many at work on all."""
-    return math.ceil(BALANCE * (at_work + 1) / replicas)
 
 
 class CallMatching:

@@ -11,9 +11,7 @@ from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from benchmarks.home_router import CallMatching, HomeRouter, search_of
-
-ROUTER_FILE = "BANYAN_BENCHMARK_ROUTER_FILE"
-"""The variable that names the file in which the switch reads which router is on."""
+from benchmarks.routing import ROUTER_FILE
 
 
 class BySession(CallMatching, ConsistentHashRouter):

@@ -39,6 +39,8 @@ from deployments.embedded.problems import Problem, Split, draw_problems
 ARMS = ("power of two", "consistent hash", "prefix", "home")
 """The names of `benchmarks.routers.ROUTERS`."""
 DEFAULT, OURS = "power of two", "home"
+ROUTER_FILE = "BANYAN_BENCHMARK_ROUTER_FILE"
+"""The variable that names the file in which the switch reads which router is on."""
 LOADS: dict[str, tuple[int, int]] = {"even": (16, 16), "skewed": (128, 4)}
 """The beam of one search in eight, and of the others."""
 COUNTERS = ("prefix_queries", "prefix_hits", "external_hits", "prompt_tokens", "generated_tokens", "recomputed_tokens")
@@ -185,8 +187,6 @@ def main(
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    from benchmarks.routers import ROUTER_FILE
-
     names = list(dict.fromkeys([DEFAULT, *arms.split(",")]))
     if unknown := set(names) - set(ARMS):
         raise typer.BadParameter(f"no such arms: {', '.join(sorted(unknown))}")
@@ -202,10 +202,12 @@ def main(
     held = claims(ran, rows)
     asked = {"problems": problems, "clients": CLIENTS, "pairs": pairs, "lmcache": cache}
     path = write_result("routing", {"asked": asked, "rows": rows, "claims": held})
-    columns = ("searches_per_s", "cpu_s_per_search", "generator_cached", "prm_cached", "time_over_default")
-    table = Table("load", "arm", *columns)
+    columns = ("searches_per_s", "cpu_s_per_search", "generator_cached", "prm_cached")
+    table = Table("load", "arm", *columns, "time over default")
     for row in rows:
-        table.add_row(row["load"], row["arm"], *(str(row.get(name, "")) for name in columns))
+        more = row.get("time_over_default")
+        interval = f"{more['median']:+.1%} ({more['interval'][0]:+.1%} to {more['interval'][1]:+.1%})" if more else ""
+        table.add_row(row["load"], row["arm"], *(str(row[name]) for name in columns), interval)
     console.print(table)
     show_claims(console, held)
     console.print(f"kept in {path.relative_to(path.parents[2])}")

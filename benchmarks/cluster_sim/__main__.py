@@ -3,7 +3,9 @@
 python -m benchmarks.cluster_sim curves        measures the engines of this machine
 python -m benchmarks.cluster_sim calls         measures a real controller before engines that cost nothing
 python -m benchmarks.cluster_sim served        measures the application on this machine
-python -m benchmarks.cluster_sim simulate      from the last results of these: predictions, and clusters of many
+python -m benchmarks.cluster_sim predict       from the last results of these: what calls and served have measured
+python -m benchmarks.cluster_sim clusters      clusters of many
+python -m benchmarks.cluster_sim routers       four generators behind one router and another
 """
 
 import json
@@ -100,6 +102,28 @@ def predict() -> None:
     show_claims(console, held)
     commits = {name: result["commit"] for name, result in results.items()}
     _keep("cluster_sim_predicted", {"of": commits, "rows": rows, "claims": held})
+
+
+@app.command()
+def routers(searches: Annotated[int, typer.Option(min=50, help="Of each router at each point.")] = 400) -> None:
+    """What a router does where replicas share this machine's cores, as in `benchmarks.routing`, and where each has its
+    own, so that one which has too much to do keeps others waiting while cores are idle."""
+    from benchmarks.cluster_sim import points
+    from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
+
+    _, costs, language = calibrated()
+    rows = []
+    for cores, clients in ((2.0, 16), (None, 16), (None, 64)):
+        default: dict[str, Any] = {}
+        for router in points.ROUTERS:
+            found = points.routed(costs, language, ASKED["beam 16"], router, clients, searches, cores)
+            default = default or found
+            over = {
+                f"{name}_over_default": round(found[name] / default[name], 3) for name in ("searches_per_s", "p95_s")
+            }
+            rows.append({"cores": cores or "own", "clients": clients, "router": router, **over, **found})
+            _tell(f"{router}, {clients} clients, cores: {cores or 'own'}", rows[-1])
+    _keep("cluster_sim_routers", {"rows": rows})
 
 
 @app.command()

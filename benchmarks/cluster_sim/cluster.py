@@ -12,6 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
+from benchmarks.homes import most_calls, order
 from cluster.autoscaling import PRESSURE, by_pressure
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
@@ -70,6 +71,30 @@ class PowerOfTwoChoices:
             return replicas[0]
         one, other = self._luck.sample(replicas, 2)
         return one if one.ongoing <= other.ongoing else other
+
+
+class BySearch:
+    """All calls of a search to one replica, as Serve's `ConsistentHashRouter` where the search is the session."""
+
+    def __init__(self, seed: int) -> None:
+        """``seed`` is not used: there is no luck in it."""
+        self._names: dict[int, str] = {}
+
+    def _ordered(self, replicas: Sequence[AnyReplica], search_id: str) -> list[AnyReplica]:
+        named = {self._names.setdefault(id(each), str(len(self._names))): each for each in replicas}
+        return [named[name] for name in order(search_id, list(named))]
+
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
+        return self._ordered(replicas, search_id)[0]
+
+
+class AtHome(BySearch):
+    """As `benchmarks.home_router.HomeRouter`: the first in that order which has room."""
+
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
+        most = most_calls(sum(each.ongoing for each in replicas), len(replicas))
+        ordered = self._ordered(replicas, search_id)
+        return next((each for each in ordered if each.ongoing < most), ordered[0])
 
 
 @dataclass(frozen=True)
@@ -281,11 +306,12 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
         processor: Callable[[], Processor],
         generator: Callable[[Processor], AnyGenerator],
         scorer: Callable[[Processor], AnyScorer],
+        router: Callable[[int], Router] = PowerOfTwoChoices,
     ) -> None:
         """``processor``: gives every program what it runs on; the same one, or one of its own. ``generator`` and
-        ``scorer`` make replicas."""
-        self.generators = Pool(lambda: generator(processor()), size.generators, PowerOfTwoChoices(seed))
-        self.scorers = Pool(lambda: scorer(processor()), size.scorers, PowerOfTwoChoices(seed + 1))
+        ``scorer`` make replicas, ``router`` with a seed what chooses among these."""
+        self.generators = Pool(lambda: generator(processor()), size.generators, router(seed))
+        self.scorers = Pool(lambda: scorer(processor()), size.scorers, router(seed + 1))
         self.controllers = Pool(
             lambda: SimulatedController(processor(), calls, size.controller, self.generators, self.scorers),
             size.controllers,

@@ -7,10 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.cluster_sim.calls import ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, REPEATED
 from benchmarks.cluster_sim.cluster import (
+    AtHome,
+    BySearch,
     Cluster,
     ClusterSize,
     ControllerSize,
     PoolSize,
+    PowerOfTwoChoices,
+    Router,
     closed_loop,
     figures,
     means,
@@ -92,7 +96,13 @@ def controller_limit(calls: CallCosts, cores: float | None, searches: int, pace:
 Simulated: TypeAlias = Cluster[SimulatedGenerator, SimulatedScorer]
 
 
-def cluster_of(size: ClusterSize, costs: Costs, language: Language, processor: Callable[[], Processor]) -> Simulated:
+def cluster_of(
+    size: ClusterSize,
+    costs: Costs,
+    language: Language,
+    processor: Callable[[], Processor],
+    router: Callable[[int], Router] = PowerOfTwoChoices,
+) -> Simulated:
     return Cluster(
         size,
         costs.calls,
@@ -100,6 +110,7 @@ def cluster_of(size: ClusterSize, costs: Costs, language: Language, processor: C
         processor,
         lambda one: SimulatedGenerator(one, language, costs.generator, costs.calls),
         lambda one: SimulatedScorer(one, language, costs.prm, costs.calls),
+        router,
     )
 
 
@@ -138,6 +149,37 @@ def served(
     async def simulated() -> dict[str, Any]:
         shared = SharedCores(cores, costs.pace)
         cluster = cluster_of(ClusterSize(ONE, ONE, ONE), costs, language, lambda: shared)
+        async with cluster.running():
+            ended = await closed_loop(solving(cluster, language, search), searches, clients)
+        return {**figures(ended), **told(cluster)}
+
+    return run(simulated())
+
+
+ROUTERS: dict[str, Callable[[int], Router]] = {
+    "power of two": PowerOfTwoChoices,
+    "by search": BySearch,
+    "home": AtHome,
+}
+
+
+def routed(
+    costs: Costs,
+    language: Language,
+    search: dict[str, Any],
+    router: str,
+    clients: int,
+    searches: int,
+    cores: float | None,
+) -> dict[str, Any]:
+    """Four generators, two reward models and a controller for eight clients behind a router: on so many cores
+    together, or each program on one of its own (None)."""
+
+    async def simulated() -> dict[str, Any]:
+        shared = SharedCores(cores, costs.pace) if cores else OwnCores()
+        controllers = 1 if cores else max(1, clients // 8)
+        size = ClusterSize(PoolSize(4, 4), PoolSize(2, 2), PoolSize(controllers, controllers))
+        cluster = cluster_of(size, costs, language, lambda: shared, ROUTERS[router])
         async with cluster.running():
             ended = await closed_loop(solving(cluster, language, search), searches, clients)
         return {**figures(ended), **told(cluster)}

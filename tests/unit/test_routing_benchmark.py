@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.request_router.common import PendingRequest
 
-from benchmarks.home_router import BALANCE, CallMatching, HomeRouter, most_calls, order, search_of
+from benchmarks.home_router import CallMatching, HomeRouter, search_of
+from benchmarks.homes import BALANCE, most_calls, order
 
 NAMES = [f"replica-{number}" for number in range(4)]
 names = st.sets(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=1, max_size=8)
