@@ -12,6 +12,7 @@ others of 4.
 """
 
 import itertools
+import logging
 import os
 import random
 import secrets
@@ -197,6 +198,7 @@ def main(
         key_file.write_text("".join(f"{key}\n" for key in keys.values()), encoding="utf-8")
         os.environ[ROUTER_FILE] = str(switch)
         with application(config_of(cache, str(key_file))) as url:
+            logging.getLogger("httpx").setLevel(logging.WARNING)  # one of the routers has all logged
             ran = measure(url, switch, keys, problems, pairs)
     rows = summary(ran)
     held = claims(ran, rows)
