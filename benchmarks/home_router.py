@@ -11,7 +11,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from benchmarks.homes import most_calls, order
+from benchmarks.homes import preferred
 
 
 def search_of(call: PendingRequest | None) -> str | None:
@@ -56,7 +56,4 @@ class HomeRouter(CallMatching, RequestRouter):
             return [candidate_replicas]  # the least busy one
         replicas = {each.replica_id.unique_id: each for each in candidate_replicas}
         calls = {name: self._replica_queue_len_cache.get(each.replica_id) or 0 for name, each in replicas.items()}
-        most = most_calls(sum(calls.values()), len(replicas))
-        # A stable sort: those with room first, each part in the search's order.
-        preferred = sorted(order(search_id, list(replicas)), key=lambda name: calls[name] >= most)
-        return [[replicas[name]] for name in preferred]
+        return [[replicas[name]] for name in preferred(search_id, calls)]

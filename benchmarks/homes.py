@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 BALANCE = 1.25
 """A replica takes so many times its share of the calls at work; what is more goes to the next in the search's order."""
@@ -21,3 +21,10 @@ def order(search_id: str, names: Sequence[str]) -> list[str]:
 def most_calls(at_work: int, replicas: int) -> int:
     """How many calls one replica may have before another one takes the next, with so many at work on all."""
     return math.ceil(BALANCE * (at_work + 1) / replicas)
+
+
+def preferred(search_id: str, calls: Mapping[str, int]) -> list[str]:
+    """Replicas, each with the calls that it has, in the order in which a search's next call should be offered to them:
+    those with room first, each part in the search's own order."""
+    most = most_calls(sum(calls.values()), len(calls))
+    return sorted(order(search_id, list(calls)), key=lambda name: calls[name] >= most)  # a stable sort

@@ -112,18 +112,27 @@ def routers(searches: Annotated[int, typer.Option(min=50, help="Of each router a
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
 
     _, costs, language = calibrated()
-    rows = []
+    rows, held = [], []
     for cores, clients in ((2.0, 16), (None, 16), (None, 64)):
-        default: dict[str, Any] = {}
-        for router in points.ROUTERS:
-            found = points.routed(costs, language, ASKED["beam 16"], router, clients, searches, cores)
-            default = default or found
+        size = points.numbers_behind_routers(clients if cores is None else 1).size
+        point = f"{clients} clients, {'cores of their own' if cores is None else f'{cores:.0f} cores'}"
+        found = {
+            name: points.served(costs, language, ASKED["beam 16"], clients, searches, cores, size, router)
+            for name, router in points.ROUTERS.items()
+        }
+        default = found[points.DEFAULT_ROUTER]
+        for name, figures in found.items():
             over = {
-                f"{name}_over_default": round(found[name] / default[name], 3) for name in ("searches_per_s", "p95_s")
+                f"{figure}_over_default": round(figures[figure] / default[figure], 3)
+                for figure in ("searches_per_s", "p95_s")
             }
-            rows.append({"cores": cores or "own", "clients": clients, "router": router, **over, **found})
-            _tell(f"{router}, {clients} clients, cores: {cores or 'own'}", rows[-1])
-    _keep("cluster_sim_routers", {"rows": rows})
+            rows.append({"cores": cores or "own", "clients": clients, "router": name, **over, **figures})
+            _tell(f"{name}, {point}", rows[-1])
+        best = max(figures["searches_per_s"] for name, figures in found.items() if figures is not default)
+        ratio = round(default["searches_per_s"] / best, 3)
+        held.append(claim(f"{point}: {points.DEFAULT_ROUTER} over the best other", ratio, ">= 0.97", ratio >= 0.97))
+    show_claims(console, held)
+    _keep("cluster_sim_routers", {"rows": rows, "claims": held})
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
-from benchmarks.homes import most_calls, order
+from benchmarks.homes import order, preferred
 from cluster.autoscaling import PRESSURE, by_pressure
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
@@ -80,21 +80,20 @@ class BySearch:
         """``seed`` is not used: there is no luck in it."""
         self._names: dict[int, str] = {}
 
-    def _ordered(self, replicas: Sequence[AnyReplica], search_id: str) -> list[AnyReplica]:
-        named = {self._names.setdefault(id(each), str(len(self._names))): each for each in replicas}
-        return [named[name] for name in order(search_id, list(named))]
+    def _named(self, replicas: Sequence[AnyReplica]) -> dict[str, AnyReplica]:
+        return {self._names.setdefault(id(each), str(len(self._names))): each for each in replicas}
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        return self._ordered(replicas, search_id)[0]
+        named = self._named(replicas)
+        return named[order(search_id, list(named))[0]]
 
 
 class AtHome(BySearch):
     """As `benchmarks.home_router.HomeRouter`: the first in that order which has room."""
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        most = most_calls(sum(each.ongoing for each in replicas), len(replicas))
-        ordered = self._ordered(replicas, search_id)
-        return next((each for each in ordered if each.ongoing < most), ordered[0])
+        named = self._named(replicas)
+        return named[preferred(search_id, {name: each.ongoing for name, each in named.items()})[0]]
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,13 @@ from cluster.autoscaling import FULL
 from search.settings import parse_search
 
 ONE = PoolSize(1, 1)
+APPLICATION = ClusterSize(ONE, ONE, ONE)
+DEFAULT_ROUTER = "power of two"
+ROUTERS: dict[str, Callable[[int], Router]] = {
+    DEFAULT_ROUTER: PowerOfTwoChoices,
+    "by search": BySearch,
+    "home": AtHome,
+}
 CLIENTS = 16
 """For each generator."""
 SPARE = 1.3
@@ -68,11 +75,16 @@ class ControllerLimit(NamedTuple):
     """Of its CPU for each search."""
 
 
+def shared_by_all(cores: float | None, pace: Pace) -> Processor:
+    """What all programs have together; None: each has a core of its own."""
+    return OwnCores() if cores is None else SharedCores(cores, pace)
+
+
 def controller_limit(calls: CallCosts, cores: float | None, searches: int, pace: Pace = EQUAL) -> ControllerLimit:
     """On so many cores; where every program has its own (None), nothing but the controller itself is the limit."""
 
     async def simulated() -> ControllerLimit:
-        shared = SharedCores(cores, pace) if cores else OwnCores()
+        shared = shared_by_all(cores, pace)
         cluster = Cluster(
             ClusterSize(ONE, ONE, ONE, ControllerSize()),
             calls,
@@ -142,49 +154,30 @@ def told(cluster: Simulated) -> dict[str, Any]:
 
 
 def served(
-    costs: Costs, language: Language, search: dict[str, Any], clients: int, searches: int, cores: float
-) -> dict[str, Any]:
-    """The application on one machine, of whose cores all programs have to make do with."""
-
-    async def simulated() -> dict[str, Any]:
-        shared = SharedCores(cores, costs.pace)
-        cluster = cluster_of(ClusterSize(ONE, ONE, ONE), costs, language, lambda: shared)
-        async with cluster.running():
-            ended = await closed_loop(solving(cluster, language, search), searches, clients)
-        return {**figures(ended), **told(cluster)}
-
-    return run(simulated())
-
-
-ROUTERS: dict[str, Callable[[int], Router]] = {
-    "power of two": PowerOfTwoChoices,
-    "by search": BySearch,
-    "home": AtHome,
-}
-
-
-def routed(
     costs: Costs,
     language: Language,
     search: dict[str, Any],
-    router: str,
     clients: int,
     searches: int,
     cores: float | None,
+    size: ClusterSize = APPLICATION,
+    router: Callable[[int], Router] = PowerOfTwoChoices,
 ) -> dict[str, Any]:
-    """Four generators, two reward models and a controller for eight clients behind a router: on so many cores
-    together, or each program on one of its own (None)."""
+    """The application, all of whose programs share so many cores; or each has one of its own (None)."""
 
     async def simulated() -> dict[str, Any]:
-        shared = SharedCores(cores, costs.pace) if cores else OwnCores()
-        controllers = 1 if cores else max(1, clients // 8)
-        size = ClusterSize(PoolSize(4, 4), PoolSize(2, 2), PoolSize(controllers, controllers))
-        cluster = cluster_of(size, costs, language, lambda: shared, ROUTERS[router])
+        shared = shared_by_all(cores, costs.pace)
+        cluster = cluster_of(size, costs, language, lambda: shared, router)
         async with cluster.running():
             ended = await closed_loop(solving(cluster, language, search), searches, clients)
         return {**figures(ended), **told(cluster)}
 
     return run(simulated())
+
+
+def numbers_behind_routers(clients: int) -> Numbers:
+    """Four generators and two reward models, as in `benchmarks.routing`, and a controller for eight clients."""
+    return Numbers(4, 2, max(1, clients // 8))
 
 
 def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:

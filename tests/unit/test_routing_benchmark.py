@@ -5,12 +5,14 @@ from collections import Counter
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.request_router.common import PendingRequest
 
 from benchmarks.home_router import CallMatching, HomeRouter, search_of
 from benchmarks.homes import BALANCE, most_calls, order
+from benchmarks.routing import DEFAULT, LOADS, OURS, Run, rather
 
 NAMES = [f"replica-{number}" for number in range(4)]
 names = st.sets(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=1, max_size=8)
@@ -89,3 +91,38 @@ async def test_calls_of_one_http_request_are_told_apart() -> None:
     matching._remove_pending_request_from_indices(calls[1])
     found = [matching._get_pending_request_matching_internal_request_id(each) for each in metadata]
     assert found == [None, None, calls[2]]
+
+
+READY = "consistent hash"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "noise", "expected"),
+    [
+        ({DEFAULT: (1.0, 1.0), READY: (0.9, 0.99), OURS: (0.95, 0.98)}, 0.0, [READY]),
+        ({DEFAULT: (1.0, 1.0), READY: (0.9, 0.99), OURS: (0.95, 0.98)}, 0.2, []),
+        ({DEFAULT: (1.0, 1.0), READY: (0.9, 1.1), OURS: (1.0, 1.0)}, 0.0, []),
+        ({DEFAULT: (1.0, 1.0), READY: (1.0, 1.0), OURS: (0.98, 0.95)}, 0.0, []),
+        ({DEFAULT: (1.0, 1.0), READY: (1.0, 1.0), OURS: (0.98, 0.9)}, 0.0, [OURS]),
+    ],
+    ids=["faster", "within noise", "worse elsewhere", "ours, a little", "ours, by much"],
+)
+def test_what_should_be_served_instead_of_the_default(
+    seconds: dict[str, tuple[float, float]], noise: float, expected: list[str]
+) -> None:
+    ran = {
+        load: {arm: [Run(took[place], [], {}, 0.0)] for arm, took in seconds.items()}
+        for place, load in enumerate(LOADS)
+    }
+    rows = [
+        {
+            "load": load,
+            "arm": arm,
+            "time_over_default": {"interval": [took[place] - 1 - noise, took[place] - 1 + noise]},
+        }
+        for place, load in enumerate(LOADS)
+        for arm, took in seconds.items()
+        if arm != DEFAULT
+    ]
+
+    assert rather(ran, rows) == expected
