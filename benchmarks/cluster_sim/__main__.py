@@ -113,8 +113,8 @@ def routers(searches: Annotated[int, typer.Option(min=50, help="Of each router a
 
     _, costs, language = calibrated()
     rows, held = [], []
-    for cores, clients in ((2.0, 16), (None, 16), (None, 64)):
-        size = points.numbers_behind_routers(clients if cores is None else 1).size
+    for cores, clients, controllers in ((2.0, 16, 1), (None, 16, 2), (None, 64, 8)):
+        size = points.Numbers(4, 2, controllers).size  # of benchmarks.routing
         point = f"{clients} clients, {'cores of their own' if cores is None else f'{cores:.0f} cores'}"
         found = {
             name: points.served(costs, language, ASKED["beam 16"], clients, searches, cores, size, router)

@@ -86,7 +86,7 @@ def controller_limit(calls: CallCosts, cores: float | None, searches: int, pace:
     async def simulated() -> ControllerLimit:
         shared = shared_by_all(cores, pace)
         cluster = Cluster(
-            ClusterSize(ONE, ONE, ONE, ControllerSize()),
+            APPLICATION,
             calls,
             SEED,
             lambda: shared,
@@ -173,11 +173,6 @@ def served(
         return {**figures(ended), **told(cluster)}
 
     return run(simulated())
-
-
-def numbers_behind_routers(clients: int) -> Numbers:
-    """Four generators and two reward models, as in `benchmarks.routing`, and a controller for eight clients."""
-    return Numbers(4, 2, max(1, clients // 8))
 
 
 def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:
