@@ -12,8 +12,9 @@ if TYPE_CHECKING:
 IDENTITY = "banyan.identity"
 """Under this name the connector is told whose KV it is."""
 LEAST_TOKENS = "banyan.least_tokens"
-"""Under this name it is told how many tokens are worth a lookup, and a store when they have been computed; None: only
-what is about to be lost is stored."""
+"""Under this name it is told how many tokens are worth a lookup or a store; not asked where every step is stored."""
+PREFILLED = "banyan.prefilled"
+"""Under this name it is told whether prompts are stored as soon as they are computed, which others may lack as well."""
 QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
 """No reports to LMCache's statistics server, no banner. To be set before an engine starts."""
 
@@ -47,7 +48,8 @@ def connector_arguments(
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
             "lmcache.mp.save_decode_cache": settings.save_decode,
             "lmcache.mp.lazy_offload": store != "always",
-            LEAST_TOKENS: settings.least_tokens if store == "prefilled" else None,
+            LEAST_TOKENS: settings.least_tokens,
+            PREFILLED: store == "prefilled",
             IDENTITY: hashlib.sha256(identity.encode()).hexdigest()[:32],
         },
     }

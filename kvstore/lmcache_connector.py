@@ -4,7 +4,6 @@ Imports vLLM and LMCache.
 """
 
 import logging
-import math
 import time
 from collections.abc import Iterable
 from itertools import chain
@@ -18,7 +17,7 @@ from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from kvstore.connector import IDENTITY, LEAST_TOKENS, kv_name
+from kvstore.connector import IDENTITY, LEAST_TOKENS, PREFILLED, kv_name
 from kvstore.evicted import EvictedPathsManager
 from kvstore.fetches import Fetches
 from kvstore.recent import Lately, Recent
@@ -57,7 +56,8 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             self._sessions = Sessions(self.scheduler_adapter)
             self._stored = Lately(KNOWN_S, REMEMBERED)
             self._hashed_tokens = self._vllm_config.cache_config.block_size
-            self._least_tokens = math.inf if settings[LEAST_TOKENS] is None else settings[LEAST_TOKENS]
+            self._least_tokens: int = settings[LEAST_TOKENS]
+            self._prefilled: bool = settings[PREFILLED]
             self._prefilling: set[str] = set()
             """Requests whose prompt is computed in several steps and stored then."""
             if self.lazy_offload:
@@ -101,22 +101,22 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found[0] is not None:
             self._fetches.answered(request.request_id)
-            if self.lazy_offload and whole - num_computed_tokens < self._least_tokens:
+            if self.lazy_offload and not self._prefilled:
                 self._lazy_offload_manager.lookups.ended(found[0] > 0)
             self._note(request, whole)  # what was not there is stored as it is computed
         return found
 
     def _need_not_ask(self, request: Any, computed: int, whole: int) -> bool:
         """Whether a request need not ask what the server has of it: it has no whole chunk, the engine holds all itself,
-        or nobody has stored what it lacks."""
+        or lacks so little that computing it is less work, or nobody has stored what it lacks."""
         if not whole:
             return True
         if self.lazy_offload:
             if (last := self._block_before(request, whole)) is not None:
                 self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))
-            if computed >= whole:
+            if computed >= whole or whole - computed < self._least_tokens:
                 return True
-            if whole - computed >= self._least_tokens:
+            if self._prefilled:
                 return False
             missing = self._block_at(request, computed)
             return not self._lazy_offload_manager.lookups.worth(make_block_hash_with_group_id(missing, 0))
@@ -157,7 +157,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         for new in scheduler_output.scheduled_new_reqs:
             self._prefilling.discard(new.req_id)
             whole = self._worth_having(self.request_trackers[new.req_id].num_prompt_tokens)
-            if whole - new.num_computed_tokens >= self._least_tokens:
+            if self._prefilled and whole - new.num_computed_tokens >= self._least_tokens:
                 self._prefilling.add(new.req_id)
                 self._prefills(new.req_id, new.num_computed_tokens, scheduler_output)
 
@@ -194,7 +194,10 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         tracker.num_stored_tokens = begin
 
     def _offer(self, tracker: Any, computed: int, block_ids: Iterable[list[int]]) -> None:
-        """From now on the engine may lose these blocks: of one request, by group, ``computed`` tokens in all."""
+        """From now on the engine may lose these blocks: of one request, by group, ``computed`` tokens in all. Nothing
+        is offered of a path so short that nobody would ask for it."""
+        if computed < self._least_tokens:
+            return
         tracker.allocated_block_ids = dict(enumerate(block_ids))
         tracker.num_scheduled_tokens = computed - _found(tracker)
         if (offered := self._to_store(tracker, decoded=self._save_decode_cache)) is not None:

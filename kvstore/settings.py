@@ -48,7 +48,8 @@ class CacheSettings(BaseModel):
         128,
         ge=16,
         le=1_048_576,
-        description="With store prefilled: so many tokens are worth being asked for and, once computed, being stored.",
+        description="So many tokens are worth being asked for and being stored, but with store always: fewer are "
+        "computed again sooner.",
     )
     l2_adapters: tuple[dict[str, Any], ...] = Field(
         (), description="Second tiers, as `lmcache server --l2-adapter` takes them: what nodes share without a GPU."

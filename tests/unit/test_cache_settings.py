@@ -82,6 +82,7 @@ def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
         "lmcache.mp.save_decode_cache": True,
         "lmcache.mp.lazy_offload": True,
         "banyan.least_tokens": 128,
+        "banyan.prefilled": True,
         "banyan.identity": "9a129038d9a00aed0cf6a7ea059ca50a",
     }
     assert json.loads(json.dumps(arguments)) == arguments
@@ -171,21 +172,22 @@ def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("settings", "shared", "lazily", "least_tokens"),
+    ("settings", "shared", "lazily", "prefilled"),
     [
-        ({}, True, True, 128),
-        ({}, False, True, None),
-        ({"l2_adapters": ({"type": "fs"},), "least_tokens": 256}, False, True, 256),
-        ({"store": "always"}, False, False, None),
-        ({"store": "evicted"}, True, True, None),
-        ({"store": "prefilled"}, False, True, 128),
-        ({"host": "cache", "port": 5555, "http_port": 8080}, False, True, 128),
+        ({}, True, True, True),
+        ({}, False, True, False),
+        ({"l2_adapters": ({"type": "fs"},)}, False, True, True),
+        ({"store": "always"}, False, False, False),
+        ({"store": "evicted"}, True, True, False),
+        ({"store": "prefilled"}, False, True, True),
+        ({"host": "cache", "port": 5555, "http_port": 8080}, False, True, True),
     ],
 )
 def test_an_engine_that_shares_with_nobody_stores_what_it_loses(
-    settings: dict[str, Any], shared: bool, lazily: bool, least_tokens: int | None
+    settings: dict[str, Any], shared: bool, lazily: bool, prefilled: bool
 ) -> None:
-    arguments = connector_arguments(ADDRESS, CacheSettings.model_validate(settings), "weights", shared)
+    given = CacheSettings.model_validate({"least_tokens": 256, **settings})
 
-    told = arguments["kv_connector_extra_config"]
-    assert (told["lmcache.mp.lazy_offload"], told["banyan.least_tokens"]) == (lazily, least_tokens)
+    told = connector_arguments(ADDRESS, given, "weights", shared)["kv_connector_extra_config"]
+    assert (told["lmcache.mp.lazy_offload"], told["banyan.prefilled"]) == (lazily, prefilled)
+    assert told["banyan.least_tokens"] == 256
