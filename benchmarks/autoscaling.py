@@ -6,8 +6,8 @@
 
 Of generators KV memory is what is short: a second one adds memory here, not cores. Searches are longer than a replica
 that ends may take to finish (``drain_s``), so what they had there is written elsewhere, under the same seeds. A reward
-model's batch is small, and so are a controller's places; a controller that is to end has the time to finish its
-searches. Beside the figures a plot is kept where matplotlib is installed.
+model is made heavy: beside the embedded one it is the generator that is busy. A controller's places are few, and one
+that is to end has the time to finish its searches. Beside the figures a plot is kept where matplotlib is installed.
 """
 
 import asyncio
@@ -18,6 +18,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import httpx
@@ -25,6 +26,7 @@ import typer
 import uvloop
 from rich.console import Console
 
+from benchmarks.idle_layers import with_idle_layers
 from benchmarks.kv_clamp import BLOCK_BYTES
 from benchmarks.overload import told
 from benchmarks.record import claim, show_claims, write_result
@@ -32,12 +34,15 @@ from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
+from deployments.engines.settings import EMBEDDED_PRM
 
 LOADS = {"low": 1, "high": 8, "low again": 1, "high again": 8}
 """Clients in each step."""
 SEARCH = {"strategy": "beam_search", "n": 64, "m": 4}
 BLOCKS = 256
 """KV blocks of a generator: two such searches have room, eight have not."""
+PRM_NEURONS = 4096
+"""Of each layer of the reward model where its pool is measured: eight times those of the embedded one."""
 DRAIN_S = 0.5
 MOST_TURNS = 2
 SEED = 21
@@ -63,16 +68,17 @@ SHORT: dict[Pool, dict[str, Any]] = {
 model that remembered them would have nothing to do."""
 
 
-def settings(pool: Pool) -> dict[str, Any]:
-    """Of its deployment."""
+def settings(pool: Pool, prm: Path) -> dict[str, Any]:
+    """Of its deployment. ``prm``: where the heavy reward model is."""
     replicas: dict[str, Any] = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 5, "downscale_delay_s": 20}
     if pool is not Pool.CONTROLLER:
         replicas["drain_s"] = DRAIN_S
-    return {**SHORT[pool], "replicas": replicas}
+    model = {"model": str(prm)} if pool is Pool.PRM else {}
+    return {**SHORT[pool], **model, "replicas": replicas}
 
 
-def config(pool: Pool) -> AppConfig:
-    return AppConfig.model_validate({pool.value: settings(pool), "http": {"canary_every_s": 0}})
+def config(pool: Pool, prm: Path) -> AppConfig:
+    return AppConfig.model_validate({pool.value: settings(pool, prm), "http": {"canary_every_s": 0}})
 
 
 def replicas_of(pool: Pool) -> int:
@@ -205,11 +211,19 @@ def main(
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    with application(config(pool)) as url:
-        figures = uvloop.run(measure(url, pool, seconds))
+    with TemporaryDirectory() as folder:
+        prm = with_idle_layers(Path(folder), neurons=PRM_NEURONS, of=EMBEDDED_PRM)
+        with application(config(pool, prm)) as url:
+            figures = uvloop.run(measure(url, pool, seconds))
     seen, ended = figures["seen"], figures["ended"]
     held = claims(seen, ended)
-    asked = {"pool": pool, "settings": settings(pool), "clients": LOADS, "seconds": seconds, "search": SEARCH}
+    asked = {
+        "pool": pool,
+        "settings": settings(pool, Path("heavy")),
+        "clients": LOADS,
+        "seconds": seconds,
+        "search": SEARCH,
+    }
     kept = {"asked": asked, "ended": dict(ended), "seconds": told(figures["took"]), "claims": held, **vars(seen)}
     path = write_result("autoscaling" if pool is Pool.GENERATOR else f"autoscaling_{pool}", kept)
     plotted = plot(seen, pool, path.with_suffix(".png"))

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import solve_all
-from benchmarks.idle_layers import LAYERS, with_idle_layers
+from benchmarks.idle_layers import with_idle_layers
 from benchmarks.overload import quantile, told
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
@@ -43,7 +43,9 @@ FIT = 8
 BLOCKS = 12
 """For each of them. Alone a beam search of 16 holds 40 at its peak, but with 40 for each of eight the engine never ran
 short, however many searched: it works on 64 branches at a time, and most have a block or two of their own."""
-BLOCK_BYTES = 65_536
+LAYER_BLOCK_BYTES = 16_384
+"""Of a block in each layer of the embedded generator, heavy or not."""
+BLOCK_BYTES = 4 * LAYER_BLOCK_BYTES
 IDLE_LAYERS = 32
 """Of the heavy generator, in all: eight times the KV of the embedded one."""
 OURS = "ours"
@@ -61,6 +63,8 @@ ARMS: dict[str, dict[str, Any]] = {
     "default": {"generator": {"clamp": "off"}},
     **STATIC,
     "without limit": {"generator": {"clamp": "off"}},
+    "short paths kept": {"cache": {"least_tokens": 16}},
+    "groups of 16 ms": {"generator": {"group_ms": 16}},
 }
 RATIOS = {"throughput": "ours_over_it", "p95": "its_p95_over_ours"}
 COUNTERS = (
@@ -105,7 +109,7 @@ class Run(NamedTuple):
 def config_of(own: dict[str, Any], cache: bool, heavy: Path | None = None, times: int = 1) -> AppConfig:
     """``own``: what an arm sets. ``heavy``: a generator with `IDLE_LAYERS`, in place of the embedded one. ``times`` the
     memory."""
-    block = BLOCK_BYTES // LAYERS * IDLE_LAYERS if heavy else BLOCK_BYTES
+    block = IDLE_LAYERS * LAYER_BLOCK_BYTES if heavy else BLOCK_BYTES
     model = {"model": str(heavy), "served_name": "banyan-arithmetic", "max_model_len": 1024} if heavy else {}
     given = {
         "generator": {"kv_cache_memory_bytes": times * FIT * BLOCKS * block, **model},

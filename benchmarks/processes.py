@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 import psutil
 
 _NAMES = (
-    (r"ServeReplica:\w*:?Generator", "generator replica"),
-    (r"ServeReplica:\w*:?ProcessRewardModel", "prm replica"),
-    (r"ServeReplica:\w*:?SearchController", "controller replica"),
+    (r"ServeReplica:[\w-]*:?Generator", "generator replica"),
+    (r"ServeReplica:[\w-]*:?ProcessRewardModel", "prm replica"),
+    (r"ServeReplica:[\w-]*:?SearchController", "controller replica"),
     (r"ServeController", "serve controller"),
     (r"ProxyActor", "http proxy"),
     (r"VLLM::", "engine core"),

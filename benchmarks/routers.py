@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ray.llm._internal.serve.routing_policies.prefix_aware.prefix_aware_router import PrefixCacheAffinityRouter
+from ray.serve._private.common import DeploymentID
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequestRouter
 from ray.serve._private.request_router.request_router import RequestRouter
@@ -12,6 +13,9 @@ from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from benchmarks.home_router import CallMatching, HomeRouter, search_of
 from benchmarks.routing import ROUTER_FILE
+
+PRM = "ProcessRewardModel"
+"""The deployment."""
 
 
 class BySession(CallMatching, ConsistentHashRouter):
@@ -37,9 +41,13 @@ class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
 ROUTERS: dict[str, type[RequestRouter]] = {
     "power of two": PowerOfTwoChoicesRequestRouter,
     "consistent hash": BySession,
+    "scores by hash": PowerOfTwoChoicesRequestRouter,
     "prefix": ByPrefix,
     "home": HomeRouter,
 }
+OF_SCORES = {**ROUTERS, "scores by hash": BySession}
+"""The same for reward models. Those know paths from their own caches alone, where generators have LMCache beside them,
+and have short calls, so that one of them is not busy for long."""
 
 
 class Switched:
@@ -60,9 +68,10 @@ class Switched:
         }
     )
 
-    def __init__(self, **given: Any) -> None:
+    def __init__(self, deployment_id: DeploymentID, **given: Any) -> None:
         self._file = Path(os.environ[ROUTER_FILE])
-        self._routers = {name: router(**given) for name, router in ROUTERS.items()}
+        routers = OF_SCORES if deployment_id.name == PRM else ROUTERS
+        self._routers = {name: router(deployment_id=deployment_id, **given) for name, router in routers.items()}
 
     def __getattr__(self, name: str) -> Any:
         if name not in self.TOLD:

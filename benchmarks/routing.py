@@ -37,7 +37,7 @@ from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 
-ARMS = ("power of two", "consistent hash", "prefix", "home")
+ARMS = ("power of two", "consistent hash", "scores by hash", "prefix", "home")
 """The names of `benchmarks.routers.ROUTERS`."""
 DEFAULT, OURS = "power of two", "home"
 ROUTER_FILE = "BANYAN_BENCHMARK_ROUTER_FILE"

@@ -117,8 +117,8 @@ def routers(searches: Annotated[int, typer.Option(min=50, help="Of each router a
         size = points.Numbers(4, 2, controllers).size  # of benchmarks.routing
         point = f"{clients} clients, {'cores of their own' if cores is None else f'{cores:.0f} cores'}"
         found = {
-            name: points.served(costs, language, ASKED["beam 16"], clients, searches, cores, size, router)
-            for name, router in points.ROUTERS.items()
+            name: points.served(costs, language, ASKED["beam 16"], clients, searches, cores, size, through)
+            for name, through in points.ROUTERS.items()
         }
         default = found[points.DEFAULT_ROUTER]
         for name, figures in found.items():

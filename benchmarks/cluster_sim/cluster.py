@@ -96,6 +96,16 @@ class AtHome(BySearch):
         return named[preferred(search_id, {name: each.ongoing for name, each in named.items()})[0]]
 
 
+class Routers(NamedTuple):
+    """What chooses among generators and among reward models, each made with a seed."""
+
+    generators: Callable[[int], Router] = PowerOfTwoChoices
+    scorers: Callable[[int], Router] = PowerOfTwoChoices
+
+
+DEFAULT_ROUTERS = Routers()
+
+
 @dataclass(frozen=True)
 class PoolSize:
     """As ``replicas`` of a deployment's settings."""
@@ -305,12 +315,12 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
         processor: Callable[[], Processor],
         generator: Callable[[Processor], AnyGenerator],
         scorer: Callable[[Processor], AnyScorer],
-        router: Callable[[int], Router] = PowerOfTwoChoices,
+        routers: Routers = DEFAULT_ROUTERS,
     ) -> None:
         """``processor``: gives every program what it runs on; the same one, or one of its own. ``generator`` and
-        ``scorer`` make replicas, ``router`` with a seed what chooses among these."""
-        self.generators = Pool(lambda: generator(processor()), size.generators, router(seed))
-        self.scorers = Pool(lambda: scorer(processor()), size.scorers, router(seed + 1))
+        ``scorer`` make replicas, ``routers`` what chooses among these."""
+        self.generators = Pool(lambda: generator(processor()), size.generators, routers.generators(seed))
+        self.scorers = Pool(lambda: scorer(processor()), size.scorers, routers.scorers(seed + 1))
         self.controllers = Pool(
             lambda: SimulatedController(processor(), calls, size.controller, self.generators, self.scorers),
             size.controllers,

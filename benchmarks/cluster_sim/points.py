@@ -7,14 +7,14 @@ from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.cluster_sim.calls import ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, REPEATED
 from benchmarks.cluster_sim.cluster import (
+    DEFAULT_ROUTERS,
     AtHome,
     BySearch,
     Cluster,
     ClusterSize,
     ControllerSize,
     PoolSize,
-    PowerOfTwoChoices,
-    Router,
+    Routers,
     closed_loop,
     figures,
     means,
@@ -34,10 +34,11 @@ from search.settings import parse_search
 ONE = PoolSize(1, 1)
 APPLICATION = ClusterSize(ONE, ONE, ONE)
 DEFAULT_ROUTER = "power of two"
-ROUTERS: dict[str, Callable[[int], Router]] = {
-    DEFAULT_ROUTER: PowerOfTwoChoices,
-    "by search": BySearch,
-    "home": AtHome,
+ROUTERS = {
+    DEFAULT_ROUTER: DEFAULT_ROUTERS,
+    "by search": Routers(BySearch, BySearch),
+    "scores by search": Routers(scorers=BySearch),
+    "home": Routers(AtHome, AtHome),
 }
 CLIENTS = 16
 """For each generator."""
@@ -113,7 +114,7 @@ def cluster_of(
     costs: Costs,
     language: Language,
     processor: Callable[[], Processor],
-    router: Callable[[int], Router] = PowerOfTwoChoices,
+    routers: Routers = DEFAULT_ROUTERS,
 ) -> Simulated:
     return Cluster(
         size,
@@ -122,7 +123,7 @@ def cluster_of(
         processor,
         lambda one: SimulatedGenerator(one, language, costs.generator, costs.calls),
         lambda one: SimulatedScorer(one, language, costs.prm, costs.calls),
-        router,
+        routers,
     )
 
 
@@ -161,13 +162,13 @@ def served(
     searches: int,
     cores: float | None,
     size: ClusterSize = APPLICATION,
-    router: Callable[[int], Router] = PowerOfTwoChoices,
+    routers: Routers = DEFAULT_ROUTERS,
 ) -> dict[str, Any]:
     """The application, all of whose programs share so many cores; or each has one of its own (None)."""
 
     async def simulated() -> dict[str, Any]:
         shared = shared_by_all(cores, costs.pace)
-        cluster = cluster_of(size, costs, language, lambda: shared, router)
+        cluster = cluster_of(size, costs, language, lambda: shared, routers)
         async with cluster.running():
             ended = await closed_loop(solving(cluster, language, search), searches, clients)
         return {**figures(ended), **told(cluster)}

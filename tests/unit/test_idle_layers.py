@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM
 
 from benchmarks.idle_layers import with_idle_layers
-from deployments.engines.settings import GeneratorSettings
+from deployments.engines.settings import EMBEDDED_MODELS, EMBEDDED_PRM, GeneratorSettings
 
 
 def test_a_heavy_generator_says_what_the_embedded_one_says(tmp_path: Path) -> None:
@@ -32,6 +32,20 @@ def test_so_does_one_with_idle_neurons(tmp_path: Path) -> None:
         torch.testing.assert_close(heavy(tokens).logits, light(tokens).logits, rtol=1e-5, atol=1e-4)
     with pytest.raises(ValueError, match="512 neurons"):
         with_idle_layers(tmp_path, 6, 700)
+
+
+def test_a_heavy_reward_model_is_made_of_the_embedded_one(tmp_path: Path) -> None:
+    # Its base: what reads the last layer's output is the same, and no architecture of transformers.
+    light, heavy = (
+        AutoModel.from_pretrained(path, dtype=torch.float32)
+        for path in (EMBEDDED_MODELS / "prm", with_idle_layers(tmp_path, neurons=2048, of=EMBEDDED_PRM))
+    )
+    assert heavy.layers[6].mlp.gate_proj.weight.shape == (2048, 128)
+    tokens = torch.randint(4, 260, (2, 40), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        read = heavy(tokens).last_hidden_state
+        torch.testing.assert_close(read, light(tokens).last_hidden_state, rtol=1e-5, atol=1e-4)
+    assert read.abs().max() > 1
 
 
 def test_fewer_layers_than_there_are_cannot_be(tmp_path: Path) -> None:

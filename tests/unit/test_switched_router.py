@@ -4,9 +4,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ray.serve._private.common import DeploymentID
 
 from benchmarks import routers, routing
-from benchmarks.routers import ROUTER_FILE, ROUTERS, Switched
+from benchmarks.routers import OF_SCORES, ROUTER_FILE, ROUTERS, Switched
 
 
 class Router:
@@ -34,11 +35,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         return lambda **given: Router(name=name, **given)
 
     monkeypatch.setattr(routers, "ROUTERS", {name: made(name) for name in ("one", "other")})
+    monkeypatch.setattr(routers, "OF_SCORES", {name: made(f"{name} of scores") for name in ("one", "other")})
     return file
 
 
 def test_a_call_goes_through_the_one_that_is_on(file: Path) -> None:
-    switched = Switched(handle="same")
+    switched = Switched(DeploymentID("Generator"), handle="same")
     for name in ("one", "other", "one"):
         file.write_text(name, encoding="utf-8")
         switched.on_request_routed(name)
@@ -49,8 +51,14 @@ def test_a_call_goes_through_the_one_that_is_on(file: Path) -> None:
     assert all(router.given["handle"] == "same" for router in switched._routers.values())
 
 
+def test_scores_have_routers_of_their_own(file: Path) -> None:
+    file.write_text("one", encoding="utf-8")
+
+    assert Switched(DeploymentID("ProcessRewardModel")).curr_replicas == "those of one of scores"
+
+
 def test_all_are_told_what_happens_to_replicas(file: Path) -> None:
-    switched = Switched()
+    switched = Switched(DeploymentID("Generator"))
     file.write_text("one", encoding="utf-8")
     switched.on_send_request("replica")
 
@@ -58,6 +66,6 @@ def test_all_are_told_what_happens_to_replicas(file: Path) -> None:
 
 
 def test_what_all_are_told_serves_routers_know() -> None:
-    assert tuple(ROUTERS) == routing.ARMS
-    for router in ROUTERS.values():
+    assert tuple(ROUTERS) == tuple(OF_SCORES) == routing.ARMS
+    for router in (*ROUTERS.values(), *OF_SCORES.values()):
         assert all(callable(getattr(router, name)) for name in Switched.TOLD)
