@@ -45,7 +45,7 @@ ROUTERS: dict[str, type[RequestRouter]] = {
     "prefix": ByPrefix,
     "home": HomeRouter,
 }
-OF_SCORES = {**ROUTERS, "scores by hash": BySession}
+OF_SCORES: dict[str, type[RequestRouter]] = {**ROUTERS, "scores by hash": BySession}
 """The same for reward models. Those know paths from their own caches alone, where generators have LMCache beside them,
 and have short calls, so that one of them is not busy for long."""
 
