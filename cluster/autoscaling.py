@@ -2,7 +2,8 @@
 
 A call is one branch or 256, and may be speculation. Every replica says how much work that is wanted it has, as a share
 of what one replica can do at once (`deployments.replica`): a generator its KV memory and its batch, a reward model its
-batch, a controller its places. What waits counts, so the share is above 1 where it is too much for one.
+batch and how long steps wait for their rewards, a controller its places. What waits counts, so the share is above 1
+where it is too much for one.
 """
 
 import math

@@ -18,6 +18,7 @@ from benchmarks.cluster_sim.costs import CallCosts, EngineCosts
 from benchmarks.cluster_sim.processors import Processor, Program
 from benchmarks.cluster_sim.workload import Language
 from deployments.engines.fair_order import FairOrder, priority
+from deployments.engines.scoring_delay import ScoringDelay
 from kvstore.clamp import KVClamp, Lengths, Ticket
 from kvstore.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
@@ -36,6 +37,8 @@ BATCH_TOKENS = 4096
 """As `deployments.engines.arguments` has it on a CPU: no more prompt tokens in a step."""
 GROUP_S = 0.004
 """As ``generator.group_ms``."""
+SCORING_DELAY_S = 0.5
+"""As ``prm.scoring_delay_s``."""
 
 
 class PrefixCache:
@@ -327,13 +330,19 @@ class SimulatedScorer:
         self._order = FairOrder()
         self.ongoing = 0
         self._items = 0
+        self._delay = ScoringDelay(lambda: asyncio.get_running_loop().time())
 
     @property
     def pressure(self) -> float:
-        return self._items / self._costs.max_num_seqs
+        """As `deployments.engines.scoring.ScoringEngine` tells it."""
+        return max(self._items / self._costs.max_num_seqs, self._delay.seconds / SCORING_DELAY_S)
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """As the port says."""
+        with self._delay.call():
+            return await self._score(request)
+
+    async def _score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         self.ongoing += 1
         self._items += len(request.items)
         try:

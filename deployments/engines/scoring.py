@@ -18,6 +18,7 @@ from deployments.engines.counters import EngineCounters
 from deployments.engines.engine_calls import EngineCall, EngineCallError, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
+from deployments.engines.scoring_delay import ScoringDelay
 from kvstore.geometry import KVGeometry
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
@@ -62,6 +63,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         super().__init__(settings)
         self._reward_cache: LRUCache[PathKey, float] = LRUCache(settings.reward_cache_size)
         self._reward_cache_hits = 0
+        self._delay = ScoringDelay()
 
     def _arguments(self) -> AsyncEngineArgs:
         return scoring_args(self._settings)
@@ -93,7 +95,8 @@ class ScoringEngine(EngineLifecycle[_Running]):
                 if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NOTHING).keys):
                     missing[own[-1]] = _Wanted(own, query)
         if missing:
-            scored = await self._score(request, list(missing.values()))
+            with self._delay.call():
+                scored = await self._score(request, list(missing.values()))
             self._remember(scored)
             known |= scored
         return [[known[key] for key in wanted] for wanted in keys]
@@ -102,6 +105,12 @@ class ScoringEngine(EngineLifecycle[_Running]):
         """Scores one step that was never scored before."""
         [query] = self._queries("canary", ScoreItem((name,)))
         await self._score(ScoreRequest(name, "canary", (), deadline_s), [_Wanted((name.encode(),), query)])
+
+    @property
+    def pressure(self) -> float:
+        """The greater of its batch's and of its delay's: how long steps wait for their rewards, over how long they
+        may."""
+        return max(super().pressure, self._delay.seconds / self._settings.scoring_delay_s)
 
     def forget(self) -> None:
         """Empties the reward cache; the engine's own prefix cache stays."""

@@ -87,6 +87,12 @@ class RewardModelSettings(EngineSettings):
     family: str
     """How the model scores a step; each family says its own name."""
     reward_cache_size: int = Field(100_000, ge=0, description="Rewards a replica remembers, by path.")
+    scoring_delay_s: float = Field(
+        0.5,
+        gt=0,
+        le=3600,
+        description="How long steps may wait for their rewards; the pool grows where they wait for 0.8 of that.",
+    )
     reader: ClassVar[type[RewardFamily]]
     """The family."""
     tokens_per_step: ClassVar[int] = 0
