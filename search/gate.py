@@ -17,7 +17,8 @@ from search.reach import Reach
 UNTOLD = 256
 """Branches in flight before a generator has said what it can write."""
 LEAST_PART = 16
-"""A call in parts takes no less than a 16th of the capacity at a time: each part becomes a call to a generator."""
+"""A call in parts takes no fewer branches at a time: each part becomes a call to a generator. Of a small capacity it is
+a sixth, so that nobody waits until most has finished, and of a large one a 16th."""
 PASSED_BY = 7
 """A call that yields is passed by so many times its own branches: an eighth of what is let in is of those that yield,
 if always somebody else waits, too."""
@@ -108,6 +109,7 @@ class Gate:
     def _set(self, capacity: int) -> None:
         self.capacity = capacity
         self._room = dict.fromkeys(Lane, capacity) | {Lane.SPECULATIVE: int(capacity * self._speculative_share)}
+        self._least_part = max(1, capacity // 16, min(LEAST_PART, capacity // 6))
         self._open_room = capacity - capacity // 4
         """Of it even those may take who have their share."""
         self._smallest = None
@@ -209,7 +211,7 @@ class Gate:
 
     def _least(self, waiter: _Waiter) -> int:
         """Fewer branches of it never start at a time."""
-        return min(waiter.weight, max(1, self.capacity // LEAST_PART)) if waiter.in_parts else waiter.weight
+        return min(waiter.weight, self._least_part) if waiter.in_parts else waiter.weight
 
     def _grant(self, waiter: _Waiter, share: int) -> int:
         """How many branches may start now; none if it has to wait."""

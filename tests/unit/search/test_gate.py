@@ -190,8 +190,10 @@ def test_a_wide_search_leaves_room_for_others() -> None:
             each.finish(4)
         await settle()
         assert wide.held == 40, "a quarter is for others"
-        wide.finish(1)
         late.finish(8)
+        await settle()
+        assert wide.held == 40, "not for a call of a few"
+        wide.finish(2)
         await settle()
         assert wide.held == 48
         for each in (wide, late, *small):
