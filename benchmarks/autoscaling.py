@@ -39,10 +39,12 @@ from deployments.engines.settings import EMBEDDED_PRM
 LOADS = {"low": 1, "high": 8, "low again": 1, "high again": 8}
 """Clients in each step."""
 SEARCH = {"strategy": "beam_search", "n": 64, "m": 4}
+NARROW = {"strategy": "beam_search", "n": 16, "m": 4}
+"""Where the reward model is to be what is busy."""
 BLOCKS = 256
 """KV blocks of a generator: two such searches have room, eight have not."""
-PRM_NEURONS = 4096
-"""Of each layer of the reward model where its pool is measured: eight times those of the embedded one."""
+PRM_NEURONS = 32_768
+"""Of each layer of the reward model where its pool is measured: 64 times those of the embedded one."""
 DRAIN_S = 0.5
 MOST_TURNS = 2
 SEED = 21
@@ -61,11 +63,15 @@ class Pool(StrEnum):
 DEPLOYMENTS = {Pool.GENERATOR: "Generator", Pool.PRM: "ProcessRewardModel", Pool.CONTROLLER: "SearchController"}
 SHORT: dict[Pool, dict[str, Any]] = {
     Pool.GENERATOR: {"kv_cache_memory_bytes": BLOCKS * BLOCK_BYTES, "max_num_seqs": 256},
-    Pool.PRM: {"max_num_seqs": 64, "reward_cache_size": 0},
+    Pool.PRM: {"scoring_delay_s": 1.0, "reward_cache_size": 0},
     Pool.CONTROLLER: {"searches": 8},
 }
 """What each has little of: enough for one client, not for eight. The searches are the same again and again: a reward
 model that remembered them would have nothing to do."""
+
+
+def search_for(pool: Pool) -> dict[str, Any]:
+    return NARROW if pool is Pool.PRM else SEARCH
 
 
 def settings(pool: Pool, prm: Path) -> dict[str, Any]:
@@ -120,7 +126,12 @@ async def measure(url: str, pool: Pool, seconds: float) -> dict[str, Any]:
 
         async def search(number: int) -> tuple[Any, ...]:
             messages = [{"role": "user", "content": problems[number].text}]
-            body = {"model": "banyan-arithmetic", "messages": messages, "seed": SEED + number, "search": SEARCH}
+            body = {
+                "model": "banyan-arithmetic",
+                "messages": messages,
+                "seed": SEED + number,
+                "search": search_for(pool),
+            }
             reply = await http.post("/v1/search", json=body)
             if reply.status_code != 200:
                 return (reply.status_code,)
@@ -222,7 +233,7 @@ def main(
         "settings": settings(pool, Path("heavy")),
         "clients": LOADS,
         "seconds": seconds,
-        "search": SEARCH,
+        "search": search_for(pool),
     }
     kept = {"asked": asked, "ended": dict(ended), "seconds": told(figures["took"]), "claims": held, **vars(seen)}
     path = write_result("autoscaling" if pool is Pool.GENERATOR else f"autoscaling_{pool}", kept)

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from benchmarks.cluster_sim.costs import CallCosts, EngineCosts
 from benchmarks.cluster_sim.processors import Processor, Program
 from benchmarks.cluster_sim.workload import Language
+from deployments.engines.backlog import Backlog
 from deployments.engines.fair_order import FairOrder, priority
-from deployments.engines.scoring_delay import ScoringDelay
 from kvstore.clamp import KVClamp, Lengths, Ticket
 from kvstore.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
@@ -330,16 +330,16 @@ class SimulatedScorer:
         self._order = FairOrder()
         self.ongoing = 0
         self._items = 0
-        self._delay = ScoringDelay(lambda: asyncio.get_running_loop().time())
+        self._backlog = Backlog(lambda: asyncio.get_running_loop().time())
 
     @property
     def pressure(self) -> float:
         """As `deployments.engines.scoring.ScoringEngine` tells it."""
-        return max(self._items / self._costs.max_num_seqs, self._delay.seconds / SCORING_DELAY_S)
+        return max(self._items / self._costs.max_num_seqs, self._backlog.seconds / SCORING_DELAY_S)
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """As the port says."""
-        with self._delay.call():
+        with self._backlog.call():
             return await self._score(request)
 
     async def _score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:

@@ -14,11 +14,11 @@ from vllm import AsyncEngineArgs, PoolingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.engines.arguments import engine_args
+from deployments.engines.backlog import Backlog
 from deployments.engines.counters import EngineCounters
 from deployments.engines.engine_calls import EngineCall, EngineCallError, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from deployments.engines.scoring_delay import ScoringDelay
 from kvstore.geometry import KVGeometry
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
@@ -63,7 +63,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         super().__init__(settings)
         self._reward_cache: LRUCache[PathKey, float] = LRUCache(settings.reward_cache_size)
         self._reward_cache_hits = 0
-        self._delay = ScoringDelay()
+        self._backlog = Backlog()
 
     def _arguments(self) -> AsyncEngineArgs:
         return scoring_args(self._settings)
@@ -95,7 +95,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
                 if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NOTHING).keys):
                     missing[own[-1]] = _Wanted(own, query)
         if missing:
-            with self._delay.call():
+            with self._backlog.call():
                 scored = await self._score(request, list(missing.values()))
             self._remember(scored)
             known |= scored
@@ -108,9 +108,9 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
     @property
     def pressure(self) -> float:
-        """The greater of its batch's and of its delay's: how long steps wait for their rewards, over how long they
-        may."""
-        return max(super().pressure, self._delay.seconds / self._settings.scoring_delay_s)
+        """The greater of its batch's and of its backlog's: how long a step that comes now would wait for its reward,
+        over how long it may."""
+        return max(super().pressure, self._backlog.seconds / self._settings.scoring_delay_s)
 
     def forget(self) -> None:
         """Empties the reward cache; the engine's own prefix cache stays."""

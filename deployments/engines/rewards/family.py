@@ -91,7 +91,7 @@ class RewardModelSettings(EngineSettings):
         0.5,
         gt=0,
         le=3600,
-        description="How long steps may wait for their rewards; the pool grows where they wait for 0.8 of that.",
+        description="How long a step may wait for the rewards of others; the pool grows where that is 0.8 of this.",
     )
     reader: ClassVar[type[RewardFamily]]
     """The family."""

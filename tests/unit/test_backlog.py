@@ -1,0 +1,100 @@
+"""How long a call would wait that comes now."""
+
+from collections import deque
+from contextlib import AbstractContextManager
+
+import pytest
+
+from deployments.engines.backlog import LATELY_S, Backlog
+
+LONG = 6 * LATELY_S
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+def begun(backlog: Backlog) -> AbstractContextManager[None]:
+    call = backlog.call()
+    call.__enter__()
+    return call
+
+
+def served(backlogs: list[Backlog], clock: Clock, at_once: int, work_s: float) -> list[float]:
+    """What presses on each after so many calls at each for long, one of which ends after the other."""
+    calls = deque(begun(backlog) for _ in range(at_once) for backlog in backlogs)
+    until = clock.now + LONG
+    while clock.now < until:
+        for backlog in backlogs:
+            clock.now += work_s / len(backlogs)
+            calls.popleft().__exit__(None, None, None)
+            calls.append(begun(backlog))
+    pressing = [backlog.seconds for backlog in backlogs]
+    for call in calls:
+        call.__exit__(None, None, None)
+    return pressing
+
+
+def test_many_wait_for_all_that_are_there(clock: Clock) -> None:
+    backlog = Backlog(clock)
+    assert backlog.seconds == 0
+    assert served([backlog], clock, at_once=8, work_s=0.3) == pytest.approx([8 * 0.3], rel=0.1)
+
+
+def test_on_two_replicas_they_are_half_as_many(clock: Clock) -> None:
+    backlogs = [Backlog(clock), Backlog(clock)]
+    assert served(backlogs, clock, at_once=4, work_s=0.3) == pytest.approx([4 * 0.3] * 2, rel=0.1)
+
+
+def test_one_that_is_alone_presses_no_more_on_two_than_on_one(clock: Clock) -> None:
+    """So that a pool shrinks again."""
+
+    def one_after_another(backlogs: list[Backlog]) -> float:
+        until = clock.now + LONG
+        while clock.now < until:
+            for backlog in backlogs:
+                with backlog.call():
+                    clock.now += 0.3
+                clock.now += 0.1
+        return sum(backlog.seconds for backlog in backlogs)
+
+    alone = one_after_another([Backlog(clock)])
+    assert alone == pytest.approx(0.75 * 0.3, rel=0.1)
+    assert one_after_another([Backlog(clock), Backlog(clock)]) == pytest.approx(alone, rel=0.1)
+
+
+def test_it_is_forgotten(clock: Clock) -> None:
+    backlog = Backlog(clock)
+    served([backlog], clock, at_once=8, work_s=0.3)
+    clock.now += LONG
+    assert backlog.seconds < 0.01
+
+
+def test_where_none_ends_it_grows_to_a_bound(clock: Clock) -> None:
+    backlog = Backlog(clock)
+    with backlog.call():
+        clock.now += 1
+        soon = backlog.seconds
+        clock.now += 10 * LONG
+        assert 0 < soon < backlog.seconds == pytest.approx(LATELY_S)
+
+
+def test_one_that_fails_is_not_open_any_more(clock: Clock) -> None:
+    backlog = Backlog(clock)
+
+    def fail() -> None:
+        with backlog.call():
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    clock.now += LONG
+    assert backlog.seconds == 0
