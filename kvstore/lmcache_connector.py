@@ -114,7 +114,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if self.lazy_offload:
             if (last := self._block_before(request, whole)) is not None:
                 self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))
-            if computed >= whole or whole - computed < self._least_tokens:
+            if whole - computed < self._least_tokens:
                 return True
             if self._prefilled:
                 return False
