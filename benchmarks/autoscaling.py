@@ -71,20 +71,24 @@ model that remembered them would have nothing to do."""
 
 
 def search_for(pool: Pool) -> dict[str, Any]:
+    """What every client searches with."""
     return NARROW if pool is Pool.PRM else SEARCH
 
 
-def settings(pool: Pool, prm: Path) -> dict[str, Any]:
-    """Of its deployment. ``prm``: where the heavy reward model is."""
+def settings(pool: Pool) -> dict[str, Any]:
+    """Of its deployment; the heavy reward model is not among them, which is wherever it was made."""
     replicas: dict[str, Any] = {"min_replicas": 1, "max_replicas": 2, "upscale_delay_s": 5, "downscale_delay_s": 20}
     if pool is not Pool.CONTROLLER:
         replicas["drain_s"] = DRAIN_S
-    model = {"model": str(prm)} if pool is Pool.PRM else {}
-    return {**SHORT[pool], **model, "replicas": replicas}
+    return {**SHORT[pool], "replicas": replicas}
 
 
-def config(pool: Pool, prm: Path) -> AppConfig:
-    return AppConfig.model_validate({pool.value: settings(pool, prm), "http": {"canary_every_s": 0}})
+def config(pool: Pool, directory: Path) -> AppConfig:
+    """``directory``: for a heavy reward model, where its pool is measured."""
+    own = settings(pool)
+    if pool is Pool.PRM:
+        own["model"] = str(with_idle_layers(directory, neurons=PRM_NEURONS, of=EMBEDDED_PRM))
+    return AppConfig.model_validate({pool.value: own, "http": {"canary_every_s": 0}})
 
 
 def replicas_of(pool: Pool) -> int:
@@ -222,15 +226,13 @@ def main(
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    with TemporaryDirectory() as folder:
-        prm = with_idle_layers(Path(folder), neurons=PRM_NEURONS, of=EMBEDDED_PRM)
-        with application(config(pool, prm)) as url:
-            figures = uvloop.run(measure(url, pool, seconds))
+    with TemporaryDirectory() as directory, application(config(pool, Path(directory))) as url:
+        figures = uvloop.run(measure(url, pool, seconds))
     seen, ended = figures["seen"], figures["ended"]
     held = claims(seen, ended)
     asked = {
         "pool": pool,
-        "settings": settings(pool, Path("heavy")),
+        "settings": settings(pool),
         "clients": LOADS,
         "seconds": seconds,
         "search": search_for(pool),
