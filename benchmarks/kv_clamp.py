@@ -3,12 +3,14 @@
     python -m benchmarks.kv_clamp                                   beside the default, loads of 0.5 to 4
     python -m benchmarks.kv_clamp --loads 1,4 --arms "16 sequences,32 sequences,64 branches"
     python -m benchmarks.kv_clamp --heavy --strategies beam --loads 1,4      a model of 16 kB of KV a token
+    python -m benchmarks.kv_clamp --long --strategies beam --loads 1,4,8     each problem behind 650 tokens of its own
 
-The generator gets KV memory for so many searches (``FIT``) and as many clients as a load says: at 4, four times as many
-search at once as fit. Every arm is an application beside ours, over HTTP; the two take turns of seconds, with the same
-problems under the same seeds, so the trees can be compared.
+The generator gets KV memory for so many searches (`Memory`) and as many clients as a load says: at 4, four times as
+many search at once as fit. Every arm is an application beside ours, over HTTP; the two take turns of seconds, with the
+same problems under the same seeds, so the trees can be compared.
 """
 
+import random
 import statistics
 import time
 from collections import defaultdict
@@ -32,17 +34,35 @@ from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, applications, served
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig, merged
+from deployments.embedded.conversations import system_text
 from deployments.embedded.problems import Problem, Split, draw_problems
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "beam": {"strategy": "beam_search", "n": 16, "m": 4},
     "mcts": {"strategy": "mcts"},
 }
-FIT = 8
-"""Searches for which there is KV memory."""
-BLOCKS = 12
-"""For each of them. Alone a beam search of 16 holds 40 at its peak, but with 40 for each of eight the engine never ran
+
+
+class Memory(NamedTuple):
+    """Of the generator."""
+
+    searches: int
+    """That fit."""
+    blocks: int
+    """For each of them."""
+
+    @property
+    def all_blocks(self) -> int:
+        return self.searches * self.blocks
+
+
+SHORT = Memory(searches=8, blocks=12)
+"""Alone a beam search of 16 holds 40 at its peak, but with 40 for each of eight the engine never ran
 short, however many searched: it works on 64 branches at a time, and most have a block or two of their own."""
+LONG = Memory(searches=3, blocks=46 + SHORT.blocks)
+"""Where a prompt takes 46, and it is prompts that do not fit: the gate lets in 128 branches, of eight searches."""
+SYSTEM_CHARS = 800
+"""Of random text before a long problem: 650 tokens and more, and the longest leaves room for a solution."""
 LAYER_BLOCK_BYTES = 16_384
 """Of a block in each layer of the embedded generator, heavy or not."""
 BLOCK_BYTES = 4 * LAYER_BLOCK_BYTES
@@ -107,13 +127,20 @@ class Run(NamedTuple):
         return {**figures, "cpu_ms_per_search": cpu_ms, **self.counted}
 
 
-def config_of(own: dict[str, Any], cache: bool, heavy: Path | None = None, times: int = 1) -> AppConfig:
+def system_of(problem: Problem) -> str:
+    """A text of `SYSTEM_CHARS` before a problem, its own."""
+    return system_text(random.Random(problem.unique_id), SYSTEM_CHARS)
+
+
+def config_of(
+    own: dict[str, Any], cache: bool, heavy: Path | None = None, times: int = 1, memory: Memory = SHORT
+) -> AppConfig:
     """``own``: what an arm sets. ``heavy``: a generator with `IDLE_LAYERS`, in place of the embedded one. ``times`` the
     memory."""
     block = IDLE_LAYERS * LAYER_BLOCK_BYTES if heavy else BLOCK_BYTES
     model = {"model": str(heavy), "served_name": "banyan-arithmetic", "max_model_len": 1024} if heavy else {}
     given = {
-        "generator": {"kv_cache_memory_bytes": times * FIT * BLOCKS * block, **model},
+        "generator": {"kv_cache_memory_bytes": times * memory.all_blocks * block, **model},
         "cache": {"enabled": cache},
         "controller": {"searches": 128},
     }
@@ -132,9 +159,10 @@ async def run(
     clients: int,
     seed: int = SEED,
     count: Callable[[httpx.AsyncClient], Awaitable[dict[str, int]]] = counters,
+    system: Callable[[Problem], str] | None = None,
 ) -> Run:
-    """Every problem once, so many at a time."""
-    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http, served(url, search) as solve:
+    """Every problem once, so many at a time. ``system``: what stands before each."""
+    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http, served(url, search, system=system) as solve:
 
         async def timed(problem: Problem, seed: int) -> tuple[Searched, float]:
             began = time.perf_counter()
@@ -151,12 +179,15 @@ async def run(
 class Side:
     """One arm's application, and its runs by strategy and load."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, long: bool) -> None:
         self._url = url
+        self._memory = LONG if long else SHORT
+        self._system = system_of if long else None
         self.runs: dict[tuple[str, float], list[Run]] = defaultdict(list)
 
     def ask(self, strategy: str, load: float, problems: Sequence[Problem]) -> Run:
-        return uvloop.run(run(self._url, SEARCHES[strategy], problems, max(1, round(load * FIT))))
+        clients = max(1, round(load * self._memory.searches))
+        return uvloop.run(run(self._url, SEARCHES[strategy], problems, clients, system=self._system))
 
     def turn(self, strategy: str, load: float, problems: Sequence[Problem]) -> None:
         self.runs[strategy, load].append(self.ask(strategy, load, problems))
@@ -241,6 +272,7 @@ def main(
     problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run.")] = 64,
     pairs: Annotated[int, typer.Option(min=1, max=50, help="Of runs, at each load of a strategy.")] = 3,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
+    long: Annotated[bool, typer.Option(help="Each problem behind 650 tokens of its own.")] = False,
     heavy: Annotated[bool, typer.Option(help="A generator of 16 kB of KV a token, of idle layers.")] = False,
 ) -> None:
     set_environment()  # before Ray is imported
@@ -248,16 +280,17 @@ def main(
     wanted = [(strategy, float(load)) for strategy in strategies.split(",") for load in loads.split(",")]
     drawn = draw_problems(Split.VALIDATION, SEED)
     rows: list[dict[str, Any]] = []
+    memory = LONG if long else SHORT
     with TemporaryDirectory() as directory:
         model = with_idle_layers(Path(directory), IDLE_LAYERS) if heavy else None
         for arm in arms.split(","):
             settings = {OURS: {"generator": {"clamp": ours}}, arm: ARMS[arm]}
             configs = {
-                name.replace(" ", "-"): config_of(own, cache, model, PLENTY if name == "without limit" else 1)
+                name.replace(" ", "-"): config_of(own, cache, model, PLENTY if name == "without limit" else 1, memory)
                 for name, own in settings.items()
             }
             with applications(configs) as urls:
-                sides = [Side(url) for url in urls]
+                sides = [Side(url, long) for url in urls]
                 warm_up = list(islice(drawn, 32))
                 for side in sides:
                     side.ask(wanted[0][0], 1.0, warm_up)
@@ -269,9 +302,9 @@ def main(
                     console.print(f"{strategy} at {load:g}, pair {pair + 1}: ours {here} searches/s, {arm} {there}")
             rows += [row_of(*place, arm, *(side.runs[place] for side in sides)) for place in wanted]
     held = claims(rows, shrinks=ours == "shrink")
-    fits = {"searches": FIT, "blocks": FIT * BLOCKS}
+    fits = {"searches": memory.searches, "blocks": memory.all_blocks}
     path = write_result(
-        "kv_clamp_heavy" if heavy else "kv_clamp",
+        "kv_clamp" + ("_long" if long else "") + ("_heavy" if heavy else ""),
         {"fits": fits, "ours": ours, "lmcache": cache, "problems": problems, "rows": rows, "claims": held},
     )
     columns = ("preemptions", "recomputed_tokens")

@@ -106,14 +106,17 @@ def applications(configs: Mapping[str, AppConfig]) -> Iterator[list[str]]:
 
 
 @asynccontextmanager
-async def served(url: str, search: dict[str, Any], key: str | None = None) -> AsyncIterator[Solve]:
-    """One HTTP request a search."""
+async def served(
+    url: str, search: dict[str, Any], key: str | None = None, system: Callable[[Problem], str] | None = None
+) -> AsyncIterator[Solve]:
+    """One HTTP request a search. ``system``: of each problem, the text that stands before it."""
     headers = {"Authorization": f"Bearer {key}"} if key else None
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, headers=headers) as http:
 
         async def solve(problem: Problem, seed: int) -> Searched:
-            messages = [{"role": "user", "content": problem.text}]
+            before = [{"role": "system", "content": system(problem)}] if system else []
+            messages = [*before, {"role": "user", "content": problem.text}]
             body = {"model": "banyan-arithmetic", "messages": messages, "seed": seed, "search": search}
             reply = (await http.post("/v1/chat/completions", json=body)).raise_for_status().json()["search"]
             return Searched(reply["answer"], reply["nodes"], reply["generated_tokens"])

@@ -1,9 +1,14 @@
 """In which order an engine takes the requests of several searches."""
 
+from typing import NamedTuple
+
 from search.ports import Lane
 
 FEW = 256
 """So many searches are remembered without a look at which of them still matter."""
+TOGETHER = 16
+"""So many requests of a search have one place. Most continue the same prefix, and where memory does not hold those of
+all searches, one request of each in turn would have every prefix go, and be computed again, for each."""
 YIELDS = 64
 """Added to the place of a request of a search that yields: of each other search it is passed by so many more."""
 LAST = 1 << 40
@@ -17,31 +22,50 @@ def priority(place: int, lane: Lane) -> int:
     return place + YIELDS if lane.yields else place
 
 
+class _Packet(NamedTuple):
+    """Requests of one search that have one place."""
+
+    place: int
+    requests: int
+
+    @property
+    def after(self) -> int:
+        """The place of what the search asks for next, if it has not had its turn by then."""
+        return self.place + self.requests
+
+
 class FairOrder:
     """Places in the engine's queue: searches take turns, however much each asks for at once.
 
     Start-time fair queueing (Goyal, Vin and Cheng, "Start-time Fair Queueing", IEEE/ACM Transactions on Networking 5,
-    1997) in which every request counts one. A search that asks for 256 branches gets the next 256 places of its own;
-    one that asks for four meanwhile begins where the engine is now, not behind them all. Whoever waits is passed by no
-    more of each other search than it asked for itself, so nobody waits for ever.
+    1997) in which every request counts one, and what a search asks for goes in packets of `TOGETHER`. A search that
+    asks for 256 branches gets the next 256 places of its own; one that asks for four meanwhile begins where the engine
+    is now, not behind them all. Whoever waits is passed by no more of each other search than it asked for itself and a
+    packet, so nobody waits for ever.
     """
 
     def __init__(self) -> None:
         self._now = 0
         """The place behind the highest that was served."""
-        self._next: dict[str, int] = {}
-        """The first place that a search has not taken yet."""
+        self._packets: dict[str, _Packet] = {}
+        """The last one of each search."""
         self._look_at = FEW
 
     def next_place(self, search_id: str) -> int:
         """What ``place`` would say, which is not taken yet."""
-        return max(self._now, self._next.get(search_id, 0))
+        packet = self._packets.get(search_id)
+        if packet is None:
+            return self._now
+        whole = packet.requests == TOGETHER
+        return max(self._now, packet.after) if whole or packet.place < self._now else packet.place
 
     def place(self, search_id: str) -> int:
         """The place of a search's next request; see `priority`."""
         place = self.next_place(search_id)
-        self._next[search_id] = place + 1
-        if len(self._next) > self._look_at:
+        packet = self._packets.get(search_id)
+        requests = packet.requests if packet is not None and packet.place == place else 0
+        self._packets[search_id] = _Packet(place, requests + 1)
+        if len(self._packets) > self._look_at:
             self._forget()
         return place
 
@@ -52,5 +76,5 @@ class FairOrder:
 
     def _forget(self) -> None:
         """Of a search whose places were all served nothing need be known."""
-        self._next = {search_id: after for search_id, after in self._next.items() if after > self._now}
-        self._look_at = max(FEW, 2 * len(self._next))
+        self._packets = {search_id: packet for search_id, packet in self._packets.items() if packet.after > self._now}
+        self._look_at = max(FEW, 2 * len(self._packets))

@@ -22,7 +22,7 @@ from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.token_beam import TokenBeamSettings
 from search.tree import SearchTree
 from tests.engine.conftest import SETTLE_S, quiet, stop
-from tests.engine.test_generation import prompt, rambling, token_ids, wanted
+from tests.engine.test_generation import children, prompt, rambling, token_ids, wanted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -121,6 +121,25 @@ async def test_a_call_says_that_it_lives_while_it_waits(small: GenerationEngine)
                 assert 0 < group.headroom.branches < 64
                 assert group.headroom.free_blocks < group.headroom.total_blocks
                 break
+
+
+async def test_a_prefix_is_computed_once_for_a_call_where_memory_holds_few_of_them(small: GenerationEngine) -> None:
+    """Of searches that take turns branch by branch, every prompt would go before its next branch has its turn."""
+    questions = [f"Start with {number}." + " Add 12." * 45 for number in range(8)]
+    prompts = [prompt(small, question) for question in questions]
+    assert 3 * len(min(prompts, key=len)) > BLOCKS * 16
+
+    written = await asyncio.gather(
+        *(
+            children(small, wanted(token_ids, range(12), search_id=f"long {number}", max_tokens=16))
+            for number, token_ids in enumerate(prompts)
+        )
+    )
+
+    computed = [sum(child.cached_tokens < 128 for child in of) for of in written]
+    assert [len(of) for of in written] == [12] * 8
+    assert max(computed) <= 2
+    assert await small.check_integrity(SETTLE_S) == []
 
 
 @contextmanager
