@@ -196,11 +196,6 @@ class KVClamp:
                 first.wake()
             heapq.heappop(self._queue)
 
-    def at_once(self, batch: int) -> int:
-        """How many branches an engine with such a batch can write at once: as many, or where some wait for blocks as
-        have theirs."""
-        return max(1, min(batch, self.going)) if self.waiting else batch
-
     @property
     def pressure(self) -> float:
         """The blocks that are wanted over those there are, more than 1 where they do not suffice."""

@@ -115,8 +115,7 @@ class Headroom(NamedTuple):
     waiting: int
     """In the engine's queue or for blocks."""
     branches: int = 0
-    """How many it can write at once: as many as its batch takes, or as have their blocks where others wait for some.
-    0 if it does not say."""
+    """How many it can write at once, where it has blocks for them: as many as its batch takes. 0 if it does not say."""
     replica: str = ""
     """Whose words these are."""
     gates: int = 1

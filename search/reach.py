@@ -18,8 +18,7 @@ AHEAD = 2
 """So many times the branches that generators write at once may be with them: those that are next wait there, in the
 order among searches that the engines keep, so that no engine waits for a controller."""
 FEWEST = MAX_WIDTH
-"""Never fewer of all gates together: what comes in one piece fits where one gate has it all, and generators that are
-short of memory have room again before anybody is told."""
+"""Never fewer of all gates together: what comes in one piece fits where one gate has it all."""
 FEWEST_EACH = 16
 """Nor fewer of one gate, however many there are: what a search of common width asks for at a time."""
 FORGET_S = 60.0

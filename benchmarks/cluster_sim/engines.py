@@ -219,9 +219,8 @@ class SimulatedGenerator:
     def headroom(self, gate: str = "") -> Headroom:
         """As `deployments.engines.generation.GenerationEngine` tells that gate."""
         engine, clamp = self.engine, self._clamp
-        branches = clamp.at_once(self._costs.max_num_seqs)
-        waiting = engine.waiting + clamp.waiting
-        told = Headroom(clamp.ledger.free, clamp.ledger.capacity, engine.running, waiting, branches, self._name)
+        waiting, batch = engine.waiting + clamp.waiting, self._costs.max_num_seqs
+        told = Headroom(clamp.ledger.free, clamp.ledger.capacity, engine.running, waiting, batch, self._name)
         return shared(told, gate, ((name, len(call.open)) for call, name in self._open.items()))
 
     @property

@@ -258,16 +258,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _headroom(self, gate: str) -> Headroom:
         """As that gate is told."""
         running = self._running
-        batch = self._settings.max_num_seqs
-        headroom = running.counters.headroom._replace(branches=batch, replica=self._name)
+        headroom = running.counters.headroom._replace(branches=self._settings.max_num_seqs, replica=self._name)
         headroom = shared(headroom, gate, ((name, call.pending) for call, name in self._calls.items()))
         if (clamp := running.clamp) is None:
             return headroom
-        return headroom._replace(
-            free_blocks=clamp.ledger.free,
-            waiting=headroom.waiting + clamp.waiting,
-            branches=clamp.at_once(batch),
-        )
+        return headroom._replace(free_blocks=clamp.ledger.free, waiting=headroom.waiting + clamp.waiting)
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         left = [f"{len(self._calls)} calls are open"] if self._calls else []
