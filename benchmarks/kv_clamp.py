@@ -179,10 +179,10 @@ async def run(
 class Side:
     """One arm's application, and its runs by strategy and load."""
 
-    def __init__(self, url: str, long: bool) -> None:
+    def __init__(self, url: str, memory: Memory, system: Callable[[Problem], str] | None) -> None:
         self._url = url
-        self._memory = LONG if long else SHORT
-        self._system = system_of if long else None
+        self._memory = memory
+        self._system = system
         self.runs: dict[tuple[str, float], list[Run]] = defaultdict(list)
 
     def ask(self, strategy: str, load: float, problems: Sequence[Problem]) -> Run:
@@ -280,7 +280,7 @@ def main(
     wanted = [(strategy, float(load)) for strategy in strategies.split(",") for load in loads.split(",")]
     drawn = draw_problems(Split.VALIDATION, SEED)
     rows: list[dict[str, Any]] = []
-    memory = LONG if long else SHORT
+    memory, system = (LONG, system_of) if long else (SHORT, None)
     with TemporaryDirectory() as directory:
         model = with_idle_layers(Path(directory), IDLE_LAYERS) if heavy else None
         for arm in arms.split(","):
@@ -290,7 +290,7 @@ def main(
                 for name, own in settings.items()
             }
             with applications(configs) as urls:
-                sides = [Side(url, long) for url in urls]
+                sides = [Side(url, memory, system) for url in urls]
                 warm_up = list(islice(drawn, 32))
                 for side in sides:
                     side.ask(wanted[0][0], 1.0, warm_up)

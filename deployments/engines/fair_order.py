@@ -53,21 +53,22 @@ class FairOrder:
 
     def next_place(self, search_id: str) -> int:
         """What ``place`` would say, which is not taken yet."""
-        packet = self._packets.get(search_id)
-        if packet is None:
-            return self._now
-        whole = packet.requests == TOGETHER
-        return max(self._now, packet.after) if whole or packet.place < self._now else packet.place
+        return self._packet(search_id).place
 
     def place(self, search_id: str) -> int:
         """The place of a search's next request; see `priority`."""
-        place = self.next_place(search_id)
-        packet = self._packets.get(search_id)
-        requests = packet.requests if packet is not None and packet.place == place else 0
+        place, requests = self._packet(search_id)
         self._packets[search_id] = _Packet(place, requests + 1)
         if len(self._packets) > self._look_at:
             self._forget()
         return place
+
+    def _packet(self, search_id: str) -> _Packet:
+        """Where a search's next request goes: its last one, or a new one where that is whole or has had its turn."""
+        packet = self._packets.get(search_id, _Packet(self._now, 0))
+        if packet.requests == TOGETHER or packet.place < self._now:
+            return _Packet(max(self._now, packet.after), 0)
+        return packet
 
     def served(self, place: int) -> None:
         """The request at that place has finished. Who comes from now on has a later one: were it the same, searches
