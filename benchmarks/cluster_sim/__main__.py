@@ -37,7 +37,7 @@ app = typer.Typer(add_completion=False, help=__doc__)
 @app.command()
 def curves(
     problems: Annotated[int, typer.Option(min=8, max=512, help="Searches that are recorded.")] = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Of each measurement.")] = 1.5,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Of each measurement.")] = 0.8,
 ) -> None:
     """What a step of the engines costs by batch size, and what they write."""
     from benchmarks.cluster_sim.batch_curves import measured

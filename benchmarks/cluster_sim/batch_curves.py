@@ -1,8 +1,9 @@
 """What a step of the real engines costs, by the size of its batch: CPU seconds, measured on this machine.
 
-The generator writes whole solutions of unknown problems, cut off at two lengths: what the longer ones take more is
-decoding, by batch size; what a longer prompt takes more is reading. What is left belongs to the request. The reward
-model scores one new step of many paths at a time, of short and of long questions.
+The generator writes whole solutions of unknown problems, cut off at two lengths, behind short and long prompts; the
+reward model scores one new step of many paths at a time, of short and of long questions. What a step of each batch
+size, a token that is read, a request and a call cost is what explains all of these best. All kinds of calls take turns,
+so that a machine whose speed changes does so for all of them.
 """
 
 import asyncio
@@ -29,12 +30,12 @@ from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, Scor
 from search.settings import parse_search
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
-SHORT, LONG = 4, 24
-"""Tokens that are written; solutions have about 70."""
+SHORT, LONG = 4, 48
+"""Tokens that are written; steps have about 12, solutions 70."""
 EARLIER = 4
 """Questions and answers before the question of a long prompt."""
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
-TURNS = 3
+TURNS = 5
 SEED = 71
 console = Console(stderr=True)
 
@@ -52,33 +53,52 @@ class Spent(NamedTuple):
 
 
 Call = Callable[[int], Awaitable[None]]
+Idle = Mapping[str, float]
+"""CPU seconds a second while nothing is asked, by role."""
+
+
+async def at_rest(seconds: float) -> Idle:
+    """What engines and the process that calls them spend on nothing."""
+    clock, began = CpuClock(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    took = time.perf_counter() - began
+    return {role: round(spent / took, 4) for role, spent in clock.spent().items() if "benchmark" in role}
 
 
 async def spent(
-    calls: Mapping[int, Call], stats: Callable[[], Mapping[str, int]], seconds: float, pace: Pace
+    calls: Sequence[tuple[int, Call]],
+    stats: Callable[[], Mapping[str, int]],
+    seconds: float,
+    pace: Pace,
+    idle: Idle,
 ) -> list[Spent]:
-    """Calls by batch, in turns; of each one after the other for so long, every one with a number of its own."""
-    turns: dict[int, list[tuple[float, ...]]] = {batch: [] for batch in calls}
+    """Calls and their batches, in turns; of each one after the other for so long, every one with a number of its
+    own."""
+    turns: list[list[tuple[float, ...]]] = [[] for _ in calls]
     numbers = itertools.count()
     for turn in range(-1, TURNS):
-        for batch, call in calls.items():
+        for of, (_, call) in zip(turns, calls, strict=True):
             fast = pace.now()
             before, clock, made, began = stats(), CpuClock(), 0, time.perf_counter()
             while made < 3 or (turn >= 0 and time.perf_counter() < began + seconds):
                 await call(next(numbers))
                 made += 1
             took, cpu, after = time.perf_counter() - began, clock.spent(), stats()
-            worth = fast * pace.on_average((sum(cpu.values()) + clock.elsewhere()) / took)
+            busy = (sum(cpu.values()) + clock.elsewhere()) / took
+            worth = statistics.mean((fast, pace.now())) * pace.on_average(busy)
             gained = {name: after[name] - before[name] for name in after}
             figures = (
-                worth * cpu.get("engine of benchmark", 0.0),
-                worth * cpu.get("benchmark", 0.0),
+                *(
+                    worth * (cpu.get(role, 0.0) - idle.get(role, 0.0) * took)
+                    for role in ("engine of benchmark", "benchmark")
+                ),
                 gained["prompt_tokens"] - gained["prefix_hits"],
             )
             if turn >= 0:  # the one before warms up
-                turns[batch].append(tuple(figure / made for figure in figures))
+                of.append(tuple(figure / made for figure in figures))
     return [
-        Spent(batch, *(statistics.median(column) for column in zip(*of, strict=True))) for batch, of in turns.items()
+        Spent(batch, *(statistics.median(column) for column in zip(*of, strict=True)))
+        for (batch, _), of in zip(calls, turns, strict=True)
     ]
 
 
@@ -126,57 +146,51 @@ def scoring(engines: Engines, items: int, questions: int) -> Call:
     return call
 
 
-async def generator_curve(engines: Engines, seconds: float, pace: Pace) -> dict[str, Any]:
-    """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request."""
-    stats = engines.generator.stats
-    short, long, reading = [
-        await spent({batch: writing(engines, batch, tokens, earlier) for batch in BATCHES}, stats, seconds, pace)
-        for tokens, earlier in ((SHORT, 0), (LONG, 0), (SHORT, EARLIER))
+async def generator_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle) -> dict[str, Any]:
+    """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request, a call."""
+    kinds = [
+        (batch, tokens, earlier) for tokens, earlier in ((SHORT, 0), (LONG, 0), (SHORT, EARLIER)) for batch in BATCHES
     ]
+    calls = [(batch, writing(engines, batch, tokens, earlier)) for batch, tokens, earlier in kinds]
+    runs = await spent(calls, engines.generator.stats, seconds, pace, idle)
+    # A step of a larger batch takes no less: it is made of what it takes more than the next smaller one.
+    steps = [[float(tokens) if size <= batch else 0.0 for size in BATCHES] for batch, tokens, _ in kinds]
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
-        step = [
-            (getattr(more, side) - getattr(less, side)) / (LONG - SHORT) for less, more in zip(short, long, strict=True)
-        ]
-        token = statistics.median(
-            (getattr(more, side) - getattr(less, side)) / (more.computed - less.computed)
-            for less, more in zip(short, reading, strict=True)
-        )
-        left = np.array(
-            [getattr(run, side) - SHORT * each - run.computed * token for run, each in zip(short, step, strict=True)]
-        )
-        rows = np.array([[1.0, run.batch] for run in short])
-        (call, request), _ = nnls(rows, left)
+        *more, token, request, call = _explained(runs, side, steps)
+        step = itertools.accumulate(more)
         found[side.removesuffix("_s")] = {
             "step_s": {batch: round(max(each, 1e-6), 7) for batch, each in zip(BATCHES, step, strict=True)},
-            "token_s": round(max(token, 0.0), 9),
-            "request_s": round(float(request), 7),
-            "call_s": round(float(call), 7),
+            "token_s": round(token, 9),
+            "request_s": round(request, 7),
+            "call_s": round(call, 7),
         }
-    return {**found, "measured": [run._asdict() for run in (*short, *long, *reading)]}
+    return {**found, "measured": [run._asdict() for run in runs]}
 
 
-async def scorer_curve(engines: Engines, seconds: float, pace: Pace) -> dict[str, Any]:
-    """The same of the reward model, whose step is a pass over all items of a batch."""
-    stats = engines.scorer.stats
-    runs = [
-        run
-        for questions in (1, 5)
-        for run in await spent({items: scoring(engines, items, questions) for items in BATCHES}, stats, seconds, pace)
-    ]
+async def scorer_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle) -> dict[str, Any]:
+    """The same of the reward model, whose step is a pass over all items of a batch, one for each call."""
+    calls = [(items, scoring(engines, items, questions)) for questions in (1, 5) for items in BATCHES]
+    runs = await spent(calls, engines.scorer.stats, seconds, pace, idle)
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
-        # Relative errors: a small batch counts as much as a large one.
-        cost = np.array([getattr(run, side) for run in runs])
-        rows = np.array([[1.0, run.batch, run.computed] for run in runs])
-        (step, item, token), _ = nnls(rows / cost[:, None], np.ones(len(runs)))
+        token, request, step = _explained(runs, side, [[] for _ in runs])
         found[side.removesuffix("_s")] = {
-            "step_s": {1: round(float(step), 7)},
-            "token_s": round(float(token), 9),
-            "request_s": round(float(item), 7),
+            "step_s": {1: round(step, 7)},
+            "token_s": round(token, 9),
+            "request_s": round(request, 7),
             "call_s": 0.0,
         }
     return {**found, "measured": [run._asdict() for run in runs]}
+
+
+def _explained(runs: Sequence[Spent], side: str, steps: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each part of ``steps``, of a token that is read, of a request and of a call: the least squares of
+    relative errors, so that a small batch counts as much as a large one, and none below zero."""
+    cost = np.array([getattr(run, side) for run in runs])
+    parts = np.array([[*of, run.computed, run.batch, 1.0] for run, of in zip(runs, steps, strict=True)])
+    seconds, _ = nnls(parts / cost[:, None], np.ones(len(runs)))
+    return [float(each) for each in seconds]
 
 
 def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]:
@@ -187,12 +201,13 @@ def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]
     async def measure() -> dict[str, Any]:
         async with engines_of(config) as engines:
             trees = await _trees(engines, problems)
+            idle = await at_rest(5 * seconds)
             found = {
-                "generator": await generator_curve(engines, seconds, pace),
-                "prm": await scorer_curve(engines, seconds, pace),
+                "generator": await generator_curve(engines, seconds, pace, idle),
+                "prm": await scorer_curve(engines, seconds, pace, idle),
                 "engines": _facts(engines, config),
             }
-            return {**found, "pace": pace.model_dump(), "search": SEARCH, "problems": trees}
+            return {**found, "idle": idle, "pace": pace.model_dump(), "search": SEARCH, "problems": trees}
 
     return asyncio.run(measure())
 

@@ -34,14 +34,14 @@ PAUSE_S = 0.004
 """Between two groups of a call."""
 GROUPS = (4, 64)
 """Children that a fake sends at a time."""
-IN_FLIGHT = (8, 32)
-"""Searches at once."""
+ALONE, MANY = 1, 32
+"""Searches at once: with one, a controller rests before everything that comes back to it; with many, never."""
 ASKED = (32, 4, 5)
 """Of the searches for which the limit is predicted, in groups of so many, and so many at once."""
 ASKED_GROUP = 16
 ASKED_IN_FLIGHT = 48
 PARTS = {
-    "controller": ("search", "expand", "group", "child", "score", "item"),
+    "controller": ("search", "expand", "group", "child", "score", "item", "wake"),
     "generator": ("call", "group", "child"),
     "prm": ("call", "item"),
     "proxy": ("search",),
@@ -137,6 +137,9 @@ class Counted(NamedTuple):
         """How many of a part of a role's work there were."""
         if part == "search":
             return self.searches
+        if part == "wake":
+            rested = self.searches + self.calls["generator_groups"] + self.calls["prm_calls"]
+            return rested if self.in_flight == ALONE else 0
         of = {"expand": "generator_calls", "score": "prm_calls", "group": "generator_groups"}
         of |= {"child": "generator_children", "item": "prm_items", "call": f"{role}_calls"}
         return self.calls[of[part]]
@@ -248,10 +251,10 @@ async def ask(url: str, seconds: float, pace: Pace) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as http:
         asking = Asking(http, pace)
-        await asking.searches(SHAPES[1], GROUPS[0], IN_FLIGHT[0], seconds)  # warms up
+        await asking.searches(SHAPES[1], GROUPS[0], MANY, seconds)  # warms up
         await asking.rest(2 * seconds)
         runs = []
-        for shape, group, in_flight in itertools.product(SHAPES, GROUPS, IN_FLIGHT):
+        for shape, group, in_flight in itertools.product(SHAPES, GROUPS, (ALONE, MANY)):
             runs.append(await asking.searches(shape, group, in_flight, seconds))
             console.print(f"{shape}, groups of {group}, {in_flight}: {runs[-1].rate:.1f}/s {runs[-1].cpu_s}")
         limit = [await asking.searches(ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, 2 * seconds) for _ in range(3)]

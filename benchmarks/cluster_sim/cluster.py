@@ -235,7 +235,7 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
         generators: Pool[AnyGenerator],
         scorers: Pool[AnyScorer],
     ) -> None:
-        self.program = Program(processor)
+        self.program = Program(processor, calls.controller["wake"])
         self.places = Places(size.searches)
         self.ongoing = 0
         self._costs = calls.controller
@@ -282,9 +282,11 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """`search.ports.StepScorer`, through the pool."""
-        await self.program.work(self._costs["score"] + self._costs["item"] * len(request.items))
+        await self.program.work(self._costs["score"] / 2 + self._costs["item"] * len(request.items))
         replica = self._scorers.choose(request.search_id)
-        return await replica.score(request)
+        scores = await replica.score(request)
+        await self.program.work(self._costs["score"] / 2)
+        return scores
 
 
 class Node:

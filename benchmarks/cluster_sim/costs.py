@@ -67,7 +67,8 @@ class CallCosts(_Costs):
     """CPU seconds of what is around the engines: trees, calls between replicas, HTTP."""
 
     controller: dict[str, float]
-    """For each search, expand call, group of children, child, score call and item."""
+    """For each search, expand call, group of children, child, score call and item; and for each time that it has
+    something to do again."""
     generator: dict[str, float]
     """Of a replica, beside its engine: for each call, group and child."""
     prm: dict[str, float]
@@ -100,7 +101,9 @@ class Costs(_Costs):
                 engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role]
             )
             engines[role] = costs.times(then.speed / pace.speed)
-        return cls(**engines, calls=calls["costs"], pace=pace)
+        # Engines are busy with nothing, too; those of `calls` were fakes.
+        background = calls["costs"]["background"] + sum(curves["idle"].values())
+        return cls(**engines, calls={**calls["costs"], "background": background}, pace=pace)
 
     def at(self, fast: float) -> "Costs":
         """On the same machine when it is so many times as fast."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import heapq
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -96,8 +97,12 @@ class SharedCores:
 class Program:
     """One thread: one thing after the other, first come first served. What was begun is finished, wanted or not."""
 
-    def __init__(self, processor: Processor) -> None:
+    def __init__(self, processor: Processor, wake_s: float = 0.0) -> None:
+        """``wake_s``: CPU seconds that it takes more where it had nothing to do before. It was waiting in the kernel,
+        and what it works with has left the caches."""
         self._processor = processor
+        self._wake_s = wake_s
+        self._rests_since = -math.inf
         self._queue: deque[tuple[float, Callable[[], None]]] = deque()
         self._busy = False
         self.cpu_s = 0.0
@@ -105,7 +110,8 @@ class Program:
 
     def post(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
         """Has it do so much, and then that."""
-        self._queue.append((seconds, then))
+        rested = not self._busy and asyncio.get_running_loop().time() > self._rests_since
+        self._queue.append((seconds + self._wake_s * rested, then))
         if not self._busy:
             self._next()
 
@@ -121,6 +127,8 @@ class Program:
             seconds, then = self._queue.popleft()
             self.cpu_s += seconds
             self._processor.run(seconds, partial(self._done, then))
+        else:
+            self._rests_since = asyncio.get_running_loop().time()
 
     def _done(self, then: Callable[[], None]) -> None:
         then()

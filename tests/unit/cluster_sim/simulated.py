@@ -9,7 +9,15 @@ CURVE = BatchCurve(step_s={1: 0.001, 4: 0.002, 64: 0.004}, token_s=5e-6, request
 FREE = BatchCurve(step_s={1: 0.0}, token_s=0.0, request_s=0.0, call_s=0.0)
 ENGINE = EngineCosts(engine=CURVE, replica=CURVE.times(0.2), blocks=4000, block_size=32, max_num_seqs=64)
 CALLS = CallCosts(
-    controller={"search": 4e-3, "expand": 8e-4, "group": 3e-4, "child": 1e-4, "score": 8e-4, "item": 1e-4},
+    controller={
+        "search": 4e-3,
+        "expand": 8e-4,
+        "group": 3e-4,
+        "child": 1e-4,
+        "score": 8e-4,
+        "item": 1e-4,
+        "wake": 3e-4,
+    },
     generator={"call": 5e-4, "group": 3e-4, "child": 1e-4},
     prm={"call": 5e-4, "item": 1e-4},
     proxy={"search": 2e-3},

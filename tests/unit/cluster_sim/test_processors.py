@@ -76,6 +76,20 @@ def test_what_was_begun_is_finished_though_nobody_wants_it() -> None:
     assert run(main()) == (3.0, 3.0)
 
 
+def test_what_finds_it_at_rest_takes_longer() -> None:
+    """The first two pieces come one after the other without a rest, the third a second later."""
+
+    async def main() -> tuple[list[float], float]:
+        loop, program, ends = asyncio.get_running_loop(), Program(OwnCores(), wake_s=0.5), []
+        for rest in (0.0, 0.0, 1.0):
+            await asyncio.sleep(rest)
+            await program.work(1.0)
+            ends.append(loop.time())
+        return ends, program.cpu_s
+
+    assert run(main()) == ([1.5, 2.5, 5.0], 4.0)
+
+
 def test_no_core_is_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         SharedCores(0)
