@@ -1,6 +1,7 @@
 """What a step of the real engines costs, by the size of its batch: CPU seconds, measured on this machine.
 
-The generator writes whole solutions of unknown problems, cut off at two lengths, behind short and long prompts; the
+The generator writes whole solutions of unknown problems, cut off at two lengths, behind short and long prompts, and cut
+off at all lengths while others are at it, so that some always join those that run; the
 reward model scores one new step of many paths at a time, of short and of long questions. What a step of each batch
 size, a token that is read, a request and a call cost is what explains all of these best. All kinds of calls take turns,
 so that a machine whose speed changes does so for all of them.
@@ -32,6 +33,8 @@ from search.settings import parse_search
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORT, LONG = 4, 48
 """Tokens that are written; steps have about 12, solutions 70."""
+STREAM = 8
+"""Branches of a call that is not alone."""
 EARLIER = 4
 """Questions and answers before the question of a long prompt."""
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
@@ -50,9 +53,26 @@ class Spent(NamedTuple):
     """Of the process that calls it, where a replica's code runs."""
     computed: float
     """Prompt tokens that no cache had."""
+    steps: float
+    """Of the engine."""
+    running: float
+    """Requests in such a step."""
+    beside: bool
+    """Others ran at the same time."""
 
 
 Call = Callable[[int], Awaitable[None]]
+
+
+class Kind(NamedTuple):
+    """Calls that are measured together."""
+
+    batch: int
+    """Of one call."""
+    call: Call
+    at_once: int = 1
+
+
 Idle = Mapping[str, float]
 """CPU seconds a second while nothing is asked, by role."""
 
@@ -66,23 +86,30 @@ async def at_rest(seconds: float) -> Idle:
 
 
 async def spent(
-    calls: Sequence[tuple[int, Call]],
+    kinds: Sequence[Kind],
     stats: Callable[[], Mapping[str, int]],
     seconds: float,
     pace: Pace,
     idle: Idle,
 ) -> list[Spent]:
-    """Calls and their batches, in turns; of each one after the other for so long, every one with a number of its
-    own."""
-    turns: list[list[tuple[float, ...]]] = [[] for _ in calls]
+    """All kinds in turns; of each call after call for so long, and longer where several are at once, every one with a
+    number of its own."""
+    turns: list[list[tuple[float, ...]]] = [[] for _ in kinds]
     numbers = itertools.count()
     for turn in range(-1, TURNS):
-        for of, (_, call) in zip(turns, calls, strict=True):
+        for of, (_, call, at_once) in zip(turns, kinds, strict=True):
             fast = pace.now()
             before, clock, made, began = stats(), CpuClock(), 0, time.perf_counter()
-            while made < 3 or (turn >= 0 and time.perf_counter() < began + seconds):
-                await call(next(numbers))
-                made += 1
+            until = began + seconds * min(at_once, 4) if turn >= 0 else began
+
+            async def one_after_the_other(call: Call = call, until: float = until) -> int:
+                made = 0
+                while made < 3 or time.perf_counter() < until:
+                    await call(next(numbers))
+                    made += 1
+                return made
+
+            made = sum(await asyncio.gather(*(one_after_the_other() for _ in range(at_once))))
             took, cpu, after = time.perf_counter() - began, clock.spent(), stats()
             busy = (sum(cpu.values()) + clock.elsewhere()) / took
             worth = statistics.mean((fast, pace.now())) * pace.on_average(busy)
@@ -93,18 +120,23 @@ async def spent(
                     for role in ("engine of benchmark", "benchmark")
                 ),
                 gained["prompt_tokens"] - gained["prefix_hits"],
+                gained["engine_steps"],
+                gained["engine_step_requests"],
             )
             if turn >= 0:  # the one before warms up
                 of.append(tuple(figure / made for figure in figures))
-    return [
-        Spent(batch, *(statistics.median(column) for column in zip(*of, strict=True)))
-        for (batch, _), of in zip(calls, turns, strict=True)
-    ]
+    found = []
+    for (batch, _, at_once), of in zip(kinds, turns, strict=True):
+        engine, replica, computed, steps, requests = (statistics.median(each) for each in zip(*of, strict=True))
+        found.append(Spent(batch, engine, replica, computed, steps, requests / steps, at_once > 1))
+    return found
 
 
-def writing(engines: Engines, branches: int, tokens: int, earlier: int) -> Call:
-    """A call for so many branches below an unknown question, with so many questions before it."""
-    drawn = draw_problems(Split.TEST, SEED + 1000 * branches + 100 * earlier + tokens)
+def writing(engines: Engines, branches: int, lengths: Sequence[int], earlier: int = 0) -> Call:
+    """A call for so many branches of one of these lengths, below an unknown question with so many questions before
+    it."""
+    drawn = draw_problems(Split.TEST, SEED + 1000 * branches + 100 * earlier + lengths[-1])
+    luck = random.Random(SEED)
 
     async def call(number: int) -> None:
         before: list[dict[str, str]] = []
@@ -115,9 +147,10 @@ def writing(engines: Engines, branches: int, tokens: int, earlier: int) -> Call:
                 {"role": "assistant", "content": f"The answer is {problem.answer}."},
             ]
         prompt = engines.generator.encode_chat([*before, {"role": "user", "content": next(drawn).text}])
+        tokens = luck.choice(lengths)
         wanted = tuple(Branch(index, 1_000_003 * number + index + 7, tokens) for index in range(branches))
         request = ExpandRequest(
-            f"curve-{branches}-{tokens}-{earlier}-{number}",
+            f"curve-{branches}-{lengths[-1]}-{earlier}-{number}",
             (ExpandItem((), tuple(prompt), wanted),),
             Sampling(),
             StopCondition.SOLUTION,
@@ -147,49 +180,59 @@ def scoring(engines: Engines, items: int, questions: int) -> Call:
 
 
 async def generator_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle) -> dict[str, Any]:
-    """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request, a call."""
-    kinds = [
-        (batch, tokens, earlier) for tokens, earlier in ((SHORT, 0), (LONG, 0), (SHORT, EARLIER)) for batch in BATCHES
-    ]
-    calls = [(batch, writing(engines, batch, tokens, earlier)) for batch, tokens, earlier in kinds]
-    runs = await spent(calls, engines.generator.stats, seconds, pace, idle)
+    """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request, a call, a
+    step in which some join others."""
+    alone = ((SHORT, 0), (LONG, 0), (SHORT, EARLIER))
+    kinds = [Kind(batch, writing(engines, batch, [tokens], earlier)) for tokens, earlier in alone for batch in BATCHES]
+    lengths = range(SHORT, LONG)
+    kinds += [Kind(STREAM, writing(engines, STREAM, lengths), batch // STREAM) for batch in BATCHES if batch > STREAM]
+    runs = await spent(kinds, engines.generator.stats, seconds, pace, idle)
     # A step of a larger batch takes no less: it is made of what it takes more than the next smaller one.
-    steps = [[float(tokens) if size <= batch else 0.0 for size in BATCHES] for batch, tokens, _ in kinds]
+    sizes = [(0, 1), *itertools.pairwise(BATCHES)]
+    steps = [
+        [run.steps * min(max((run.running - low) / (high - low), 0.0), 1.0) for low, high in sizes] for run in runs
+    ]
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
-        *more, token, request, call = _explained(runs, side, steps)
-        step = itertools.accumulate(more)
+        # An engine has work again with each call that is alone; its replica has a call with each.
+        once = [(0.0, 1.0) if run.beside and side == "engine_s" else (1.0, 0.0) for run in runs]
+        parts = [[*of, run.computed, run.batch, *each] for of, run, each in zip(steps, runs, once, strict=True)]
+        *more, token, request, call, join = _explained(runs, side, parts)
         found[side.removesuffix("_s")] = {
-            "step_s": {batch: round(max(each, 1e-6), 7) for batch, each in zip(BATCHES, step, strict=True)},
+            "step_s": {
+                batch: round(max(each, 1e-6), 7)
+                for batch, each in zip(BATCHES, itertools.accumulate(more), strict=True)
+            },
             "token_s": round(token, 9),
             "request_s": round(request, 7),
             "call_s": round(call, 7),
+            "join_s": round(join, 7),
         }
     return {**found, "measured": [run._asdict() for run in runs]}
 
 
 async def scorer_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle) -> dict[str, Any]:
     """The same of the reward model, whose step is a pass over all items of a batch, one for each call."""
-    calls = [(items, scoring(engines, items, questions)) for questions in (1, 5) for items in BATCHES]
-    runs = await spent(calls, engines.scorer.stats, seconds, pace, idle)
+    kinds = [Kind(items, scoring(engines, items, questions)) for questions in (1, 5) for items in BATCHES]
+    runs = await spent(kinds, engines.scorer.stats, seconds, pace, idle)
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
-        token, request, step = _explained(runs, side, [[] for _ in runs])
+        token, request, step = _explained(runs, side, [[run.computed, run.batch, 1.0] for run in runs])
         found[side.removesuffix("_s")] = {
             "step_s": {1: round(step, 7)},
             "token_s": round(token, 9),
             "request_s": round(request, 7),
             "call_s": 0.0,
+            "join_s": 0.0,
         }
     return {**found, "measured": [run._asdict() for run in runs]}
 
 
-def _explained(runs: Sequence[Spent], side: str, steps: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each part of ``steps``, of a token that is read, of a request and of a call: the least squares of
-    relative errors, so that a small batch counts as much as a large one, and none below zero."""
+def _explained(runs: Sequence[Spent], side: str, parts: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each part, of which each run had so many: the least squares of relative errors, so that a small batch
+    counts as much as a large one, and none below zero."""
     cost = np.array([getattr(run, side) for run in runs])
-    parts = np.array([[*of, run.computed, run.batch, 1.0] for run, of in zip(runs, steps, strict=True)])
-    seconds, _ = nnls(parts / cost[:, None], np.ones(len(runs)))
+    seconds, _ = nnls(np.array(parts, dtype=float) / cost[:, None], np.ones(len(runs)))
     return [float(each) for each in seconds]
 
 

@@ -23,6 +23,9 @@ class BatchCurve(_Costs):
     request_s: float = Field(ge=0)
     call_s: float = Field(ge=0)
     """Of a replica for each call, of an engine whenever it has work again."""
+    join_s: float = Field(ge=0)
+    """Of an engine for each step in which requests join others: it reads and decodes at once, and sets its batch up
+    anew."""
 
     def step(self, batch: int) -> float:
         """A step with so many requests."""
@@ -41,6 +44,7 @@ class BatchCurve(_Costs):
             token_s=factor * self.token_s,
             request_s=factor * self.request_s,
             call_s=factor * self.call_s,
+            join_s=factor * self.join_s,
         )
 
     def model_post_init(self, context: Any) -> None:

@@ -130,6 +130,8 @@ class Engine:
             self.steps += 1
             batch = len(self._running)
             joining = curve.token_s * read + curve.request_s * len(joined)
+            if 0 < len(joined) < batch:
+                joining += curve.join_s
             self.joined += len(joined)
             self.joining_s += joining
             self.program.post(curve.step(batch) + joining, partial(self._stepped, batch))

@@ -5,8 +5,8 @@ import random
 from benchmarks.cluster_sim.costs import BatchCurve, CallCosts, Costs, EngineCosts
 from benchmarks.cluster_sim.workload import Language, Problem, Written
 
-CURVE = BatchCurve(step_s={1: 0.001, 4: 0.002, 64: 0.004}, token_s=5e-6, request_s=1e-4, call_s=1e-4)
-FREE = BatchCurve(step_s={1: 0.0}, token_s=0.0, request_s=0.0, call_s=0.0)
+CURVE = BatchCurve(step_s={1: 0.001, 4: 0.002, 64: 0.004}, token_s=5e-6, request_s=1e-4, call_s=1e-4, join_s=1e-4)
+FREE = BatchCurve(step_s={1: 0.0}, token_s=0.0, request_s=0.0, call_s=0.0, join_s=0.0)
 ENGINE = EngineCosts(engine=CURVE, replica=CURVE.times(0.2), blocks=4000, block_size=32, max_num_seqs=64)
 CALLS = CallCosts(
     controller={
