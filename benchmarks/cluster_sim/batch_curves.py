@@ -54,9 +54,9 @@ class Spent(NamedTuple):
     computed: float
     """Prompt tokens that no cache had."""
     steps: float
-    """Of the engine."""
+    """Of the generator's engine; of a reward model's none are told."""
     running: float
-    """Requests in such a step."""
+    """Requests in such a step, on average."""
     beside: bool
     """Others ran at the same time."""
 
@@ -128,7 +128,7 @@ async def spent(
     found = []
     for (batch, _, at_once), of in zip(kinds, turns, strict=True):
         engine, replica, computed, steps, requests = (statistics.median(each) for each in zip(*of, strict=True))
-        found.append(Spent(batch, engine, replica, computed, steps, requests / steps, at_once > 1))
+        found.append(Spent(batch, engine, replica, computed, steps, requests / steps if steps else 0.0, at_once > 1))
     return found
 
 

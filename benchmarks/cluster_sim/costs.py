@@ -23,7 +23,7 @@ class BatchCurve(_Costs):
     request_s: float = Field(ge=0)
     call_s: float = Field(ge=0)
     """Of a replica for each call, of an engine whenever it has work again."""
-    join_s: float = Field(ge=0)
+    join_s: float = Field(0.0, ge=0)
     """Of an engine for each step in which requests join others: it reads and decodes at once, and sets its batch up
     anew."""
 
