@@ -1,10 +1,10 @@
 """What a step of the real engines costs, by the size of its batch: CPU seconds, measured on this machine.
 
 The generator writes whole solutions of unknown problems, cut off at two lengths, behind short and long prompts, and cut
-off at all lengths while others are at it, so that some always join those that run; the
-reward model scores one new step of many paths at a time, of short and of long questions. What a step of each batch
-size, a token that is read, a request and a call cost is what explains all of these best. All kinds of calls take turns,
-so that a machine whose speed changes does so for all of them.
+off at all lengths while others are at it, so that some always join those that run. The reward model scores one new step
+of many paths at a time, of short and of long questions. What a step of each batch size, a token that is read, a request
+and a call cost is what explains all of these best. All kinds of calls take turns, so that a machine whose speed changes
+does so for all of them.
 """
 
 import asyncio

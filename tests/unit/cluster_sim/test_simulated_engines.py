@@ -26,7 +26,7 @@ from search.ports import (
 from tests.unit.cluster_sim.simulated import ENGINE, FREE, NO_CALLS, language
 
 LANGUAGE = language()
-ONLY_STEPS = ENGINE.engine.model_copy(update={"token_s": 0.0, "request_s": 0.0, "call_s": 0.0})
+ONLY_STEPS = ENGINE.engine.model_copy(update=dict.fromkeys(("token_s", "request_s", "call_s", "join_s"), 0.0))
 
 
 def generator(**changed: object) -> SimulatedGenerator:
@@ -90,6 +90,23 @@ def test_a_step_takes_as_long_as_the_curve_says(branches: int) -> None:
     assert expected <= took + 1e-9
     # All that may come to it is the wait for others before the last group is sent.
     assert took == pytest.approx(expected, abs=2 * GROUP_S)
+
+
+def test_who_joins_others_makes_that_step_longer() -> None:
+    """Of two calls one after the other none does; where the second comes while the first is written, once."""
+    joining = BatchCurve(step_s={1: 1.0}, token_s=0, request_s=0, call_s=0, join_s=0.5)
+
+    async def main(later_s: float) -> tuple[float, int]:
+        replica = generator(engine=joining)
+        calls = [asyncio.create_task(written(replica, request("0", 1)))]
+        await asyncio.sleep(later_s)
+        calls.append(asyncio.create_task(written(replica, request("1", 1))))
+        await asyncio.gather(*calls)
+        return replica.engine.program.cpu_s, replica.engine.steps
+
+    for later_s, joins in ((1000.0, 0), (1.5, 1)):
+        seconds, steps = run(main(later_s))
+        assert seconds == steps + 0.5 * joins
 
 
 def test_the_curve_is_linear_between_what_was_measured_and_beyond() -> None:
