@@ -1,6 +1,8 @@
 """CPU seconds by process: who spent them while something ran."""
 
+import asyncio
 import re
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
@@ -66,6 +68,14 @@ class CpuClock:
                 continue
             found[process.pid] = (role, times.user + times.system)
         return found
+
+
+async def at_rest(seconds: float) -> dict[str, float]:
+    """CPU seconds a second by role while nothing is asked, watched for so long."""
+    clock, began = CpuClock(), time.perf_counter()
+    await asyncio.sleep(seconds)
+    took = time.perf_counter() - began
+    return {role: spent / took for role, spent in clock.spent().items()}
 
 
 def _busy_s() -> float:

@@ -15,15 +15,14 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
 from rich.console import Console
-from scipy.optimize import nnls
 
+from benchmarks.cluster_sim.costs import explained
 from benchmarks.cluster_sim.pace import Pace
 from benchmarks.cluster_sim.pace import measured as measured_pace
 from benchmarks.cluster_sim.workload import recorded
 from benchmarks.engines import Engines, engines_of, solve_all
-from benchmarks.processes import CpuClock
+from benchmarks.processes import CpuClock, at_rest
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
 from deployments.engines.settings import EngineSettings
@@ -77,14 +76,6 @@ Idle = Mapping[str, float]
 """CPU seconds a second while nothing is asked, by role."""
 
 
-async def at_rest(seconds: float) -> Idle:
-    """What engines and the process that calls them spend on nothing."""
-    clock, began = CpuClock(), time.perf_counter()
-    await asyncio.sleep(seconds)
-    took = time.perf_counter() - began
-    return {role: round(spent / took, 4) for role, spent in clock.spent().items() if "benchmark" in role}
-
-
 async def spent(
     kinds: Sequence[Kind],
     stats: Callable[[], Mapping[str, int]],
@@ -99,7 +90,7 @@ async def spent(
     for turn in range(-1, TURNS):
         for of, (_, call, at_once) in zip(turns, kinds, strict=True):
             fast = pace.now()
-            before, clock, made, began = stats(), CpuClock(), 0, time.perf_counter()
+            before, clock, began = stats(), CpuClock(), time.perf_counter()
             until = began + seconds * min(at_once, 4) if turn >= 0 else began
 
             async def one_after_the_other(call: Call = call, until: float = until) -> int:
@@ -197,7 +188,7 @@ async def generator_curve(engines: Engines, seconds: float, pace: Pace, idle: Id
         # An engine has work again with each call that is alone; its replica has a call with each.
         once = [(0.0, 1.0) if run.beside and side == "engine_s" else (1.0, 0.0) for run in runs]
         parts = [[*of, run.computed, run.batch, *each] for of, run, each in zip(steps, runs, once, strict=True)]
-        *more, token, request, call, join = _explained(runs, side, parts)
+        *more, token, request, call, join = explained([getattr(run, side) for run in runs], parts)
         found[side.removesuffix("_s")] = {
             "step_s": {
                 batch: round(max(each, 1e-6), 7)
@@ -217,23 +208,15 @@ async def scorer_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle)
     runs = await spent(kinds, engines.scorer.stats, seconds, pace, idle)
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
-        token, request, step = _explained(runs, side, [[run.computed, run.batch, 1.0] for run in runs])
+        parts = [[run.computed, run.batch, 1.0] for run in runs]
+        token, request, step = explained([getattr(run, side) for run in runs], parts)
         found[side.removesuffix("_s")] = {
             "step_s": {1: round(step, 7)},
             "token_s": round(token, 9),
             "request_s": round(request, 7),
             "call_s": 0.0,
-            "join_s": 0.0,
         }
     return {**found, "measured": [run._asdict() for run in runs]}
-
-
-def _explained(runs: Sequence[Spent], side: str, parts: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each part, of which each run had so many: the least squares of relative errors, so that a small batch
-    counts as much as a large one, and none below zero."""
-    cost = np.array([getattr(run, side) for run in runs])
-    seconds, _ = nnls(np.array(parts, dtype=float) / cost[:, None], np.ones(len(runs)))
-    return [float(each) for each in seconds]
 
 
 def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]:
@@ -244,7 +227,8 @@ def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]
     async def measure() -> dict[str, Any]:
         async with engines_of(config) as engines:
             trees = await _trees(engines, problems)
-            idle = await at_rest(5 * seconds)
+            rested = await at_rest(5 * seconds)
+            idle = {role: round(spent_s, 4) for role, spent_s in rested.items() if "benchmark" in role}
             found = {
                 "generator": await generator_curve(engines, seconds, pace, idle),
                 "prm": await scorer_curve(engines, seconds, pace, idle),

@@ -14,13 +14,12 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import httpx
-import numpy as np
 from rich.console import Console
-from scipy.optimize import nnls
 
+from benchmarks.cluster_sim.costs import explained
 from benchmarks.cluster_sim.pace import Pace
 from benchmarks.cluster_sim.pace import measured as measured_pace
-from benchmarks.processes import CpuClock
+from benchmarks.processes import CpuClock, at_rest
 from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
 from cluster.launch.application import free_port
 from deployments.config import AppConfig, ControllerUserConfig
@@ -184,14 +183,7 @@ class Asking:
         self._pace = pace
         self._numbers = itertools.count()
         self.idle: dict[str, float] = {}
-        """CPU seconds a second while nothing is asked."""
-
-    async def rest(self, seconds: float) -> None:
-        """Sees what is spent on nothing."""
-        clock, began = CpuClock(), time.perf_counter()
-        await asyncio.sleep(seconds)
-        took = time.perf_counter() - began
-        self.idle = {role: spent / took for role, spent in clock.spent().items()}
+        """As `at_rest` saw it."""
 
     async def searches(self, shape: tuple[int, int, int], group: int, in_flight: int, seconds: float) -> Counted:
         """So many at a time for so long, whose ends are waited for."""
@@ -237,13 +229,12 @@ class Asking:
 
 
 def costs_of(runs: Sequence[Counted], idle: Mapping[str, float]) -> dict[str, Any]:
-    """Seconds of each part: the least squares of relative errors, none below zero."""
+    """Seconds of each part."""
     found: dict[str, Any] = {}
     for role, parts in PARTS.items():
-        spent = np.array([max(run.worth * run.cpu_s[role], 1e-6) for run in runs])
-        rows = np.array([[run.number(role, part) for part in parts] for run in runs])
-        seconds, _ = nnls(rows / spent[:, None], np.ones(len(runs)))
-        found[role] = {part: round(float(each), 8) for part, each in zip(parts, seconds, strict=True)}
+        spent = [max(run.worth * run.cpu_s[role], 1e-6) for run in runs]
+        rows = [[run.number(role, part) for part in parts] for run in runs]
+        found[role] = {part: round(each, 8) for part, each in zip(parts, explained(spent, rows), strict=True)}
     return {**found, "background": round(sum(idle.values()), 4)}
 
 
@@ -252,7 +243,7 @@ async def ask(url: str, seconds: float, pace: Pace) -> dict[str, Any]:
     async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as http:
         asking = Asking(http, pace)
         await asking.searches(SHAPES[1], GROUPS[0], MANY, seconds)  # warms up
-        await asking.rest(2 * seconds)
+        asking.idle = await at_rest(2 * seconds)
         runs = []
         for shape, group, in_flight in itertools.product(SHAPES, GROUPS, (ALONE, MANY)):
             runs.append(await asking.searches(shape, group, in_flight, seconds))

@@ -1,10 +1,12 @@
 """What everything costs, as it was measured: `batch_curves` and `calls` write it, the simulation reads it."""
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
+from scipy.optimize import nnls
 
 from benchmarks.cluster_sim.pace import EQUAL, Pace
 
@@ -130,3 +132,10 @@ class Costs(_Costs):
             for role, costs in (("generator", self.generator), ("prm", self.prm))
         }
         return self.model_copy(update=engines)
+
+
+def explained(spent: Sequence[float], parts: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each part, where each of the measurements that spent so much had so many of it: the least squares of
+    relative errors, so that a small one counts as much as a large one, and none below zero."""
+    seconds, _ = nnls(np.array(parts, dtype=float) / np.array(spent)[:, None], np.ones(len(spent)))
+    return [float(each) for each in seconds]
