@@ -6,15 +6,20 @@
     python -m benchmarks.kv_clamp --long --strategies beam --loads 1,4,8     each problem behind 650 tokens of its own
 
 The generator gets KV memory for so many searches (`Memory`) and as many clients as a load says: at 4, four times as
-many search at once as fit. Every arm is an application beside ours, over HTTP; the two take turns of seconds, with the
-same problems under the same seeds, so the trees can be compared.
+many search at once as fit. Ours and an arm take turns of seconds over HTTP, with the same problems under the same
+seeds, so the trees can be compared. Two applications, started one after the other, can differ by more than the clamp
+costs: beside the default, which is ours without the clamp, both are one, whose engines have the clamp switched on and
+off, and each has an API key of its own, so that it finds nothing of what the other computed. Any other arm is an
+application beside ours.
 """
 
 import random
+import secrets
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import islice, product
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -31,7 +36,8 @@ from benchmarks.idle_layers import with_idle_layers
 from benchmarks.overload import quantile, told
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
-from benchmarks.served_overhead import Searched, applications, served
+from benchmarks.replicas import in_replicas
+from benchmarks.served_overhead import Searched, application, applications, served
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig, merged
 from deployments.embedded.conversations import system_text
@@ -69,6 +75,7 @@ BLOCK_BYTES = 4 * LAYER_BLOCK_BYTES
 IDLE_LAYERS = 32
 """Of the heavy generator, in all: eight times the KV of the embedded one."""
 OURS = "ours"
+DEFAULT = "default"
 STATIC: dict[str, dict[str, Any]] = {
     "16 sequences": {"generator": {"clamp": "off", "max_num_seqs": 16}},
     "32 sequences": {"generator": {"clamp": "off", "max_num_seqs": 32}},
@@ -81,7 +88,7 @@ KEEPS_ALL = "short paths kept"
 PLENTY = 64
 """Times as much memory, for trees that nothing held back."""
 ARMS: dict[str, dict[str, Any]] = {
-    "default": {"generator": {"clamp": "off"}},
+    DEFAULT: {"generator": {"clamp": "off"}},
     **STATIC,
     "without limit": {"generator": {"clamp": "off"}},
     KEEPS_ALL: {"cache": {"least_tokens": 16}},
@@ -95,6 +102,8 @@ COUNTERS = (
     "branches_given_back",
     "external_hits",
     "generated_tokens",
+    "engine_steps",
+    "engine_step_requests",
 )
 SEED = 5
 console = Console(stderr=True)
@@ -160,9 +169,14 @@ async def run(
     seed: int = SEED,
     count: Callable[[httpx.AsyncClient], Awaitable[dict[str, int]]] = counters,
     system: Callable[[Problem], str] | None = None,
+    key: str | None = None,
 ) -> Run:
     """Every problem once, so many at a time. ``system``: what stands before each."""
-    async with httpx.AsyncClient(base_url=url, timeout=60.0) as http, served(url, search, system=system) as solve:
+    headers = {"Authorization": f"Bearer {key}"} if key else None
+    async with (
+        httpx.AsyncClient(base_url=url, timeout=60.0, headers=headers) as http,
+        served(url, search, key, system) as solve,
+    ):
 
         async def timed(problem: Problem, seed: int) -> tuple[Searched, float]:
             began = time.perf_counter()
@@ -177,20 +191,70 @@ async def run(
 
 
 class Side:
-    """One arm's application, and its runs by strategy and load."""
+    """One arm, and its runs by strategy and load."""
 
-    def __init__(self, url: str, memory: Memory, system: Callable[[Problem], str] | None) -> None:
+    def __init__(
+        self,
+        url: str,
+        memory: Memory,
+        system: Callable[[Problem], str] | None,
+        key: str | None = None,
+        begins: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``begins``: what makes the application this arm's before a turn of it."""
         self._url = url
         self._memory = memory
         self._system = system
+        self._key = key
+        self._begins = begins
         self.runs: dict[tuple[str, float], list[Run]] = defaultdict(list)
 
     def ask(self, strategy: str, load: float, problems: Sequence[Problem]) -> Run:
+        self._begins()
         clients = max(1, round(load * self._memory.searches))
-        return uvloop.run(run(self._url, SEARCHES[strategy], problems, clients, system=self._system))
+        return uvloop.run(run(self._url, SEARCHES[strategy], problems, clients, system=self._system, key=self._key))
 
     def turn(self, strategy: str, load: float, problems: Sequence[Problem]) -> None:
         self.runs[strategy, load].append(self.ask(strategy, load, problems))
+
+
+def clamps(on: bool) -> Callable[[Any], None]:
+    """For a generator's replica that writes nothing: from now on its clamp is asked, or there is none."""
+
+    def switch(actor: Any) -> None:
+        from dataclasses import replace
+
+        engine = actor._replica_impl._user_callable_wrapper.user_callable._engine
+        started = engine._started
+        engine.real_clamp = clamp = getattr(engine, "real_clamp", started.clamp)
+        engine._started = replace(started, clamp=clamp if on else None)
+        started.counters.on_step = clamp.stepped if on else lambda *_: None
+
+    return switch
+
+
+@contextmanager
+def switched(config: AppConfig, memory: Memory, system: Callable[[Problem], str] | None) -> Iterator[list[Side]]:
+    """One application, with the clamp and without."""
+    keys = [secrets.token_urlsafe() for _ in range(2)]
+
+    def side(url: str, key: str, on: bool) -> Side:
+        return Side(url, memory, system, key, lambda: in_replicas("Generator", clamps(on)))
+
+    with TemporaryDirectory() as folder:
+        Path(folder, "keys").write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
+        http = {"api_keys_file": str(Path(folder, "keys")), "canary_every_s": 0}
+        with application(AppConfig.model_validate(merged(config.model_dump(), {"http": http}))) as url:
+            yield [side(url, key, on) for key, on in zip(keys, (True, False), strict=True)]
+
+
+@contextmanager
+def beside(
+    configs: dict[str, AppConfig], memory: Memory, system: Callable[[Problem], str] | None
+) -> Iterator[list[Side]]:
+    """Two applications."""
+    with applications(configs) as urls:
+        yield [Side(url, memory, system) for url in urls]
 
 
 def other_trees(runs: Sequence[Run], others: Sequence[Run]) -> int:
@@ -238,7 +302,7 @@ def claims(rows: Sequence[dict[str, Any]], shrinks: bool = False) -> list[dict[s
     for (strategy, load), of in by_place.items():
         where = f"{strategy} at {load:g}"
         for arm, named, least in (
-            ("default", "the default", 1.3 if load >= 2 else 0.98),
+            (DEFAULT, "the default", 1.3 if load >= 2 else 0.98),
             (best, f"{best}, the best static one", 0.97),
         ):
             if arm is None or arm not in of:
@@ -265,7 +329,7 @@ def best_static(rows: Sequence[dict[str, Any]]) -> str | None:
 
 
 def main(
-    arms: Annotated[str, typer.Option(help=f"Each beside ours; of {', '.join(ARMS)}.")] = "default",
+    arms: Annotated[str, typer.Option(help=f"Each beside ours; of {', '.join(ARMS)}.")] = DEFAULT,
     ours: Annotated[str, typer.Option(help="wait or shrink.")] = "wait",
     strategies: Annotated[str, typer.Option()] = "beam,mcts",
     loads: Annotated[str, typer.Option(help="Clients over the searches that fit.")] = "0.5,1,2,4",
@@ -289,8 +353,8 @@ def main(
                 name.replace(" ", "-"): config_of(own, cache, model, PLENTY if name == "without limit" else 1, memory)
                 for name, own in settings.items()
             }
-            with applications(configs) as urls:
-                sides = [Side(url, memory, system) for url in urls]
+            one = arm == DEFAULT
+            with switched(configs[OURS], memory, system) if one else beside(configs, memory, system) as sides:
                 warm_up = list(islice(drawn, 32))
                 for side in sides:
                     side.ask(wanted[0][0], 1.0, warm_up)

@@ -4,7 +4,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from itertools import count
 
-from kvstore.ledger import Hold, KVLedger, Prefix
+from kvstore.ledger import Hold, KVLedger, Needs, Prefix
 from kvstore.running_quantile import RunningQuantile
 
 SPARE_SHARE = 0.02
@@ -47,15 +47,15 @@ class Lengths:
 class Ticket:
     """A branch that has its blocks or waits for them."""
 
-    __slots__ = ("_clamp", "_hold", "closed", "growth", "prefix", "speculative", "wake")
+    __slots__ = ("_clamp", "_hold", "closed", "needs", "prefix", "speculative", "wake")
 
     def __init__(
-        self, clamp: "KVClamp", prefix: Prefix, growth: int, speculative: bool, wake: Callable[[], None]
+        self, clamp: "KVClamp", prefix: Prefix, needs: Needs, speculative: bool, wake: Callable[[], None]
     ) -> None:
         self._clamp = clamp
         self._hold: Hold | None = None
         self.prefix = prefix
-        self.growth = growth
+        self.needs = needs
         self.speculative = speculative
         self.wake = wake
         self.closed = False
@@ -112,8 +112,7 @@ class KVClamp:
         Raises:
             TooLarge: it could never be granted.
         """
-        self.ledger.check(prefix)
-        ticket = Ticket(self, prefix, growth, speculative, _nothing)
+        ticket = Ticket(self, prefix, self.ledger.needs(prefix, growth), speculative, _nothing)
         if not self._passes(order, ticket):
             return None
         self._want(ticket)
@@ -133,8 +132,7 @@ class KVClamp:
         Raises:
             TooLarge: it could never be granted.
         """
-        self.ledger.check(prefix)
-        ticket = Ticket(self, prefix, growth, speculative, wake)
+        ticket = Ticket(self, prefix, self.ledger.needs(prefix, growth), speculative, wake)
         self._want(ticket)
         if self._passes(order, ticket):
             return ticket
@@ -146,10 +144,9 @@ class KVClamp:
     def closed(self, ticket: Ticket, finished: bool) -> None:
         """Called by a ticket that was closed: its room is the next one's."""
         if not ticket.speculative:
-            needs = self.ledger.needs(ticket.prefix, ticket.growth)
             self.wanted -= 1
-            self._wanted_fixed -= needs.fixed
-            self._wanted_growth -= needs.growth
+            self._wanted_fixed -= ticket.needs.fixed
+            self._wanted_growth -= ticket.needs.growth
         if ticket.granted:
             if not finished:
                 self._late_reports = LATE_REPORTS
@@ -204,10 +201,9 @@ class KVClamp:
 
     def _want(self, ticket: Ticket) -> None:
         if not ticket.speculative:
-            needs = self.ledger.needs(ticket.prefix, ticket.growth)
             self.wanted += 1
-            self._wanted_fixed += needs.fixed
-            self._wanted_growth += needs.growth
+            self._wanted_fixed += ticket.needs.fixed
+            self._wanted_growth += ticket.needs.growth
 
     def _passes(self, order: int, ticket: Ticket) -> bool:
         """Grants it now, unless others come first or there is no room."""
@@ -215,7 +211,7 @@ class KVClamp:
 
     def _granted(self, ticket: Ticket) -> bool:
         spare = self._speculative_spare if ticket.speculative else self._spare
-        hold = self.ledger.reserve(ticket.prefix, ticket.growth, spare)
+        hold = self.ledger.reserve(ticket.prefix, ticket.needs, spare)
         if hold is None:
             return False
         ticket.grant(hold)

@@ -141,23 +141,18 @@ class KVLedger:
         states = sum(group.most_blocks or 0 for group in geometry.groups if not group.of_tokens)
         return cls(capacity, block_size, len(tokens), states, geometry.blocks_for)
 
-    def reserve(self, prefix: Prefix, growth: int, spare: int = 0) -> "Hold | None":
-        """Promises a request its prefix and ``growth`` tokens behind it; None where fewer than ``spare`` blocks would
-        be left.
+    def reserve(self, prefix: Prefix, needs: Needs, spare: int = 0) -> "Hold | None":
+        """Promises a request its prefix and what it ``needs`` besides; None where fewer than ``spare`` blocks would be
+        left.
 
         A request that is alone gets what it needs or, if that is more than there is, all of it, to keep.
-
-        Raises:
-            TooLarge: as ``check``.
         """
-        self.check(prefix)
-        needs = self.needs(prefix, growth)
-        if not self.reserved:
+        if not (self._shared or self._fixed or self._growth):
             most = max(0, self.capacity - self._groups * len(prefix.keys))
             if sum(needs) > most:
                 needs = Needs(most, 0)
         else:
-            shared = self.shared + self._groups * self._missing(prefix)
+            shared = self._groups * (len(self._shared) + self._missing(prefix))
             if shared + self._used(needs) + spare + self.withheld > self.capacity:
                 return None
         self._take(prefix)
@@ -165,16 +160,17 @@ class KVLedger:
         self._growth += needs.growth
         return Hold(self, prefix.keys[-1] if prefix.keys else ROOT, needs)
 
-    def check(self, prefix: Prefix) -> None:
-        """Raises TooLarge where the prefix with one token more fits into no empty cache."""
-        whole = self._alone(prefix.tokens + 1)
-        if whole > self.capacity:
-            raise TooLarge(whole, self.capacity)
-
     def needs(self, prefix: Prefix, growth: int) -> Needs:
-        """What a request that writes ``growth`` tokens, one at least, has for itself alone."""
-        begins = self._whole(prefix.tokens)
-        return Needs(begins - self._groups * len(prefix.keys), self._whole(prefix.tokens + max(growth, 1)) - begins)
+        """What a request that writes ``growth`` tokens, one at least, has for itself alone.
+
+        Raises:
+            TooLarge: the prefix with one token more fits into no empty cache.
+        """
+        tokens = prefix.tokens
+        if self._whole(tokens + 1) > self.capacity and (whole := self._alone(tokens + 1)) > self.capacity:
+            raise TooLarge(whole, self.capacity)
+        begins = self._whole(tokens)
+        return Needs(begins - self._groups * len(prefix.keys), self._whole(tokens + max(growth, 1)) - begins)
 
     def _used(self, more: Needs) -> int:
         """Blocks that requests will hold for themselves at a time, with one more of them."""
@@ -186,12 +182,11 @@ class KVLedger:
 
     def _missing(self, prefix: Prefix) -> int:
         """How many of its whole blocks of tokens nobody holds yet."""
-        missing = 0
-        for key in reversed(prefix.keys):
-            if key in self._shared:
-                break
-            missing += 1
-        return missing
+        shared = self._shared
+        for missing, key in enumerate(reversed(prefix.keys)):
+            if key in shared:
+                return missing
+        return len(prefix.keys)
 
     def _take(self, prefix: Prefix) -> None:
         keys = prefix.keys

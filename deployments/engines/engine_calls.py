@@ -5,8 +5,7 @@ share one event instead: a call costs one task whatever its width.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
@@ -178,8 +177,10 @@ class EngineCall(Generic[Label]):
         ticket = None
         if self._clamp is not None:
             prefix = prefix or self._clamp.prefix(token_ids, self._cache_salt or "")
-            with _refusing():
+            try:
                 ticket = self._clamp.ask(wanted.priority, prefix, growth, self._changed.set, self._speculates)
+            except TooLarge as error:
+                raise _never_fits(error) from None
             if not ticket.granted:
                 self._held_back[ticket] = wanted
                 self.held_back += 1
@@ -207,13 +208,15 @@ class EngineCall(Generic[Label]):
         assert self._clamp is not None
         place = self._order.next_place(self.search_id)
         order = priority(place, self._lane)
-        with _refusing():
+        try:
             if waits:
                 ticket = self._clamp.ask(order, prefix, growth, self._changed.set, self._speculates)
             elif (now := self._clamp.ask_now(order, prefix, growth, self._speculates)) is not None:
                 ticket = now
             else:
                 return False
+        except TooLarge as error:
+            raise _never_fits(error) from None
         self._order.place(self.search_id)
         self._held_back[ticket] = _Wanted(label, token_ids, params, place, order)
         self.held_back += not ticket.granted
@@ -340,10 +343,5 @@ class EngineCall(Generic[Label]):
                 self._on_discard(output)
 
 
-@contextmanager
-def _refusing() -> Iterator[None]:
-    """What could never have its blocks is refused."""
-    try:
-        yield
-    except TooLarge as error:
-        raise NeverFits(f"a path {error}; generator.kv_cache_memory_bytes gives it that many") from None
+def _never_fits(error: TooLarge) -> NeverFits:
+    return NeverFits(f"a path {error}; generator.kv_cache_memory_bytes gives it that many")

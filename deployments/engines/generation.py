@@ -258,11 +258,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def _headroom(self, gate: str) -> Headroom:
         """As that gate is told."""
         running = self._running
-        headroom = running.counters.headroom._replace(branches=self._settings.max_num_seqs, replica=self._name)
-        headroom = shared(headroom, gate, ((name, call.pending) for call, name in self._calls.items()))
-        if (clamp := running.clamp) is None:
-            return headroom
-        return headroom._replace(free_blocks=clamp.ledger.free, waiting=headroom.waiting + clamp.waiting)
+        told, clamp = running.counters.headroom, running.clamp
+        free = told.free_blocks if clamp is None else clamp.ledger.free
+        waiting = told.waiting + (clamp.waiting if clamp else 0)
+        ours = Headroom(free, told.total_blocks, told.running, waiting, self._settings.max_num_seqs, self._name)
+        return shared(ours, gate, ((name, call.pending) for call, name in self._calls.items()))
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         left = [f"{len(self._calls)} calls are open"] if self._calls else []

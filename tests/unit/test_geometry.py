@@ -3,12 +3,16 @@
 import pytest
 
 from kvstore.geometry import KVGeometry, KVGroup
-from kvstore.ledger import KVLedger, Prefix, TooLarge
+from kvstore.ledger import Hold, KVLedger, Prefix, TooLarge
 
 LLAMA_3_70B = KVGeometry((KVGroup(80, 2 * 8 * 128 * 2 * 16, 16),), 80 * 65_536)
 """80 layers, a key and a value of 8 heads of 128 numbers of 2 bytes."""
 ALTERNATING = KVGeometry((KVGroup(2, 32_768, 32, 5), KVGroup(2, 32_768, 32)), 65_536)
 """Every second layer looks back over a window that takes 5 blocks."""
+
+
+def reserved(ledger: KVLedger, path: Prefix, growth: int) -> Hold | None:
+    return ledger.reserve(path, ledger.needs(path, growth))
 
 
 def test_bytes() -> None:
@@ -29,10 +33,10 @@ def test_a_sliding_window_is_full_after_some_blocks(tokens: int, blocks: int) ->
 def test_a_ledger_counts_the_blocks_of_all_groups() -> None:
     ledger = KVLedger.of(100, ALTERNATING)
     prefix = Prefix.of(range(65), ledger.block_size)
-    hold = ledger.reserve(prefix, growth=31)
+    hold = reserved(ledger, prefix, growth=31)
     assert hold is not None
     assert ledger.reserved == ALTERNATING.blocks_for(96)
-    sibling = ledger.reserve(prefix, growth=31)
+    sibling = reserved(ledger, prefix, growth=31)
     assert sibling is not None
     # Two blocks of tokens that are shared and one behind them for each, in both groups.
     assert ledger.reserved == 2 * (2 + 2)
@@ -44,18 +48,18 @@ def test_a_ledger_counts_the_blocks_of_all_groups() -> None:
 def test_a_long_request_fits_though_its_windows_would_not_if_they_kept_all() -> None:
     longest = 32 * 95  # leaves five blocks of a hundred for the window
     ledger = KVLedger.of(100, ALTERNATING)
-    ledger.check(Prefix.of(range(longest - 1), ledger.block_size))
+    ledger.needs(Prefix.of(range(longest - 1), ledger.block_size), 1)
     with pytest.raises(TooLarge):
-        ledger.check(Prefix.of(range(longest), ledger.block_size))
+        ledger.needs(Prefix.of(range(longest), ledger.block_size), 1)
 
 
 def test_it_goes_on_alone() -> None:
     ledger = KVLedger.of(100, ALTERNATING)
     prefix = Prefix.of(range(32 * 90), ledger.block_size)
-    alone = ledger.reserve(prefix, growth=20)
+    alone = reserved(ledger, prefix, growth=20)
     assert alone is not None
     assert ledger.reserved == ledger.capacity
-    assert ledger.reserve(prefix, growth=20) is None
+    assert reserved(ledger, prefix, growth=20) is None
     alone.release()
     assert ledger.reserved == 0
 
@@ -63,14 +67,14 @@ def test_it_goes_on_alone() -> None:
 def test_a_model_of_windows_alone_shares_them() -> None:
     ledger = KVLedger.of(100, KVGeometry((KVGroup(4, 8_192, 16, 65),), 32_768))
     prefix = Prefix.of(range(1_000), ledger.block_size)
-    assert all(ledger.reserve(prefix, growth=20) for _ in range(19))
+    assert all(reserved(ledger, prefix, growth=20) for _ in range(19))
     assert ledger.reserved == 62 + 19 * 2
 
 
 def test_states_are_each_request_s_own() -> None:
     ledger = KVLedger.of(100, KVGeometry((KVGroup(3, 4_096, 528, 2, False), KVGroup(1, 4_096, 16)), 12_288))
     assert ledger.block_size == 16
-    hold = ledger.reserve(Prefix.of(range(33), 16), growth=10)
+    hold = reserved(ledger, Prefix.of(range(33), 16), growth=10)
     assert hold is not None
     assert ledger.reserved == 3 + 2
 
@@ -78,5 +82,5 @@ def test_states_are_each_request_s_own() -> None:
 def test_groups_of_blocks_of_different_sizes() -> None:
     geometry = KVGeometry((KVGroup(1, 4_096, 16, 200), KVGroup(1, 16_384, 64)), 16_384)
     ledger = KVLedger.of(1_000, geometry)
-    assert ledger.reserve(Prefix.of(range(1_590), ledger.block_size), growth=10) is not None
+    assert reserved(ledger, Prefix.of(range(1_590), ledger.block_size), growth=10) is not None
     assert ledger.reserved >= geometry.blocks_for(1_600)

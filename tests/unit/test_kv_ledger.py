@@ -17,11 +17,15 @@ def prefix(*token_ids: int, salt: str = "") -> Prefix:
     return Prefix.of(token_ids, BLOCK, salt)
 
 
+def reserved(ledger: KVLedger, path: Prefix, growth: int, spare: int = 0) -> Hold | None:
+    return ledger.reserve(path, ledger.needs(path, growth), spare)
+
+
 def test_blocks_that_branches_share_are_counted_once() -> None:
     ledger = KVLedger(100, BLOCK)
     path = prefix(*range(17))  # four whole blocks and a token
 
-    holds = [ledger.reserve(path, growth=6) for _ in range(3)]
+    holds = [reserved(ledger, path, growth=6) for _ in range(3)]
 
     assert ledger.reserved == 4 + 3 * 2
     for hold in holds:
@@ -32,9 +36,9 @@ def test_blocks_that_branches_share_are_counted_once() -> None:
 
 def test_a_longer_path_shares_what_it_begins_with() -> None:
     ledger = KVLedger(100, BLOCK)
-    short = ledger.reserve(prefix(*range(9)), growth=1)
-    long = ledger.reserve(prefix(*range(17)), growth=1)
-    other = ledger.reserve(prefix(*range(8), 99, 98, 97, 96, 95), growth=1)
+    short = reserved(ledger, prefix(*range(9)), growth=1)
+    long = reserved(ledger, prefix(*range(17)), growth=1)
+    other = reserved(ledger, prefix(*range(8), 99, 98, 97, 96, 95), growth=1)
 
     assert ledger.reserved == (2 + 1) + (2 + 1) + (1 + 1)
     for hold in (short, other, long):
@@ -45,8 +49,8 @@ def test_a_longer_path_shares_what_it_begins_with() -> None:
 
 def test_another_salt_shares_nothing() -> None:
     ledger = KVLedger(100, BLOCK)
-    ledger.reserve(prefix(*range(9)), growth=1)
-    ledger.reserve(prefix(*range(9), salt="other"), growth=1)
+    reserved(ledger, prefix(*range(9)), growth=1)
+    reserved(ledger, prefix(*range(9), salt="other"), growth=1)
 
     assert ledger.reserved == 6
 
@@ -60,10 +64,10 @@ def test_the_block_of_a_prompts_last_token_is_the_branchs_own() -> None:
 
 def test_the_last_block_is_promised_once() -> None:
     ledger = KVLedger(3, BLOCK)
-    assert ledger.reserve(prefix(1), growth=7) is not None
+    assert reserved(ledger, prefix(1), growth=7) is not None
     assert ledger.free == 1
 
-    granted = [ledger.reserve(prefix(1), growth=1) for _ in range(64)]
+    granted = [reserved(ledger, prefix(1), growth=1) for _ in range(64)]
 
     assert sum(hold is not None for hold in granted) == 1
     assert ledger.free == 0
@@ -72,7 +76,7 @@ def test_the_last_block_is_promised_once() -> None:
 def test_what_is_alone_gets_all_there_is() -> None:
     ledger = KVLedger(3, BLOCK)
 
-    hold = ledger.reserve(prefix(*range(6)), growth=1000)
+    hold = reserved(ledger, prefix(*range(6)), growth=1000)
 
     assert hold is not None
     assert ledger.reserved == 3
@@ -81,9 +85,9 @@ def test_what_is_alone_gets_all_there_is() -> None:
 def test_what_can_never_fit_is_refused() -> None:
     ledger = KVLedger(3, BLOCK)
 
-    assert ledger.reserve(prefix(*range(11)), growth=50) is not None
+    assert reserved(ledger, prefix(*range(11)), growth=50) is not None
     with pytest.raises(TooLarge, match="needs 4 KV blocks, there are 3"):
-        ledger.reserve(prefix(*range(12)), growth=1)
+        reserved(ledger, prefix(*range(12)), growth=1)
 
 
 @pytest.mark.parametrize(("capacity", "block_size"), [(0, 4), (4, 0)])
@@ -241,19 +245,19 @@ def test_what_a_branch_has_from_the_beginning_is_counted_in_full() -> None:
     ledger = KVLedger(100, BLOCK)
     ledger.use = 0.25
     long = Prefix((), 40 * BLOCK)  # it shares nothing
-    assert ledger.reserve(long, 4 * BLOCK) is not None
+    assert reserved(ledger, long, 4 * BLOCK) is not None
     assert ledger.reserved == 40 + 1
-    assert ledger.reserve(long, 4 * BLOCK) is not None
-    assert ledger.reserve(long, 4 * BLOCK) is None
+    assert reserved(ledger, long, 4 * BLOCK) is not None
+    assert reserved(ledger, long, 4 * BLOCK) is None
 
 
 def test_who_gets_all_there_is_keeps_all_of_it() -> None:
     ledger = KVLedger(100, BLOCK)
     ledger.use = 0.25
-    alone = ledger.reserve(prefix(1), 1000 * BLOCK)
+    alone = reserved(ledger, prefix(1), 1000 * BLOCK)
     assert alone is not None
     assert ledger.reserved == 100
-    assert ledger.reserve(prefix(2), 1) is None
+    assert reserved(ledger, prefix(2), 1) is None
 
 
 def test_what_was_given_up_says_nothing_of_what_is_used() -> None:
@@ -314,7 +318,7 @@ class Ledger(RuleBasedStateMachine):
         wanted = prefix(*path)
         held, growing = self.ledger.held, self.ledger.growth
         alone = not self.held
-        hold = self.ledger.reserve(wanted, growth, spare)
+        hold = reserved(self.ledger, wanted, growth, spare)
         fixed = -(-len(path) // BLOCK) - len(wanted.keys)
         own = -(-(len(path) + max(growth, 1)) // BLOCK) - len(wanted.keys)
         new = len(set(wanted.keys) - {key for _, each, _ in self.held for key in each.keys})
