@@ -61,6 +61,9 @@ class Memory(NamedTuple):
     def all_blocks(self) -> int:
         return self.searches * self.blocks
 
+    def clients(self, load: float) -> int:
+        return max(1, round(load * self.searches))
+
 
 SHORT = Memory(searches=8, blocks=12)
 """Alone a beam search of 16 holds 40 at its peak, but with 40 for each of eight the engine never ran
@@ -85,6 +88,8 @@ STATIC: dict[str, dict[str, Any]] = {
     "watermark 0.2": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.2}}},
 }
 KEEPS_ALL = "short paths kept"
+TURNS = 2
+"""Every client has so many searches in a run at least: at the end of a run fewer and fewer are left."""
 PLENTY = 64
 """Times as much memory, for trees that nothing held back."""
 ARMS: dict[str, dict[str, Any]] = {
@@ -211,7 +216,7 @@ class Side:
 
     def ask(self, strategy: str, load: float, problems: Sequence[Problem]) -> Run:
         self._begins()
-        clients = max(1, round(load * self._memory.searches))
+        clients = self._memory.clients(load)
         return uvloop.run(run(self._url, SEARCHES[strategy], problems, clients, system=self._system, key=self._key))
 
     def turn(self, strategy: str, load: float, problems: Sequence[Problem]) -> None:
@@ -333,7 +338,7 @@ def main(
     ours: Annotated[str, typer.Option(help="wait or shrink.")] = "wait",
     strategies: Annotated[str, typer.Option()] = "beam,mcts",
     loads: Annotated[str, typer.Option(help="Clients over the searches that fit.")] = "0.5,1,2,4",
-    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run.")] = 64,
+    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run, at least.")] = 64,
     pairs: Annotated[int, typer.Option(min=1, max=50, help="Of runs, at each load of a strategy.")] = 3,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
     long: Annotated[bool, typer.Option(help="Each problem behind 650 tokens of its own.")] = False,
@@ -359,7 +364,7 @@ def main(
                 for side in sides:
                     side.ask(wanted[0][0], 1.0, warm_up)
                 for pair, (strategy, load) in product(range(pairs), wanted):
-                    asked = list(islice(drawn, problems))
+                    asked = list(islice(drawn, max(problems, TURNS * memory.clients(load))))
                     for side in sides[:: 1 if pair % 2 == 0 else -1]:
                         side.turn(strategy, load, asked)
                     here, there = (round(side.runs[strategy, load][-1].rate, 2) for side in sides)
