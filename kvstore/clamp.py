@@ -16,15 +16,14 @@ LENGTHS = 512
 QUANTILE = 0.9
 WITHHELD_LATELY = 0.98
 """How fast it is forgotten, from one step of the engine to the next, how many blocks its cache held."""
-LEAST_USE = 0.25
-"""Never fewer of the blocks for what is written are expected to be used."""
-USE_FORGOTTEN = SPARE_SHARE
-"""So much less is expected to be used than was at most, once as many branches have finished as go on: those that began
-together also grow together, however long they are, and then what is spare still suffices."""
-USE_PREEMPTED = 1.1
-"""So many times as much is expected to be used once some were preempted."""
-LATE_REPORTS = 3
-"""So many reports of the engine may still count what branches held that were given up."""
+PREEMPTED = 0.1
+"""Of the branches, how many an engine may put back. That costs little where steps are short: they begin again behind a
+prefix that is mostly still cached; an engine that never has to do it has blocks that nobody uses."""
+AHEAD_MOST = 1.0
+"""Times the blocks: so many may be promised besides. What the engine has no room for waits in its queue and begins when
+another has ended, not when the replica has heard of it and sends the next."""
+AHEAD_RISES = 0.02
+"""By so much of the blocks more is promised ahead while branches wait, once as many have finished as go on."""
 FEWEST = 16
 """Until so many are known each may become as long as it is allowed to."""
 
@@ -50,7 +49,7 @@ class Ticket:
     __slots__ = ("_clamp", "_hold", "closed", "needs", "prefix", "speculative", "wake")
 
     def __init__(
-        self, clamp: "KVClamp", prefix: Prefix, needs: Needs, speculative: bool, wake: Callable[[], None]
+        self, clamp: "KVClamp", prefix: Prefix, needs: Needs, speculative: bool, wake: "Callable[[Ticket], None]"
     ) -> None:
         self._clamp = clamp
         self._hold: Hold | None = None
@@ -94,7 +93,9 @@ class KVClamp:
         """Branches that have their blocks or wait for them, but for speculative ones."""
         self._wanted_fixed = self._wanted_growth = 0
         """Of those, the blocks that each has or wants for itself."""
-        self._late_reports = 0
+        self.ahead = 0.0
+        """Blocks that are promised though they are not there: few branches need all that they were promised, and none
+        from the beginning. More while others wait for them, fewer whenever some were put back."""
         self.going = 0
         """Branches that have their blocks."""
         self.waiting = 0
@@ -107,26 +108,26 @@ class KVClamp:
         return Prefix.of(token_ids, self.ledger.block_size, salt)
 
     def ask_now(self, order: int, prefix: Prefix, growth: int, speculative: bool = False) -> Ticket | None:
-        """A ticket that is granted; None where ``ask`` would give one that has to wait, and nothing is asked.
+        """A ticket that is granted, with blocks that are there; None where it would have to wait, and nothing is asked.
 
         Raises:
             TooLarge: it could never be granted.
         """
         ticket = Ticket(self, prefix, self.ledger.needs(prefix, growth), speculative, _nothing)
-        if not self._passes(order, ticket):
+        if not self._passes(order, ticket, ahead=0.0):
             return None
         self._want(ticket)
         return ticket
 
     def ask(
-        self, order: int, prefix: Prefix, growth: int, wake: Callable[[], None], speculative: bool = False
+        self, order: int, prefix: Prefix, growth: int, wake: Callable[[Ticket], None], speculative: bool = False
     ) -> Ticket:
         """A ticket, perhaps granted already.
 
         Args:
             order: lower goes first; equals by arrival.
             growth: tokens to be ready for.
-            wake: called when it is granted later.
+            wake: called with it when it is granted later.
             speculative: to be granted only while plenty is free.
 
         Raises:
@@ -134,7 +135,7 @@ class KVClamp:
         """
         ticket = Ticket(self, prefix, self.ledger.needs(prefix, growth), speculative, wake)
         self._want(ticket)
-        if self._passes(order, ticket):
+        if self._passes(order, ticket, self.ahead):
             return ticket
         heapq.heappush(self._queue, (order, next(self._arrivals), ticket))
         self.waiting += 1
@@ -148,56 +149,46 @@ class KVClamp:
             self._wanted_fixed -= ticket.needs.fixed
             self._wanted_growth -= ticket.needs.growth
         if ticket.granted:
-            if not finished:
-                self._late_reports = LATE_REPORTS
-            elif self._tells:
-                self.ledger.use = max(LEAST_USE, self.ledger.use * (1.0 - USE_FORGOTTEN / self.going))
+            if finished and self._queue and not self._queue[0][2].speculative:
+                more = AHEAD_RISES * self.ledger.capacity / self.going
+                self.ahead = min(self.ahead + more, AHEAD_MOST * self.ledger.capacity)
             self.going -= 1
         else:
             self.waiting -= 1
         self._advance()
 
-    def stepped(self, used: int, withheld: int, preempted: bool) -> None:
+    def stepped(self, withheld: int, preempted: int) -> None:
         """Told after every step of the engine.
 
         Args:
-            used: blocks that are not free.
-            withheld: of these, those that are held by no branch and cannot be given out. That is so for some steps
-                only, but it comes again, and always after the blocks of a step were given out: room is left for as much
-                as there was lately.
-            preempted: whether branches had to give theirs back: fewer were there than were needed.
+            withheld: blocks that are held by no branch and cannot be given out. That is so for some steps only, but it
+                comes again, and always after the blocks of a step were given out: room is left for as much as there was
+                lately.
+            preempted: branches that had to give theirs back: fewer were there than were needed.
         """
         ledger = self.ledger
         ledger.withheld = max(withheld, int(WITHHELD_LATELY * ledger.withheld))
         if preempted:
-            ledger.use = min(1.0, USE_PREEMPTED * ledger.use)
-        elif self._late_reports:
-            self._late_reports -= 1
-        elif self._tells:
-            use = (used - withheld - ledger.held) / max(ledger.growth, 1)
-            ledger.use = min(1.0, max(use, ledger.use))
+            fewer = AHEAD_RISES / PREEMPTED * ledger.capacity * preempted / max(self.going, 1)
+            self.ahead = max(0.0, self.ahead - fewer)
         self._advance()
-
-    @property
-    def _tells(self) -> bool:
-        """Whether what is used now says how much of what is promised will be: of few branches any share may be."""
-        return self.ledger.held + self.ledger.growth > self.ledger.capacity // 2
 
     def _advance(self) -> None:
         while self._queue:
             first = self._queue[0][2]
             if not first.closed:
-                if not self._granted(first):
+                if not self._granted(first, self.ahead):
                     return
                 self.waiting -= 1
-                first.wake()
+                first.wake(first)
             heapq.heappop(self._queue)
 
     @property
     def pressure(self) -> float:
-        """The blocks that are wanted over those there are, more than 1 where they do not suffice."""
+        """The blocks that are wanted over those there are, more than 1 where they do not suffice. Of what branches grow
+        by they have half, on the average."""
         ledger = self.ledger
-        return (ledger.shared + self._wanted_fixed + ledger.use * self._wanted_growth) / ledger.capacity
+        return (ledger.shared + self._wanted_fixed + self._wanted_growth / 2) / ledger.capacity
 
     def _want(self, ticket: Ticket) -> None:
         if not ticket.speculative:
@@ -205,13 +196,13 @@ class KVClamp:
             self._wanted_fixed += ticket.needs.fixed
             self._wanted_growth += ticket.needs.growth
 
-    def _passes(self, order: int, ticket: Ticket) -> bool:
+    def _passes(self, order: int, ticket: Ticket, ahead: float) -> bool:
         """Grants it now, unless others come first or there is no room."""
-        return (not self._queue or order < self._queue[0][0]) and self._granted(ticket)
+        return (not self._queue or order < self._queue[0][0]) and self._granted(ticket, ahead)
 
-    def _granted(self, ticket: Ticket) -> bool:
-        spare = self._speculative_spare if ticket.speculative else self._spare
-        hold = self.ledger.reserve(ticket.prefix, ticket.needs, spare)
+    def _granted(self, ticket: Ticket, ahead: float) -> bool:
+        spare, ahead = (self._speculative_spare, 0.0) if ticket.speculative else (self._spare, ahead)
+        hold = self.ledger.reserve(ticket.prefix, ticket.needs, spare, int(ahead))
         if hold is None:
             return False
         ticket.grant(hold)
@@ -219,5 +210,5 @@ class KVClamp:
         return True
 
 
-def _nothing() -> None:
+def _nothing(_: Ticket) -> None:
     """Wakes nobody."""

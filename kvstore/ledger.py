@@ -4,7 +4,6 @@ The engine itself knows only what it has given out so far; which of its requests
 known here. Used from one thread; nothing in it waits.
 """
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,6 +12,11 @@ from kvstore.geometry import KVGeometry
 
 ROOT = 0
 """The key of no block: what every chain begins with."""
+LARGE = 4
+"""Times what a request writes: one that has more than that brought in first is promised little ahead. For it the engine
+would have to push out what others come back to."""
+LARGE_AHEAD = 0.1
+"""Of the blocks: so many of them."""
 
 
 class TooLarge(ValueError):
@@ -68,8 +72,7 @@ class KVLedger:
     """Promises the blocks of one engine, each once.
 
     A request holds the blocks of its prefix, which others may share, and blocks of its own for the rest of its prompt
-    and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching. Of
-    those for what will be written as many count as ``use`` says: no request holds its last one from the beginning.
+    and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching.
 
     Where layers look back differently far, every block's worth of tokens takes a block in each group, as if all groups
     kept all tokens: what siblings share in a sliding window is worth more than what a window leaves out. A request that
@@ -103,14 +106,12 @@ class KVLedger:
         self._fixed = self._growth = 0
         self.withheld = 0
         """Blocks that somebody else holds for now: they are promised to nobody, but they are not free."""
-        self.use = 1.0
-        """Of the blocks that requests were promised for what they write, the share that they are expected to hold at a
-        time."""
+        self._large_ahead = int(LARGE_AHEAD * capacity)
 
     @property
     def reserved(self) -> int:
-        """Blocks that are promised and will be used, never more than ``capacity``."""
-        return min(self.capacity, self.shared + self._used(Needs(0, 0)))
+        """Blocks that are promised, never more than ``capacity``: what is promised ahead is not there yet."""
+        return min(self.capacity, self.held + self._growth)
 
     @property
     def growth(self) -> int:
@@ -141,19 +142,25 @@ class KVLedger:
         states = sum(group.most_blocks or 0 for group in geometry.groups if not group.of_tokens)
         return cls(capacity, block_size, len(tokens), states, geometry.blocks_for)
 
-    def reserve(self, prefix: Prefix, needs: Needs, spare: int = 0) -> "Hold | None":
+    def reserve(self, prefix: Prefix, needs: Needs, spare: int = 0, ahead: int = 0) -> "Hold | None":
         """Promises a request its prefix and what it ``needs`` besides; None where fewer than ``spare`` blocks would be
         left.
 
         A request that is alone gets what it needs or, if that is more than there is, all of it, to keep.
+
+        Args:
+            ahead: blocks that may be promised though they are not there; `LARGE_AHEAD` at most where it is `LARGE`.
         """
         if not (self._shared or self._fixed or self._growth):
             most = max(0, self.capacity - self._groups * len(prefix.keys))
             if sum(needs) > most:
                 needs = Needs(most, 0)
         else:
-            shared = self._groups * (len(self._shared) + self._missing(prefix))
-            if shared + self._used(needs) + spare + self.withheld > self.capacity:
+            missing = self._groups * self._missing(prefix)
+            if missing + needs.fixed > LARGE * max(needs.growth, self._groups):
+                ahead = min(ahead, self._large_ahead)
+            promised = self.held + self._growth + missing + sum(needs)
+            if promised + spare + self.withheld > self.capacity + ahead:
                 return None
         self._take(prefix)
         self._fixed += needs.fixed
@@ -171,10 +178,6 @@ class KVLedger:
             raise TooLarge(whole, self.capacity)
         begins = self._whole(tokens)
         return Needs(begins - self._groups * len(prefix.keys), self._whole(tokens + max(growth, 1)) - begins)
-
-    def _used(self, more: Needs) -> int:
-        """Blocks that requests will hold for themselves at a time, with one more of them."""
-        return self._fixed + more.fixed + math.ceil(self.use * (self._growth + more.growth))
 
     def _whole(self, tokens: int) -> int:
         """Blocks of a request that shares nothing."""

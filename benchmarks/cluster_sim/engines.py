@@ -276,7 +276,7 @@ class SimulatedGenerator:
                     order,
                     prefix,
                     lengths.expected(wanted.max_tokens),
-                    partial(self.engine.add, asked),
+                    lambda _, asked=asked: self.engine.add(asked),  # type: ignore[misc]
                     request.lane is Lane.SPECULATIVE,
                 )
                 call.open[asked] = _Branch(asked, ticket, child, place)
@@ -299,7 +299,7 @@ class SimulatedGenerator:
         size = self._costs.block_size
         own = sum(-(-(one.prompt.tokens + one.written) // size) - len(one.prompt.keys) for one in running)
         used = self._clamp.ledger.shared + own
-        self._clamp.stepped(min(used, self._costs.blocks), 0, used > self._costs.blocks)
+        self._clamp.stepped(0, int(used > self._costs.blocks))
 
     def _stop(self, call: _Call) -> None:
         call.stopped = True

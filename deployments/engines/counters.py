@@ -52,9 +52,8 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self._queries = self._hits = self._external_hits = 0
         self._running = self._waiting = 0
         self._usage = 0.0
-        self.on_step: Callable[[int, int, bool], None] = lambda used, storing, preempted: None
-        """Told after every step how many KV blocks are not free, how many of these only stores of LMCache hold, and
-        whether requests were preempted."""
+        self.on_step: Callable[[int, int], None] = lambda storing, preempted: None
+        """Told after every step how many KV blocks only stores of LMCache hold and how many requests were preempted."""
         self.reports = self.progress = 0
         """Messages of the engine, one for each of its steps, and how many of them told of tokens or of a change in what
         it runs, queues or holds in memory."""
@@ -92,9 +91,8 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self._waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self._usage = scheduler_stats.kv_cache_usage
         self.on_step(
-            round(self.usable_blocks * self._usage),
             (scheduler_stats.kv_connector_stats or {}).get(STORING, 0),
-            iteration_stats is not None and iteration_stats.num_preempted_reqs > 0,
+            0 if iteration_stats is None else iteration_stats.num_preempted_reqs,
         )
         self._queries += scheduler_stats.prefix_cache_stats.queries
         self._hits += scheduler_stats.prefix_cache_stats.hits

@@ -119,6 +119,8 @@ class EngineCall(Generic[Label]):
         self._clamp = clamp
         self._held_back: dict[Ticket, _Wanted[Label]] = {}
         """What waits for the clamp, or for ``wait`` to hand it over."""
+        self._granted: list[Ticket] = []
+        """Of these, what is to be handed over."""
         self.held_back = 0
         """Requests that had to wait for the clamp."""
         self._tickets: dict[str, Ticket] = {}
@@ -178,7 +180,7 @@ class EngineCall(Generic[Label]):
         if self._clamp is not None:
             prefix = prefix or self._clamp.prefix(token_ids, self._cache_salt or "")
             try:
-                ticket = self._clamp.ask(wanted.priority, prefix, growth, self._changed.set, self._speculates)
+                ticket = self._clamp.ask(wanted.priority, prefix, growth, self._woken, self._speculates)
             except TooLarge as error:
                 raise _never_fits(error) from None
             if not ticket.granted:
@@ -210,7 +212,7 @@ class EngineCall(Generic[Label]):
         order = priority(place, self._lane)
         try:
             if waits:
-                ticket = self._clamp.ask(order, prefix, growth, self._changed.set, self._speculates)
+                ticket = self._clamp.ask(order, prefix, growth, self._woken, self._speculates)
             elif (now := self._clamp.ask_now(order, prefix, growth, self._speculates)) is not None:
                 ticket = now
             else:
@@ -219,8 +221,15 @@ class EngineCall(Generic[Label]):
             raise _never_fits(error) from None
         self._order.place(self.search_id)
         self._held_back[ticket] = _Wanted(label, token_ids, params, place, order)
-        self.held_back += not ticket.granted
+        if ticket.granted:
+            self._granted.append(ticket)
+        else:
+            self.held_back += 1
         return True
+
+    def _woken(self, ticket: Ticket) -> None:
+        self._granted.append(ticket)
+        self._changed.set()
 
     async def _hand_over(self, wanted: _Wanted[Label], ticket: Ticket | None) -> None:
         request_id = self._registry.begin(self.search_id)
@@ -321,7 +330,8 @@ class EngineCall(Generic[Label]):
         task.add_done_callback(self._aborting.discard)
 
     async def _hand_over_granted(self) -> None:
-        for ticket in [ticket for ticket in self._held_back if ticket.granted]:
+        granted, self._granted = self._granted, []
+        for ticket in granted:
             if wanted := self._held_back.pop(ticket, None):  # gone where the call was stopped meanwhile
                 await self._hand_over(wanted, ticket)
 

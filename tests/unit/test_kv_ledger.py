@@ -1,13 +1,11 @@
 """The ledger and the clamp: nothing is promised twice, nothing is lost, somebody always goes on."""
 
-import math
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.clamp import FEWEST, KVClamp, Lengths, Ticket
+from kvstore.clamp import AHEAD_MOST, FEWEST, KVClamp, Lengths, Ticket
 from kvstore.ledger import Hold, KVLedger, Prefix, TooLarge
 
 BLOCK = 4
@@ -17,8 +15,8 @@ def prefix(*token_ids: int, salt: str = "") -> Prefix:
     return Prefix.of(token_ids, BLOCK, salt)
 
 
-def reserved(ledger: KVLedger, path: Prefix, growth: int, spare: int = 0) -> Hold | None:
-    return ledger.reserve(path, ledger.needs(path, growth), spare)
+def reserved(ledger: KVLedger, path: Prefix, growth: int, spare: int = 0, ahead: int = 0) -> Hold | None:
+    return ledger.reserve(path, ledger.needs(path, growth), spare, ahead)
 
 
 def test_blocks_that_branches_share_are_counted_once() -> None:
@@ -100,9 +98,9 @@ def test_the_clamp_keeps_order_and_takes_no_small_one_past_a_large_one() -> None
     clamp = KVClamp(KVLedger(4, BLOCK))
     first = clamp.ask(0, prefix(1), 10, nothing)
     woken: list[str] = []
-    large = clamp.ask(1, prefix(2), 15, lambda: woken.append("large"))
-    small = clamp.ask(2, prefix(3), 1, lambda: woken.append("small"))
-    sooner = clamp.ask(0, prefix(4), 1, lambda: woken.append("sooner"))
+    large = clamp.ask(1, prefix(2), 15, lambda _: woken.append("large"))
+    small = clamp.ask(2, prefix(3), 1, lambda _: woken.append("small"))
+    sooner = clamp.ask(0, prefix(4), 1, lambda _: woken.append("sooner"))
 
     assert (first.granted, large.granted, small.granted, sooner.granted) == (True, False, False, True)
     first.close()
@@ -164,15 +162,15 @@ def test_what_a_cache_holds_is_granted_to_nobody_and_its_end_wakes_who_waits() -
     first = clamp.ask(0, prefix(1), 10, nothing)
     woken: list[str] = []
 
-    clamp.stepped(9, 6, preempted=False)
+    clamp.stepped(6, preempted=0)
 
     assert clamp.ledger.free == 10 - 3 - 6
-    assert not clamp.ask(0, prefix(2), 7, lambda: woken.append("second")).granted
-    clamp.stepped(3, 0, preempted=False)
+    assert not clamp.ask(0, prefix(2), 7, lambda _: woken.append("second")).granted
+    clamp.stepped(0, preempted=0)
     assert woken == ["second"], "one block fewer than a moment ago is enough"
     assert clamp.ledger.withheld == 5, "the others may be held again in the next step"
     for _ in range(100):
-        clamp.stepped(3, 0, preempted=False)
+        clamp.stepped(0, preempted=0)
     assert clamp.ledger.withheld == 0
     first.close()
 
@@ -183,93 +181,83 @@ def busy_clamp(branches: int) -> tuple[KVClamp, list[Ticket]]:
     return clamp, [clamp.ask(0, prefix(number), 2 * BLOCK - 1, nothing) for number in range(branches)]
 
 
-def turn_over(clamp: KVClamp, tickets: list[Ticket], used: int, times: int, preempted: bool = False) -> None:
-    """As many branches end and come as there are, one in a step, in each of which so many blocks are used."""
-    for number in range(times * len(tickets)):
-        tickets.pop(0).close(finished=True)
-        tickets.append(clamp.ask(0, prefix(number), 2 * BLOCK - 1, nothing))
-        clamp.stepped(used, 0, preempted)
+def turn_over(clamp: KVClamp, tickets: list[Ticket], times: int, preempted: int = 0) -> None:
+    """So many times as many branches end and come as go on, so many of which were put back each time."""
+    for _ in range(times):
+        for number in range(clamp.going):
+            tickets.remove(ended := next(ticket for ticket in tickets if ticket.granted))
+            ended.close(finished=True)
+            tickets.append(clamp.ask(0, prefix(number), 2 * BLOCK - 1, nothing))
+        clamp.stepped(0, preempted)
 
 
-def test_what_branches_do_not_use_of_their_blocks_is_granted_to_others() -> None:
+def test_more_is_promised_than_there_is_while_others_wait_for_it() -> None:
     clamp, tickets = busy_clamp(60)
     assert [clamp.going, clamp.waiting] == [49, 11]
 
-    turn_over(clamp, tickets, used=78, times=50)
+    turn_over(clamp, tickets, times=20)
 
     assert clamp.waiting == 0
-    assert 0.3 <= clamp.ledger.use < 0.4
     assert [clamp.ledger.held, clamp.ledger.growth] == [60, 60]
-    assert clamp.pressure == (60 + 60 * clamp.ledger.use) / 100
+    assert clamp.ledger.reserved == 100
+    ahead = clamp.ahead
+    assert 20 <= ahead < 24
+    assert clamp.pressure == 90 / 100
+    turn_over(clamp, tickets, times=20)
+    assert clamp.ahead == ahead, "nobody waited"
     for ticket in tickets:
         ticket.close()
     assert clamp.ledger.reserved == clamp.ledger.held == clamp.ledger.growth == 0
 
 
-def test_once_more_is_used_fewer_branches_are_granted_again() -> None:
-    clamp, tickets = busy_clamp(60)
-    turn_over(clamp, tickets, used=78, times=50)
-
-    clamp.stepped(98, 0, preempted=False)
-    assert clamp.ledger.use == 38 / 60
-    for _ in range(5):
-        clamp.stepped(100, 0, preempted=True)
-    assert clamp.ledger.use == 1.0
-    assert clamp.ledger.reserved == 100
-    turn_over(clamp, tickets, used=98, times=1)
-    assert clamp.going < 60
-
-
-def test_few_branches_say_nothing_of_what_many_will_use() -> None:
-    clamp, tickets = busy_clamp(20)
-    turn_over(clamp, tickets, used=1, times=100)
-    assert clamp.ledger.use == 1.0
+def test_less_is_promised_ahead_where_too_many_are_put_back() -> None:
+    clamp, tickets = busy_clamp(200)
+    turn_over(clamp, tickets, times=20)
+    before = clamp.ahead
+    turn_over(clamp, tickets, times=10, preempted=1)
+    assert clamp.ahead > before, "few of them were"
+    for _ in range(20):
+        clamp.stepped(0, preempted=clamp.going // 4)
+    assert clamp.ahead == 0.0
+    turn_over(clamp, tickets, times=1)
+    assert clamp.going <= 51
 
 
-def test_branches_that_grow_together_are_never_promised_more_than_there_is() -> None:
-    """However many steps they take: what the last ones held at their ends is remembered."""
-    clamp, tickets = busy_clamp(100)
-    for _ in range(5):
-        going = clamp.going
-        for step in range(1000):
-            clamp.stepped(going + going * (step + 1) // 1000, 0, preempted=False)
-        assert clamp.ledger.use > 0.98
-        for ticket in [ticket for ticket in tickets if ticket.granted][:going]:
-            tickets.remove(ticket)
-            ticket.close(finished=True)
-            tickets.append(clamp.ask(0, prefix(1), 2 * BLOCK - 1, nothing))
-        assert clamp.ledger.held + clamp.ledger.growth <= 100
+def test_what_is_speculated_takes_nothing_ahead_and_is_no_reason_for_more() -> None:
+    clamp, tickets = busy_clamp(49)
+    waiting = clamp.ask(9, prefix(1), 1, nothing, speculative=True)
+    turn_over(clamp, tickets, times=10)
+    assert (clamp.ahead, waiting.granted) == (0.0, False)
+    clamp.ahead = 50.0
+    clamp.stepped(0, preempted=0)
+    assert not waiting.granted
 
 
-def test_what_a_branch_has_from_the_beginning_is_counted_in_full() -> None:
+def test_who_brings_a_long_prefix_in_is_promised_little_ahead() -> None:
+    """It would push out what others have, and wait for it meanwhile."""
     ledger = KVLedger(100, BLOCK)
-    ledger.use = 0.25
-    long = Prefix((), 40 * BLOCK)  # it shares nothing
-    assert reserved(ledger, long, 4 * BLOCK) is not None
-    assert ledger.reserved == 40 + 1
-    assert reserved(ledger, long, 4 * BLOCK) is not None
-    assert reserved(ledger, long, 4 * BLOCK) is None
+    long = prefix(*range(100, 100 + 40 * BLOCK + 1))
+    first = reserved(ledger, long, 5 * BLOCK)
+    assert first is not None
+    for number in range(9):
+        assert reserved(ledger, prefix(number), 5 * BLOCK) is not None
+    assert ledger.reserved == ledger.held + ledger.growth == 46 + 9 * 6
+
+    assert reserved(ledger, long, 5 * BLOCK) is None
+    assert reserved(ledger, long, 5 * BLOCK, ahead=60) is not None, "it shares all of it"
+    assert reserved(ledger, prefix(*range(2 * BLOCK + 1)), BLOCK, ahead=60) is not None
+    assert reserved(ledger, prefix(*range(50, 50 + 4 * BLOCK + 1)), BLOCK, ahead=60) is None
+    assert reserved(ledger, prefix(*range(50, 50 + 4 * BLOCK + 1)), 2 * BLOCK, ahead=60) is not None, "for more"
+    assert reserved(ledger, Prefix((), 5 * BLOCK), 1, ahead=60) is None, "of its own"
+    assert ledger.reserved == 100
 
 
 def test_who_gets_all_there_is_keeps_all_of_it() -> None:
     ledger = KVLedger(100, BLOCK)
-    ledger.use = 0.25
     alone = reserved(ledger, prefix(1), 1000 * BLOCK)
     assert alone is not None
     assert ledger.reserved == 100
     assert reserved(ledger, prefix(2), 1) is None
-
-
-def test_what_was_given_up_says_nothing_of_what_is_used() -> None:
-    clamp, tickets = busy_clamp(49)
-    turn_over(clamp, tickets, used=60, times=50)
-    use = clamp.ledger.use
-    assert use < 0.5
-    for ticket in tickets[:10]:
-        ticket.close()
-    assert clamp.ledger.use == use
-    clamp.stepped(60, 0, preempted=False)  # it has not heard of it yet
-    assert clamp.ledger.use == use
 
 
 def test_the_length_of_steps_is_learned() -> None:
@@ -285,7 +273,7 @@ def test_the_length_of_steps_is_learned() -> None:
     assert lengths.expected(256) == 30
 
 
-def nothing() -> None:
+def nothing(_: Ticket) -> None:
     pass
 
 
@@ -302,31 +290,27 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.ledger = KVLedger(self.CAPACITY, BLOCK)
         self.held: list[tuple[Hold, Prefix, int]] = []
-        self.in_full = True
-        """Nobody was granted anything while less was expected to be used than is promised."""
+        self.ahead = 0
+        """The most that anybody was promised of blocks that are not there."""
 
     @rule(blocks=st.integers(0, 14))
     def withhold(self, blocks: int) -> None:
         self.ledger.withheld = blocks
 
-    @rule(use=st.sampled_from([0.25, 0.5, 0.9, 1.0]))
-    def expect(self, use: float) -> None:
-        self.ledger.use = use
-
-    @rule(path=paths, growth=growths, spare=st.integers(0, 3))
-    def reserve(self, path: list[int], growth: int, spare: int) -> None:
+    @rule(path=paths, growth=growths, spare=st.integers(0, 3), ahead=st.sampled_from([0, 0, 1, 7, 12]))
+    def reserve(self, path: list[int], growth: int, spare: int, ahead: int) -> None:
         wanted = prefix(*path)
         held, growing = self.ledger.held, self.ledger.growth
         alone = not self.held
-        hold = reserved(self.ledger, wanted, growth, spare)
+        hold = reserved(self.ledger, wanted, growth, spare, ahead)
         fixed = -(-len(path) // BLOCK) - len(wanted.keys)
         own = -(-(len(path) + max(growth, 1)) // BLOCK) - len(wanted.keys)
         new = len(set(wanted.keys) - {key for _, each, _ in self.held for key in each.keys})
-        used = held + new + fixed + math.ceil(self.ledger.use * (growing + own - fixed))
-        fits = used + spare + self.ledger.withheld <= self.CAPACITY
+        left = self.CAPACITY - spare - self.ledger.withheld
+        fits = held + growing + new + own <= left + (min(ahead, 1) if new + fixed > 4 * max(own - fixed, 1) else ahead)
         assert (hold is not None) == (alone or fits)
         if hold is not None:
-            self.in_full = self.ledger.use == 1.0 and (alone or self.in_full)
+            self.ahead = max(self.ahead, ahead)
             self.held.append((hold, wanted, min(own, self.CAPACITY - len(wanted.keys))))
 
     @precondition(lambda self: self.held)
@@ -342,9 +326,8 @@ class Ledger(RuleBasedStateMachine):
         promised = len(shared) + sum(own for _, _, own in self.held)
         assert self.ledger.shared == len(shared)
         assert self.ledger.held + self.ledger.growth == promised
-        used = self.ledger.held + math.ceil(self.ledger.use * self.ledger.growth)
-        assert self.ledger.reserved == min(self.CAPACITY, used)
-        assert not self.in_full or promised <= self.CAPACITY
+        assert self.ledger.reserved == min(self.CAPACITY, promised)
+        assert promised <= self.CAPACITY + self.ahead
 
     def teardown(self) -> None:
         for hold, _, _ in self.held:
@@ -366,12 +349,7 @@ class Clamp(RuleBasedStateMachine):
 
     @rule(path=paths, growth=growths, order=st.integers(0, 5), speculative=st.booleans())
     def ask(self, path: list[int], growth: int, order: int, speculative: bool) -> None:
-        tickets: list[Ticket] = []
-        ticket = self.clamp.ask(
-            order, prefix(*path), growth, lambda: self.woken.append(tickets[0]), speculative=speculative
-        )
-        tickets.append(ticket)
-        self.open.append(ticket)
+        self.open.append(self.clamp.ask(order, prefix(*path), growth, self.woken.append, speculative))
 
     @rule(path=paths, growth=growths, order=st.integers(0, 5), speculative=st.booleans())
     def ask_now(self, path: list[int], growth: int, order: int, speculative: bool) -> None:
@@ -390,9 +368,9 @@ class Clamp(RuleBasedStateMachine):
         ticket.close(finished=data.draw(st.booleans()))
         ticket.close()
 
-    @rule(used=st.integers(0, 14), withheld=st.integers(0, 14), preempted=st.booleans())
-    def step(self, used: int, withheld: int, preempted: bool) -> None:
-        self.clamp.stepped(used, withheld, preempted)
+    @rule(withheld=st.integers(0, 14), preempted=st.integers(0, 3))
+    def step(self, withheld: int, preempted: int) -> None:
+        self.clamp.stepped(withheld, preempted)
 
     @invariant()
     def somebody_goes_on(self) -> None:
@@ -401,6 +379,7 @@ class Clamp(RuleBasedStateMachine):
         assert self.clamp.going == sum(ticket.granted for ticket in self.open)
         assert self.clamp.wanted == sum(not ticket.speculative for ticket in self.open)
         assert self.clamp.ledger.reserved <= self.clamp.ledger.capacity
+        assert 0.0 <= self.clamp.ahead <= AHEAD_MOST * self.clamp.ledger.capacity
         assert all(ticket.granted for ticket in self.woken)
         assert len(self.woken) == len(set(map(id, self.woken))), "woken twice"
 

@@ -39,7 +39,11 @@ class ClampedGenerator(FakeGenerator):
             item = request.expansions[expansion]
             prefix, growth = self.clamp.prefix(item.prefix, request.search_id), item.branches[branch].max_tokens
             waits = needed or not self._shrinks
-            ticket = self.clamp.ask(0, prefix, growth, woken.set) if waits else self.clamp.ask_now(0, prefix, growth)
+            ticket = (
+                self.clamp.ask(0, prefix, growth, lambda _: woken.set())
+                if waits
+                else self.clamp.ask_now(0, prefix, growth)
+            )
             if ticket is not None:
                 tickets[expansion, branch] = ticket
             return ticket is not None
