@@ -1,5 +1,6 @@
 """What every benchmark keeps beside its figures: the machine and the commit they were measured on."""
 
+import itertools
 import json
 import platform
 import subprocess
@@ -16,9 +17,10 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def write_result(name: str, figures: dict[str, Any], path: Path | None = None) -> Path:
-    """Keeps a run as ``results/NAME-COMMIT.json``, or at ``path``, and returns where. A list of plain values takes one
-    line."""
-    commit = _git("rev-parse", "--short", "HEAD") + ("+" if _git("status", "--porcelain") else "")
+    """Keeps a run as ``results/NAME-COMMIT.json``, or at ``path``, and returns where. Another run of the same commit is
+    kept in ``NAME-COMMIT-2.json``. A list of plain values takes one line."""
+    changed = _git("status", "--porcelain", "--", ":(top)", ":(top,exclude)benchmarks/results")
+    commit = _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     result = {
         "benchmark": name,
         "commit": commit,
@@ -27,9 +29,14 @@ def write_result(name: str, figures: dict[str, Any], path: Path | None = None) -
         **figures,
     }
     RESULTS.mkdir(exist_ok=True)
-    path = path or RESULTS / f"{name}-{commit.rstrip('+')}.json"
+    path = path or _unused(RESULTS / f"{name}-{commit.rstrip('+')}.json")
     path.write_text(_json(result) + "\n")
     return path
+
+
+def _unused(path: Path) -> Path:
+    others = (path.with_stem(f"{path.stem}-{number}") for number in itertools.count(2))
+    return next(each for each in itertools.chain([path], others) if not each.exists())
 
 
 def claim(name: str, value: Any, asked: Any, holds: bool) -> dict[str, Any]:
