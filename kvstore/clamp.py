@@ -108,13 +108,13 @@ class KVClamp:
         return Prefix.of(token_ids, self.ledger.block_size, salt)
 
     def ask_now(self, order: int, prefix: Prefix, growth: int, speculative: bool = False) -> Ticket | None:
-        """A ticket that is granted, with blocks that are there; None where it would have to wait, and nothing is asked.
+        """A ticket that is granted, with blocks that are free; None where there are none, and nothing is asked.
 
         Raises:
             TooLarge: it could never be granted.
         """
         ticket = Ticket(self, prefix, self.ledger.needs(prefix, growth), speculative, _nothing)
-        if not self._passes(order, ticket, ahead=0.0):
+        if not self._passes(order, ticket, self._unused):
             return None
         self._want(ticket)
         return ticket
@@ -184,9 +184,14 @@ class KVClamp:
             heapq.heappop(self._queue)
 
     @property
+    def _unused(self) -> float:
+        """Blocks that were promised for what is written and are free still: half of them, on the average."""
+        return self.ledger.growth / 2
+
+    @property
     def pressure(self) -> float:
-        """The blocks that are wanted over those there are, more than 1 where they do not suffice. Of what branches grow
-        by they have half, on the average."""
+        """The blocks that are wanted over those there are, more than 1 where they do not suffice; half of what branches
+        grow by, as they have on the average."""
         ledger = self.ledger
         return (ledger.shared + self._wanted_fixed + self._wanted_growth / 2) / ledger.capacity
 
@@ -201,7 +206,7 @@ class KVClamp:
         return (not self._queue or order < self._queue[0][0]) and self._granted(ticket, ahead)
 
     def _granted(self, ticket: Ticket, ahead: float) -> bool:
-        spare, ahead = (self._speculative_spare, 0.0) if ticket.speculative else (self._spare, ahead)
+        spare, ahead = (self._speculative_spare, self._unused) if ticket.speculative else (self._spare, ahead)
         hold = self.ledger.reserve(ticket.prefix, ticket.needs, spare, int(ahead))
         if hold is None:
             return False

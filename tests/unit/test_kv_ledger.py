@@ -121,7 +121,10 @@ def test_who_will_not_wait_is_refused_and_leaves_nothing_behind() -> None:
     assert clamp.ask_now(1, prefix(2), 8) is None
     second = clamp.ask_now(1, prefix(2), 1)
     assert second is not None
+    third = clamp.ask_now(1, prefix(3), 1)
+    assert third is not None, "half of the two that the first was promised for what it writes are free"
     assert clamp.ask_now(1, prefix(3), 1) is None
+    third.close()
     waiting = clamp.ask(2, prefix(4), 9, nothing)
     second.close()
     assert clamp.ask_now(2, prefix(3), 1) is None, "behind the one that waits"
@@ -225,7 +228,7 @@ def test_less_is_promised_ahead_where_too_many_are_put_back() -> None:
 
 def test_what_is_speculated_takes_nothing_ahead_and_is_no_reason_for_more() -> None:
     clamp, tickets = busy_clamp(49)
-    waiting = clamp.ask(9, prefix(1), 1, nothing, speculative=True)
+    waiting = clamp.ask(9, prefix(1), 10 * BLOCK, nothing, speculative=True)
     turn_over(clamp, tickets, times=10)
     assert (clamp.ahead, waiting.granted) == (0.0, False)
     clamp.ahead = 50.0
