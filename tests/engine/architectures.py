@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+
 COMMON: dict[str, Any] = {
     "hidden_size": 128,
     "num_hidden_layers": 4,
@@ -16,6 +18,8 @@ COMMON: dict[str, Any] = {
     "vocab_size": 512,
     "dtype": "float32",
 }
+LATENT_DTYPE, LATENT_BYTES = ("bfloat16", 2) if torch.cpu._is_amx_tile_supported() else ("float32", 4)
+"""Where the processor has AMX, vLLM's backend for latent vectors takes no float32."""
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
@@ -52,6 +56,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "model_type": "deepseek_v2",
         "num_key_value_heads": 4,
         "first_k_dense_replace": 4,
+        "dtype": LATENT_DTYPE,
         **LATENT,
         **EXPERTS,
     },
@@ -78,7 +83,7 @@ def arguments(model: str) -> dict[str, Any]:
         "max_num_batched_tokens": 2048,
         "max_num_seqs": 4,
         "block_size": 32,
-        "dtype": "float32",
+        "dtype": json.loads(Path(model, "config.json").read_text())["dtype"],
         "disable_log_stats": True,
         "worker_extension_cls": "kvstore.engine_geometry.GeometryReport",
     }

@@ -14,7 +14,7 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.lifecycle import engine_geometry
 from kvstore.engine_geometry import expected_geometry
 from kvstore.geometry import KVGeometry, UnknownGeometry
-from tests.engine.architectures import ARCHITECTURES, arguments, write
+from tests.engine.architectures import ARCHITECTURES, LATENT_BYTES, arguments, write
 
 ROOT = Path(__file__).parents[2]
 
@@ -56,7 +56,7 @@ def test_the_geometry_is_known_before_the_engine_starts(architecture: str, start
         ("FalconForCausalLM", 4 * 2 * 1 * 32 * 4),
         ("OPTForCausalLM", 4 * 2 * 4 * 32 * 4),
         ("GptOssForCausalLM", 2 * 2 * 2 * 64 * 4),  # every second layer keeps all
-        ("DeepseekV2ForCausalLM", 4 * (512 + 64) * 4),  # one latent vector
+        ("DeepseekV2ForCausalLM", 4 * (512 + 64) * LATENT_BYTES),  # one latent vector
         ("MistralForCausalLM", 0),  # windows alone
     ],
 )
