@@ -314,7 +314,8 @@ class Ledger(RuleBasedStateMachine):
         assert (hold is not None) == (alone or fits)
         if hold is not None:
             self.ahead = max(self.ahead, ahead)
-            self.held.append((hold, wanted, min(own, self.CAPACITY - len(wanted.keys))))
+            most = self.CAPACITY - len(wanted.keys)
+            self.held.append((hold, wanted, min(own, most) if alone else own))
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
