@@ -276,12 +276,15 @@ class SimulatedGenerator:
                     order,
                     prefix,
                     lengths.expected(wanted.max_tokens),
-                    lambda _, asked=asked: self.engine.add(asked),  # type: ignore[misc]
+                    partial(self._hand_over, asked),
                     request.lane is Lane.SPECULATIVE,
                 )
                 call.open[asked] = _Branch(asked, ticket, child, place)
                 if ticket.granted:
                     self.engine.add(asked)
+
+    def _hand_over(self, asked: Request, _: Ticket) -> None:
+        self.engine.add(asked)
 
     def _finished(self, call: _Call, asked: ExpandRequest, prefix: tuple[int, ...], request: Request) -> None:
         branch = call.open.pop(request)

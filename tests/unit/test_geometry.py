@@ -3,16 +3,13 @@
 import pytest
 
 from kvstore.geometry import KVGeometry, KVGroup
-from kvstore.ledger import Hold, KVLedger, Prefix, TooLarge
+from kvstore.ledger import KVLedger, Prefix, TooLarge
+from tests.unit.test_kv_ledger import reserved
 
 LLAMA_3_70B = KVGeometry((KVGroup(80, 2 * 8 * 128 * 2 * 16, 16),), 80 * 65_536)
 """80 layers, a key and a value of 8 heads of 128 numbers of 2 bytes."""
 ALTERNATING = KVGeometry((KVGroup(2, 32_768, 32, 5), KVGroup(2, 32_768, 32)), 65_536)
 """Every second layer looks back over a window that takes 5 blocks."""
-
-
-def reserved(ledger: KVLedger, path: Prefix, growth: int) -> Hold | None:
-    return ledger.reserve(path, ledger.needs(path, growth))
 
 
 def test_bytes() -> None:
