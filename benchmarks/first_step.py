@@ -6,13 +6,15 @@
 A generator heavy in compute and KV (idle layers, 16 kB a token), prompts of 800 tokens and more, 16 searches at a time
 over HTTP. Each side is an application of its own, in turns; the same prompts under the same seeds. ``replicas``: the
 prompts are asked for when the generator is new, again, once it was killed and replaced, once two more were added, and
-once the application was taken down and deployed again, where LMCache has a second tier in files. ``returns``: MCTS with
-KV memory for some of the searches alone, timed from one expansion to the next: what a search comes back to, others have
-pushed out meanwhile.
+once the application was taken down and deployed again, where LMCache has a second tier in files. Once two were added,
+some searches still find the generator that has had their prompts all the time: those that began on an added one are
+also told apart. ``returns``: MCTS with KV memory for some of the searches alone, timed from one expansion to the next:
+what a search comes back to, others have pushed out meanwhile.
 """
 
 import asyncio
 import itertools
+import os
 import random
 import statistics
 import time
@@ -32,12 +34,14 @@ from benchmarks.idle_layers import with_idle_layers
 from benchmarks.kv_clamp import counters
 from benchmarks.overload import quantile, told
 from benchmarks.record import claim, show_claims, write_result
+from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import application
 from cluster.client import Client, Question, StepScored
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.conversations import system_text
 from deployments.embedded.problems import Split, draw_problems
+from search.ports import branch_seed
 
 SIDES = ("without", "with")
 LAYERS = 32
@@ -56,6 +60,9 @@ RETURNING_CLIENTS = 8
 POOL = 3
 FIT = 3
 """Of the longest paths that memory holds where MCTS has to come back."""
+ADDED = "scaled up, begun on an added replica"
+STATES = ("cold", "replaced", "scaled up", ADDED, "returns")
+"""Of which a claim is made."""
 MOST = 1 / 3
 SEED = 41
 console = Console(stderr=True)
@@ -92,6 +99,23 @@ async def first_steps(url: str, asked: Sequence[Prompt], search: dict[str, Any] 
             raise RuntimeError("a search without a step")
 
         return await asyncio.gather(*map(ask, asked))
+
+
+def began(actor: Any) -> tuple[int, list[int]]:
+    """For a generator's replica: its process, and the first branches' seeds of the searches that have begun on it since
+    this was asked last."""
+    engine = actor._replica_impl._user_callable_wrapper.user_callable._engine
+    if not hasattr(engine, "began"):
+        expand = engine.expand
+
+        def noted(request: Any) -> Any:
+            engine.began += [item.branches[0].seed for item in request.expansions if not item.parent]
+            return expand(request)
+
+        engine.expand = noted
+        engine.began = []
+    seeds, engine.began = engine.began, []
+    return os.getpid(), seeds
 
 
 async def between_expansions(url: str, asked: Sequence[Prompt]) -> list[float]:
@@ -133,11 +157,16 @@ async def of_new_replicas(config: AppConfig, url: str, seed: int) -> dict[str, l
     long, short = (list(itertools.islice(prompts(seed, chars), CLIENTS)) for chars in (SYSTEM_CHARS, 0))
     found: dict[str, list[float]] = {}
 
-    async def ask(state: str) -> None:
+    async def ask(state: str) -> dict[int, int]:
+        """The processes of the generators that each search began on, by its prompt's seed."""
         # What an engine does for the first time is no prefix.
         await first_steps(url, short)
+        await asyncio.to_thread(in_replicas, "Generator", began)
         found[state] = await first_steps(url, long)
         await settled()
+        seeds = {pid: set(first) for pid, first in await asyncio.to_thread(in_replicas, "Generator", began)}
+        firsts = {prompt.seed: branch_seed(prompt.seed, (), 0) for prompt in long}
+        return {seed: next(pid for pid, of in seeds.items() if first in of) for seed, first in firsts.items()}
 
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
 
@@ -156,13 +185,16 @@ async def of_new_replicas(config: AppConfig, url: str, seed: int) -> dict[str, l
         replicas("generator")[0].kill()
         await asyncio.sleep(1.0)  # until that is noticed, the status has it
         await whole(1)
-        await ask("replaced")
+        (old,) = set((await ask("replaced")).values())
         pressing = asyncio.create_task(press(url, seed + 1))
         await whole(POOL)
         pressing.cancel()
         await asyncio.wait([pressing])
         await settled()
-        await ask("scaled up")
+        by = await ask("scaled up")
+        found[ADDED] = [
+            seconds for prompt, seconds in zip(long, found["scaled up"], strict=True) if by[prompt.seed] != old
+        ]
         await asyncio.to_thread(serve.delete, "default")
         await asyncio.to_thread(serve.run, build(config))
         await whole(1)
@@ -235,7 +267,7 @@ def main(
                         seconds, counts = asyncio.run(of_returns(url, SEED + turn))
                     keep("returns", side, seconds)
                     counted[side].append(counts)
-    asked = [state for state in ("cold", "replaced", "scaled up", "returns") if state in found]
+    asked = [state for state in STATES if state in found]
     held = claims(found, asked)
     kept = {state: {side: told(seconds) for side, seconds in of.items()} for state, of in found.items()}
     shape = {"layers": LAYERS, "neurons": NEURONS, "bytes_of_kv_a_token": TOKEN_BYTES, "clients": CLIENTS}

@@ -2,6 +2,7 @@
 
     python -m benchmarks.routing
     python -m benchmarks.routing --arms "power of two,home" --pairs 16
+    python -m benchmarks.routing --long         each problem behind 650 tokens of its own
 
 Four generators and two reward models of the embedded pair, in one application over HTTP. Starts of an application and
 minutes of a shared machine differ by more than routers do, and one application for each router is more than fits a
@@ -18,7 +19,8 @@ import random
 import secrets
 import statistics
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
@@ -29,6 +31,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import solve_all
+from benchmarks.kv_clamp import system_of
+from benchmarks.overload import quantile
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, application, served
@@ -59,6 +63,8 @@ class Run(NamedTuple):
 
     seconds: float
     found: list[Searched]
+    each: list[float]
+    """Seconds of every search."""
     counted: dict[str, dict[str, int]]
     """By role, what its replicas counted together."""
     cpu_s: float
@@ -70,9 +76,19 @@ class Run(NamedTuple):
         return (of["prefix_hits"] + of["external_hits"]) / max(1, of["prefix_queries"])
 
     @property
+    def p95(self) -> float:
+        return quantile(sorted(self.each), 0.95)
+
+    @property
     def figures(self) -> dict[str, Any]:
         cached = {role: round(self.cached(role), 4) for role in ROLES}
-        return {"seconds": round(self.seconds, 3), "cpu_s": round(self.cpu_s, 3), "cached": cached, **self.counted}
+        return {
+            "seconds": round(self.seconds, 3),
+            "p95_s": round(self.p95, 3),
+            "cpu_s": round(self.cpu_s, 3),
+            "cached": cached,
+            **self.counted,
+        }
 
 
 def config_of(cache: bool, keys: str) -> AppConfig:
@@ -92,26 +108,42 @@ async def counters(http: httpx.AsyncClient) -> dict[str, dict[str, int]]:
     return {role: {name: sum(each.get(name, 0) for each in status[role]) for name in COUNTERS} for role in ROLES}
 
 
-async def run(url: str, key: str, beams: tuple[int, int], problems: Sequence[Problem]) -> Run:
+async def run(
+    url: str,
+    key: str,
+    beams: tuple[int, int],
+    problems: Sequence[Problem],
+    system: Callable[[Problem], str] | None = None,
+) -> Run:
+    """``system``: what stands before each problem."""
     large, small = ({"strategy": "beam_search", "n": n, "m": 4} for n in beams)
     async with (
         httpx.AsyncClient(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {key}"}) as http,
-        served(url, large, key) as solve_large,
-        served(url, small, key) as solve_small,
+        served(url, large, key, system) as solve_large,
+        served(url, small, key, system) as solve_small,
     ):
         wide = {problem.unique_id for problem in problems[::8]}
 
-        async def solve(problem: Problem, seed: int) -> Searched:
-            return await (solve_large if problem.unique_id in wide else solve_small)(problem, seed)
+        async def solve(problem: Problem, seed: int) -> tuple[Searched, float]:
+            began = time.perf_counter()
+            found = await (solve_large if problem.unique_id in wide else solve_small)(problem, seed)
+            return found, time.perf_counter() - began
 
         before, clock = await counters(http), CpuClock()
-        found, seconds = await solve_all(solve, problems, CLIENTS, SEED)
+        done, seconds = await solve_all(solve, problems, CLIENTS, SEED)
         spent, after = clock.spent(), await counters(http)
     counted = {role: {name: after[role][name] - before[role][name] for name in COUNTERS} for role in ROLES}
-    return Run(seconds, found, counted, sum(spent.values()))
+    return Run(seconds, [found for found, _ in done], [took for _, took in done], counted, sum(spent.values()))
 
 
-def measure(url: str, switch: Path, keys: dict[str, str], problems: int, pairs: int) -> dict[str, dict[str, list[Run]]]:
+def measure(
+    url: str,
+    switch: Path,
+    keys: dict[str, str],
+    problems: int,
+    pairs: int,
+    system: Callable[[Problem], str] | None = None,
+) -> dict[str, dict[str, list[Run]]]:
     """Runs by load and arm."""
     drawn = draw_problems(Split.VALIDATION, SEED)
     ran: dict[str, dict[str, list[Run]]] = {load: {arm: [] for arm in keys} for load in LOADS}
@@ -119,7 +151,7 @@ def measure(url: str, switch: Path, keys: dict[str, str], problems: int, pairs: 
 
     def turn(arm: str, load: str, asked: Sequence[Problem]) -> Run:
         switch.write_text(arm, encoding="utf-8")
-        return uvloop.run(run(url, keys[arm], LOADS[load], asked))
+        return uvloop.run(run(url, keys[arm], LOADS[load], asked, system))
 
     warm_up = list(itertools.islice(drawn, 32))
     for arm in keys:
@@ -142,6 +174,7 @@ def summary(ran: dict[str, dict[str, list[Run]]]) -> list[dict[str, Any]]:
             row: dict[str, Any] = {"load": load, "arm": arm}
             searches = sum(len(each.found) for each in runs)
             row["searches_per_s"] = round(searches / sum(each.seconds for each in runs), 3)
+            row["p95_s"] = round(statistics.median(each.p95 for each in runs), 3)
             row["cpu_s_per_search"] = round(sum(each.cpu_s for each in runs) / searches, 4)
             for role in ROLES:
                 row[f"{role}_cached"] = round(statistics.median(each.cached(role) for each in runs), 4)
@@ -157,15 +190,17 @@ def summary(ran: dict[str, dict[str, list[Run]]]) -> list[dict[str, Any]]:
     return rows
 
 
-def over(ran: dict[str, list[Run]], one: str, other: str) -> float:
-    """How many times as fast an arm is as another, the median of the pairs."""
+def over(ran: dict[str, list[Run]], one: str, other: str, figure: str = "seconds") -> float:
+    """How many times as fast an arm is as another, the median of the pairs. ``figure``: of a run, or ``p95`` of its
+    searches."""
     pairs = zip(ran[one], ran[other], strict=True)
-    return round(statistics.median(there.seconds / here.seconds for here, there in pairs), 3)
+    ratios: list[float] = [getattr(there, figure) / getattr(here, figure) for here, there in pairs]
+    return round(statistics.median(ratios), 3)
 
 
-def over_best(ran: dict[str, list[Run]], one: str) -> tuple[float, str]:
+def over_best(ran: dict[str, list[Run]], one: str, figure: str = "seconds") -> tuple[float, str]:
     """How many times as fast an arm is as the fastest other, and which that is."""
-    return min((over(ran, one, other), other) for other in ran if other != one)
+    return min((over(ran, one, other, figure), other) for other in ran if other != one)
 
 
 def rather(ran: dict[str, dict[str, list[Run]]], rows: Sequence[dict[str, Any]]) -> list[str]:
@@ -186,8 +221,10 @@ def claims(ran: dict[str, dict[str, list[Run]]], rows: Sequence[dict[str, Any]])
     instead = rather(ran, rows)
     held.append(claim(f"what should be served instead of {DEFAULT}", instead, [], not instead))
     if OURS in next(iter(ran.values())):
-        ours = max(over_best(arms, OURS)[0] for arms in ran.values())
-        held.append(claim("ours over the best ready-made one, where it is most", ours, f">= {MUCH}", ours >= MUCH))
+        for figure, name in (("seconds", "throughput"), ("p95", "p95")):
+            ours = max(over_best(arms, OURS, figure)[0] for arms in ran.values())
+            where = f"ours over the best ready-made one, where it is most: {name}"
+            held.append(claim(where, ours, f">= {MUCH}", ours >= MUCH))
     others = sum(row["other_answers"] for row in rows)
     held.append(claim("searches that came to something else than with the default", others, 0, not others))
     return held
@@ -198,6 +235,7 @@ def main(
     problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each turn.")] = 24,
     pairs: Annotated[int, typer.Option(min=5, max=1000, help="Rounds in which each arm has a turn of each load.")] = 10,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
+    long: Annotated[bool, typer.Option(help="Each problem behind 650 tokens of its own.")] = False,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
@@ -214,12 +252,12 @@ def main(
         os.environ[ROUTER_FILE] = str(switch)
         with application(config_of(cache, str(key_file))) as url:
             logging.getLogger("httpx").setLevel(logging.WARNING)  # one of the routers has all logged
-            ran = measure(url, switch, keys, problems, pairs)
+            ran = measure(url, switch, keys, problems, pairs, system_of if long else None)
     rows = summary(ran)
     held = claims(ran, rows)
     asked = {"problems": problems, "clients": CLIENTS, "pairs": pairs, "lmcache": cache}
-    path = write_result("routing", {"asked": asked, "rows": rows, "claims": held})
-    columns = ("searches_per_s", "cpu_s_per_search", "generator_cached", "prm_cached")
+    path = write_result("routing_long" if long else "routing", {"asked": asked, "rows": rows, "claims": held})
+    columns = ("searches_per_s", "p95_s", "cpu_s_per_search", "generator_cached", "prm_cached")
     table = Table("load", "arm", *columns, "time over default")
     for row in rows:
         more = row.get("time_over_default")

@@ -111,7 +111,7 @@ def test_what_should_be_served_instead_of_the_default(
     seconds: dict[str, tuple[float, float]], noise: float, expected: list[str]
 ) -> None:
     ran = {
-        load: {arm: [Run(took[place], [], {}, 0.0)] for arm, took in seconds.items()}
+        load: {arm: [Run(took[place], [], [], {}, 0.0)] for arm, took in seconds.items()}
         for place, load in enumerate(LOADS)
     }
     rows = [
