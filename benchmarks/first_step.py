@@ -58,6 +58,8 @@ PRESSING = {"strategy": "beam_search", "n": 64, "m": 4, "max_step_tokens": 16}
 RETURNING = {"strategy": "mcts", "iterations": 6, "max_step_tokens": 16, "max_path_tokens": 32}
 RETURNING_CLIENTS = 8
 POOL = 3
+GROWS_AFTER_S = 40
+"""Longer than all prompts together take the first time: before it is pressed there is one generator."""
 FIT = 3
 """Of the longest paths that memory holds where MCTS has to come back."""
 ADDED = "scaled up, begun on an added replica"
@@ -104,7 +106,9 @@ async def first_steps(url: str, asked: Sequence[Prompt], search: dict[str, Any] 
 def began(actor: Any) -> tuple[int, list[int]]:
     """For a generator's replica: its process, and the first branches' seeds of the searches that have begun on it since
     this was asked last."""
-    engine = actor._replica_impl._user_callable_wrapper.user_callable._engine
+    engine = getattr(actor._replica_impl._user_callable_wrapper.user_callable, "_engine", None)
+    if engine is None:  # it is only just starting
+        return os.getpid(), []
     if not hasattr(engine, "began"):
         expand = engine.expand
 
@@ -134,7 +138,7 @@ async def between_expansions(url: str, asked: Sequence[Prompt]) -> list[float]:
 
 def config_of(side: str, model: Path, fit: int, pool: int, files: Path | None = None) -> AppConfig:
     """``fit``: of the longest paths, how many a generator holds. ``files``: where LMCache has a second tier."""
-    grows = {"min_replicas": 1, "max_replicas": pool, "upscale_delay_s": 2, "downscale_delay_s": 3600}
+    grows = {"min_replicas": 1, "max_replicas": pool, "upscale_delay_s": GROWS_AFTER_S, "downscale_delay_s": 3600}
     generator = {
         "model": str(model),
         "served_name": "banyan-arithmetic",
