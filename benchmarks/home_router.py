@@ -11,7 +11,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from benchmarks.homes import preferred
+from benchmarks.homes import BALANCE, preferred
 
 
 def search_of(call: PendingRequest | None) -> str | None:
@@ -45,6 +45,8 @@ class CallMatching:
 class HomeRouter(CallMatching, RequestRouter):
     """Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018) over searches."""
 
+    balance = BALANCE
+
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
@@ -56,4 +58,4 @@ class HomeRouter(CallMatching, RequestRouter):
             return [candidate_replicas]  # the least busy one
         replicas = {each.replica_id.unique_id: each for each in candidate_replicas}
         calls = {name: self._replica_queue_len_cache.get(each.replica_id) or 0 for name, each in replicas.items()}
-        return [[replicas[name]] for name in preferred(search_id, calls)]
+        return [[replicas[name]] for name in preferred(search_id, calls, self.balance)]

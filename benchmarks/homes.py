@@ -18,13 +18,13 @@ def order(search_id: str, names: Sequence[str]) -> list[str]:
     return sorted(names, key=weight)
 
 
-def most_calls(at_work: int, replicas: int) -> int:
+def most_calls(at_work: int, replicas: int, balance: float = BALANCE) -> int:
     """How many calls one replica may have before another one takes the next, with so many at work on all."""
-    return math.ceil(BALANCE * (at_work + 1) / replicas)
+    return math.ceil(balance * (at_work + 1) / replicas)
 
 
-def preferred(search_id: str, calls: Mapping[str, int]) -> list[str]:
+def preferred(search_id: str, calls: Mapping[str, int], balance: float = BALANCE) -> list[str]:
     """Replicas, each with the calls that it has, in the order in which a search's next call should be offered to them:
     those with room first, each part in the search's own order."""
-    most = most_calls(sum(calls.values()), len(calls))
+    most = most_calls(sum(calls.values()), len(calls), balance)
     return sorted(order(search_id, list(calls)), key=lambda name: calls[name] >= most)  # a stable sort

@@ -38,12 +38,19 @@ class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
         return None
 
 
+class Homelier(HomeRouter):
+    """Sends on only what is more than twice a replica's share."""
+
+    balance = 2.0
+
+
 ROUTERS: dict[str, type[RequestRouter]] = {
     "power of two": PowerOfTwoChoicesRequestRouter,
     "consistent hash": BySession,
     "scores by hash": PowerOfTwoChoicesRequestRouter,
     "prefix": ByPrefix,
     "home": HomeRouter,
+    "homelier": Homelier,
 }
 OF_SCORES: dict[str, type[RequestRouter]] = {**ROUTERS, "scores by hash": BySession}
 """The same for reward models. Those know paths from their own caches alone, where generators have LMCache beside them,

@@ -105,13 +105,17 @@ def predict() -> None:
 
 
 @app.command()
-def routers(searches: Annotated[int, typer.Option(min=50, help="Of each router at each point.")] = 400) -> None:
+def routers(
+    searches: Annotated[int, typer.Option(min=50, help="Of each router at each point.")] = 400,
+    prompt: Annotated[int, typer.Option(min=0, max=800, help="Tokens of its own before each problem.")] = 0,
+) -> None:
     """What a router does where replicas share this machine's cores, as in `benchmarks.routing`, and where each has its
     own, so that one which has too much to do keeps others waiting while cores are idle."""
     from benchmarks.cluster_sim import points
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
 
-    _, costs, language = calibrated()
+    _, costs, short = calibrated()
+    language = Language([each._replace(prompt_tokens=each.prompt_tokens + prompt) for each in short.problems])
     rows, held = [], []
     for cores, clients, controllers in ((2.0, 16, 1), (None, 16, 2), (None, 64, 8)):
         size = points.Numbers(4, 2, controllers).size  # of benchmarks.routing
@@ -132,7 +136,7 @@ def routers(searches: Annotated[int, typer.Option(min=50, help="Of each router a
         ratio = round(default["searches_per_s"] / best, 3)
         held.append(claim(f"{point}: {points.DEFAULT_ROUTER} over the best other", ratio, ">= 0.97", ratio >= 0.97))
     show_claims(console, held)
-    _keep("cluster_sim_routers", {"rows": rows, "claims": held})
+    _keep("cluster_sim_routers", {"prompt": prompt, "rows": rows, "claims": held})
 
 
 @app.command()

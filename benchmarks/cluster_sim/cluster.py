@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
-from benchmarks.homes import order, preferred
+from benchmarks.homes import BALANCE, order, preferred
 from cluster.autoscaling import PRESSURE, by_pressure
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
@@ -91,9 +91,17 @@ class BySearch:
 class AtHome(BySearch):
     """As `benchmarks.home_router.HomeRouter`: the first in that order which has room."""
 
+    balance = BALANCE
+
     def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
         named = self._named(replicas)
-        return named[preferred(search_id, {name: each.ongoing for name, each in named.items()})[0]]
+        return named[preferred(search_id, {name: each.ongoing for name, each in named.items()}, self.balance)[0]]
+
+
+class Homelier(AtHome):
+    """As `benchmarks.routers.Homelier`."""
+
+    balance = 2.0
 
 
 class Routers(NamedTuple):

@@ -13,6 +13,7 @@ from benchmarks.cluster_sim.cluster import (
     Cluster,
     ClusterSize,
     ControllerSize,
+    Homelier,
     PoolSize,
     Routers,
     closed_loop,
@@ -39,6 +40,7 @@ ROUTERS = {
     "by search": Routers(BySearch, BySearch),
     "scores by search": Routers(scorers=BySearch),
     "home": Routers(AtHome, AtHome),
+    "homelier": Routers(Homelier, Homelier),
 }
 CLIENTS = 16
 """For each generator."""

@@ -12,7 +12,7 @@ from ray.serve._private.request_router.common import PendingRequest
 
 from benchmarks.home_router import CallMatching, HomeRouter, search_of
 from benchmarks.homes import BALANCE, most_calls, order
-from benchmarks.routing import DEFAULT, LOADS, OURS, Run, rather
+from benchmarks.routing import DEFAULT, LOADS, Run, rather
 
 NAMES = [f"replica-{number}" for number in range(4)]
 names = st.sets(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=1, max_size=8)
@@ -93,7 +93,7 @@ async def test_calls_of_one_http_request_are_told_apart() -> None:
     assert found == [None, None, calls[2]]
 
 
-READY = "consistent hash"
+READY, OURS = "consistent hash", "home"
 
 
 @pytest.mark.parametrize(
