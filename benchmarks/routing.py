@@ -198,9 +198,9 @@ def over(ran: dict[str, list[Run]], one: str, other: str, figure: str = "seconds
     return round(statistics.median(ratios), 3)
 
 
-def over_best(ran: dict[str, list[Run]], one: str, figure: str = "seconds") -> tuple[float, str]:
+def over_best(ran: dict[str, list[Run]], one: str) -> tuple[float, str]:
     """How many times as fast an arm is as the fastest other, and which that is."""
-    return min((over(ran, one, other, figure), other) for other in ran if other != one)
+    return min((over(ran, one, other), other) for other in ran if other != one)
 
 
 def over_ready_made(ran: dict[str, list[Run]], one: str, figure: str = "seconds") -> float:
