@@ -103,10 +103,10 @@ async def first_steps(url: str, asked: Sequence[Prompt], search: dict[str, Any] 
         return await asyncio.gather(*map(ask, asked))
 
 
-def began(actor: Any) -> tuple[int, list[int]]:
+def began(replica: Any) -> tuple[int, list[int]]:
     """For a generator's replica: its process, and the first branches' seeds of the searches that have begun on it since
     this was asked last."""
-    engine = getattr(actor._replica_impl._user_callable_wrapper.user_callable, "_engine", None)
+    engine = getattr(replica, "_engine", None)
     if engine is None:  # it is only just starting
         return os.getpid(), []
     if not hasattr(engine, "began"):

@@ -8,6 +8,10 @@ BALANCE = 1.25
 """A replica takes so many times its share of the calls at work; what is more goes to the next in the search's order."""
 
 
+LOOSE = 2.0
+"""In place of that: few searches are sent on."""
+
+
 def order(search_id: str, names: Sequence[str]) -> list[str]:
     """Replicas in the order in which a search prefers them: another one for every search, and the same in every process
     and whichever others there are (rendezvous hashing)."""

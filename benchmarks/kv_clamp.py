@@ -226,10 +226,10 @@ class Side:
 def clamps(on: bool) -> Callable[[Any], None]:
     """For a generator's replica that writes nothing: from now on its clamp is asked, or there is none."""
 
-    def switch(actor: Any) -> None:
+    def switch(replica: Any) -> None:
         from dataclasses import replace
 
-        engine = actor._replica_impl._user_callable_wrapper.user_callable._engine
+        engine = replica._engine
         started = engine._started
         engine.real_clamp = clamp = getattr(engine, "real_clamp", started.clamp)
         engine._started = replace(started, clamp=clamp if on else None)

@@ -12,6 +12,7 @@ from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from benchmarks.home_router import CallMatching, HomeRouter, search_of
+from benchmarks.homes import LOOSE
 from benchmarks.routing import ROUTER_FILE
 
 PRM = "ProcessRewardModel"
@@ -41,7 +42,7 @@ class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
 class Homelier(HomeRouter):
     """Sends on only what is more than twice a replica's share."""
 
-    balance = 2.0
+    balance = LOOSE
 
 
 ROUTERS: dict[str, type[RequestRouter]] = {

@@ -12,7 +12,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
-from benchmarks.homes import BALANCE, order, preferred
+from benchmarks.homes import BALANCE, LOOSE, order, preferred
 from cluster.autoscaling import PRESSURE, by_pressure
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
@@ -101,7 +101,7 @@ class AtHome(BySearch):
 class Homelier(AtHome):
     """As `benchmarks.routers.Homelier`."""
 
-    balance = 2.0
+    balance = LOOSE
 
 
 class Routers(NamedTuple):

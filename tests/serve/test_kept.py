@@ -107,8 +107,7 @@ def resize(application: Application, **settings: Any) -> None:
     """As a ``user_config`` would."""
 
     def change(replica: Any) -> None:
-        live = replica._replica_impl._user_callable_wrapper.user_callable._live
-        live.change(live.now.model_copy(update=settings))
+        replica._live.change(replica._live.now.model_copy(update=settings))
 
     application.in_replicas("SearchController", change)
 
