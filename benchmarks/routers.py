@@ -11,9 +11,8 @@ from ray.serve._private.request_router.pow_2_router import PowerOfTwoChoicesRequ
 from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
-from benchmarks.home_router import CallMatching, HomeRouter, search_of
-from benchmarks.homes import LOOSE
 from benchmarks.routing import ROUTER_FILE
+from cluster.routing import CallMatching, HomeRouter, asked
 
 PRM = "ProcessRewardModel"
 """The deployment."""
@@ -23,7 +22,8 @@ class BySession(CallMatching, ConsistentHashRouter):
     """The search is the session."""
 
     def _routing_key(self, pending_request: PendingRequest | None) -> str | None:
-        return search_of(pending_request) or super()._routing_key(pending_request)
+        call = asked(pending_request)
+        return call.search_id if call is not None else super()._routing_key(pending_request)
 
 
 class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
@@ -39,19 +39,12 @@ class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
         return None
 
 
-class Homelier(HomeRouter):
-    """Sends on only what is more than twice a replica's share."""
-
-    balance = LOOSE
-
-
 ROUTERS: dict[str, type[RequestRouter]] = {
     "power of two": PowerOfTwoChoicesRequestRouter,
     "consistent hash": BySession,
     "scores by hash": PowerOfTwoChoicesRequestRouter,
     "prefix": ByPrefix,
     "home": HomeRouter,
-    "homelier": Homelier,
 }
 OF_SCORES: dict[str, type[RequestRouter]] = {**ROUTERS, "scores by hash": BySession}
 """The same for reward models. Those know paths from their own caches alone, where generators have LMCache beside them,

@@ -29,6 +29,7 @@ MAX_REQUESTS = 16_384
 """Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
 in OpenAI's words. What Serve held back instead would wait only to be refused, and /health with it."""
 ENGINE_DRAIN_S = 10.0
+ENGINE_ROUTER = "cluster.routing:HomeRouter"
 LOOK_BACK_S = 15.0
 """What presses is a mean over this time; replicas tell every 10 s."""
 MAX_QUEUED = 4096
@@ -48,12 +49,14 @@ def build(args: AppConfig) -> serve.Application:
     keys = read_records(args.http.api_keys_file)
     logging_config = {"log_level": args.log_level, "enable_access_log": False}
     generator = Generator.options(
-        **_replicas(args.generator.replicas),
+        **_replicas(args.generator.replicas, router=ENGINE_ROUTER),
         max_queued_requests=MAX_QUEUED,
         logging_config=logging_config,
     ).bind(args.generator, args.cache, args.telemetry, args.log_level, _built(args.generator))
     prm = ProcessRewardModel.options(
-        **_replicas(args.prm.replicas), max_queued_requests=MAX_QUEUED, logging_config=logging_config
+        **_replicas(args.prm.replicas, router=ENGINE_ROUTER),
+        max_queued_requests=MAX_QUEUED,
+        logging_config=logging_config,
     ).bind(args.prm, args.telemetry, args.log_level, _built(args.prm))
     controller = args.controller
     batches = None
@@ -89,8 +92,9 @@ def _built(engine: GeneratorSettings | PrmSettings | None = None, store: str | N
     return Built(shared, model_digest(engine) if isinstance(engine, EngineSettings) else None, store)
 
 
-def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S) -> dict[str, Any]:
-    """A deployment's options for one set of replica settings."""
+def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S, router: str | None = None) -> dict[str, Any]:
+    """A deployment's options for one set of replica settings. ``drain_s``, ``router``: where these name none; without a
+    router Serve has its own."""
     options: dict[str, Any] = {
         "graceful_shutdown_timeout_s": settings.drain_s or drain_s,
         "max_ongoing_requests": settings.max_ongoing_requests,
@@ -100,8 +104,8 @@ def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S) -> dic
             "resources": dict(settings.resources),
         },
     }
-    if settings.router:
-        options["request_router_config"] = RequestRouterConfig.model_validate({"request_router_class": settings.router})
+    if router := settings.router or router:
+        options["request_router_config"] = RequestRouterConfig.model_validate({"request_router_class": router})
     if settings.max_replicas > settings.min_replicas:
         options["autoscaling_config"] = {
             "min_replicas": settings.min_replicas,

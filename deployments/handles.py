@@ -14,6 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+from tenacity import AttemptManager
+
 from deployments.breaker import Breaker, CircuitOpen
 from deployments.dismantle import dismantle_response
 from deployments.serve_calls import (
@@ -61,7 +63,7 @@ class HandleGenerator:
             with self._retries.loop(deadline, "expand") as attempts:
                 async for attempt in attempts:
                     with attempt:
-                        async with aclosing(self._attempt(missing, deadline)) as groups:
+                        async with aclosing(self._attempt(missing, deadline, failed(attempt))) as groups:
                             async for group in groups:
                                 yield group
         except Exception as error:
@@ -77,17 +79,17 @@ class HandleGenerator:
         """
         deadline = Deadline(request.deadline_s)
 
-        async def attempt() -> TokenBeamReply:
-            response = self._token_beam.remote(request._replace(deadline_s=deadline.remaining))
+        async def attempt(number: int) -> TokenBeamReply:
+            response = self._token_beam.remote(request._replace(deadline_s=deadline.remaining, attempt=number))
             found: TokenBeamReply = await answer(response, deadline)
             return found
 
         return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
 
-    async def _attempt(self, missing: "Missing", deadline: Deadline) -> AsyncGenerator[ChildGroup, None]:
+    async def _attempt(self, missing: "Missing", deadline: Deadline, number: int) -> AsyncGenerator[ChildGroup, None]:
         if not missing.count:
             return
-        response = self._expand.remote(missing.request(deadline.remaining))
+        response = self._expand.remote(missing.request(deadline.remaining, number))
         exhausted = False
         try:
             while True:
@@ -131,8 +133,8 @@ class HandleScorer:
         deadline = Deadline(request.deadline_s)
         wanted = [item.unscored for item in request.items]
 
-        async def attempt() -> Sequence[Sequence[float]]:
-            response = self._score.remote(request._replace(deadline_s=deadline.remaining))
+        async def attempt(number: int) -> Sequence[Sequence[float]]:
+            response = self._score.remote(request._replace(deadline_s=deadline.remaining, attempt=number))
             rewards = await answer(response, deadline)
             return check_rewards(rewards, wanted, "the process reward model")
 
@@ -153,10 +155,16 @@ class HandleScorer:
         await answer(self._canary.remote(PROBE_S), Deadline(PROBE_S))
 
 
+def failed(attempt: AttemptManager) -> int:
+    """How many attempts there were before this one."""
+    made: int = attempt.retry_state.attempt_number
+    return made - 1
+
+
 async def retried(
-    attempt: Callable[[], Awaitable[T]], retries: Retries, deadline: Deadline, what: str, failure: type[SearchError]
+    attempt: Callable[[int], Awaitable[T]], retries: Retries, deadline: Deadline, what: str, failure: type[SearchError]
 ) -> T:
-    """What ``attempt`` returns, made again as ``retries`` say.
+    """What ``attempt``, told how many there were before it, returns, made again as ``retries`` say.
 
     Raises:
         SearchError: ``failure``, when the last attempt failed for reasons of its replica.
@@ -165,7 +173,7 @@ async def retried(
         with retries.loop(deadline, what) as attempts:
             async for made in attempts:
                 with made:
-                    return await attempt()
+                    return await attempt(failed(made))
     except Exception as error:
         if not is_replica_failure(error):
             raise refusal(error) from None
@@ -205,16 +213,16 @@ class Missing:
     def count(self) -> int:
         return len(self._names)
 
-    def request(self, deadline_s: float) -> ExpandRequest:
+    def request(self, deadline_s: float, attempt: int = 0) -> ExpandRequest:
         """The same request for what is missing only."""
         if not self._granted:  # all of it is missing
-            return self._request._replace(deadline_s=deadline_s)
+            return self._request._replace(deadline_s=deadline_s, attempt=attempt)
         parts: list[ExpandItem] = []
         for part in self._request.expansions:
             branches = tuple(branch for branch in part.branches if (part.parent, branch.index) in self._names)
             if branches:
                 parts.append(ExpandItem(part.parent, part.prefix, branches, least=len(branches)))
-        return self._request._replace(expansions=tuple(parts), deadline_s=deadline_s)
+        return self._request._replace(expansions=tuple(parts), deadline_s=deadline_s, attempt=attempt)
 
     def arrived(self, group: ChildGroup) -> ChildGroup:
         """``group`` without what was not missing; what is left is missing no longer, nor what is given back."""

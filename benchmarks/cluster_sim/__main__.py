@@ -124,17 +124,17 @@ def routers(
             name: points.served(costs, language, ASKED["beam 16"], clients, searches, cores, size, through)
             for name, through in points.ROUTERS.items()
         }
-        default = found[points.DEFAULT_ROUTER]
+        default, ours = found[points.POWER_OF_TWO], found[points.SERVED]
         for name, figures in found.items():
             over = {
-                f"{figure}_over_default": round(figures[figure] / default[figure], 3)
+                f"{figure}_over_power_of_two": round(figures[figure] / default[figure], 3)
                 for figure in ("searches_per_s", "p95_s")
             }
             rows.append({"cores": cores or "own", "clients": clients, "router": name, **over, **figures})
             _tell(f"{name}, {point}", rows[-1])
-        best = max(figures["searches_per_s"] for name, figures in found.items() if figures is not default)
-        ratio = round(default["searches_per_s"] / best, 3)
-        held.append(claim(f"{point}: {points.DEFAULT_ROUTER} over the best other", ratio, ">= 0.97", ratio >= 0.97))
+        best = max(figures["searches_per_s"] for name, figures in found.items() if figures is not ours)
+        ratio = round(ours["searches_per_s"] / best, 3)
+        held.append(claim(f"{point}: {points.SERVED} over the best other", ratio, ">= 0.97", ratio >= 0.97))
     show_claims(console, held)
     _keep("cluster_sim_routers", {"prompt": prompt, "rows": rows, "claims": held})
 

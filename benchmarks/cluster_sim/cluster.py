@@ -12,8 +12,8 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
-from benchmarks.homes import BALANCE, LOOSE, order, preferred
 from cluster.autoscaling import PRESSURE, by_pressure
+from cluster.homes import BALANCE, Homes, preferred
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
@@ -78,37 +78,42 @@ class BySearch:
 
     def __init__(self, seed: int) -> None:
         """``seed`` is not used: there is no luck in it."""
-        self._names: dict[int, str] = {}
+        self._numbers: dict[int, str] = {}
+        self._replicas: list[Any] = []
+        self._by_name: dict[str, Any] = {}
+        self._homes = Homes(())
 
-    def _named(self, replicas: Sequence[AnyReplica]) -> dict[str, AnyReplica]:
-        return {self._names.setdefault(id(each), str(len(self._names))): each for each in replicas}
+    def homes(self, replicas: Sequence[AnyReplica], search_id: str) -> list[AnyReplica]:
+        """A search's homes, the one it prefers first."""
+        if replicas != self._replicas:
+            self._replicas = list(replicas)
+            self._by_name = {self._numbers.setdefault(id(each), str(len(self._numbers))): each for each in replicas}
+            self._homes = Homes(self._by_name)
+        return [self._by_name[name] for name in self._homes.of(search_id)]
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        named = self._named(replicas)
-        return named[order(search_id, list(named))[0]]
+        return self.homes(replicas, search_id)[0]
 
 
 class AtHome(BySearch):
-    """As `benchmarks.home_router.HomeRouter`: the first in that order which has room."""
+    """As `cluster.routing.HomeRouter`: the first of its homes that has room."""
 
-    balance = BALANCE
+    def __init__(self, seed: int, balance: float = BALANCE) -> None:
+        super().__init__(seed)
+        self._balance = balance
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        named = self._named(replicas)
-        return named[preferred(search_id, {name: each.ongoing for name, each in named.items()}, self.balance)[0]]
-
-
-class Homelier(AtHome):
-    """As `benchmarks.routers.Homelier`."""
-
-    balance = LOOSE
+        homes = self.homes(replicas, search_id)
+        calls = {place: each.ongoing for place, each in enumerate(homes)}
+        return homes[preferred(calls, balance=self._balance)[0]]
 
 
 class Routers(NamedTuple):
-    """What chooses among generators and among reward models, each made with a seed."""
+    """What chooses among generators and among reward models, each made with a seed; by themselves those that are
+    served."""
 
-    generators: Callable[[int], Router] = PowerOfTwoChoices
-    scorers: Callable[[int], Router] = PowerOfTwoChoices
+    generators: Callable[[int], Router] = AtHome
+    scorers: Callable[[int], Router] = AtHome
 
 
 DEFAULT_ROUTERS = Routers()
@@ -147,6 +152,7 @@ class Pool(Generic[AnyReplica]):
         self.made: list[AnyReplica] = []
         """All there ever were."""
         self.target_num_replicas = size.min_replicas
+        self.policy_state: dict[str, Any] = {}
         self.history: list[tuple[float, int]] = []
         """When there were to be how many."""
         for _ in range(size.min_replicas):
@@ -180,7 +186,7 @@ class Pool(Generic[AnyReplica]):
                 tell += TELL_S
                 for place, replica in enumerate(self.replicas):
                     self._told.setdefault(place, deque()).append((loop.time(), replica.pressure))
-            wanted, _ = by_pressure(self)
+            wanted, self.policy_state = by_pressure(self)
             wanted = min(max(wanted, self._size.min_replicas), self._size.max_replicas)
             now = self.target_num_replicas
             if (moved := (wanted > now) - (wanted < now)) != direction:

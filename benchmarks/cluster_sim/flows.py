@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import NamedTuple
 
-from benchmarks.cluster_sim.cluster import ANYBODY, ClusterSize, ControllerSize, Pool, PowerOfTwoChoices
+from benchmarks.cluster_sim.cluster import ANYBODY, AtHome, ClusterSize, ControllerSize, Pool, PowerOfTwoChoices
 from benchmarks.cluster_sim.costs import EngineCosts
 from benchmarks.cluster_sim.processors import OwnCores, ProcessorSharing, Program, settle
 from benchmarks.cluster_sim.workload import Problem
@@ -189,8 +189,8 @@ class Flows:
     ) -> None:
         """``costs``: of generators and of reward models."""
         generator, scorer = costs
-        self.generators = Pool(lambda: FlowGenerator(generator, means), size.generators, PowerOfTwoChoices(seed))
-        self.scorers = Pool(lambda: FlowScorer(scorer, means), size.scorers, PowerOfTwoChoices(seed + 1))
+        self.generators = Pool(lambda: FlowGenerator(generator, means), size.generators, AtHome(seed))
+        self.scorers = Pool(lambda: FlowScorer(scorer, means), size.scorers, AtHome(seed + 1))
         self.controllers = Pool(
             lambda: FlowController(size.controller, means, self.generators, self.scorers),
             size.controllers,

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Awaitable, Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
@@ -13,8 +14,8 @@ from benchmarks.cluster_sim.cluster import (
     Cluster,
     ClusterSize,
     ControllerSize,
-    Homelier,
     PoolSize,
+    PowerOfTwoChoices,
     Routers,
     closed_loop,
     figures,
@@ -30,18 +31,21 @@ from benchmarks.cluster_sim.quick_replicas import QuickGeneratorReplica, QuickSc
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language
 from cluster.autoscaling import FULL
+from cluster.homes import BALANCE
 from search.settings import parse_search
 
 ONE = PoolSize(1, 1)
 APPLICATION = ClusterSize(ONE, ONE, ONE)
-DEFAULT_ROUTER = "power of two"
+POWER_OF_TWO, HOME = "power of two", "home"
+BALANCES = (1.25, 1.5, 2.0)
+"""How many times its share a replica takes: what is served was chosen of these."""
 ROUTERS = {
-    DEFAULT_ROUTER: DEFAULT_ROUTERS,
+    POWER_OF_TWO: Routers(PowerOfTwoChoices, PowerOfTwoChoices),
     "by search": Routers(BySearch, BySearch),
-    "scores by search": Routers(scorers=BySearch),
-    "home": Routers(AtHome, AtHome),
-    "homelier": Routers(Homelier, Homelier),
+    "scores by search": Routers(PowerOfTwoChoices, BySearch),
+    **{f"{HOME}, {balance}": Routers(*[partial(AtHome, balance=balance)] * 2) for balance in BALANCES},
 }
+SERVED = f"{HOME}, {BALANCE}"
 CLIENTS = 16
 """For each generator."""
 SPARE = 1.3

@@ -46,7 +46,8 @@ class ReplicaSettings(Settings):
     router: str | None = Field(
         None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="module:class of a request router of Ray Serve's kind, in place of power of two choices.",
+        description="module:class of a request router of Ray Serve's kind. Without one engines have "
+        "cluster.routing:HomeRouter, which keeps a search on one replica, and controllers the less busy of two.",
     )
     num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
     num_gpus: float = Field(0.0, ge=0)

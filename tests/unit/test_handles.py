@@ -25,7 +25,10 @@ from search.ports import (
     ScoreItem,
     ScoreRequest,
     StopCondition,
+    TokenBeamReply,
+    TokenBeamRequest,
 )
+from search.token_beam import TokenBeamSettings
 from search.tree import Step, StepEnd
 
 pytestmark = pytest.mark.asyncio
@@ -137,6 +140,19 @@ async def test_after_a_death_exactly_the_missing_branches_are_asked_for_again_wi
         ((0,), (Branch(0, 102, 8),)),
     ]
     assert 0 < again.deadline_s < 10.0
+
+
+async def test_calls_say_how_often_they_have_failed() -> None:
+    generator = Handle(raises(ActorDiedError()), dies_after(child((), 1)), all_of)
+    await arrivals(generator, request())
+    prm = Handle(answers(None), raises(ActorDiedError()), answers(GOOD))
+    await HandleScorer(prm, RETRIES, 15.0).score(SCORES)
+    beams = Handle(raises(ActorDiedError()), answers(TokenBeamReply((), 0)))
+    await HandleGenerator(beams, RETRIES).token_beam(
+        TokenBeamRequest("s", (), TokenBeamSettings(width=1, max_tokens=1), 10.0)
+    )
+
+    assert [each.attempt for handle in (generator, prm, beams) for each in handle.requests] == [0, 1, 2, 0, 1, 2, 0, 1]
 
 
 async def test_a_branch_that_comes_twice_is_handed_on_once() -> None:

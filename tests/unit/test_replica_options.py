@@ -2,10 +2,12 @@
 
 from types import SimpleNamespace
 
+from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.config import AutoscalingConfig
 
 from cluster.autoscaling import PRESSURE, by_pressure
-from deployments.app import _replicas
+from cluster.routing import HomeRouter
+from deployments.app import ENGINE_ROUTER, _replicas
 from deployments.engines.settings import ReplicaSettings
 
 
@@ -15,7 +17,8 @@ def test_a_pool_that_may_grow_goes_by_what_presses() -> None:
 
     assert (told.min_replicas, told.max_replicas, told.upscale_delay_s, told.downscale_delay_s) == (1, 3, 4, 50)
     policy = told.policy.get_policy()  # a copy, as Serve's controller has it
-    pool = SimpleNamespace(target_num_replicas=1, aggregated_metrics={PRESSURE: {"the only one": 2.0}})
+    told = {PRESSURE: {"the only one": 2.0}}
+    pool = SimpleNamespace(target_num_replicas=1, aggregated_metrics=told, policy_state=None)
     assert policy(pool) == by_pressure(pool) == (3, {})
     assert "num_replicas" not in options
 
@@ -30,3 +33,13 @@ def test_a_pool_of_fixed_size_has_that_size_and_drains_as_long_as_it_is_told() -
 def test_a_replica_goes_where_what_it_reserves_is() -> None:
     options = _replicas(ReplicaSettings(num_gpus=1, resources={"large": 0.5}))
     assert options["ray_actor_options"] == {"num_cpus": 0.2, "num_gpus": 1, "resources": {"large": 0.5}}
+
+
+def test_a_pool_has_the_router_of_its_settings_or_of_its_kind() -> None:
+    ready_made = "ray.serve._private.request_router:PowerOfTwoChoicesRequestRouter"
+    told = _replicas(ReplicaSettings(), router=ENGINE_ROUTER)["request_router_config"]
+    named = _replicas(ReplicaSettings(router=ready_made), router=ENGINE_ROUTER)["request_router_config"]
+
+    assert told.get_request_router_class() is HomeRouter
+    assert named.get_request_router_class() is PowerOfTwoChoicesRequestRouter
+    assert "request_router_config" not in _replicas(ReplicaSettings())
