@@ -15,6 +15,9 @@ FULL = 0.8
 """A pool grows until its replicas have at most this share each."""
 SPARE = 0.5
 """It shrinks where those that are left would have at most this."""
+ENOUGH = "enough"
+"""The name under which Serve keeps for a pool how many it has had since it first had too many, and the most that would
+have been enough since then."""
 
 
 class Pool(Protocol):
@@ -26,11 +29,26 @@ class Pool(Protocol):
     @property
     def aggregated_metrics(self) -> dict[str, dict[Any, float]] | None: ...
 
+    @property
+    def policy_state(self) -> dict[str, Any] | None: ...
+
 
 def by_pressure(pool: Pool) -> tuple[int, dict[str, Any]]:
-    """How many replicas a pool should have; Serve applies the bounds and delays of its configuration."""
+    """How many replicas a pool should have, and what Serve is to keep of it; Serve applies the bounds and delays of its
+    configuration.
+
+    A pool has too many for as long as its ``downscale_delay_s`` before it shrinks. It shrinks to the most that would
+    have been enough in that time, not to what is at its end: load comes in waves, and what is let go at the bottom of
+    one is wanted, and started again, at the next.
+    """
     told = (pool.aggregated_metrics or {}).get(PRESSURE, {})
-    return replicas_for(sum(told.values()), len(told), pool.target_num_replicas), {}
+    now = pool.target_num_replicas
+    wanted = replicas_for(sum(told.values()), len(told), now)
+    if wanted >= now:
+        return wanted, {}
+    of, most = (pool.policy_state or {}).get(ENOUGH, (now, wanted))
+    most = max(wanted, most) if of == now else wanted
+    return most, {ENOUGH: (now, most)}
 
 
 def replicas_for(pressure: float, telling: int, now: int) -> int:

@@ -2,6 +2,7 @@
 
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -26,15 +27,47 @@ from cluster.autoscaling import FULL, PRESSURE, by_pressure, replicas_for
 )
 def test_how_many_there_should_be(pressures: list[float], now: int, wanted: int) -> None:
     told = {PRESSURE: {f"replica {number}": value for number, value in enumerate(pressures)}}
-    pool = SimpleNamespace(current_num_replicas=len(pressures), target_num_replicas=now, aggregated_metrics=told)
+    pool = SimpleNamespace(target_num_replicas=now, aggregated_metrics=told, policy_state=None)
 
-    assert by_pressure(pool) == (wanted, {})
+    assert by_pressure(pool)[0] == wanted
 
 
 def test_a_pool_that_tells_nothing_stays_as_it_is() -> None:
     for metrics in (None, {}, {"other": {"replica": 9.0}}):
-        pool = SimpleNamespace(current_num_replicas=3, target_num_replicas=3, aggregated_metrics=metrics)
+        pool = SimpleNamespace(target_num_replicas=3, aggregated_metrics=metrics, policy_state={})
         assert by_pressure(pool)[0] == 3
+
+
+class Pool:
+    """What Serve keeps of a pool, between one decision and the next."""
+
+    def __init__(self, replicas: int) -> None:
+        self.target_num_replicas = replicas
+        self.aggregated_metrics: dict[str, dict[Any, float]] = {}
+        self.policy_state: dict[str, Any] | None = None
+
+    def decide(self, pressure: float) -> int:
+        self.aggregated_metrics = {PRESSURE: dict.fromkeys(range(self.target_num_replicas), 0.0)}
+        self.aggregated_metrics[PRESSURE][0] = pressure
+        wanted, self.policy_state = by_pressure(self)
+        return wanted
+
+
+def test_a_pool_shrinks_to_what_was_enough_all_the_time_it_had_too_many() -> None:
+    pool = Pool(13)
+    assert [pool.decide(pressure) for pressure in (3.0, 5.0, 1.0)] == [6, 10, 10]
+    pool.target_num_replicas = 10
+    assert pool.decide(1.0) == 2, "what was enough for 13 is forgotten"
+    assert pool.decide(9.0) == 12
+    assert pool.decide(1.0) == 2, "so is what was before it had too few"
+
+
+@given(st.lists(st.floats(0, 200), min_size=1), st.integers(1, 200))
+def test_it_never_shrinks_to_less_than_is_enough_now(pressures: list[float], replicas: int) -> None:
+    pool = Pool(replicas)
+    for pressure in pressures:
+        now = replicas_for(pressure, replicas, replicas)
+        assert now <= pool.decide(pressure) <= max(now, replicas)
 
 
 @given(pressure=st.floats(0, 200), now=st.integers(1, 200))
