@@ -63,6 +63,7 @@ class Switched:
             "on_new_queue_len_info",
             "on_replica_actor_died",
             "on_replica_actor_unavailable",
+            "on_request_completed",
             "on_send_request",
             "update_backoff_params",
             "update_replicas",

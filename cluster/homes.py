@@ -1,62 +1,58 @@
-"""Which replicas a search is at home on, and how much one may have to do before it sends searches on.
+"""Where searches are at home: which replica has worked on their paths, and when that is no longer worth it.
 
-Consistent hashing with bounded loads (Mirrokni, Thorup and Zadimoghaddam 2018) over searches: a replica knows the paths
-that it has worked on, and one that is far busier than the rest is not worth what it knows.
+A replica knows the paths that it has worked on. So all calls of a search go where the first one went, which is to the
+least busy replica, until that one is far busier than the others; the least busy one then is its home for the rest.
 """
 
-import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from functools import lru_cache, partial
-from heapq import nsmallest
-from typing import TypeVar
+import random
+from collections import Counter
+from collections.abc import Collection, Hashable, Mapping
+from itertools import islice
+from typing import Generic, TypeVar
 
-Name = TypeVar("Name")
+Name = TypeVar("Name", bound=Hashable)
 
 BALANCE = 1.5
-"""A replica takes so many times its share of the calls at work; what is more goes to the next of the search's homes.
-With less, searches move about and are read again; with more, some wait while others are idle (docs/scaling.md)."""
-HOMES = 8
-"""Replicas that share a search's calls, of however many: a call looks at no more."""
+"""A replica takes so many times its share of the calls at work, before searches leave it. With less, they move about
+and their paths are read again; with 2, a pool of two would never be too much for one (docs/scaling.md)."""
+PLACED = 64
+"""Of replicas with as many calls, the one is the least busy at which the fewest of so many searches are at home: some
+of them are with their reward model and will be back."""
 REMEMBERED = 16_384
-"""Searches whose homes are known without reckoning; of 1,000 replicas that takes a millisecond."""
+"""Searches whose home is known; one of which nothing was heard for longer gets a new one."""
 
 
-class Homes:
-    """The homes of searches on some replicas."""
+class Homes(Generic[Name]):
+    """The homes of one process's searches among the replicas of a pool."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._of = lru_cache(maxsize=REMEMBERED)(partial(order, names=tuple(names)))
+    def __init__(self, balance: float = BALANCE, luck: random.Random | None = None) -> None:
+        """``luck`` chooses among those that are as busy."""
+        self._balance = balance
+        self._luck = luck or random.Random()
+        self._homes: dict[str, Name] = {}
+        """By search, the one of which something was heard last at the end."""
 
-    def of(self, search_id: str) -> list[str]:
-        """A search's homes, the one it prefers first."""
-        return self._of(search_id)
+    def choose(self, search_id: str, calls: Mapping[Name, int], avoid: Collection[Name] = ()) -> Name:
+        """The replica for a search's next call: its home from now on.
+
+        Args:
+            calls: how many of this process each replica has; there is at least one.
+            avoid: replicas that are taken only if there is no other.
+        """
+        home = self._homes.pop(search_id, None)
+        if home is None or home in avoid or calls.get(home, math.inf) >= most_calls(calls, self._balance):
+            home = self._least_busy(calls, avoid)
+        self._homes[search_id] = home
+        if len(self._homes) > REMEMBERED:
+            del self._homes[next(iter(self._homes))]
+        return home
+
+    def _least_busy(self, calls: Mapping[Name, int], avoid: Collection[Name]) -> Name:
+        homed = Counter(islice(reversed(self._homes.values()), PLACED))
+        return min(calls, key=lambda name: (name in avoid, calls[name], homed[name], self._luck.random()))
 
 
-def order(search_id: str, names: Iterable[str]) -> list[str]:
-    """The first `HOMES` replicas in the order in which a search prefers them: another one for every search, and the
-    same in every process and whichever others there are (rendezvous hashing)."""
-
-    def weight(name: str) -> bytes:
-        return hashlib.blake2b(name.encode(), digest_size=8, key=search_id.encode()[:64]).digest()
-
-    return nsmallest(HOMES, names, key=weight)
-
-
-def most_calls(at_work: int, replicas: int, balance: float = BALANCE) -> int:
-    """How many calls one replica may have before another one takes the next, with so many at work on all."""
-    return math.ceil(balance * (at_work + 1) / replicas)
-
-
-def preferred(calls: Mapping[Name, int], attempt: int = 0, balance: float = BALANCE) -> list[Name]:
-    """A search's homes, each with the calls that it has, in the order in which its next call should be offered to them:
-    those with room first.
-
-    Args:
-        calls: in the search's own order, which stays that of those with room and of those without.
-        attempt: how often the same call has failed. Each time another one is the first.
-    """
-    most = most_calls(sum(calls.values()), len(calls), balance)
-    found = sorted(calls, key=lambda name: calls[name] >= most)  # a stable sort
-    tried = attempt % len(found)
-    return found[tried:] + found[:tried]
+def most_calls(calls: Mapping[Name, int], balance: float = BALANCE) -> int:
+    """How many calls a replica has that takes no more, of those at work and the next one."""
+    return math.ceil(balance * (sum(calls.values()) + 1) / len(calls))

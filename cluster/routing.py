@@ -5,31 +5,33 @@ Serve by itself sends a call to the less busy of two replicas, and a search of t
 one of them.
 
 It lives in every process that has a handle: a controller's. Private parts of Ray 2.60: what a router sees of a call,
-how it is told which call it has found a replica for, and how many calls each replica has.
+how it is told which call it has found a replica for, and what becomes of calls.
 """
 
+import random
 from typing import Any, NamedTuple
 
-from ray.serve._private.common import RequestMetadata
+from ray.serve._private.common import ReplicaID, RequestMetadata
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from cluster.homes import Homes, preferred
+from cluster.homes import Homes
 
 
 class Asked(NamedTuple):
     """What a router goes by."""
 
     search_id: str
-    attempt: int = 0
+    avoid: tuple[str, ...] = ()
+    """See `search.ports.ExpandRequest`: actors' ids."""
 
 
 def asked(call: PendingRequest | None) -> Asked | None:
-    """The search that a call belongs to, and how often the same has failed; None of a canary and its like."""
+    """What a call says of its search; None of a canary and its like."""
     request = call.args[0] if call is not None and call.args else None
     search_id = getattr(request, "search_id", None)
-    return Asked(search_id, getattr(request, "attempt", 0)) if isinstance(search_id, str) else None
+    return Asked(search_id, getattr(request, "avoid", ())) if isinstance(search_id, str) else None
 
 
 class CallMatching:
@@ -57,29 +59,43 @@ class CallMatching:
 
 
 class HomeRouter(CallMatching, RequestRouter):
-    """The first of a search's homes that has room (`cluster.homes`)."""
+    """A search's calls go to its home (`cluster.homes`).
+
+    Of the calls at work it counts this process's own. What replicas tell of all is known to Serve only of those that
+    it has asked within ten seconds, and of a call without a stream only as it was when that began.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._candidates: list[RunningReplica] = []
-        self._by_name: dict[str, RunningReplica] = {}
-        self._homes = Homes(())
+        self._homes: Homes[str] = Homes()
+        self._calls: dict[str, int] = {}
+        """Of each replica that is there, by its unique id."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """Replicas one by one, the best first. Serve passes by those that are full or do not say how many calls they
-        have."""
+        """The search's home, and then any two. Serve goes on to these where the first is full or does not answer."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
+        any_two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         call = asked(pending_request)
         if call is None or not candidate_replicas:
-            return [candidate_replicas]  # the least busy one
-        if candidate_replicas is not self._candidates:  # Serve makes a new list of those that there are
-            self._candidates = candidate_replicas
-            self._by_name = {each.replica_id.unique_id: each for each in candidate_replicas}
-            self._homes = Homes(self._by_name)
-        homes = {name: self._by_name[name] for name in self._homes.of(call.search_id)}
-        calls = {name: self._replica_queue_len_cache.get(each.replica_id) or 0 for name, each in homes.items()}
-        best = [[homes[name]] for name in preferred(calls, call.attempt)]
-        return best if len(homes) == len(candidate_replicas) else [*best, candidate_replicas]
+            return [any_two]  # the less busy one
+        there = {each.replica_id.unique_id: each for each in candidate_replicas}
+        avoid = {name for name, each in there.items() if each.actor_id.hex() in call.avoid} if call.avoid else ()
+        home = self._homes.choose(call.search_id, {name: self._calls.get(name, 0) for name in there}, avoid)
+        return [[there[home]], any_two]
+
+    def on_send_request(self, replica_id: ReplicaID) -> None:
+        super().on_send_request(replica_id)
+        self._calls[replica_id.unique_id] = self._calls.get(replica_id.unique_id, 0) + 1
+
+    def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
+        super().on_request_completed(replica_id, internal_request_id)
+        if self._calls.get(replica_id.unique_id):
+            self._calls[replica_id.unique_id] -= 1
+
+    def update_replicas(self, replicas: list[RunningReplica]) -> None:
+        super().update_replicas(replicas)
+        there = (each.replica_id.unique_id for each in replicas)
+        self._calls = {name: self._calls.get(name, 0) for name in there}

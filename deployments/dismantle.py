@@ -45,6 +45,12 @@ def assigned_result(response: Any) -> Any:
     return assigned.result()
 
 
+def replica_of(response: Any) -> str | None:
+    """The replica that Serve found for a call, by the id of its actor; None before, and once it is dismantled."""
+    actor_id = getattr(assigned_result(response), "_actor_id", None)
+    return None if actor_id is None else str(actor_id.hex())
+
+
 def _dismantle_response(response: Any) -> None:
     result = assigned_result(response)
     call = getattr(result, "_call", None)

@@ -14,10 +14,8 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
-from tenacity import AttemptManager
-
 from deployments.breaker import Breaker, CircuitOpen
-from deployments.dismantle import dismantle_response
+from deployments.dismantle import dismantle_response, replica_of
 from deployments.serve_calls import (
     Deadline,
     ReplicaLost,
@@ -59,11 +57,12 @@ class HandleGenerator:
         """
         deadline = Deadline(request.deadline_s)
         missing = Missing(request)
+        tried: list[str] = []
         try:
             with self._retries.loop(deadline, "expand") as attempts:
                 async for attempt in attempts:
                     with attempt:
-                        async with aclosing(self._attempt(missing, deadline, failed(attempt))) as groups:
+                        async with aclosing(self._attempt(missing, deadline, tried)) as groups:
                             async for group in groups:
                                 yield group
         except Exception as error:
@@ -79,17 +78,20 @@ class HandleGenerator:
         """
         deadline = Deadline(request.deadline_s)
 
-        async def attempt(number: int) -> TokenBeamReply:
-            response = self._token_beam.remote(request._replace(deadline_s=deadline.remaining, attempt=number))
-            found: TokenBeamReply = await answer(response, deadline)
+        async def attempt(tried: list[str]) -> TokenBeamReply:
+            asked = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
+            found: TokenBeamReply = await answer(self._token_beam.remote(asked), deadline, tried)
             return found
 
         return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
 
-    async def _attempt(self, missing: "Missing", deadline: Deadline, number: int) -> AsyncGenerator[ChildGroup, None]:
+    async def _attempt(
+        self, missing: "Missing", deadline: Deadline, tried: list[str]
+    ) -> AsyncGenerator[ChildGroup, None]:
+        """One call; the replica that had it is added to ``tried``, those that others are not to come to."""
         if not missing.count:
             return
-        response = self._expand.remote(missing.request(deadline.remaining, number))
+        response = self._expand.remote(missing.request(deadline.remaining, tuple(tried)))
         exhausted = False
         try:
             while True:
@@ -104,6 +106,7 @@ class HandleGenerator:
                 if fresh.children or fresh.grant or fresh.headroom:
                     yield fresh
         finally:
+            note_replica(response, tried)
             if exhausted:
                 dismantle_response(response)
             else:
@@ -133,9 +136,9 @@ class HandleScorer:
         deadline = Deadline(request.deadline_s)
         wanted = [item.unscored for item in request.items]
 
-        async def attempt(number: int) -> Sequence[Sequence[float]]:
-            response = self._score.remote(request._replace(deadline_s=deadline.remaining, attempt=number))
-            rewards = await answer(response, deadline)
+        async def attempt(tried: list[str]) -> Sequence[Sequence[float]]:
+            asked = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
+            rewards = await answer(self._score.remote(asked), deadline, tried)
             return check_rewards(rewards, wanted, "the process reward model")
 
         try:
@@ -155,25 +158,24 @@ class HandleScorer:
         await answer(self._canary.remote(PROBE_S), Deadline(PROBE_S))
 
 
-def failed(attempt: AttemptManager) -> int:
-    """How many attempts there were before this one."""
-    made: int = attempt.retry_state.attempt_number
-    return made - 1
-
-
 async def retried(
-    attempt: Callable[[int], Awaitable[T]], retries: Retries, deadline: Deadline, what: str, failure: type[SearchError]
+    attempt: Callable[[list[str]], Awaitable[T]],
+    retries: Retries,
+    deadline: Deadline,
+    what: str,
+    failure: type[SearchError],
 ) -> T:
-    """What ``attempt``, told how many there were before it, returns, made again as ``retries`` say.
+    """What ``attempt`` returns, made again as ``retries`` say. It is told which replicas were tried, and adds its own.
 
     Raises:
         SearchError: ``failure``, when the last attempt failed for reasons of its replica.
     """
+    tried: list[str] = []
     try:
         with retries.loop(deadline, what) as attempts:
             async for made in attempts:
                 with made:
-                    return await attempt(failed(made))
+                    return await attempt(tried)
     except Exception as error:
         if not is_replica_failure(error):
             raise refusal(error) from None
@@ -181,8 +183,15 @@ async def retried(
     raise AssertionError("unreachable: the last attempt returns or raises")
 
 
-async def answer(response: Any, deadline: Deadline) -> Any:
-    """What a unary call answers; on any other ending the call is cancelled at its replica."""
+def note_replica(response: Any, tried: list[str]) -> None:
+    """Adds the replica that had a call."""
+    if (replica := replica_of(response)) is not None:
+        tried.append(replica)
+
+
+async def answer(response: Any, deadline: Deadline, tried: list[str] | None = None) -> Any:
+    """What a unary call answers; on any other ending the call is cancelled at its replica, which is added to
+    ``tried``."""
     answered = False
 
     async def awaited() -> Any:
@@ -193,6 +202,8 @@ async def answer(response: Any, deadline: Deadline) -> Any:
         answered = True
         return value
     finally:
+        if tried is not None:
+            note_replica(response, tried)
         if answered:
             dismantle_response(response)
         else:
@@ -213,16 +224,16 @@ class Missing:
     def count(self) -> int:
         return len(self._names)
 
-    def request(self, deadline_s: float, attempt: int = 0) -> ExpandRequest:
+    def request(self, deadline_s: float, avoid: tuple[str, ...] = ()) -> ExpandRequest:
         """The same request for what is missing only."""
         if not self._granted:  # all of it is missing
-            return self._request._replace(deadline_s=deadline_s, attempt=attempt)
+            return self._request._replace(deadline_s=deadline_s, avoid=avoid)
         parts: list[ExpandItem] = []
         for part in self._request.expansions:
             branches = tuple(branch for branch in part.branches if (part.parent, branch.index) in self._names)
             if branches:
                 parts.append(ExpandItem(part.parent, part.prefix, branches, least=len(branches)))
-        return self._request._replace(expansions=tuple(parts), deadline_s=deadline_s, attempt=attempt)
+        return self._request._replace(expansions=tuple(parts), deadline_s=deadline_s, avoid=avoid)
 
     def arrived(self, group: ChildGroup) -> ChildGroup:
         """``group`` without what was not missing; what is left is missing no longer, nor what is given back."""

@@ -92,8 +92,8 @@ class ExpandRequest(NamedTuple):
     """The model that writes them; empty: whichever the replica has. A replica refuses any but its own."""
     gate: str = ""
     """The name of the gate that let them in: by it a replica tells that gate what it has of others (`Headroom`)."""
-    attempt: int = 0
-    """How often the same was asked for before and failed: another replica than then should get it."""
+    avoid: tuple[str, ...] = ()
+    """Replicas at which the same has failed already: another one should get it."""
 
 
 class Child(NamedTuple):
@@ -163,7 +163,7 @@ class ScoreRequest(NamedTuple):
     cache_salt: str = ""
     """What this leaves in caches serves requests of the same salt only."""
     lane: Lane = Lane.DEMAND
-    attempt: int = 0
+    avoid: tuple[str, ...] = ()
     """As of an `ExpandRequest`."""
 
 
@@ -179,7 +179,7 @@ class TokenBeamRequest(NamedTuple):
     lane: Lane = Lane.DEMAND
     gate: str = ""
     """As of an `ExpandRequest`."""
-    attempt: int = 0
+    avoid: tuple[str, ...] = ()
     """As of an `ExpandRequest`."""
 
 

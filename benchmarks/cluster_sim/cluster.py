@@ -3,17 +3,18 @@
 import asyncio
 import math
 import random
-from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import aclosing, asynccontextmanager
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from hashlib import blake2b
 from itertools import count
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
 from cluster.autoscaling import PRESSURE, by_pressure
-from cluster.homes import BALANCE, Homes, preferred
+from cluster.homes import BALANCE, Homes
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
 from search.gate import Gate
@@ -55,18 +56,19 @@ AnyReplica = TypeVar("AnyReplica", bound=Replica)
 class Router(Protocol):
     """Chooses the replica of a call."""
 
-    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        """One of ``replicas``, of which there is at least one."""
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
+        """One of ``replicas``, of which there is at least one. ``calls``: how many of the caller's each of them has, by
+        its `id`."""
         ...
 
 
 class PowerOfTwoChoices:
-    """Serve's own: the one of two drawn at random that has fewer calls."""
+    """Serve's own: the one of two drawn at random that has fewer calls, of whomever."""
 
     def __init__(self, seed: int) -> None:
         self._luck = random.Random(seed)
 
-    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
         if len(replicas) == 1:
             return replicas[0]
         one, other = self._luck.sample(replicas, 2)
@@ -74,38 +76,30 @@ class PowerOfTwoChoices:
 
 
 class BySearch:
-    """All calls of a search to one replica, as Serve's `ConsistentHashRouter` where the search is the session."""
+    """All calls of a search to one replica by a hash of its name, as Serve's `ConsistentHashRouter` where the search is
+    the session."""
 
     def __init__(self, seed: int) -> None:
         """``seed`` is not used: there is no luck in it."""
-        self._numbers: dict[int, str] = {}
-        self._replicas: list[Any] = []
-        self._by_name: dict[str, Any] = {}
-        self._homes = Homes(())
+        self._names: dict[int, bytes] = {}
 
-    def homes(self, replicas: Sequence[AnyReplica], search_id: str) -> list[AnyReplica]:
-        """A search's homes, the one it prefers first."""
-        if replicas != self._replicas:
-            self._replicas = list(replicas)
-            self._by_name = {self._numbers.setdefault(id(each), str(len(self._numbers))): each for each in replicas}
-            self._homes = Homes(self._by_name)
-        return [self._by_name[name] for name in self._homes.of(search_id)]
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
+        def weight(replica: AnyReplica) -> bytes:  # rendezvous hashing: who goes moves nobody else's searches
+            name = self._names.setdefault(id(replica), str(len(self._names)).encode())
+            return blake2b(name, digest_size=8, key=search_id.encode()[:64]).digest()
 
-    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        return self.homes(replicas, search_id)[0]
+        return min(replicas, key=weight)
 
 
-class AtHome(BySearch):
-    """As `cluster.routing.HomeRouter`: the first of its homes that has room."""
+class AtHome:
+    """As `cluster.routing.HomeRouter`."""
 
     def __init__(self, seed: int, balance: float = BALANCE) -> None:
-        super().__init__(seed)
-        self._balance = balance
+        self._homes: Homes[int] = Homes(balance, random.Random(seed))
 
-    def choose(self, replicas: Sequence[AnyReplica], search_id: str) -> AnyReplica:
-        homes = self.homes(replicas, search_id)
-        calls = {place: each.ongoing for place, each in enumerate(homes)}
-        return homes[preferred(calls, balance=self._balance)[0]]
+    def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
+        there = {id(each): each for each in replicas}
+        return there[self._homes.choose(search_id, {name: calls.get(name, 0) for name in there})]
 
 
 class Routers(NamedTuple):
@@ -141,10 +135,14 @@ class Pool(Generic[AnyReplica]):
     A replica that is to go gets no new calls and finishes those that it has.
     """
 
-    def __init__(self, make: Callable[[], AnyReplica], size: PoolSize, router: Router) -> None:
+    def __init__(
+        self, make: Callable[[], AnyReplica], size: PoolSize, router: Callable[[int], Router], seed: int
+    ) -> None:
+        """``router``: makes one of a seed, for each handle."""
         self._make = make
         self._size = size
         self._router = router
+        self._seeds = count(seed, 1000)
         self.replicas: list[AnyReplica] = []
         """Those that get calls."""
         self._told: dict[int, deque[tuple[float, float]]] = {}
@@ -170,9 +168,9 @@ class Pool(Generic[AnyReplica]):
                 pressures[place] = math.fsum(pressure for _, pressure in told) / len(told)
         return {PRESSURE: pressures}
 
-    def choose(self, search_id: str) -> AnyReplica:
-        """The replica for one call of a search."""
-        return self._router.choose(self.replicas, search_id)
+    def handle(self) -> "Handle[AnyReplica]":
+        """For one caller."""
+        return Handle(self, self._router(next(self._seeds)))
 
     async def autoscale(self) -> None:
         """As Serve's controller does, until cancelled: what the policy has wanted for so long is done."""
@@ -220,6 +218,25 @@ class Pool(Generic[AnyReplica]):
             self._told.pop(len(self.replicas), None)
 
 
+class Handle(Generic[AnyReplica]):
+    """One caller's way to a pool, with a router of its own, as Serve has it in every process."""
+
+    def __init__(self, pool: Pool[AnyReplica], router: Router) -> None:
+        self._pool = pool
+        self._router = router
+        self._calls: Counter[int] = Counter()
+
+    @contextmanager
+    def call(self, search_id: str) -> Iterator[AnyReplica]:
+        """The replica for one call of a search, which lasts as long as the block."""
+        replica = self._router.choose(self._pool.replicas, search_id, self._calls)
+        self._calls[id(replica)] += 1
+        try:
+            yield replica
+        finally:
+            self._calls[id(replica)] -= 1
+
+
 class ControllerSize(NamedTuple):
     """What `deployments.config.ControllerSettings` calls so."""
 
@@ -253,8 +270,8 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
         self.places = Places(size.searches)
         self.ongoing = 0
         self._costs = calls.controller
-        self._generators = generators
-        self._scorers = scorers
+        self._generators = generators.handle()
+        self._scorers = scorers.handle()
         self._disposal = Disposal()
         self.gate = Gate(size.branches)
         self._environment = SearchEnvironment(self, self, CONTEXT_TOKENS, self.gate, AnswerMatcher())
@@ -288,17 +305,17 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """`search.ports.Generator`, through the pool."""
         await self.program.work(self._costs["expand"])
-        replica = self._generators.choose(request.search_id)
-        async with aclosing(replica.expand(request)) as groups:
-            async for group in groups:
-                await self.program.work(self._costs["group"] + self._costs["child"] * len(group.children))
-                yield group
+        with self._generators.call(request.search_id) as replica:
+            async with aclosing(replica.expand(request)) as groups:
+                async for group in groups:
+                    await self.program.work(self._costs["group"] + self._costs["child"] * len(group.children))
+                    yield group
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """`search.ports.StepScorer`, through the pool."""
         await self.program.work(self._costs["score"] / 2 + self._costs["item"] * len(request.items))
-        replica = self._scorers.choose(request.search_id)
-        scores = await replica.score(request)
+        with self._scorers.call(request.search_id) as replica:
+            scores = await replica.score(request)
         await self.program.work(self._costs["score"] / 2)
         return scores
 
@@ -335,13 +352,15 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
     ) -> None:
         """``processor``: gives every program what it runs on; the same one, or one of its own. ``generator`` and
         ``scorer`` make replicas, ``routers`` what chooses among these."""
-        self.generators = Pool(lambda: generator(processor()), size.generators, routers.generators(seed))
-        self.scorers = Pool(lambda: scorer(processor()), size.scorers, routers.scorers(seed + 1))
+        self.generators = Pool(lambda: generator(processor()), size.generators, routers.generators, seed)
+        self.scorers = Pool(lambda: scorer(processor()), size.scorers, routers.scorers, seed + 1)
         self.controllers = Pool(
             lambda: SimulatedController(processor(), calls, size.controller, self.generators, self.scorers),
             size.controllers,
-            PowerOfTwoChoices(seed + 2),
+            PowerOfTwoChoices,
+            seed + 2,
         )
+        self._proxies = self.controllers.handle()
         self.nodes = [Node(processor) for _ in range(size.nodes)]
         self._calls = calls
         self.refused = 0
@@ -356,9 +375,9 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
         await node.client.work(self._calls.client["search"] / 2)
         while True:
             await node.proxy.work(self._calls.proxy["search"] / 2)
-            controller = self.controllers.choose(str(number))
             try:
-                self.costs.append(await controller.search(str(number), prompt, settings))
+                with self._proxies.call(str(number)) as controller:
+                    self.costs.append(await controller.search(str(number), prompt, settings))
                 break
             except NoPlace as refusal:
                 self.refused += 1

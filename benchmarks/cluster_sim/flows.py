@@ -152,8 +152,8 @@ class FlowController:
         self.gate = Gate(size.branches)
         self.ongoing = 0
         self._means = means
-        self._generators = generators
-        self._scorers = scorers
+        self._generators = generators.handle()
+        self._scorers = scorers.handle()
 
     @property
     def pressure(self) -> float:
@@ -168,11 +168,12 @@ class FlowController:
                 for wanted in rounds:
                     async with self.gate.admit(Lane.DEMAND, wanted.branches, name):
                         await self.program.work(share)
-                        generator = self._generators.choose(name)
-                        await generator.write(wanted, self.gate.name)
+                        with self._generators.call(name) as generator:
+                            await generator.write(wanted, self.gate.name)
                         self.gate.saw(generator.headroom(self.gate.name))
                     await self.program.work(share)
-                    await self._scorers.choose(name).score(wanted.items)
+                    with self._scorers.call(name) as scorer:
+                        await scorer.score(wanted.items)
         finally:
             self.ongoing -= 1
 
@@ -189,13 +190,15 @@ class Flows:
     ) -> None:
         """``costs``: of generators and of reward models."""
         generator, scorer = costs
-        self.generators = Pool(lambda: FlowGenerator(generator, means), size.generators, AtHome(seed))
-        self.scorers = Pool(lambda: FlowScorer(scorer, means), size.scorers, AtHome(seed + 1))
+        self.generators = Pool(lambda: FlowGenerator(generator, means), size.generators, AtHome, seed)
+        self.scorers = Pool(lambda: FlowScorer(scorer, means), size.scorers, AtHome, seed + 1)
         self.controllers = Pool(
             lambda: FlowController(size.controller, means, self.generators, self.scorers),
             size.controllers,
-            PowerOfTwoChoices(seed + 2),
+            PowerOfTwoChoices,
+            seed + 2,
         )
+        self._proxies = self.controllers.handle()
         self.refused = 0
 
     async def solve(self, name: str, rounds: Sequence[Round]) -> float:
@@ -203,9 +206,9 @@ class Flows:
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:
-            controller = self.controllers.choose(name)
             try:
-                await controller.search(name, rounds)
+                with self._proxies.call(name) as controller:
+                    await controller.search(name, rounds)
                 return loop.time() - began
             except NoPlace as refusal:
                 self.refused += 1

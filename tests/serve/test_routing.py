@@ -1,34 +1,72 @@
-"""Which generator gets a call: a search's own, and another one for a call that has failed."""
+"""Which generator gets a call: its search's own, and another one where that has failed."""
 
+import asyncio
+from typing import Any
 from uuid import uuid4
 
 from ray import serve
 
+from deployments.dismantle import replica_of
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
-from tests.serve.application import Application, new_prefix
+from tests.serve.application import Application, new_prefix, until
+
+LONG = 200
 
 
-async def writers(application: Application, search_id: str, attempt: int, calls: int = 1) -> set[str]:
-    """The replicas that write for a search."""
-    handle = serve.get_deployment_handle("Generator", application.NAME).options(stream=True)
-    part = ExpandItem((), new_prefix(), (Branch(0, 1, 1),))
-    request = ExpandRequest(search_id, (part,), Sampling(), StopCondition.STEP, Lane.DEMAND, 60.0, attempt=attempt)
-    wrote = set()
-    for _ in range(calls):
-        async for group in handle.expand.remote(request):
-            if group.headroom is not None:
-                wrote.add(group.headroom.replica)
-    return wrote
+def one_branch(search_id: str, *avoid: str, tokens: int = 1) -> ExpandRequest:
+    part = ExpandItem((), new_prefix(), (Branch(0, 1, tokens),))
+    return ExpandRequest(search_id, (part,), Sampling(), StopCondition.SOLUTION, Lane.DEMAND, 60.0, avoid=avoid)
+
+
+async def writer(handle: Any, request: ExpandRequest) -> str:
+    """The replica that writes it."""
+    response = handle.expand.remote(request)
+    async for _ in response:
+        pass
+    found = replica_of(response)
+    assert found is not None
+    return found
 
 
 def test_a_search_stays_with_one_replica_and_a_call_that_failed_goes_to_another(idle: Application) -> None:
-    homes, elsewhere = [], []
-    for search_id in (uuid4().hex for _ in range(16)):
-        homes.append(idle.run(writers(idle, search_id, attempt=0, calls=4)))
-        elsewhere.append(idle.run(writers(idle, search_id, attempt=1)))
-        assert idle.run(writers(idle, search_id, attempt=2)) == homes[-1]
+    async def asked() -> list[tuple[set[str], str, str]]:
+        handle = serve.get_deployment_handle("Generator", idle.NAME).options(stream=True)
+        found = []
+        for search_id in (uuid4().hex for _ in range(16)):
+            homes = {await writer(handle, one_branch(search_id)) for _ in range(4)}
+            elsewhere = await writer(handle, one_branch(search_id, *homes))
+            found.append((homes, elsewhere, await writer(handle, one_branch(search_id, *homes, elsewhere))))
+        return found
 
-    assert all(len(home) == len(other) == 1 for home, other in zip(homes, elsewhere, strict=True))
-    assert set.union(*homes) == set.union(*elsewhere)
-    assert len(set.union(*homes)) == 2, "16 searches have both replicas for homes"
-    assert all(home != other for home, other in zip(homes, elsewhere, strict=True))
+    found = idle.run(asked())
+    assert all(len(homes) == 1 and elsewhere not in homes for homes, elsewhere, _ in found)
+    assert len({elsewhere for _, elsewhere, _ in found}) == 2, "16 searches have both replicas for homes"
+    assert all(homes == {again} for homes, _, again in found), "where it has failed everywhere it stays at home"
+
+
+def test_calls_are_counted_until_they_end_however_they_do(idle: Application) -> None:
+    handle: Any = None
+
+    def at_work() -> int:
+        return sum(handle._router._asyncio_router.request_router._calls.values())
+
+    async def ask() -> None:
+        nonlocal handle
+        handle = serve.get_deployment_handle("Generator", idle.NAME).options(stream=True)
+        requests = [one_branch(uuid4().hex, tokens=LONG) for _ in range(12)]
+        responses = [handle.expand.remote(request) for request in requests]
+        readers = [asyncio.ensure_future(anext(response)) for response in responses]
+        await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
+        assert at_work() > 0
+        for response in responses[:8]:
+            response.cancel()
+        await asyncio.gather(*readers, return_exceptions=True)
+        for response in responses[8:]:
+            async for _ in response:
+                pass
+        unary = handle.options(stream=False)
+        await asyncio.gather(*(unary.silent_s.remote() for _ in range(4)), return_exceptions=True)
+        await unary.broadcast("silent_s").results_async()
+
+    idle.run(ask())
+    until(lambda: at_work() == 0, "no call is counted")

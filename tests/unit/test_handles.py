@@ -5,6 +5,7 @@ import gc
 import pickle
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -45,6 +46,11 @@ class Response:
         self.cancelled = False
         self._replica_result_future: Any = None
 
+    def given_to(self, replica: bytes) -> None:
+        """Serve has found the actor of that id."""
+        self._replica_result_future = asyncio.get_running_loop().create_future()
+        self._replica_result_future.set_result(SimpleNamespace(_actor_id=replica, cancel=lambda: None))
+
     async def __anext__(self) -> Any:
         return await self._items.__anext__()
 
@@ -70,6 +76,7 @@ class Handle:
         self.requests.append(request)
         script = self._scripts.pop(0) if len(self._scripts) > 1 else self._scripts[0]
         self.responses.append(Response(script(request)))
+        self.responses[-1].given_to(bytes([10, len(self.responses) - 1]))
         return self.responses[-1]
 
 
@@ -142,17 +149,30 @@ async def test_after_a_death_exactly_the_missing_branches_are_asked_for_again_wi
     assert 0 < again.deadline_s < 10.0
 
 
-async def test_calls_say_how_often_they_have_failed() -> None:
+async def test_a_call_that_is_made_again_says_where_it_has_failed() -> None:
     generator = Handle(raises(ActorDiedError()), dies_after(child((), 1)), all_of)
     await arrivals(generator, request())
     prm = Handle(answers(None), raises(ActorDiedError()), answers(GOOD))
     await HandleScorer(prm, RETRIES, 15.0).score(SCORES)
     beams = Handle(raises(ActorDiedError()), answers(TokenBeamReply((), 0)))
-    await HandleGenerator(beams, RETRIES).token_beam(
-        TokenBeamRequest("s", (), TokenBeamSettings(width=1, max_tokens=1), 10.0)
-    )
+    settings = TokenBeamSettings(width=1, max_tokens=1)
+    await HandleGenerator(beams, RETRIES).token_beam(TokenBeamRequest("s", (), settings, 10.0))
 
-    assert [each.attempt for handle in (generator, prm, beams) for each in handle.requests] == [0, 1, 2, 0, 1, 2, 0, 1]
+    three = [(), ("0a00",), ("0a00", "0a01")]
+    assert [each.avoid for each in generator.requests] == [each.avoid for each in prm.requests] == three
+    assert [each.avoid for each in beams.requests] == three[:2]
+
+
+async def test_where_no_replica_was_found_none_has_failed() -> None:
+    async def is_not_found(_: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        handle.responses[0]._replica_result_future = None
+        raise ConnectionResetError
+        yield
+
+    handle = Handle(is_not_found, all_of)
+    await arrivals(handle, request())
+
+    assert [each.avoid for each in handle.requests] == [(), ()]
 
 
 async def test_a_branch_that_comes_twice_is_handed_on_once() -> None:

@@ -1,42 +1,67 @@
-"""Which replica gets a call: the first of a search's homes with room, and another one when the same has failed."""
+"""Which replica gets a call: its search's home, unless that is far busier than others or the same has failed there."""
 
 import asyncio
 from collections import Counter
+from collections.abc import Iterable
+from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve._private.request_router.common import PendingRequest
-from ray.serve.config import RequestRouterConfig
+from ray.serve._private.request_router.request_router import RequestRouter
+from ray.serve.deployment import Application
 
-from cluster.homes import BALANCE, HOMES, Homes, most_calls, order
+from cluster.homes import BALANCE, Homes
 from cluster.routing import Asked, CallMatching, HomeRouter, asked
-from deployments.app import ENGINE_ROUTER
+from deployments.app import build
+from deployments.config import AppConfig
 
 NAMES = [f"replica-{number}" for number in range(4)]
-some_names = st.sets(st.text("abcdef0123456789", min_size=4, max_size=8), min_size=1, max_size=2 * HOMES)
-some_calls = st.lists(st.integers(0, 50), min_size=1, max_size=2 * HOMES)
+loads = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
 class Router:
     """A router's view of some replicas, without Serve around it."""
 
-    def __init__(self, calls: dict[str, int]) -> None:
+    def __init__(self, names: Iterable[str]) -> None:
         self.router: Any = object.__new__(HomeRouter)
-        self.router._candidates = []
-        self.told(calls)
+        self.router.__dict__.update(
+            _homes=Homes(), _calls={}, _use_replica_queue_len_cache=False, _queue_len_gauge_last_update={}
+        )
+        self.there_are(names)
 
-    def told(self, calls: dict[str, int]) -> None:
-        self.router._replica_queue_len_cache = {name: count for name, count in calls.items() if count}
-        self.replicas: list[Any] = [SimpleNamespace(replica_id=_Name(name)) for name in calls]
+    def there_are(self, names: Iterable[str]) -> None:
+        self.replicas: list[Any] = [replica(name) for name in names]
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(RequestRouter, "update_replicas", lambda *_: None)
+            self.router.update_replicas(self.replicas)
 
-    def ranked(self, search_id: str, attempt: int = 0) -> list[list[str]]:
-        request = SimpleNamespace(search_id=search_id, attempt=attempt)
-        call: Any = SimpleNamespace(args=[request], routing_context=SimpleNamespace())
+    def have(self, calls: dict[str, int]) -> "Router":
+        """So many of this process's calls begin."""
+        for name, count in calls.items():
+            for _ in range(count):
+                self.router.on_send_request(_Name(name))
+        return self
+
+    def ended(self, calls: dict[str, int]) -> "Router":
+        for name, count in calls.items():
+            for _ in range(count):
+                self.router.on_request_completed(_Name(name), "")
+        return self
+
+    def ranked(self, search_id: str, *avoid: str) -> list[list[str]]:
+        call: Any = SimpleNamespace(args=[SimpleNamespace(search_id=search_id, avoid=avoid)], routing_context=Context())
         ranks = asyncio.run(self.router.choose_replicas(self.replicas, call))
+        assert call.routing_context.should_backoff, "Serve pauses before it asks again"
         return [[str(each.replica_id) for each in rank] for rank in ranks]
+
+
+class Context(SimpleNamespace):
+    should_backoff = False
 
 
 class _Name(str):
@@ -47,87 +72,156 @@ class _Name(str):
         return str(self)
 
 
+def replica(name: str) -> Any:
+    return SimpleNamespace(replica_id=_Name(name), actor_id=name.encode())
+
+
 def by_name(calls: list[int]) -> dict[str, int]:
     return {f"replica-{number}": count for number, count in enumerate(calls)}
 
 
-def test_engines_have_it() -> None:
-    given = RequestRouterConfig.model_validate({"request_router_class": ENGINE_ROUTER})
+def test_engines_have_it_and_controllers_serves_own() -> None:
+    of: dict[str, Any] = {}
 
-    assert given.get_request_router_class() is HomeRouter
+    def look(bound: Any) -> None:
+        of[bound.name] = bound._deployment_config.request_router_config
+        for each in bound.init_args:
+            if isinstance(each, Application):
+                look(each._bound_deployment)
 
+    look(build(AppConfig())._bound_deployment)
 
-def test_searches_spread_over_the_replicas() -> None:
-    homes = Counter(order(f"search {number}", NAMES)[0] for number in range(4000))
-
-    assert all(800 < homes[name] < 1200 for name in NAMES)
-
-
-@given(some_names, st.text(min_size=1), st.data())
-def test_a_replica_that_goes_moves_nobody_elses_home(names: set[str], search_id: str, data: st.DataObject) -> None:
-    ordered = order(search_id, sorted(names))
-    gone = data.draw(st.sampled_from(ordered))
-
-    left = order(search_id, sorted(names - {gone}, reverse=True))
-    assert left[: len(ordered) - 1] == [name for name in ordered if name != gone]
-    assert len(left) == min(HOMES, len(names) - 1)
+    routers = {name: config.get_request_router_class() for name, config in of.items()}
+    assert routers["Generator"] is routers["ProcessRewardModel"] is HomeRouter
+    assert routers["SearchController"] is PowerOfTwoChoicesRequestRouter
 
 
-@given(some_names, st.lists(st.text(), min_size=1))
-def test_homes_that_are_remembered_are_those_that_are_reckoned(names: set[str], searches: list[str]) -> None:
-    homes = Homes(sorted(names))
+def test_searches_one_after_the_other_spread_over_the_replicas() -> None:
+    homes: Homes[str] = Homes()
+    chosen = Counter(homes.choose(f"search {number}", dict.fromkeys(NAMES, 0)) for number in range(40))
 
-    assert [homes.of(each) for each in searches * 2] == [order(each, sorted(names)) for each in searches * 2]
-
-
-@given(some_calls, st.text(min_size=1))
-def test_the_first_home_with_room_is_asked_first_and_all_replicas_are_asked(calls: list[int], search_id: str) -> None:
-    of = by_name(calls)
-
-    ranks = Router(of).ranked(search_id)
-
-    homes = order(search_id, list(of))
-    at_work = sum(of[name] for name in homes)
-    most = most_calls(at_work, len(homes))
-    [first], *_ = ranks
-    assert first == next(each for each in homes if of[each] < most)
-    assert of[first] + 1 <= BALANCE * (at_work + 1) / len(homes) + 1
-    assert sorted(name for [name] in ranks[: len(homes)]) == sorted(homes)
-    assert ranks[len(homes) :] == ([list(of)] if len(of) > HOMES else [])
+    assert chosen == dict.fromkeys(NAMES, 10)
 
 
-@given(some_calls, st.text(min_size=1), st.integers(0, 30))
-def test_a_call_that_failed_goes_elsewhere_each_time(calls: list[int], search_id: str, attempt: int) -> None:
-    router = Router(by_name(calls))
-    first = [ranks[0][0] for ranks in (router.ranked(search_id, attempt + more) for more in range(len(calls)))]
+@given(loads, st.integers(0, 20))
+def test_a_search_begins_at_the_least_busy_replica(load: list[int], others: int) -> None:
+    homes: Homes[int] = Homes()
+    for number in range(others):
+        homes.choose(f"search {number}", dict.fromkeys(range(len(load)), 0))
 
-    assert len(set(first)) == min(HOMES, len(calls))
+    assert load[homes.choose("another", dict(enumerate(load)))] == min(load)
 
 
-def test_replicas_that_come_and_go_are_noticed() -> None:
-    router = Router(dict.fromkeys(NAMES, 0))
-    [home], [second], *_ = router.ranked("a search")
+@given(loads, st.data())
+def test_it_stays_until_that_has_more_than_its_share(load: list[int], data: st.DataObject) -> None:
+    homes: Homes[int] = Homes()
+    home = homes.choose("a search", dict(enumerate(load)))
+    calls = dict(enumerate(data.draw(st.lists(st.integers(0, 50), min_size=len(load), max_size=len(load)))))
 
-    router.told({name: 0 for name in NAMES if name != home})
-    assert router.ranked("a search")[0] == [second]
-    router.told(dict.fromkeys(NAMES, 0))
+    chosen = homes.choose("a search", calls)
+
+    share = (sum(calls.values()) + 1) / len(calls)
+    assert chosen == home if calls[home] + 1 <= BALANCE * share else chosen == home or calls[chosen] < calls[home]
+    assert calls[chosen] + 1 <= BALANCE * share + 1
+    assert homes.choose("a search", dict.fromkeys(calls, 0)) == chosen, "it does not go back and forth"
+
+
+@given(loads, st.data())
+def test_it_goes_where_it_has_not_failed(load: list[int], data: st.DataObject) -> None:
+    homes: Homes[int] = Homes()
+    calls = dict(enumerate(load))
+    failed = data.draw(st.sets(st.sampled_from(list(calls))))
+    homes.choose("a search", calls)
+
+    chosen = homes.choose("a search", calls, failed)
+
+    left = calls.keys() - failed or calls.keys()
+    assert chosen in left
+    assert chosen == homes.choose("a search", dict.fromkeys(calls, 0)), "and stays there"
+
+
+def test_a_replica_that_goes_moves_its_own_searches_only() -> None:
+    homes: Homes[str] = Homes()
+    at = {number: homes.choose(str(number), dict.fromkeys(NAMES, 0)) for number in range(20)}
+    left = dict.fromkeys(NAMES[1:], 0)
+
+    moved = {number: homes.choose(str(number), left) for number in at}
+    assert all(moved[number] == home for number, home in at.items() if home != NAMES[0])
+    assert NAMES[0] not in moved.values()
+
+
+def test_searches_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.homes.REMEMBERED", 3)
+    homes: Homes[str] = Homes()
+    for search_id in "abcada":
+        homes.choose(search_id, dict.fromkeys(NAMES, 0))
+
+    assert list(homes._homes) == ["c", "d", "a"]
+
+
+def test_the_router_sends_a_search_home_and_then_to_any_two() -> None:
+    router = Router(NAMES)
+    [[home], others] = router.ranked("a search")
+
+    assert len(set(others)) == 2
+    router.have(dict.fromkeys(NAMES, 2))
     assert router.ranked("a search")[0] == [home]
+    router.have({home: 3})
+    [elsewhere] = router.ranked("a search")[0]
+    assert elsewhere != home
+    router.ended({home: 5})
+    assert router.ranked("a search")[0] == [elsewhere]
 
 
-def test_a_call_of_no_search_goes_to_whoever_is_least_busy() -> None:
-    router = Router(dict.fromkeys(NAMES, 0))
-    canary: Any = SimpleNamespace(args=[20.0], routing_context=SimpleNamespace())
+def test_the_router_knows_replicas_by_what_calls_say_has_failed() -> None:
+    router = Router(NAMES)
+    failed: list[str] = []
+    for _ in NAMES:
+        [name] = router.ranked("a search", *failed)[0]
+        failed.append(name.encode().hex())
+
+    assert sorted(bytes.fromhex(each).decode() for each in failed) == NAMES
+
+
+@given(loads, loads)
+def test_calls_that_have_ended_are_not_at_work(began: list[int], ended: list[int]) -> None:
+    names = [f"replica-{number}" for number in range(len(began))]
+    ended = ended[: len(began)]
+    router = Router(names).have(dict(zip(names, began, strict=True))).ended(dict(zip(names, ended, strict=False)))
+
+    left = [max(0, one - other) for one, other in zip_longest(began, ended, fillvalue=0)]
+    assert [router.router._calls[name] for name in names] == left
+
+
+def test_calls_of_replicas_that_are_gone_are_forgotten() -> None:
+    router = Router(NAMES).have(dict.fromkeys(NAMES, 3))
+    router.there_are(NAMES[:2])
+    router.ended(dict.fromkeys(NAMES, 1))
+    router.there_are(NAMES)
+
+    assert router.router._calls == dict(zip(NAMES, (2, 2, 0, 0), strict=True))
+
+
+def test_a_call_of_no_search_goes_to_the_less_busy_of_any_two() -> None:
+    router = Router(NAMES)
+    canary: Any = SimpleNamespace(args=[20.0], routing_context=Context())
+    chosen = [asyncio.run(router.router.choose_replicas(router.replicas, canary)) for _ in range(50)]
 
     assert asked(canary) is asked(None) is None
-    assert asyncio.run(router.router.choose_replicas(router.replicas, canary)) == [router.replicas]
+    assert all(len(rank) == 2 for [rank] in chosen)
+    assert {str(each.replica_id) for [rank] in chosen for each in rank} == set(NAMES)
+
+
+def test_where_there_are_none_there_is_none_to_choose() -> None:
+    assert Router([]).ranked("a search") == [[]]
 
 
 def test_what_a_call_says_of_itself() -> None:
     def call(**request: Any) -> Any:
         return SimpleNamespace(args=[SimpleNamespace(**request)])
 
-    assert asked(call(search_id="a", attempt=2)) == Asked("a", 2)
-    assert asked(call(search_id="a")) == Asked("a", 0)
+    assert asked(call(search_id="a", avoid=("b",))) == Asked("a", ("b",))
+    assert asked(call(search_id="a")) == Asked("a", ())
     assert asked(call(search_id=None)) is None
 
 

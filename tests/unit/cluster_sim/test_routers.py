@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.cluster_sim.cluster import AtHome, BySearch
-from cluster.homes import most_calls
+from benchmarks.cluster_sim.cluster import AtHome, BySearch, Pool, PoolSize
 
 
 @dataclass(eq=False)
@@ -21,18 +20,20 @@ loads = st.lists(st.integers(0, 20), min_size=1, max_size=8)
 @given(loads, st.lists(st.text(max_size=8), min_size=1, max_size=8))
 def test_by_search_a_search_stays_where_it_is(ongoing: list[int], searches: list[str]) -> None:
     replicas, router = [Replica(calls) for calls in ongoing], BySearch(1)
-    first = {search: router.choose(replicas, search) for search in searches}
-    for replica in replicas:
-        replica.ongoing += 7
+    first = {search: router.choose(replicas, search, {}) for search in searches}
 
-    assert all(router.choose(replicas, search) is first[search] for search in searches)
+    calls = {id(replica): 7 for replica in replicas}
+    assert all(router.choose(replicas, search, calls) is first[search] for search in searches)
 
 
-@given(loads, st.text(max_size=8))
-def test_at_home_unless_that_has_more_than_its_share(ongoing: list[int], search: str) -> None:
-    replicas, router = [Replica(calls) for calls in ongoing], AtHome(1)
-    chosen, most = router.choose(replicas, search), most_calls(sum(ongoing), len(ongoing))  # all of them are its homes
-
-    assert chosen.ongoing < most
-    home, *_ = router.homes(replicas, search)
-    assert chosen is home or home.ongoing >= most
+def test_a_caller_counts_its_own_calls_until_they_end() -> None:
+    pool = Pool(lambda: Replica(1000), PoolSize(2, 2), AtHome, 1)  # what others ask of them is not known
+    handle, other = pool.handle(), pool.handle()
+    with handle.call("a") as home, handle.call("b") as second:
+        assert second is not home, "the less busy one"
+        with other.call("a"), other.call("a"), other.call("a"), handle.call("a") as again:
+            assert again is home
+    with handle.call("c"), handle.call("c"), handle.call("c"):
+        pass
+    with handle.call("a") as again, handle.call("b") as at_second:
+        assert (again, at_second) == (home, second), "they have ended"
