@@ -68,8 +68,10 @@ class HomeRouter(CallMatching, RequestRouter):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._homes: Homes[str] = Homes()
+        self._candidates: list[RunningReplica] = []
+        self._there: dict[str, RunningReplica] = {}
         self._calls: dict[str, int] = {}
-        """Of each replica that is there, by its unique id."""
+        """Of each replica that is there, by its name."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
@@ -81,21 +83,19 @@ class HomeRouter(CallMatching, RequestRouter):
         call = asked(pending_request)
         if call is None or not candidate_replicas:
             return [any_two]  # the less busy one
-        there = {each.replica_id.unique_id: each for each in candidate_replicas}
-        avoid = {name for name, each in there.items() if each.actor_id.hex() in call.avoid} if call.avoid else ()
-        home = self._homes.choose(call.search_id, {name: self._calls.get(name, 0) for name in there}, avoid)
-        return [[there[home]], any_two]
+        if candidate_replicas is not self._candidates:  # Serve makes a new list of those that there are
+            self._candidates = candidate_replicas
+            self._there = {each.replica_id.unique_id: each for each in candidate_replicas}
+            self._calls = {name: self._calls.get(name, 0) for name in self._there}
+        avoid = {name for name, each in self._there.items() if each.actor_id.hex() in call.avoid} if call.avoid else ()
+        return [[self._there[self._homes.choose(call.search_id, self._calls, avoid)]], any_two]
 
     def on_send_request(self, replica_id: ReplicaID) -> None:
         super().on_send_request(replica_id)
-        self._calls[replica_id.unique_id] = self._calls.get(replica_id.unique_id, 0) + 1
+        if (name := replica_id.unique_id) in self._calls:
+            self._calls[name] += 1
 
     def on_request_completed(self, replica_id: ReplicaID, internal_request_id: str) -> None:
         super().on_request_completed(replica_id, internal_request_id)
-        if self._calls.get(replica_id.unique_id):
-            self._calls[replica_id.unique_id] -= 1
-
-    def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        super().update_replicas(replicas)
-        there = (each.replica_id.unique_id for each in replicas)
-        self._calls = {name: self._calls.get(name, 0) for name in there}
+        if self._calls.get(name := replica_id.unique_id):
+            self._calls[name] -= 1

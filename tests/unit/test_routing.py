@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve._private.request_router.common import PendingRequest
-from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.deployment import Application
 
 from cluster.homes import BALANCE, Homes
@@ -30,15 +29,18 @@ class Router:
     def __init__(self, names: Iterable[str]) -> None:
         self.router: Any = object.__new__(HomeRouter)
         self.router.__dict__.update(
-            _homes=Homes(), _calls={}, _use_replica_queue_len_cache=False, _queue_len_gauge_last_update={}
+            _homes=Homes(),
+            _candidates=[],
+            _there={},
+            _calls={},
+            _use_replica_queue_len_cache=False,
+            _queue_len_gauge_last_update={},
         )
         self.there_are(names)
 
     def there_are(self, names: Iterable[str]) -> None:
         self.replicas: list[Any] = [replica(name) for name in names]
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(RequestRouter, "update_replicas", lambda *_: None)
-            self.router.update_replicas(self.replicas)
+        self.ranked("a search that notices it")
 
     def have(self, calls: dict[str, int]) -> "Router":
         """So many of this process's calls begin."""
