@@ -190,8 +190,8 @@ def note_replica(response: Any, tried: list[str]) -> None:
 
 
 async def answer(response: Any, deadline: Deadline, tried: list[str] | None = None) -> Any:
-    """What a unary call answers; on any other ending the call is cancelled at its replica, which is added to
-    ``tried``."""
+    """What a unary call answers; on any other ending the call is cancelled at its replica. However it ends, the replica
+    is added to ``tried``."""
     answered = False
 
     async def awaited() -> Any:
@@ -224,7 +224,7 @@ class Missing:
     def count(self) -> int:
         return len(self._names)
 
-    def request(self, deadline_s: float, avoid: tuple[str, ...] = ()) -> ExpandRequest:
+    def request(self, deadline_s: float, avoid: tuple[str, ...]) -> ExpandRequest:
         """The same request for what is missing only."""
         if not self._granted:  # all of it is missing
             return self._request._replace(deadline_s=deadline_s, avoid=avoid)

@@ -35,7 +35,7 @@ class ReplicaSettings(Settings):
     max_replicas: int = Field(1, ge=1, le=1024, description="More than min_replicas turns autoscaling on.")
     upscale_delay_s: float = Field(10.0, ge=0, le=86_400, description="More are started when too few for so long.")
     downscale_delay_s: float = Field(
-        300.0, ge=0, le=86_400, description="When too many for so long, to the most needed in it."
+        300.0, ge=0, le=86_400, description="Some are ended when too many for so long: all but the most needed in it."
     )
     drain_s: float | None = Field(
         None,

@@ -78,10 +78,6 @@ def replica(name: str) -> Any:
     return SimpleNamespace(replica_id=_Name(name), actor_id=name.encode())
 
 
-def by_name(calls: list[int]) -> dict[str, int]:
-    return {f"replica-{number}": count for number, count in enumerate(calls)}
-
-
 def test_engines_have_it_and_controllers_serves_own() -> None:
     of: dict[str, Any] = {}
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.autoscaling import FULL, PRESSURE, by_pressure, replicas_for
+from cluster.autoscaling import ENOUGH, FULL, PRESSURE, by_pressure, replicas_for
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_how_many_there_should_be(pressures: list[float], now: int, wanted: int)
     told = {PRESSURE: {f"replica {number}": value for number, value in enumerate(pressures)}}
     pool = SimpleNamespace(target_num_replicas=now, aggregated_metrics=told, policy_state=None)
 
-    assert by_pressure(pool)[0] == wanted
+    assert by_pressure(pool) == (wanted, {ENOUGH: (now, wanted)} if wanted < now else {})
 
 
 def test_a_pool_that_tells_nothing_stays_as_it_is() -> None:
