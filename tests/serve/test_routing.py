@@ -6,6 +6,7 @@ from uuid import uuid4
 
 from ray import serve
 
+from cluster.homes import PLACED
 from deployments.dismantle import replica_of
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
 from tests.serve.application import Application, new_prefix, until
@@ -31,6 +32,8 @@ async def writer(handle: Any, request: ExpandRequest) -> str:
 def test_a_search_stays_with_one_replica_and_a_call_that_failed_goes_to_another(idle: Application) -> None:
     async def asked() -> list[tuple[set[str], str, str]]:
         handle = serve.get_deployment_handle("Generator", idle.NAME).options(stream=True)
+        for _ in range(PLACED):  # where replicas were replaced, searches begin on the new ones until they have as many
+            await writer(handle, one_branch(uuid4().hex))
         searches = [uuid4().hex for _ in range(8)]
         homes = [{await writer(handle, one_branch(search)) for _ in range(4)} for search in searches]
         assert len(set.union(*homes)) == 2, "each replica is the less busy one for some"
