@@ -13,9 +13,10 @@ from typing import Generic, TypeVar
 
 Name = TypeVar("Name", bound=Hashable)
 
-BALANCE = 1.5
-"""A replica takes so many times its share of the calls at work, before searches leave it. With less, they move about
-and their paths are read again; with 2, a pool of two would never be too much for one (docs/scaling.md)."""
+BALANCE = 2.0
+"""A replica takes so many times its share of the calls at work before searches leave it, and at most halfway between
+its share and all of them: of two, 1.5 times. With less, they move about and their paths are read again; with two times,
+one of two would never have too many (docs/scaling.md)."""
 PLACED = 64
 """Of replicas with as many calls, the one is the least busy at which the fewest of so many searches are at home: some
 of them are with their reward model and will be back."""
@@ -55,4 +56,5 @@ class Homes(Generic[Name]):
 
 def most_calls(calls: Mapping[Name, int], balance: float = BALANCE) -> int:
     """How many calls a replica has that takes no more, of those at work and the next one."""
-    return math.ceil(balance * (sum(calls.values()) + 1) / len(calls))
+    replicas = len(calls)
+    return math.ceil(min(balance, (1 + replicas) / 2) * (sum(calls.values()) + 1) / replicas)

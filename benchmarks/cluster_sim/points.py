@@ -37,7 +37,7 @@ from search.settings import parse_search
 ONE = PoolSize(1, 1)
 APPLICATION = ClusterSize(ONE, ONE, ONE)
 POWER_OF_TWO, HOME = "power of two", "home"
-BALANCES = (1.25, 1.5, 2.0)
+BALANCES = (1.5, 2.0, 3.0)
 """How many times its share a replica takes: what is served was chosen of these."""
 ROUTERS = {
     POWER_OF_TWO: Routers(PowerOfTwoChoices, PowerOfTwoChoices),

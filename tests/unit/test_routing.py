@@ -14,7 +14,7 @@ from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve.deployment import Application
 
-from cluster.homes import BALANCE, Homes
+from cluster.homes import BALANCE, Homes, most_calls
 from cluster.routing import Asked, CallMatching, HomeRouter, asked
 from deployments.app import build
 from deployments.config import AppConfig
@@ -118,10 +118,17 @@ def test_it_stays_until_that_has_more_than_its_share(load: list[int], data: st.D
 
     chosen = homes.choose("a search", calls)
 
-    share = (sum(calls.values()) + 1) / len(calls)
-    assert chosen == home if calls[home] + 1 <= BALANCE * share else chosen == home or calls[chosen] < calls[home]
-    assert calls[chosen] + 1 <= BALANCE * share + 1
+    at_work = sum(calls.values()) + 1
+    share = at_work / len(calls)
+    most = min(BALANCE * share, (share + at_work) / 2)
+    assert chosen == home if calls[home] + 1 <= most else chosen == home or calls[chosen] < calls[home]
+    assert calls[chosen] + 1 <= most + 1
     assert homes.choose("a search", dict.fromkeys(calls, 0)) == chosen, "it does not go back and forth"
+
+
+def test_one_of_two_can_have_too_many() -> None:
+    assert [most_calls({0: busy, 1: 0}) for busy in (1, 3, 7, 15)] == [2, 3, 6, 12]
+    assert [most_calls({0: busy, 1: 0, 2: 0, 3: 0}) for busy in (1, 3, 7, 15)] == [1, 2, 4, 8]
 
 
 @given(loads, st.data())
@@ -164,10 +171,10 @@ def test_the_router_sends_a_search_home_and_then_to_any_two() -> None:
     assert len(set(others)) == 2
     router.have(dict.fromkeys(NAMES, 2))
     assert router.ranked("a search")[0] == [home]
-    router.have({home: 3})
+    router.have({home: 5})
     [elsewhere] = router.ranked("a search")[0]
     assert elsewhere != home
-    router.ended({home: 5})
+    router.ended({home: 7})
     assert router.ranked("a search")[0] == [elsewhere]
 
 
