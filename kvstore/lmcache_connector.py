@@ -20,6 +20,7 @@ from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 from kvstore.connector import IDENTITY, LEAST_TOKENS, PREFILLED, kv_name
 from kvstore.evicted import EvictedPathsManager
 from kvstore.fetches import Fetches
+from kvstore.in_flight import PatientWorkerAdapter
 from kvstore.recent import Lately, Recent
 from kvstore.storing import STORING, StoringBlocks
 from kvstore.transfers import Transfers
@@ -32,6 +33,9 @@ REMEMBERED = 16_384
 all, 2 MB a minute on two busy cores."""
 KNOWN_S = 30.0
 """For so long a path that was stored is taken to be there still."""
+
+
+lmcache_mp_connector.LMCacheMPWorkerAdapter = PatientWorkerAdapter  # the one that LMCache's own constructor makes
 
 
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]

@@ -38,8 +38,8 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def cache_server() -> Iterator[tuple[int, int]]:
-    """The ports of a server: of its engines, and of its HTTP."""
+def cache_server() -> Iterator[tuple[int, int, int]]:
+    """The ports of a server, of its engines and of its HTTP, and its process id."""
     port, http = free_port(), free_port()
     sizes = [
         "--l1-size-gb",
@@ -64,7 +64,7 @@ def cache_server() -> Iterator[tuple[int, int]]:
                     if time.monotonic() > deadline or server.poll() is not None:
                         raise
                     time.sleep(0.1)
-            yield port, http
+            yield port, http, server.pid
         finally:
             server.terminate()
             try:
@@ -89,7 +89,7 @@ async def main(model: str) -> int:
     from vllm.v1.engine.exceptions import EngineDeadError
 
     print(f"vllm {__version__}, lmcache {version('lmcache')}, CPython {sys.version.split()[0]}")
-    with cache_server() as (port, http):
+    with cache_server() as (port, http, _):
         transfer = KVTransferConfig(
             kv_connector="LMCacheMPConnector",
             kv_role="kv_both",

@@ -601,3 +601,53 @@ def test_prompts_are_shared_as_soon_as_they_are_computed_and_steps_when_they_are
             assert runner.run(second.ask(other, max_tokens=1)).cached == 8 * BLOCK
         assert runner.run(first.ask(short, max_tokens=1)).cached == 0
         assert objects(keeper.server) == kept
+
+
+@pytest.mark.parametrize("store", ["always", "evicted"])
+def test_a_server_that_stands_still_for_a_while_keeps_nothing_wrong(
+    store: str, model: Path, keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    """It copies from the engine's blocks itself, also what it was asked for long ago: they are still the same then."""
+    unnoticed_s = 2 * 2.0
+    settings = SETTINGS.model_copy(
+        update={"store": store, "least_tokens": 9 * BLOCK, "heartbeat_interval_s": unnoticed_s / 2}
+    )
+    die = random.Random(11)
+
+    def some(blocks: int) -> list[int]:
+        return [die.randrange(1, VOCABULARY - 1) for _ in range(blocks * BLOCK + 1)]
+
+    async def others(engine: Engine) -> None:
+        """More than have room; too short to be kept when they are lost."""
+        for _ in range(2):
+            await asyncio.gather(*(engine.ask(some(8), max_tokens=1) for _ in range(8)))
+
+    async def path_while_it_stands_still(engine: Engine) -> list[int]:
+        began, path = asyncio.Event(), some(4)
+        writing = asyncio.create_task(engine.ask(path, max_tokens=8 * BLOCK, began=began))
+        await (began.wait() if store == "always" else writing)
+        assert keeper.server.pid is not None
+        os.kill(keeper.server.pid, signal.SIGSTOP)
+        try:
+            path += (await writing).tokens
+            if store == "evicted":
+                await others(engine)
+            await asyncio.sleep(unnoticed_s + 1)
+            await others(engine)  # they get what the engine takes for free
+        finally:
+            os.kill(keeper.server.pid, signal.SIGCONT)
+        return path
+
+    with engine_of(model, keeper.server.address, settings, kv_bytes=6 << 20) as engine:
+        found = 0
+        for _ in range(3):  # what comes while a busy server counts as lost is not stored
+            path = runner.run(path_while_it_stands_still(engine))
+            runner.run(asyncio.sleep(unnoticed_s + 1))
+            until(lambda: runner.run(engine.llm.reset_prefix_cache()))
+            computed = runner.run(engine.ask(path, salt="computed"))
+            reply = runner.run(engine.ask(path))
+            assert reply.tokens == computed.tokens
+            found = max(found, reply.cached)
+            if found == 12 * BLOCK:
+                break
+        assert found == 12 * BLOCK, "what was lost or written while it stood still was stored"

@@ -1,0 +1,209 @@
+"""What a cache server owes is waited for until it is done, or until nobody is left to do it."""
+
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.engine.conftest import quiet
+
+with quiet():
+    from kvstore.in_flight import HELD_S, Asked, PatientWorkerAdapter, Stores, is_there, listening_at
+
+
+class Reply:
+    """A future of LMCache's."""
+
+    def __init__(self) -> None:
+        self.outcome: bool | Exception | None = None
+
+    def query(self) -> bool:
+        if isinstance(self.outcome, Exception):
+            raise self.outcome
+        return self.outcome is not None
+
+    def result(self, timeout: float | None = None) -> bool:
+        assert isinstance(self.outcome, bool)
+        return self.outcome
+
+
+class Transfers:
+    """Stands for LMCache's way to the server."""
+
+    def __init__(self) -> None:
+        self.replies: list[Reply] = []
+
+    def submit(self, *_: Any, **__: Any) -> Reply:
+        self.replies.append(Reply())
+        return self.replies[-1]
+
+    submit_store = submit_retrieve = submit
+
+
+class Operation:
+    token_ids = (1, 2, 3)
+    start, end, skip_first_n_tokens = 0, 3, 0
+    block_ids = ((7, 8),)
+    flat_block_ids = (7, 8)
+
+
+class Nothing:
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+class Adapter(PatientWorkerAdapter):
+    """Without a server: LMCache's own code on the way of stores and loads."""
+
+    def __init__(self, lazily: bool, server: psutil.Process | None = None) -> None:
+        self._collects, self._asked, self._gone, self._looked_at = False, {}, set(), 0.0
+        self._server = server
+        self._health_event = threading.Event()
+        self._health_event.set()
+        self.dispatcher = None
+        self.transfer_ctx: Any = Transfers()
+        self.parallel_strategy: Any = SimpleNamespace(is_kv_writer=True, kv_world_size=1, kv_worker_id=0)
+        self.lazy_offload, self._kv_events_enabled = lazily, False
+        self.kv_caches, self.blocks_in_chunk, self.model_name = {}, 1, ""
+        self.store_futures, self.retrieve_futures, self.store_events, self.retrieve_events = {}, {}, {}, {}
+        self._pending_store_kv_events: dict[str, Any] = {}
+        self.error_block_ids, self._failed_request_ids, self._dropped_retrieves = set(), set(), set()
+        self.finished_stores, self.previously_finished, self._returned_finished = set(), set(), set()
+        self._completed_store_requests: dict[str, int] = {}
+        self._failed_store_requests: set[str] = set()
+        self.request_telemetry = Nothing()
+
+    def _ensure_heartbeat_started(self) -> None:
+        pass
+
+    def _create_key(self, *_: Any, **__: Any) -> str:
+        return "a key"
+
+    def _block_ids_per_group(self, op: Any) -> Any:
+        return op.block_ids
+
+    def store(self, request_id: str) -> Reply:
+        self.submit_store_request(request_id, Operation, None)
+        return self.transfer_ctx.replies[-1]
+
+    def load(self, request_id: str) -> Reply:
+        self.submit_retrieve_request(request_id, Operation, None)
+        return self.transfer_ctx.replies[-1]
+
+    def told(self, *ended: str) -> tuple[set[str], set[str]]:
+        """The requests that it tells of as stored and as loaded."""
+        if self.lazy_offload:
+            _, loaded = self.get_finished_with_lazy_offload()
+            return set(self.get_completed_store_requests() or ()), loaded or set()
+        stored, loaded = self.get_finished(set(ended))
+        return stored or set(), loaded or set()
+
+
+@pytest.fixture
+def process() -> Iterator[psutil.Process]:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    yield psutil.Process(child.pid)
+    child.kill()
+    child.communicate()
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+def test_what_a_silent_server_owes_is_not_over(lazily: bool, process: psutil.Process) -> None:
+    adapter = Adapter(lazily, process)
+    stores, loads = adapter.store("stores"), adapter.load("loads")
+    adapter._health_event.clear()
+    process.suspend()
+    assert adapter.told("stores") == (set(), set())
+    assert not adapter.is_healthy
+
+    stores.outcome = loads.outcome = True
+    assert adapter.told() == ({"stores"}, {"loads"})
+    assert not adapter.error_block_ids
+    assert not adapter._failed_store_requests
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+def test_it_is_when_the_server_is_gone(lazily: bool, process: psutil.Process) -> None:
+    adapter = Adapter(lazily, process)
+    adapter.store("stores")
+    adapter.load("loads")
+    assert adapter.told("stores") == (set(), set())
+    adapter._looked_at = 0.0
+    process.kill()
+    psutil.wait_procs([process], timeout=10)
+
+    assert adapter.told() == ({"stores"}, {"loads"})
+    assert adapter.error_block_ids == {7, 8}
+    assert adapter._failed_request_ids == {"loads"}
+    assert adapter._failed_store_requests == ({"stores"} if lazily else set())
+    assert adapter.told() == (set(), set())
+
+
+def test_or_when_it_has_taken_too_long() -> None:
+    adapter = Adapter(lazily=True)
+    adapter.store("stores")
+    assert adapter.told() == (set(), set())
+    adapter._asked = {future: Asked(asked.at - HELD_S, None) for future, asked in adapter._asked.items()}
+    assert adapter.told() == ({"stores"}, set())
+
+
+@pytest.mark.parametrize("lazily", [True, False])
+def test_an_error_of_the_server_fails_the_request_alone(lazily: bool) -> None:
+    adapter = Adapter(lazily)
+    adapter.store("stores").outcome = RuntimeError("not known")
+    adapter.load("loads").outcome = RuntimeError("not known")
+    assert adapter.told("stores") == ({"stores"}, {"loads"})
+    assert adapter.error_block_ids == {7, 8}
+
+
+def test_of_a_requests_stores_all_are_waited_for() -> None:
+    adapter = Adapter(lazily=False)
+    first, second, third = (adapter.store("stores") for _ in range(3))
+    third.outcome = True
+    assert adapter.told("stores") == (set(), set())
+    first.outcome = True
+    assert adapter.told() == (set(), set())
+    second.outcome = True
+    assert adapter.told() == ({"stores"}, set())
+
+
+def test_one_that_was_done_before_the_next_does_not_stand_for_it() -> None:
+    adapter = Adapter(lazily=False)
+    adapter.store("stores").outcome = True
+    assert adapter.told() == (set(), set())
+    second = adapter.store("stores")
+    assert adapter.told("stores") == (set(), set())
+    second.outcome = True
+    assert adapter.told() == ({"stores"}, set())
+
+
+@pytest.mark.parametrize("outcomes", [(True, False), (False, True), (RuntimeError(), True), (True, RuntimeError())])
+def test_they_went_well_if_each_did(outcomes: tuple[bool | Exception, ...]) -> None:
+    replies = [Reply() for _ in outcomes]
+    stores = Stores(replies[:1]).and_another(replies[1])
+    for reply, outcome in zip(replies, outcomes, strict=True):
+        assert not stores.query()
+        reply.outcome = outcome
+    assert stores.query()
+    assert not stores.result()
+
+
+def test_a_server_is_known_by_where_it_listens(process: psutil.Process) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = listener.getsockname()[1]
+        assert listening_at(f"tcp://127.0.0.1:{port}") is None
+        listener.listen()
+        assert listening_at(f"tcp://127.0.0.1:{port}") == listening_at(f"tcp://localhost:{port}") == psutil.Process()
+        assert listening_at(f"tcp://10.0.0.9:{port}") is None, "what listens there is another machine's"
+        assert listening_at(f"tcp://a-host:{port}") is None
+    assert is_there(process)
+    process.kill()
+    psutil.wait_procs([process], timeout=10)
+    assert not is_there(process)
