@@ -11,7 +11,7 @@ Imports LMCache.
 
 import ipaddress
 import time
-from collections.abc import Iterable
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
@@ -20,48 +20,65 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 
 HELD_S = 60.0
-"""For so long at most. Who started a server that does not answer has killed it long before (`CacheKeeper`); of one on
-another host it cannot be told that it is gone."""
+"""For so long at most, while the engine runs. Who started a server that does not answer has killed it long before
+(`CacheKeeper`). Of one on another host it cannot be seen that it is gone, and one that could not do what it was asked
+may never say so."""
 LOOK_EVERY_S = 1.0
-"""How often a server's process is looked at."""
+"""How often a server's process is looked at, and as how much a pause counts in which the engine stood still too."""
+POLL_S = 0.001
 
 
 class Asked(NamedTuple):
     """Of one transfer."""
 
     at: float
-    """When, on the monotonic clock."""
+    """When, on the adapter's clock."""
     server: psutil.Process | None
     """Of which; None where its process cannot be seen."""
+
+
+class Lost:
+    """A reply that will not come: as one of a transfer that failed."""
+
+    def query(self) -> bool:
+        return True
+
+    def result(self, timeout: float | None = None) -> bool:
+        return False
+
+
+LOST = Lost()
 
 
 class Stores:
     """Of one request, as LMCache asks a future of one: done when all are, well if all went well."""
 
-    def __init__(self, futures: Iterable[Any]) -> None:
-        self._futures = list(futures)
+    def __init__(self) -> None:
+        self.waited_for: list[Any] = []
         self._went_well = True
 
-    def and_another(self, future: Any) -> "Stores":
-        self._futures.append(future)
-        return self
-
     def query(self) -> bool:
-        self._futures = [future for future in self._futures if not self._is_done(future)]
-        return not self._futures
+        self.waited_for = [future for future in self.waited_for if not self._is_done(future)]
+        return not self.waited_for
 
     def result(self, timeout: float | None = None) -> bool:
         """Once all are done."""
         return self._went_well
 
+    def lose(self, futures: Collection[Any]) -> None:
+        """These will not come."""
+        left = [future for future in self.waited_for if future not in futures]
+        self._went_well &= len(left) == len(self.waited_for)
+        self.waited_for = left
+
     def _is_done(self, future: Any) -> bool:
-        try:
-            if not future.query():
-                return False
-            self._went_well &= bool(future.result(timeout=0))
-        except Exception:  # the server says that it failed, and whatever it raises would end the engine
+        if failed(future):
             self._went_well = False
-        return True
+            return True
+        if future.query():
+            self._went_well &= bool(future.result(timeout=0))
+            return True
+        return False
 
 
 class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
@@ -77,7 +94,8 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
         self._asked: dict[Any, Asked] = {}
         """By the future of its reply."""
         self._gone: set[psutil.Process] = set()
-        self._looked_at = 0.0
+        self._clock = self._looked_at = 0.0
+        self._now = time.monotonic()
         self._collects = False
         super().__init__(server_url, *args, **kwargs)
 
@@ -87,13 +105,25 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
         return self._collects or bool(super().is_healthy)
 
     def submit_store_request(self, request_id: str, *args: Any, **kwargs: Any) -> None:
-        before = self.store_futures.pop(request_id, None)
+        stores = self.store_futures.pop(request_id, None) or Stores()
         super().submit_store_request(request_id, *args, **kwargs)
         if (future := self.store_futures.get(request_id)) is not None:
-            self.store_futures[request_id] = before.and_another(future) if before is not None else Stores([future])
-            self.finished_stores.discard(request_id)  # by an earlier one
-        elif before is not None:
-            self.store_futures[request_id] = before
+            stores.waited_for.append(future)
+            self.finished_stores.discard(request_id)  # an earlier one was
+        if stores.waited_for:
+            self.store_futures[request_id] = stores
+
+    def handle_preemptions(self, need_flush_before_forward: bool) -> None:
+        """Waits until nothing is stored any more of a request whose blocks were taken from it.
+
+        LMCache waits for each store for ``mq_timeout``, in which the engine seems to hang, and not at all for a server
+        that missed a heartbeat. Where paths are stored when they are about to be lost, their blocks are held meanwhile.
+        """
+        if not need_flush_before_forward or self.lazy_offload:
+            return
+        while not all(stores.query() for stores in self.store_futures.values()):
+            self._give_up()
+            time.sleep(POLL_S)
 
     def get_finished(self, finished_req_ids_from_engine: set[str]) -> tuple[set[str] | None, set[str] | None]:
         self._give_up()
@@ -119,53 +149,53 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
 
     def _give_up(self) -> None:
         """What failed, what a server owes that is gone, and what has taken too long."""
-        in_flight = [*self.store_futures.values(), *(future for future, _ in self.retrieve_futures.values())]
+        last, self._now = self._now, time.monotonic()
+        self._clock += min(self._now - last, LOOK_EVERY_S)
+        in_flight = [future for stores in self.store_futures.values() for future in stores.waited_for]
+        in_flight += [future for future, _ in self.retrieve_futures.values()]
+        self._asked = {future: self._asked.get(future) or Asked(self._clock, self._server) for future in in_flight}
         if not in_flight:
-            self._asked.clear()
             return
-        now = time.monotonic()
-        self._asked = {future: self._asked.get(future) or Asked(now, self._server) for future in in_flight}
-        if now - self._looked_at >= LOOK_EVERY_S:
-            self._looked_at = now
+        if self._clock - self._looked_at >= LOOK_EVERY_S:
+            self._looked_at = self._clock
             self._gone = {each.server for each in self._asked.values() if each.server and not is_there(each.server)}
-        for request_id in [name for name, future in self.store_futures.items() if self._is_lost(future, now)]:
-            del self.store_futures[request_id]
-            self.store_events.pop(request_id, None)
-            self._pending_store_kv_events.pop(request_id, None)
-            if self.lazy_offload:
-                self._completed_store_requests[request_id] = 1
-                self._failed_store_requests.add(request_id)
-            else:
-                self.finished_stores.add(request_id)
-        for request_id in [name for name, (future, _) in self.retrieve_futures.items() if self._is_lost(future, now)]:
-            _, block_ids = self.retrieve_futures.pop(request_id)
-            self.retrieve_events.pop(request_id, None)
-            self.error_block_ids.update(block_ids)
-            self._failed_request_ids.add(request_id)
-            self._dropped_retrieves.add(request_id)
+        lost = {future for future in in_flight if self._is_lost(future)}
+        if not lost:
+            return
+        for stores in self.store_futures.values():
+            stores.lose(lost)
+        for request_id, (future, block_ids) in self.retrieve_futures.items():
+            if future in lost:
+                self.retrieve_futures[request_id] = (LOST, block_ids)
 
-    def _is_lost(self, future: Any, now: float) -> bool:
-        try:
-            if future.query():
-                return False
-        except Exception:  # as of `Stores`
-            return True
+    def _is_lost(self, future: Any) -> bool:
         asked = self._asked[future]
-        return asked.server in self._gone or now - asked.at >= HELD_S
+        late = asked.server in self._gone or self._clock - asked.at >= HELD_S
+        return failed(future) or (late and not future.query())
+
+
+def failed(future: Any) -> bool:
+    """Whether the server said so; asked what it has, such a future raises, which would end the engine."""
+    try:
+        future.query()
+    except Exception:
+        return True
+    return False
 
 
 def listening_at(url: str) -> psutil.Process | None:
     """The process of this machine that listens at a loopback address; None for another one's or if none is seen."""
     where = urlsplit(url)
+    host = "127.0.0.1" if where.hostname == "localhost" else where.hostname or ""
     try:
-        local = where.hostname == "localhost" or ipaddress.ip_address(where.hostname or "").is_loopback
+        if not ipaddress.ip_address(host).is_loopback:
+            return None
     except ValueError:
         return None
-    if not local:
-        return None
-    with suppress(psutil.Error, OSError):
+    at = {(ip, where.port) for ip in (host, "0.0.0.0", "::")}
+    with suppress(psutil.Error, OSError, RuntimeError):
         for each in psutil.net_connections("tcp"):
-            if each.status == psutil.CONN_LISTEN and each.laddr and each.laddr.port == where.port and each.pid:
+            if each.status == psutil.CONN_LISTEN and tuple(each.laddr) in at and each.pid:
                 return psutil.Process(each.pid)
     return None
 

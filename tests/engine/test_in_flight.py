@@ -14,7 +14,9 @@ import pytest
 from tests.engine.conftest import quiet
 
 with quiet():
-    from kvstore.in_flight import HELD_S, Asked, PatientWorkerAdapter, Stores, is_there, listening_at
+    from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
+
+    from kvstore.in_flight import HELD_S, PatientWorkerAdapter, Stores, is_there, listening_at
 
 
 class Reply:
@@ -62,7 +64,14 @@ class Adapter(PatientWorkerAdapter):
     """Without a server: LMCache's own code on the way of stores and loads."""
 
     def __init__(self, lazily: bool, server: psutil.Process | None = None) -> None:
-        self._collects, self._asked, self._gone, self._looked_at = False, {}, set(), 0.0
+        self._collects, self._asked, self._gone, self._looked_at, self._clock, self._now = (
+            False,
+            {},
+            set(),
+            0.0,
+            1.0,
+            0.0,
+        )
         self._server = server
         self._health_event = threading.Event()
         self._health_event.set()
@@ -95,6 +104,9 @@ class Adapter(PatientWorkerAdapter):
     def load(self, request_id: str) -> Reply:
         self.submit_retrieve_request(request_id, Operation, None)
         return self.transfer_ctx.replies[-1]
+
+    def later(self, seconds: float) -> None:
+        self._clock += seconds
 
     def told(self, *ended: str) -> tuple[set[str], set[str]]:
         """The requests that it tells of as stored and as loaded."""
@@ -134,14 +146,14 @@ def test_it_is_when_the_server_is_gone(lazily: bool, process: psutil.Process) ->
     adapter.store("stores")
     adapter.load("loads")
     assert adapter.told("stores") == (set(), set())
-    adapter._looked_at = 0.0
     process.kill()
     psutil.wait_procs([process], timeout=10)
+    adapter.later(1.0)
 
     assert adapter.told() == ({"stores"}, {"loads"})
     assert adapter.error_block_ids == {7, 8}
     assert adapter._failed_request_ids == {"loads"}
-    assert adapter._failed_store_requests == ({"stores"} if lazily else set())
+    assert adapter._failed_store_requests == {"stores"} or not lazily
     assert adapter.told() == (set(), set())
 
 
@@ -149,8 +161,43 @@ def test_or_when_it_has_taken_too_long() -> None:
     adapter = Adapter(lazily=True)
     adapter.store("stores")
     assert adapter.told() == (set(), set())
-    adapter._asked = {future: Asked(asked.at - HELD_S, None) for future, asked in adapter._asked.items()}
+    adapter.later(HELD_S - 1)
+    adapter.load("loads")
+    assert adapter.told() == (set(), set())
+    adapter._now -= HELD_S
+    assert adapter.told() == ({"stores"}, set()), "a pause of all counts as a second of it"
+    adapter.later(HELD_S - 1)
+    assert adapter.told() == (set(), {"loads"})
+
+
+def test_each_store_of_a_request_has_its_own_time() -> None:
+    adapter = Adapter(lazily=False)
+    adapter.store("stores")
+    assert adapter.told() == (set(), set())
+    adapter.later(HELD_S / 2)
+    second = adapter.store("stores")
+    assert adapter.told("stores") == (set(), set())
+    adapter.later(HELD_S / 2)
+    assert adapter.told() == (set(), set())
+    second.outcome = True
     assert adapter.told() == ({"stores"}, set())
+
+
+def test_what_is_taken_from_a_request_is_stored_before() -> None:
+    adapter = Adapter(lazily=False)
+    reply = adapter.store("stores")
+    adapter._health_event.clear()
+    waits = threading.Thread(target=adapter.handle_preemptions, args=(True,))
+    waits.start()
+    waits.join(0.2)
+    assert waits.is_alive()
+    reply.outcome = True
+    waits.join(10)
+    assert not waits.is_alive()
+
+    held = Adapter(lazily=True)
+    held.store("stores")
+    held.handle_preemptions(True)  # its blocks are held, and nothing is waited for
 
 
 @pytest.mark.parametrize("lazily", [True, False])
@@ -186,7 +233,8 @@ def test_one_that_was_done_before_the_next_does_not_stand_for_it() -> None:
 @pytest.mark.parametrize("outcomes", [(True, False), (False, True), (RuntimeError(), True), (True, RuntimeError())])
 def test_they_went_well_if_each_did(outcomes: tuple[bool | Exception, ...]) -> None:
     replies = [Reply() for _ in outcomes]
-    stores = Stores(replies[:1]).and_another(replies[1])
+    stores = Stores()
+    stores.waited_for = list(replies)
     for reply, outcome in zip(replies, outcomes, strict=True):
         assert not stores.query()
         reply.outcome = outcome
@@ -194,14 +242,20 @@ def test_they_went_well_if_each_did(outcomes: tuple[bool | Exception, ...]) -> N
     assert not stores.result()
 
 
-def test_a_server_is_known_by_where_it_listens(process: psutil.Process) -> None:
+def test_a_server_is_known_by_where_it_listens(process: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
         assert listening_at(f"tcp://127.0.0.1:{port}") is None
         listener.listen()
         assert listening_at(f"tcp://127.0.0.1:{port}") == listening_at(f"tcp://localhost:{port}") == psutil.Process()
+        assert listening_at(f"tcp://127.0.0.2:{port}") is None
         assert listening_at(f"tcp://10.0.0.9:{port}") is None, "what listens there is another machine's"
+        monkeypatch.setattr(LMCacheMPWorkerAdapter, "_send_register_kv_caches_request", lambda *_: None)
+        adapter = Adapter(lazily=True)
+        adapter._url = f"tcp://127.0.0.1:{port}"
+        adapter._send_register_kv_caches_request({})
+        assert adapter._server == psutil.Process()
         assert listening_at(f"tcp://a-host:{port}") is None
     assert is_there(process)
     process.kill()
