@@ -11,8 +11,8 @@ Imports LMCache.
 
 import ipaddress
 import time
-from collections.abc import Collection
-from contextlib import suppress
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
@@ -126,22 +126,23 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
             time.sleep(POLL_S)
 
     def get_finished(self, finished_req_ids_from_engine: set[str]) -> tuple[set[str] | None, set[str] | None]:
-        self._give_up()
-        self._collects = True
-        try:
+        with self._collecting():
             finished: tuple[set[str] | None, set[str] | None] = super().get_finished(finished_req_ids_from_engine)
-        finally:
-            self._collects = False
         return finished
 
     def get_finished_with_lazy_offload(self) -> tuple[set[str] | None, set[str] | None]:
+        with self._collecting():
+            finished: tuple[set[str] | None, set[str] | None] = super().get_finished_with_lazy_offload()
+        return finished
+
+    @contextmanager
+    def _collecting(self) -> Iterator[None]:
         self._give_up()
         self._collects = True
         try:
-            finished: tuple[set[str] | None, set[str] | None] = super().get_finished_with_lazy_offload()
+            yield
         finally:
             self._collects = False
-        return finished
 
     def _send_register_kv_caches_request(self, kv_caches: Any) -> None:
         super()._send_register_kv_caches_request(kv_caches)

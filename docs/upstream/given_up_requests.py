@@ -81,37 +81,45 @@ def memory(http: int) -> dict[str, int]:
         return counts
 
 
-async def main(model: str) -> int:
-    from vllm import SamplingParams, __version__
+def engine_of(model: str, port: int, settings: dict[str, Any] | None = None, **arguments: Any) -> Any:
+    """An engine with the server at ``port``. ``settings``: more of LMCache's; ``arguments``: more of the engine's."""
     from vllm.config import KVTransferConfig
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
+
+    transfer = KVTransferConfig(
+        kv_connector="LMCacheMPConnector",
+        kv_role="kv_both",
+        kv_connector_module_path="lmcache.integration.vllm.lmcache_mp_connector",
+        kv_load_failure_policy="recompute",
+        kv_connector_extra_config={
+            "lmcache.mp.host": "tcp://127.0.0.1",
+            "lmcache.mp.port": port,
+            "lmcache.mp.mp_transfer_mode": "lmcache_driven",
+            "lmcache.mp.mq_timeout": 10.0,
+            **(settings or {}),
+        },
+    )
+    args = AsyncEngineArgs(
+        model=model,
+        skip_tokenizer_init=True,
+        max_model_len=512,
+        block_size=BLOCK,
+        kv_cache_memory_bytes=64 << 20,
+        enforce_eager=True,
+        kv_transfer_config=transfer,
+        **arguments,
+    )
+    return AsyncLLM.from_engine_args(args)
+
+
+async def main(model: str) -> int:
+    from vllm import SamplingParams, __version__
     from vllm.v1.engine.exceptions import EngineDeadError
 
     print(f"vllm {__version__}, lmcache {version('lmcache')}, CPython {sys.version.split()[0]}")
     with cache_server() as (port, http, _):
-        transfer = KVTransferConfig(
-            kv_connector="LMCacheMPConnector",
-            kv_role="kv_both",
-            kv_connector_module_path="lmcache.integration.vllm.lmcache_mp_connector",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={
-                "lmcache.mp.host": "tcp://127.0.0.1",
-                "lmcache.mp.port": port,
-                "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-                "lmcache.mp.mq_timeout": 10.0,
-            },
-        )
-        args = AsyncEngineArgs(
-            model=model,
-            skip_tokenizer_init=True,
-            max_model_len=512,
-            block_size=BLOCK,
-            kv_cache_memory_bytes=64 << 20,
-            enforce_eager=True,
-            kv_transfer_config=transfer,
-        )
-        engine = AsyncLLM.from_engine_args(args)
+        engine = engine_of(model, port)
         dice, requests = random.Random(8), iter(range(1 << 30))
         params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True, detokenize=False)
 

@@ -19,7 +19,7 @@ import sys
 from importlib.metadata import version
 from typing import Any
 
-from given_up_requests import BLOCK, DEADLINE_S, cache_server
+from given_up_requests import BLOCK, DEADLINE_S, cache_server, engine_of
 
 HEARTBEAT_S = 2.0
 BLOCKS = 96
@@ -28,37 +28,11 @@ ROUNDS = 3
 
 async def main(model: str) -> int:
     from vllm import SamplingParams, __version__
-    from vllm.config import KVTransferConfig
-    from vllm.engine.arg_utils import AsyncEngineArgs
-    from vllm.v1.engine.async_llm import AsyncLLM
 
     print(f"vllm {__version__}, lmcache {version('lmcache')}, CPython {sys.version.split()[0]}")
     with cache_server() as (port, _, server):
-        transfer = KVTransferConfig(
-            kv_connector="LMCacheMPConnector",
-            kv_role="kv_both",
-            kv_connector_module_path="lmcache.integration.vllm.lmcache_mp_connector",
-            kv_load_failure_policy="recompute",
-            kv_connector_extra_config={
-                "lmcache.mp.host": "tcp://127.0.0.1",
-                "lmcache.mp.port": port,
-                "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-                "lmcache.mp.mq_timeout": 10.0,
-                "lmcache.mp.heartbeat_interval": HEARTBEAT_S,
-                "lmcache.mp.save_decode_cache": True,
-            },
-        )
-        args = AsyncEngineArgs(
-            model=model,
-            skip_tokenizer_init=True,
-            max_model_len=512,
-            block_size=BLOCK,
-            kv_cache_memory_bytes=64 << 20,
-            num_gpu_blocks_override=BLOCKS,
-            enforce_eager=True,
-            kv_transfer_config=transfer,
-        )
-        engine = AsyncLLM.from_engine_args(args)
+        settings = {"lmcache.mp.heartbeat_interval": HEARTBEAT_S, "lmcache.mp.save_decode_cache": True}
+        engine = engine_of(model, port, settings, num_gpu_blocks_override=BLOCKS)
         dice, requests = random.Random(11), iter(range(1 << 30))
 
         def some(blocks: int) -> list[int]:

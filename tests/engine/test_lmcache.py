@@ -626,8 +626,9 @@ def test_a_server_that_stands_still_for_a_while_keeps_nothing_wrong(
         began, path = asyncio.Event(), some(4)
         writing = asyncio.create_task(engine.ask(path, max_tokens=8 * BLOCK, began=began))
         await (began.wait() if store == "always" else writing)
-        assert keeper.server.pid is not None
-        os.kill(keeper.server.pid, signal.SIGSTOP)
+        pid = keeper.server.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
         try:
             path += (await writing).tokens
             if store == "evicted":
@@ -635,7 +636,7 @@ def test_a_server_that_stands_still_for_a_while_keeps_nothing_wrong(
             await asyncio.sleep(unnoticed_s + 1)
             await others(engine)  # they get what the engine takes for free
         finally:
-            os.kill(keeper.server.pid, signal.SIGCONT)
+            os.kill(pid, signal.SIGCONT)
         return path
 
     with engine_of(model, keeper.server.address, settings, kv_bytes=6 << 20) as engine:
