@@ -37,7 +37,7 @@ from benchmarks.overload import quantile, told
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
-from benchmarks.served_overhead import Searched, application, applications, served
+from benchmarks.served_overhead import Searched, application, applications, http_for, served
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig, merged
 from deployments.embedded.conversations import system_text
@@ -247,9 +247,8 @@ def switched(config: AppConfig, memory: Memory, system: Callable[[Problem], str]
         return Side(url, memory, system, key, lambda: in_replicas("Generator", clamps(on)))
 
     with TemporaryDirectory() as folder:
-        Path(folder, "keys").write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
-        http = {"api_keys_file": str(Path(folder, "keys")), "canary_every_s": 0}
-        with application(AppConfig.model_validate(merged(config.model_dump(), {"http": http}))) as url:
+        http = {"http": http_for(keys, Path(folder, "keys"))}
+        with application(AppConfig.model_validate(merged(config.model_dump(), http))) as url:
             yield [side(url, key, on) for key, on in zip(keys, (True, False), strict=True)]
 
 

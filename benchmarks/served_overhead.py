@@ -9,9 +9,10 @@ stand side by side in one run and take turns, so that a busy machine is busy for
 import asyncio
 import statistics
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from itertools import islice
+from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import httpx
@@ -103,6 +104,13 @@ def applications(configs: Mapping[str, AppConfig]) -> Iterator[list[str]]:
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+def http_for(keys: Iterable[str], file: Path) -> dict[str, Any]:
+    """The ``http`` settings of an application whose clients have keys, each its own, so that none finds what was
+    computed for another; and nobody else searches there. ``file`` is written."""
+    file.write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
+    return {"api_keys_file": str(file), "canary_every_s": 0}
 
 
 @asynccontextmanager
