@@ -247,8 +247,8 @@ def switched(config: AppConfig, memory: Memory, system: Callable[[Problem], str]
         return Side(url, memory, system, key, lambda: in_replicas("Generator", clamps(on)))
 
     with TemporaryDirectory() as folder:
-        http = {"http": http_for(keys, Path(folder, "keys"))}
-        with application(AppConfig.model_validate(merged(config.model_dump(), http))) as url:
+        own = {"http": http_for(keys, Path(folder, "keys"))}
+        with application(AppConfig.model_validate(merged(config.model_dump(), own))) as url:
             yield [side(url, key, on) for key, on in zip(keys, (True, False), strict=True)]
 
 
