@@ -6,7 +6,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, Generic, TypeVar
@@ -23,6 +23,7 @@ from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.errors import EngineStartError
 from deployments.engines.fair_order import FairOrder
 from deployments.engines.settings import EngineSettings
+from deployments.engines.sockets import SocketDirectory
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
 from kvstore.engine_geometry import expected_geometry
 from kvstore.geometry import KVGeometry, UnknownGeometry
@@ -60,6 +61,7 @@ class EngineLifecycle(ABC, Generic[Started]):
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
         self._started: Started | None = None
+        self._sockets: SocketDirectory | None = None
         self._registry = BranchRegistry()
         self._order = FairOrder()
         self._canaries = 0
@@ -87,14 +89,17 @@ class EngineLifecycle(ABC, Generic[Started]):
         Raises:
             EngineStartError: the engine does not come up, or its model is of no use; nothing is left then.
         """
-        engine = await _start_engine(self._settings, self._arguments(), stat_loggers)
-        try:
+        arguments = self._arguments()
+        with ExitStack() as undo:
+            sockets = SocketDirectory()
+            undo.callback(sockets.remove)
+            engine = await _start_engine(self._settings, arguments, stat_loggers, sockets)
+            undo.callback(engine.shutdown)
             # vLLM asks this with an engine's first pooling request, and waits for ever for the answer of a dead one.
             await engine.get_supported_tasks()
             self._started = self._derive(engine, await engine_geometry(engine))
-        except BaseException:
-            engine.shutdown()
-            raise
+            undo.pop_all()
+        self._sockets = sockets
         self._watch = asyncio.create_task(self._watch_over(self._started))
 
     async def canary(self, deadline_s: float = 20.0) -> float:
@@ -151,6 +156,9 @@ class EngineLifecycle(ABC, Generic[Started]):
                 started.engine.shutdown(timeout=0.0)  # nothing is left that could end in order
             else:
                 started.engine.shutdown()
+        sockets, self._sockets = self._sockets, None
+        if sockets is not None:
+            sockets.remove()
 
     async def _watch_over(self, started: Started) -> None:
         """Kills an engine that hangs: all that waits for it then fails as it does when an engine dies."""
@@ -238,7 +246,10 @@ def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:
 
 
 async def _start_engine(
-    settings: EngineSettings, args: AsyncEngineArgs, stat_loggers: Sequence[StatLoggerFactory]
+    settings: EngineSettings,
+    args: AsyncEngineArgs,
+    stat_loggers: Sequence[StatLoggerFactory],
+    sockets: SocketDirectory,
 ) -> AsyncLLM:
     """Starts an engine in processes of its own without blocking the event loop (half a minute on a CPU).
 
@@ -246,14 +257,19 @@ async def _start_engine(
         EngineStartError: it did not come up.
     """
     try:
-        return await asyncio.to_thread(_start, settings, args, stat_loggers)
+        return await asyncio.to_thread(_start, settings, args, stat_loggers, sockets)
     except Exception as error:
         raise EngineStartError(f"the engine for {settings.model!r} did not start: {error}") from error
 
 
-def _start(settings: EngineSettings, args: AsyncEngineArgs, stat_loggers: Sequence[StatLoggerFactory]) -> AsyncLLM:
+def _start(
+    settings: EngineSettings,
+    args: AsyncEngineArgs,
+    stat_loggers: Sequence[StatLoggerFactory],
+    sockets: SocketDirectory,
+) -> AsyncLLM:
     envs.disable_envs_cache()
-    with _environment(engine_environment(settings)):
+    with _environment({**engine_environment(settings), **sockets.environment}):
         engine = AsyncLLM.from_engine_args(args, stat_loggers=[EngineCounters, *stat_loggers])
     # vLLM asks the environment about every token; the answers are kept from here on.
     envs.enable_envs_cache()

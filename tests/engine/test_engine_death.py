@@ -43,4 +43,8 @@ async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str
     with pytest.raises(GeneratorError, match="the engine failed"):
         await engine.canary(60.0)
     assert await engine.check_integrity() == ["the engine is dead"]
+    assert engine._sockets is not None
+    sockets = engine._sockets.path
+    assert any(path.is_socket() for path in sockets.iterdir())
     await stop(engine)
+    assert not sockets.exists()
