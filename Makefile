@@ -9,7 +9,7 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-serve test-faults test-faults-short test-commands test-models test-clients check format lock clean
+.PHONY: help setup run test test-unit test-engine test-cache test-serve test-faults test-faults-short test-commands test-models test-clients check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -20,13 +20,16 @@ setup: ## install the locked dependencies into .venv; nothing to do when nothing
 run: setup ## set up and serve; Ctrl-C ends it
 	@exec $(BIN)/banyan serve --config $(CONFIG) $(if $(PORT),--port $(PORT))
 
-test: test-unit test-engine test-serve test-faults-short ## set up and run all tests, the quick ones first
+test: test-unit test-engine test-cache test-serve test-faults-short ## set up and run all tests, the quick ones first
 
 test-unit: setup ## the tests that start no engine, in two processes; ARGS='-n 0' for one, as debuggers want it
 	$(PYTEST) tests/unit --numprocesses 2 --dist worksteal $(ARGS)
 
-test-engine: setup ## the tests with real vLLM engines
-	$(PYTEST) tests/engine $(ARGS)
+test-engine: setup ## the tests with real vLLM engines, in two processes; ARGS='-n 0' for one
+	$(PYTEST) tests/engine --numprocesses 2 --dist loadfile $(ARGS)
+
+test-cache: setup ## the tests with LMCache between engines; not beside others, which would starve its servers
+	$(PYTEST) tests/cache $(ARGS)
 
 test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)

@@ -9,7 +9,8 @@ prompts are asked for when the generator is new, again, once it was killed and r
 once the application was taken down and deployed again, where LMCache has a second tier in files. Once two were added,
 some searches still find the generator that has had their prompts all the time: those that began on an added one are
 also told apart. ``returns``: MCTS with KV memory for some of the searches alone, timed from one expansion to the next:
-what a search comes back to, others have pushed out meanwhile.
+what a search comes back to, others have pushed out meanwhile. Expansions that waited while prompts were computed for
+the first time, which no cache can spare, are told apart (``first prompts``), and no claim is made of them.
 """
 
 import asyncio
@@ -63,7 +64,8 @@ GROWS_AFTER_S = 40
 FIT = 3
 """Of the longest paths that memory holds where MCTS has to come back."""
 ADDED = "scaled up, begun on an added replica"
-STATES = ("cold", "replaced", "scaled up", ADDED, "returns")
+RETURNS, FIRST_PROMPTS = "returns", "first prompts"
+STATES = ("cold", "replaced", "scaled up", ADDED, RETURNS)
 """Of which a claim is made."""
 MOST = 1 / 3
 SEED = 41
@@ -122,7 +124,7 @@ def began(replica: Any) -> tuple[int, list[int]]:
     return os.getpid(), seeds
 
 
-async def between_expansions(url: str, asked: Sequence[Prompt]) -> list[float]:
+async def between_expansions(url: str, asked: Sequence[Prompt]) -> dict[str, list[float]]:
     """Seconds from one expansion's first scored step to the next one's, of all searches, which run at once."""
     async with Client(url, connections=len(asked)) as client:
 
@@ -131,9 +133,14 @@ async def between_expansions(url: str, asked: Sequence[Prompt]) -> list[float]:
             async for event in client.stream(prompt.question(RETURNING)):
                 if isinstance(event, StepScored):
                     came.setdefault(event.node[:-1], time.perf_counter())
-            return [after - before for before, after in itertools.pairwise(came.values())]
+            return list(came.values())
 
-        return list(itertools.chain.from_iterable(await asyncio.gather(*map(ask, asked))))
+        times = await asyncio.gather(*map(ask, asked))
+    all_known = max(came[0] for came in times)
+    found: dict[str, list[float]] = {FIRST_PROMPTS: [], RETURNS: []}
+    for before, after in itertools.chain.from_iterable(map(itertools.pairwise, times)):
+        found[RETURNS if before >= all_known else FIRST_PROMPTS].append(after - before)
+    return found
 
 
 def config_of(side: str, model: Path, fit: int, pool: int, files: Path | None = None) -> AppConfig:
@@ -220,8 +227,8 @@ async def press(url: str, seed: int) -> None:
                 group.create_task(search_on())
 
 
-async def of_returns(url: str, seed: int) -> tuple[list[float], dict[str, int]]:
-    """Seconds between expansions, and what the generator counted."""
+async def of_returns(url: str, seed: int) -> tuple[dict[str, list[float]], dict[str, int]]:
+    """Seconds between expansions by state, and what the generator counted."""
     drawn = prompts(seed)
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
         await first_steps(url, list(itertools.islice(prompts(seed + 1, chars=0), RETURNING_CLIENTS)))
@@ -268,8 +275,10 @@ def main(
                             keep(state, side, seconds)
                 if "returns" in wanted:
                     with application(config_of(side, model, fit=FIT, pool=1)) as url:
-                        seconds, counts = asyncio.run(of_returns(url, SEED + turn))
-                    keep("returns", side, seconds)
+                        between, counts = asyncio.run(of_returns(url, SEED + turn))
+                    for state, seconds in between.items():
+                        if seconds:
+                            keep(state, side, seconds)
                     counted[side].append(counts)
     asked = [state for state in STATES if state in found]
     held = claims(found, asked)

@@ -1,0 +1,74 @@
+"""One cache server, watched by its keeper, and one model for all tests here."""
+
+import asyncio
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.cache_server import CacheKeeper
+from kvstore.connector import QUIET_ENVIRONMENT
+from tests.cache.engines import VOCABULARY
+from tests.cache.servers import SETTINGS
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = Path(__file__).parent
+    for item in items:
+        if here in item.path.parents:
+            item.add_marker(pytest.mark.timeout(600))
+            # Those of vLLM and torch about themselves and each other are no errors of ours.
+            item.add_marker(pytest.mark.filterwarnings("default"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def environment() -> Iterator[None]:
+    """That of the engines here, and of the servers."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in QUIET_ENVIRONMENT.items():
+            patch.setenv(name, value)
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        patch.setenv("OMP_NUM_THREADS", "1")
+        patch.setenv("VLLM_NO_USAGE_STATS", "1")
+        patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        yield
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A Qwen2 with random weights, no tokenizer."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY,
+        hidden_size=128,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        intermediate_size=512,
+        max_position_embeddings=1024,
+    )
+    path = tmp_path_factory.mktemp("qwen2")
+    random_model: Any = Qwen2ForCausalLM
+    random_model(config).to(torch.float32).save_pretrained(path)
+    written = json.loads((path / "config.json").read_text())
+    assert written["hidden_size"] // written["num_attention_heads"] == 32
+    return path
+
+
+@pytest.fixture(scope="session")
+def keeper() -> Iterator[CacheKeeper]:
+    keeper = CacheKeeper(SETTINGS)
+    keeper.start()
+    yield keeper
+    keeper.stop()
+
+
+@pytest.fixture(scope="session")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as runner:
+        yield runner

@@ -1,0 +1,79 @@
+"""LMCache servers as these tests start them, and what one has."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from kvstore.cache_server import CacheServer, CacheServerError, request_text
+from kvstore.settings import CacheSettings
+
+BLOCK = 32
+SETTINGS = CacheSettings(
+    # The heartbeat's interval is its deadline too: a shorter one is missed on a busy machine, and a few probes as well.
+    l1_size_gb=0.25,
+    chunk_size=BLOCK,
+    store="always",
+    heartbeat_interval_s=5.0,
+    mq_timeout_s=5,
+    probe_interval_s=0.5,
+    probe_failures=10,
+)
+WAIT_S = 180.0
+
+
+def until(holds: Callable[[], bool], again: Callable[[], object] | None = None) -> None:
+    """Wait for something that no process announces; fails after a bounded time.
+
+    ``again`` is called every few seconds: a server that counted as unhealthy for a moment was sent nothing.
+    """
+    pause, deadline = threading.Event(), time.monotonic() + WAIT_S
+    for tick in itertools.count(1):
+        if holds():
+            return
+        assert time.monotonic() < deadline
+        pause.wait(0.1)
+        if again is not None and tick % 50 == 0:
+            again()
+
+
+def exists(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
+
+
+def l1(server: CacheServer) -> dict[str, int]:
+    """Counts of the server's memory, by name."""
+    counts: dict[str, int] = server.status()["storage_manager"]["l1_manager"]
+    return counts
+
+
+def objects(server: CacheServer) -> int:
+    """That can be read: others are being written."""
+    counts = l1(server)
+    return counts["total_object_count"] - counts["staging_object_count"]
+
+
+def registered(server: CacheServer) -> set[int]:
+    """The engines that it knows; none while it does not answer."""
+    try:
+        return set(server.status()["registered_gpu_ids"])
+    except CacheServerError:
+        return set()
+
+
+def lookups(server: CacheServer) -> int:
+    """How often it was asked what it has of a prefix."""
+    threading.Event().wait(0.5)  # it counts a moment later
+    lines = request_text(server.address, "GET", "/metrics").splitlines()
+    return sum(int(float(line.split()[-1])) for line in lines if line.startswith("lmcache_mp_lookups_requests_total"))
+
+
+def empty(server: CacheServer) -> None:
+    """Clears until nothing is left: what is still being written when the server is told to clear, it keeps."""
+
+    def emptied() -> bool:
+        server.clear()
+        return l1(server)["total_object_count"] == 0
+
+    until(emptied)

@@ -1,0 +1,77 @@
+"""A cache server by itself, and its keeper."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from kvstore.cache_server import CacheKeeper, CacheServer, CacheServerError
+from tests.cache.servers import BLOCK, SETTINGS, exists, until
+
+
+def test_it_answers_once_started_and_is_gone_once_stopped() -> None:
+    server = CacheServer(SETTINGS)
+    address = server.start()
+    pid = server.pid
+    assert pid is not None
+    assert server.healthy()
+    assert server.status()["chunk_size"] == BLOCK
+    server.clear()
+    assert server.start() == address
+    assert server.pid == pid
+    server.stop()
+    assert not exists(pid)
+    assert not server.alive()
+
+
+def test_it_shows_no_secret_of_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANYAN_API_KEYS", "a-secret")
+    with CacheServer(SETTINGS) as server:
+        process = Path(f"/proc/{server.pid}")
+        assert b"LMCACHE_TRACK_USAGE=false" in (process / "environ").read_bytes()
+        assert b"a-secret" not in (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
+
+
+def test_the_log_says_why_it_does_not_start() -> None:
+    settings = SETTINGS.model_copy(update={"l2_adapters": ({"type": "nothing-of-the-kind"},)})
+    server = CacheServer(settings)
+    with pytest.raises(CacheServerError, match="nothing-of-the-kind"):
+        server.start()
+    assert not server.alive()
+    server.stop()
+
+
+def test_the_keeper_brings_a_killed_server_back_at_its_address() -> None:
+    keeper = CacheKeeper(SETTINGS)
+    try:
+        address = keeper.start()
+        first = keeper.server.pid
+        assert first is not None
+        killed = time.monotonic()
+        os.kill(first, signal.SIGKILL)
+        until(lambda: keeper.restarts == 1)
+        # Or an engine whose heartbeat fell between would never know that it has to register again.
+        assert time.monotonic() - killed > 2 * SETTINGS.heartbeat_interval_s
+        assert keeper.server.healthy()
+        assert keeper.server.address == address
+        assert keeper.server.pid != first
+    finally:
+        keeper.stop()
+    assert not keeper.server.alive()
+
+
+def test_the_keeper_replaces_a_server_that_hangs() -> None:
+    settings = SETTINGS.model_copy(update={"probe_failures": 1, "stop_timeout_s": 0.5})
+    keeper = CacheKeeper(settings)
+    try:
+        keeper.start()
+        first = keeper.server.pid
+        assert first is not None
+        os.kill(first, signal.SIGSTOP)
+        until(lambda: keeper.restarts == 1)
+        assert keeper.server.healthy()
+        assert not exists(first)
+    finally:
+        keeper.stop()

@@ -1,0 +1,164 @@
+"""What one engine has read another need not, and losing the server costs time only."""
+
+import asyncio
+import os
+import random
+import select
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore import segments
+from kvstore.cache_server import CacheKeeper
+from tests.cache.engines import VOCABULARY, Engine, Reply, engine_of, prompt, together
+from tests.cache.servers import BLOCK, WAIT_S, empty, l1, lookups, objects, until
+
+
+@pytest.fixture(scope="module")
+def engines(model: Path, keeper: CacheKeeper) -> Iterator[list[Engine]]:
+    """As they are served, and one whose model has a process of its own."""
+    address = keeper.server.address
+    apart = engine_of(model, address, distributed_executor_backend="mp")
+    with together(engine_of(model, address), apart) as both:
+        yield both
+
+
+def test_what_one_engine_read_another_need_not(
+    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    first, second = engines
+    lost, kept = prompt(1), prompt(2)
+    expected = runner.run(first.ask(lost))
+    assert expected.cached == 0
+    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(lost)))
+    empty(keeper.server)
+    assert runner.run(second.ask(lost)) == Reply(expected.tokens, 0)
+
+    empty(keeper.server)
+    expected = runner.run(first.ask(kept))
+    assert expected.cached == 0
+    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(kept)))
+    assert runner.run(second.ask(kept)) == Reply(expected.tokens, 8 * BLOCK)
+
+
+def test_what_is_written_to_a_prompt_too_short_to_be_looked_up_is_shared(
+    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    first, second = engines
+    empty(keeper.server)
+    before, short = lookups(keeper.server), prompt(5, blocks=0)
+    written = runner.run(first.ask(short, max_tokens=2 * BLOCK))
+    until(lambda: objects(keeper.server) == 2, again=lambda: runner.run(first.ask(short, max_tokens=2 * BLOCK)))
+    assert lookups(keeper.server) == before
+    assert runner.run(second.ask([*short, *written.tokens])).cached == 2 * BLOCK
+    until(lambda: lookups(keeper.server) == before + 1)
+
+
+def test_what_one_salt_has_left_is_of_no_use_to_another(
+    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    first, second = engines
+    empty(keeper.server)
+    runner.run(first.ask(prompt(4), salt="mine"))
+    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(prompt(4), salt="mine")))
+    found = {salt: runner.run(second.ask(prompt(4), salt=salt)).cached for salt in (None, "yours", "mine")}
+    assert found == {None: 0, "yours": 0, "mine": 8 * BLOCK}
+
+
+def test_requests_given_up_while_their_prefix_loads_harm_nobody(
+    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    """vLLM hears of such a request once, or its engine dies; and nothing that it looked up stays locked."""
+    first, second = engines
+    die = random.Random(8)
+    loaded, before = 0, objects(keeper.server)
+
+    async def give_up(token_ids: list[int]) -> None:
+        asks = [asyncio.create_task(second.ask(token_ids)) for _ in range(8)]
+        await asyncio.sleep(die.uniform(0.0, 0.02))
+        for ask in asks:
+            ask.cancel()
+        await asyncio.wait(asks)
+
+    for _ in range(25):
+        token_ids = [die.randrange(1, VOCABULARY - 1) for _ in range(8 * BLOCK + 1)]
+        expected = runner.run(first.ask(token_ids))
+        # Not waited for longer: while a busy server counts as unhealthy, nothing is stored.
+        runner.run(asyncio.sleep(0.3))
+        runner.run(give_up(token_ids))
+        reply = runner.run(second.ask(token_ids))
+        assert reply.tokens == expected.tokens
+        loaded += reply.cached > 0
+    assert loaded > 5, "hardly any prefix was there to be loaded"
+    # All but what a server that counted as unhealthy was not told: of LMCache's own, every second object or more.
+    until(lambda: l1(keeper.server)["read_locked_count"] <= (objects(keeper.server) - before) // 4)
+
+
+def test_generated_tokens_are_shared_as_well(
+    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    first, second = engines
+    before = objects(keeper.server)
+
+    def written() -> Reply:
+        return runner.run(first.ask(prompt(3, blocks=1), max_tokens=3 * BLOCK))
+
+    reply = written()
+    until(lambda: objects(keeper.server) >= before + 4, again=written)
+    continued = prompt(3, blocks=1) + reply.tokens
+    assert runner.run(second.ask(continued)).cached == 4 * BLOCK
+
+
+def test_a_kill_in_mid_flight_fails_no_request_and_hits_resume(
+    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    first, second = engines
+    restarts = keeper.restarts
+
+    async def kill_amid_requests() -> list[Reply]:
+        began = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            tasks = [
+                group.create_task(engine.ask(prompt(100 + seed), max_tokens=64, began=began))
+                for seed in range(16)
+                for engine in engines
+            ]
+            await began.wait()
+            assert keeper.server.pid is not None
+            os.kill(keeper.server.pid, signal.SIGKILL)
+        return [task.result() for task in tasks]
+
+    replies = runner.run(kill_amid_requests())
+    assert [len(reply.tokens) for reply in replies] == [64] * 32
+    # Both engines were asked the same, and KV from a dying server must not change an answer; a rounding may.
+    same = [a.tokens == b.tokens for a, b in zip(replies[::2], replies[1::2], strict=True)]
+    assert sum(same) >= 14
+
+    until(lambda: keeper.restarts > restarts)
+    seeds = iter(range(200, 100_000))
+
+    def hit() -> bool:
+        seed = next(seeds)
+        runner.run(first.ask(prompt(seed)))
+        runner.run(asyncio.sleep(0.1))
+        return runner.run(second.ask(prompt(seed))).cached == 8 * BLOCK
+
+    until(hit)
+
+
+def test_a_killed_engine_leaves_nothing_in_shared_memory(engines: list[Engine], keeper: CacheKeeper) -> None:
+    assert keeper.server.pid is not None
+    mapped = segments.mapped_by(keeper.server.pid)
+    assert len({segments.creator(name) for name in mapped}) == len(engines)
+    victim = segments.creator(min(mapped))
+    assert victim is not None
+    left = {name for name in mapped if segments.creator(name) == victim}
+    pidfd = os.pidfd_open(victim)
+    os.kill(victim, signal.SIGKILL)
+    assert select.select([pidfd], [], [], WAIT_S)[0]
+    os.close(pidfd)
+    until(lambda: not left & segments.segments())
+    assert mapped - left <= segments.segments()
+    assert not list(segments.SHM.glob(f"sem.*-{victim}-*"))
