@@ -16,6 +16,7 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadat
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from kvstore.connector import IDENTITY, LEAST_TOKENS, PREFILLED, kv_name
 from kvstore.evicted import EvictedPathsManager
@@ -62,6 +63,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             self._hashed_tokens = self._vllm_config.cache_config.block_size
             self._least_tokens: int = settings[LEAST_TOKENS]
             self._prefilled: bool = settings[PREFILLED]
+            self._gives_up_blocks = looks_back_over_windows(self._kv_cache_config)
             self._prefilling: set[str] = set()
             """Requests whose prompt is computed in several steps and stored then."""
             if self.lazy_offload:
@@ -150,6 +152,8 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         metadata = super().build_connector_meta(scheduler_output)
+        # Blocks behind a window are given to others while their request goes on, as those of one that is preempted.
+        metadata.need_flush_before_forward |= self._gives_up_blocks
         for each in metadata.requests:
             self._sessions.begun(each.request_id)
         return metadata
@@ -278,6 +282,12 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if self._lookups is not None:
             self._lookups.close()
         super().shutdown()
+
+
+def looks_back_over_windows(config: KVCacheConfig) -> bool:
+    """Whether some layers do not need all of a path, so that vLLM gives up blocks of it as it grows."""
+    specs = lmcache_mp_connector._iter_kv_cache_specs(config)
+    return not all(isinstance(spec, FullAttentionSpec) for spec in specs)
 
 
 def _found(tracker: Any) -> int:
