@@ -26,6 +26,8 @@ may never say so."""
 LOOK_EVERY_S = 1.0
 """How often a server's process is looked at, and as how much a pause counts in which the engine stood still too."""
 POLL_S = 0.001
+BUSY = 0.05
+"""Of a core, while the engine waits: it has not hung, and whoever watches it tells that by the time that it uses."""
 
 
 class Asked(NamedTuple):
@@ -121,9 +123,11 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
         """
         if not need_flush_before_forward or self.lazy_offload:
             return
+        began, used = time.monotonic(), time.thread_time()
         while not all(stores.query() for stores in self.store_futures.values()):
             self._give_up()
-            time.sleep(POLL_S)
+            if time.thread_time() - used >= BUSY * (time.monotonic() - began):
+                time.sleep(POLL_S)
 
     def get_finished(self, finished_req_ids_from_engine: set[str]) -> tuple[set[str] | None, set[str] | None]:
         with self._collecting():

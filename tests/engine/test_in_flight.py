@@ -4,6 +4,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
+from deployments.engines.watch import MIN_CPU_SHARE
 from tests.engine.conftest import quiet
 
 with quiet():
@@ -198,6 +200,19 @@ def test_what_is_taken_from_a_request_is_stored_before() -> None:
     held = Adapter(lazily=True)
     held.store("stores")
     held.handle_preemptions(True)  # its blocks are held, and nothing is waited for
+
+
+def test_an_engine_that_waits_is_not_taken_for_one_that_hangs() -> None:
+    adapter = Adapter(lazily=False)
+    reply = adapter.store("stores")
+    waits, began = threading.Thread(target=adapter.handle_preemptions, args=(True,)), time.monotonic()
+    waits.start()
+    waits.join(2.0)
+    used = sum(each.user_time + each.system_time for each in psutil.Process().threads() if each.id == waits.native_id)
+    waited = time.monotonic() - began
+    reply.outcome = True
+    waits.join(10)
+    assert used > 1.5 * MIN_CPU_SHARE * waited
 
 
 @pytest.mark.parametrize("lazily", [True, False])
