@@ -38,31 +38,32 @@ def environment() -> Iterator[None]:
         yield
 
 
-def saved(model: Any, directory: Path) -> Path:
+SHAPE = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 128,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "max_position_embeddings": 1024,
+}
+
+
+def saved(architecture: Any, config: Any, directory: Path) -> Path:
     """A model with random weights, as a directory without a tokenizer."""
     import torch
 
-    model.to(torch.float32).save_pretrained(directory)
+    torch.manual_seed(0)
+    architecture(config).to(torch.float32).save_pretrained(directory)
     return directory
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Qwen2."""
-    import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        intermediate_size=512,
-        max_position_embeddings=1024,
-    )
-    path = saved(Qwen2ForCausalLM(config), tmp_path_factory.mktemp("qwen2"))
+    config = Qwen2Config(**SHAPE, num_key_value_heads=2)
+    path = saved(Qwen2ForCausalLM, config, tmp_path_factory.mktemp("qwen2"))
     written = json.loads((path / "config.json").read_text())
     assert written["hidden_size"] // written["num_attention_heads"] == 32
     return path
@@ -71,24 +72,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def model_with_windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A Gemma 3, of which all layers but one look back over two blocks."""
-    import torch
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
-    torch.manual_seed(0)
     config = Gemma3TextConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=128,
-        num_hidden_layers=4,
-        num_attention_heads=4,
+        **SHAPE,
         num_key_value_heads=1,
         head_dim=32,
-        intermediate_size=512,
-        max_position_embeddings=1024,
         initializer_range=0.1,
         sliding_window=2 * BLOCK,
         layer_types=[*["sliding_attention"] * 3, "full_attention"],
     )
-    return saved(Gemma3ForCausalLM(config), tmp_path_factory.mktemp("gemma3"))
+    return saved(Gemma3ForCausalLM, config, tmp_path_factory.mktemp("gemma3"))
 
 
 @pytest.fixture(scope="session")
