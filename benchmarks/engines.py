@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from deployments.config import AppConfig
-from deployments.embedded.problems import Problem
 from deployments.engines.rewards.family import RewardModelSettings
 from kvstore.cache_server import CacheServer
 from search.answers.equivalence import AnswerMatcher
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from deployments.engines.scoring import ScoringEngine
 
 
+Item = TypeVar("Item")
 Solved = TypeVar("Solved")
 
 
@@ -80,12 +80,15 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
 
 
 async def solve_all(
-    solve: Callable[[Problem, int], Awaitable[Solved]], problems: Sequence[Problem], in_flight: int, seed: int
+    solve: Callable[[Item, int], Awaitable[Solved]], problems: Sequence[Item], in_flight: int, seed: int
 ) -> tuple[list[Solved], float]:
-    """Every problem once, so many at a time, each with a seed of its own from ``seed`` on; and the seconds it took."""
+    """Every problem once, ``in_flight`` at a time, with the seeds ``seed``, ``seed + 1`` and so on.
+
+    Returns the results in the order of the problems, and the seconds that all of them took.
+    """
     room = asyncio.Semaphore(in_flight)
 
-    async def one(index: int, problem: Problem) -> Solved:
+    async def one(index: int, problem: Item) -> Solved:
         async with room:
             return await solve(problem, seed + index)
 

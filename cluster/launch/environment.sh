@@ -26,6 +26,7 @@ export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1
 
 # glibc's allocator keeps an arena for each of many threads, each with holes of its own, and learns from the first large
 # piece to keep such ones too. Processes under searches then grow by 1 to 3 MB a minute with no object more than before.
+# Engines, which these settings make slow, have an allocator of their own: deployments/engines/allocator.py.
 export MALLOC_ARENA_MAX=2
 export MALLOC_MMAP_THRESHOLD_=131072
 

@@ -4,6 +4,8 @@ Importing this module imports vLLM (seconds): deployments import it inside their
 """
 
 import os
+import shutil
+import sysconfig
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from vllm import AsyncEngineArgs
 from vllm.config import KVTransferConfig, PoolerConfig
 from vllm.platforms import current_platform
 
+from deployments.engines.allocator import allocator_environment
+from deployments.engines.cores import cpu_threads
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
 from kvstore.engine_geometry import GeometryReport
@@ -80,15 +84,24 @@ def shared_memory_bytes(settings: EngineSettings) -> int:
 
 
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
-    """What only the environment can tell the engine's processes."""
+    """Environment variables of the engine's processes, for what vLLM takes no argument for."""
     if not current_platform.is_cpu():
-        return {}
+        return allocator_environment(preload=False)
     return {
+        **allocator_environment(preload=True),
         # "auto" would bind every engine of the machine to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(settings.cpu_threads),
+        "OMP_NUM_THREADS": str(cpu_threads(settings)),
+        # Threads that wait for their next task sleep: spinning, they would take the cores from the other engine.
+        "OMP_WAIT_POLICY": "PASSIVE",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if settings.worker_process else "0",
     }
+
+
+def can_compile() -> bool:
+    """Whether torch's inductor finds what it needs on a CPU: a C++ compiler and Python's headers."""
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return shutil.which(os.environ.get("CXX", "g++")) is not None and headers.is_file()
 
 
 def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
@@ -99,7 +112,8 @@ def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
         "block_size": settings.block_size or CPU_BLOCK_SIZE,
         # Unset, vLLM takes most of the host's memory and the second engine dies.
         "kv_cache_memory_bytes": settings.kv_cache_memory_bytes or CPU_KV_BYTES,
-        "enforce_eager": True,
+        # Compiled code is kept below VLLM_CACHE_ROOT, so that only an engine's first start waits for the compiler.
+        "enforce_eager": not can_compile(),
         # A partial prefill rolls back the request's random generator, which a CPU generator cannot do.
         "enable_chunked_prefill": False,
         "max_num_batched_tokens": max(settings.max_model_len, CPU_BATCH_TOKENS),

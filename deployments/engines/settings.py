@@ -77,7 +77,12 @@ class EngineSettings(Settings):
     kv_cache_memory_bytes: int | None = Field(
         None, ge=1 << 20, description="KV memory. Required on a CPU, where vLLM would take all; 256 MiB if unset."
     )
-    cpu_threads: int = Field(1, ge=1, le=1024, description="OpenMP threads of a CPU engine.")
+    cpu_threads: int | None = Field(
+        None,
+        ge=1,
+        le=1024,
+        description="OpenMP threads of a CPU engine; unset: all cores, or one for a model too small to gain by more.",
+    )
     worker_process: bool = Field(
         False,
         description="On a CPU, run the model in a process of its own beside the engine's: slower, for NUMA hosts.",

@@ -1,0 +1,38 @@
+"""The generator and reward model pairs that speed is measured with: the embedded one, and the same made heavy."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks.idle_layers import with_idle_layers
+from deployments.engines.settings import EMBEDDED_GENERATOR, EMBEDDED_PRM
+
+HEAVY_GENERATOR_NEURONS = 32_768
+"""Neurons of each layer's MLP (``intermediate_size``), 512 in the embedded models: 51 M parameters in all."""
+HEAVY_PRM_NEURONS = 65_536
+"""177 M parameters in all."""
+
+
+class ModelPair(NamedTuple):
+    """A generator and a process reward model, as ``args:`` of ``serve_config.yaml`` names them."""
+
+    generator: str
+    prm: str
+
+
+EMBEDDED = ModelPair(EMBEDDED_GENERATOR, EMBEDDED_PRM)
+
+
+def heavy_pair(directory: Path) -> ModelPair:
+    """Writes a pair with the embedded pair's texts and rewards at the compute of larger models (0.9 GB in float32).
+
+    Does nothing where ``directory`` has them from an earlier call.
+    """
+    generator, prm = directory / "generator", directory / "prm"
+    for model, neurons, source in (
+        (generator, HEAVY_GENERATOR_NEURONS, EMBEDDED_GENERATOR),
+        (prm, HEAVY_PRM_NEURONS, EMBEDDED_PRM),
+    ):
+        if not model.exists():
+            unfinished = model.with_name(f"{model.name}.unfinished")
+            with_idle_layers(unfinished, neurons=neurons, of=source).rename(model)
+    return ModelPair(str(generator), str(prm))

@@ -1,0 +1,126 @@
+"""Whether one seed gives one tree on the engines as they are served: from run to run, and with one generator or two.
+
+Three applications one after the other, two of them alike, search the same problems with the same seeds, 16 at a time.
+Trees are compared by the ids, texts, statuses, ends and counts of their nodes. Rewards may differ in their last digits,
+since an engine adds in another order in another batch; the largest difference is kept.
+
+    python -m benchmarks.same_trees
+"""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+
+from benchmarks.engines import solve_all
+from benchmarks.record import claim, show_claims, write_result
+from benchmarks.served_overhead import application
+from cluster.launch.environment import ensure_token, set_environment
+from deployments.config import AppConfig
+from deployments.embedded.problems import Problem, Split, draw_problems
+
+SEED = 1
+IN_FLIGHT = 16
+SEARCHES: Mapping[str, dict[str, Any]] = {
+    "beam_search": {"strategy": "beam_search", "n": 16, "m": 4},
+    "dvts": {"strategy": "dvts", "n": 16, "m": 4},
+    "mcts": {"strategy": "mcts", "iterations": 16, "width": 4, "paths": 4},
+}
+COMPARED = ("id", "text", "status", "end", "ends", "count", "tokens")
+"""Fields of a node that must be equal."""
+RUNS = {"one generator": 1, "one generator again": 1, "two generators": 2}
+"""Generator replicas by the name of the run; the first is what the others are compared with."""
+console = Console(stderr=True)
+
+Tree = list[dict[str, Any]]
+"""The nodes of a reply of ``/v1/search``."""
+
+
+async def trees_of(url: str, problems: Sequence[Problem]) -> dict[str, list[Tree]]:
+    """The trees of all problems under each strategy."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, trust_env=False) as http:
+
+        async def solve(item: tuple[str, Problem], seed: int) -> Tree:
+            strategy, problem = item
+            messages = [{"role": "user", "content": problem.text}]
+            body = {
+                "model": "banyan-arithmetic",
+                "messages": messages,
+                "seed": seed,
+                "search": SEARCHES[strategy],
+            }
+            reply = (await http.post("/v1/search", json=body)).raise_for_status().json()
+            tree: Tree = reply["tree"]["nodes"]
+            return tree
+
+        found: dict[str, list[Tree]] = {}
+        for strategy in SEARCHES:
+            found[strategy], _ = await solve_all(solve, [(strategy, problem) for problem in problems], IN_FLIGHT, SEED)
+        return found
+
+
+def same(tree: Tree, other: Tree) -> bool:
+    """Whether two trees are equal in all that is compared."""
+    return [[node.get(name) for name in COMPARED] for node in tree] == [
+        [node.get(name) for name in COMPARED] for node in other
+    ]
+
+
+def largest_difference(trees: Sequence[Tree], others: Sequence[Tree]) -> float:
+    """Largest difference of the rewards of a node in equal trees."""
+    pairs = [(tree, other) for tree, other in zip(trees, others, strict=True) if same(tree, other)]
+    return max(
+        (
+            abs(node["reward"] - twin["reward"])
+            for tree, other in pairs
+            for node, twin in zip(tree, other, strict=True)
+            if node["reward"] is not None and twin["reward"] is not None
+        ),
+        default=0.0,
+    )
+
+
+def main(problems: Annotated[int, typer.Option(min=1, max=1000)] = 60) -> None:
+    set_environment()  # before Ray is imported
+    ensure_token()
+    drawn = list(islice(draw_problems(Split.VALIDATION, SEED), problems))
+    runs: dict[str, dict[str, list[Tree]]] = {}
+    for name, generators in RUNS.items():
+        replicas = {"min_replicas": generators, "max_replicas": generators}
+        config = AppConfig.model_validate({"generator": {"replicas": replicas}, "http": {"canary_every_s": 0}})
+        with application(config) as url:
+            runs[name] = asyncio.run(trees_of(url, drawn))
+        console.print(f"{name}: {sum(map(len, runs[name].values()))} trees")
+    first, *others = RUNS
+    claims = []
+    differences = {}
+    for other in others:
+        for strategy in SEARCHES:
+            here, there = runs[first][strategy], runs[other][strategy]
+            different = sum(not same(tree, twin) for tree, twin in zip(here, there, strict=True))
+            title = f"{strategy}: trees of {problems} that differ, {first} and {other}"
+            claims.append(claim(title, different, 0, different == 0))
+            differences[f"{strategy}: {other}"] = largest_difference(here, there)
+    nodes = {strategy: sum(map(len, trees)) for strategy, trees in runs[first].items()}
+    path = write_result(
+        "same_trees",
+        {
+            "searches": SEARCHES,
+            "problems": problems,
+            "in_flight": IN_FLIGHT,
+            "nodes": nodes,
+            "largest_difference_of_rewards": differences,
+            "claims": claims,
+        },
+    )
+    show_claims(console, claims)
+    console.print(f"kept in {path.relative_to(path.parents[2])}")
+
+
+if __name__ == "__main__":
+    typer.run(main)

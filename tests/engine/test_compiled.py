@@ -1,0 +1,47 @@
+"""Engines on a CPU run compiled code, and compile it once."""
+
+from pathlib import Path
+
+import pytest
+
+from deployments.engines.arguments import can_compile, engine_args
+from deployments.engines.generation import GenerationEngine
+from deployments.engines.settings import GeneratorSettings
+from tests.engine.conftest import quiet, stop
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+
+async def started_and_stopped(settings: GeneratorSettings) -> None:
+    engine = GenerationEngine(settings)
+    with quiet():
+        await engine.start()
+    assert await engine.canary() > 0
+    await stop(engine)
+
+
+@pytest.mark.skipif(not can_compile(), reason="there is no C++ compiler, or no headers of Python")
+async def test_the_second_start_of_an_engine_compiles_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, generator_model: str
+) -> None:
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path))
+    settings = GeneratorSettings(model=generator_model, max_model_len=256)
+    await started_and_stopped(settings)
+    code = [file for file in (tmp_path / "torch_compile_cache").rglob("model") if file.is_file()]
+    assert len(code) == 1
+    written = code[0].stat().st_mtime_ns, code[0].stat().st_ino
+    await started_and_stopped(settings)
+    # An engine that compiles writes its code again.
+    assert (code[0].stat().st_mtime_ns, code[0].stat().st_ino) == written
+
+
+async def test_without_a_compiler_an_engine_runs_as_it_is(
+    monkeypatch: pytest.MonkeyPatch, generator_model: str
+) -> None:
+    settings = GeneratorSettings(model=generator_model)
+    assert engine_args(settings, runner="generate").enforce_eager is not can_compile()
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    assert engine_args(settings, runner="generate").enforce_eager is True
+    eager = GeneratorSettings(model=generator_model, engine_args={"enforce_eager": True})
+    monkeypatch.delenv("CXX")
+    assert engine_args(eager, runner="generate").enforce_eager is True
