@@ -1,10 +1,12 @@
 """The generator and reward model pairs that speed is measured with: the embedded one, and the same made heavy."""
 
+import hashlib
+import os
 from pathlib import Path
 from typing import NamedTuple
 
 from benchmarks.idle_layers import with_idle_layers
-from deployments.engines.settings import EMBEDDED_GENERATOR, EMBEDDED_PRM
+from deployments.engines.settings import EMBEDDED_GENERATOR, EMBEDDED_MODELS, EMBEDDED_PRM
 
 HEAVY_GENERATOR_NEURONS = 32_768
 """Neurons of each layer's MLP (``intermediate_size``), 512 in the embedded models: 51 M parameters in all."""
@@ -22,11 +24,13 @@ class ModelPair(NamedTuple):
 EMBEDDED = ModelPair(EMBEDDED_GENERATOR, EMBEDDED_PRM)
 
 
-def heavy_pair(directory: Path) -> ModelPair:
+def heavy_pair() -> ModelPair:
     """Writes a pair with the embedded pair's texts and rewards at the compute of larger models (0.9 GB in float32).
 
-    Does nothing where ``directory`` has them from an earlier call.
+    It stays in the user's cache directory for the next benchmark: vLLM knows compiled code by the path of its model.
     """
+    directory = cache_directory() / f"heavy_pair-{_embedded_digest()}"
+    directory.mkdir(parents=True, exist_ok=True)
     generator, prm = directory / "generator", directory / "prm"
     for model, neurons, source in (
         (generator, HEAVY_GENERATOR_NEURONS, EMBEDDED_GENERATOR),
@@ -36,3 +40,15 @@ def heavy_pair(directory: Path) -> ModelPair:
             unfinished = model.with_name(f"{model.name}.unfinished")
             with_idle_layers(unfinished, neurons=neurons, of=source).rename(model)
     return ModelPair(str(generator), str(prm))
+
+
+def cache_directory() -> Path:
+    """What benchmarks keep from one run to the next."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan"
+
+
+def _embedded_digest() -> str:
+    digest = hashlib.blake2b(digest_size=6)
+    for model in EMBEDDED:
+        digest.update((EMBEDDED_MODELS / model.removeprefix("embedded:") / "model.safetensors").read_bytes())
+    return digest.hexdigest()

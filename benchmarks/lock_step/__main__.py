@@ -10,7 +10,6 @@ problems in turns; the other side is idle meanwhile.
 
 import asyncio
 import tempfile
-from contextlib import nullcontext
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -49,16 +48,12 @@ WORKLOADS = {
 def main(
     pair: Annotated[list[PairName] | None, typer.Option(help="More than once; both if unset.")] = None,
     rounds: Annotated[int, typer.Option(min=2, max=50)] = 3,
-    directory: Annotated[
-        Path | None,
-        typer.Option(help="Keeps heavy models, compiled code and logs for the next run; unset: they are removed."),
-    ] = None,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
     pairs = list(dict.fromkeys(pair or PairName))
-    with tempfile.TemporaryDirectory() if directory is None else nullcontext(directory) as root:
-        figures = {name: measured(name, rounds, Path(root).resolve()) for name in pairs}
+    with tempfile.TemporaryDirectory() as logs:
+        figures = {name: measured(name, rounds, Path(logs)) for name in pairs}
     claims = [each for name, of in figures.items() for each in of.claims(name, WORKLOADS[name].bounds)]
     path = write_result(
         "lock_step",
@@ -76,15 +71,15 @@ def main(
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 
-def measured(name: PairName, rounds: int, directory: Path) -> Figures:
-    """All rounds on one pair of models."""
-    models = EMBEDDED if name is PairName.EMBEDDED else heavy_pair(directory / "heavy")
+def measured(name: PairName, rounds: int, logs: Path) -> Figures:
+    """All rounds on one pair of models; ``logs``: directory of the workers' logs."""
+    models = EMBEDDED if name is PairName.EMBEDDED else heavy_pair()
     config = AppConfig.model_validate(
         {"generator": {"model": models.generator}, "prm": {"model": models.prm}, "http": {"canary_every_s": 0}}
     )
     search = {"strategy": "beam_search", "n": SEARCH.n, "m": SEARCH.m}
     console.print(f"{name}: starting workers")
-    with worker_pool(models, SEARCH, config.search_context, directory / "workers") as pool:
+    with worker_pool(models, SEARCH, config.search_context, logs) as pool:
         console.print(f"{name}: starting the application")
         with application(config) as url:
             return asyncio.run(measure(url, search, pool, WORKLOADS[name], rounds))

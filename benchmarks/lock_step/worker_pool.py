@@ -136,21 +136,20 @@ class WorkerPool:
 
 
 @contextmanager
-def worker_pool(models: ModelPair, search: BeamSettings, context_tokens: int, directory: Path) -> Iterator[WorkerPool]:
+def worker_pool(models: ModelPair, search: BeamSettings, context_tokens: int, logs: Path) -> Iterator[WorkerPool]:
     """One worker on each core that this process may use, and one on all cores unless the models are small.
 
     Args:
         context_tokens: most tokens of prompt and path together.
-        directory: gets the workers' logs and the compiled code.
+        logs: directory of the workers' logs.
     """
-    directory.mkdir(parents=True, exist_ok=True)
     cores = tuple(sorted(os.sched_getaffinity(0)))
     with ExitStack() as stack:
 
         def started(cores: tuple[int, ...]) -> Worker:
-            environment = worker_environment(os.environ, len(cores), directory / "compiled")
+            environment = worker_environment(os.environ, len(cores))
             start = Start(cores, models.generator, models.prm, search, context_tokens)
-            worker = Worker(start, environment, directory / f"worker-{'-'.join(map(str, cores))}.log")
+            worker = Worker(start, environment, logs / f"worker-{'-'.join(map(str, cores))}.log")
             stack.callback(worker.close)
             return worker
 
@@ -160,7 +159,7 @@ def worker_pool(models: ModelPair, search: BeamSettings, context_tokens: int, di
         yield WorkerPool(workers, started(cores) if gains else None)
 
 
-def worker_environment(environment: Mapping[str, str], threads: int, compiled: Path) -> dict[str, str]:
+def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
     """Environment of a worker: ``environment`` without the allocator settings of Banyan's controllers, with tcmalloc as
     vLLM's documentation asks for, and ``threads`` per engine."""
     kept = {
@@ -171,7 +170,6 @@ def worker_environment(environment: Mapping[str, str], threads: int, compiled: P
         "OMP_NUM_THREADS": str(threads),
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # engines in the worker's own process
-        "VLLM_CACHE_ROOT": str(compiled),
         "VLLM_LOGGING_LEVEL": "INFO",
         "VLLM_NO_USAGE_STATS": "1",
     }

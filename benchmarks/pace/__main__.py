@@ -27,7 +27,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from benchmarks.model_pairs import EMBEDDED, ModelPair, heavy_pair
+from benchmarks.model_pairs import EMBEDDED, heavy_pair
 from benchmarks.pace.applications import applications
 from benchmarks.pace.checkouts import Checkout, base_checkout, short_commit, this_checkout
 from benchmarks.pace.figures import Comparison
@@ -52,14 +52,6 @@ LOADS = {Pair.HEAVY: Load(problems=16, alone=2, level=2), Pair.EMBEDDED: Load(pr
 ROUNDS = {Pair.HEAVY: 3, Pair.EMBEDDED: 4}
 
 
-def models_of(pair: Pair, directory: Path) -> ModelPair:
-    """The pair's models; those of the heavy pair are written to ``directory``."""
-    if pair is Pair.EMBEDDED:
-        return EMBEDDED
-    directory.mkdir(exist_ok=True)
-    return heavy_pair(directory)
-
-
 def compare(
     pair: Pair, checkouts: Sequence[Checkout], directory: Path, rounds: int | None, deadline: float
 ) -> Comparison:
@@ -73,7 +65,7 @@ def compare(
         )
         console.print(f"{pair}: {'; '.join(sides)}")
 
-    models = models_of(pair, directory / "models")
+    models = EMBEDDED if pair is Pair.EMBEDDED else heavy_pair()
     began = time.monotonic()
     with applications(checkouts, models, directory / pair[0], os.environ) as running:
         console.print(f"{pair}: both applications are healthy after {time.monotonic() - began:.0f} s")

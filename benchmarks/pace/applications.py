@@ -76,6 +76,14 @@ class Application:
         # Detached processes are known by their TMPDIR. Ray's workers are not: they write their title over it.
         return [*found, *(each for each in psutil.process_iter() if each not in found and self._is_mine(each))]
 
+    def check_running(self) -> None:
+        """
+        Raises:
+            StartError: the process has ended.
+        """
+        if (status := self._process.poll()) is not None:
+            raise StartError(f"{self._name} ended with status {status}:\n{self._tail()}")
+
     def wait_healthy(self, deadline: float) -> None:
         """Returns once ``/health`` answers 200.
 
@@ -84,8 +92,7 @@ class Application:
         """
         with httpx.Client(base_url=self.url, trust_env=False, timeout=HEALTH_S) as http:
             while time.monotonic() < deadline:
-                if (status := self._process.poll()) is not None:
-                    raise StartError(f"{self._name} ended with status {status}:\n{self._tail()}")
+                self.check_running()
                 with suppress(httpx.HTTPError):
                     if http.get("/health").status_code == httpx.codes.OK:
                         return

@@ -18,7 +18,7 @@ from deployments.embedded.problems import Problem, Split, draw_problems
 SEED = 1
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
 IN_FLIGHT = 16
-WARM_UP_PROBLEMS = 16
+WARM_UP_PROBLEMS = 8
 WARM_UP_LEVEL = 1
 """The shortest problems: the same batch sizes, which engines compile for, in less time."""
 MIN_ROUNDS = 2

@@ -3,7 +3,6 @@
 import json
 import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import pytest
 
@@ -187,7 +186,7 @@ def test_claims_hold_within_their_bounds(wrong: int, bounds: Bounds, holds: list
 
 def test_workers_run_without_banyans_allocator_settings() -> None:
     given = {"MALLOC_ARENA_MAX": "2", "MALLOC_MMAP_THRESHOLD_": "131072", "LD_PRELOAD": "lib.so", "PATH": "/bin"}
-    environment = worker_environment(given, 2, Path("compiled"))
+    environment = worker_environment(given, 2)
     assert environment["PATH"] == "/bin"
     assert environment["OMP_NUM_THREADS"] == "2"
     assert "MALLOC_ARENA_MAX" not in environment

@@ -32,4 +32,4 @@ def _let_compiled_code_load() -> None:
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as InductorCode
 
     if "finalize_loading" not in vars(InductorCode):
-        InductorCode.finalize_loading = lambda code, vllm_config: None
+        InductorCode.finalize_loading = lambda code, vllm_config: None  # type: ignore[attr-defined]
