@@ -18,6 +18,7 @@ tcmalloc                                   4.9 to 6.5      0.283         1834
 =========================================  ==============  ============  ==============
 """
 
+import ctypes
 import os
 from ctypes.util import find_library
 from functools import cache
@@ -41,6 +42,18 @@ def allocator_environment(preload: bool) -> dict[str, str]:
         return GLIBC
     # Without the second it reports every allocation of a gigabyte, such as KV memory, on stderr.
     return {**GLIBC, "LD_PRELOAD": f"{library} {preloaded}".strip(), "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
+
+
+def release_free_memory() -> None:
+    """Returns the free memory of this process to the operating system.
+
+    Engines do so once, after their warm-up, which needs far more than the steps of searches: the heavy pair's reward
+    model then has 2.1 GB resident after some searches instead of 4.6 GB.
+    """
+    process = ctypes.CDLL(None)
+    for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):
+        if (function := getattr(process, name, None)) is not None:
+            function(*arguments)
 
 
 @cache

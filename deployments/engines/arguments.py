@@ -21,7 +21,7 @@ from deployments.engines.allocator import allocator_environment
 from deployments.engines.cores import cpu_threads
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
-from kvstore.engine_geometry import GeometryReport
+from deployments.engines.worker_extension import WorkerExtension
 from search.token_beam import MAX_WIDTH
 
 CPU_KV_BYTES = 256 << 20
@@ -59,7 +59,7 @@ def engine_args(
         "kv_transfer_config": kv_transfer,
         "pooler_config": pooler,
         "max_logprobs": 2 * MAX_WIDTH,
-        "worker_extension_cls": f"{GeometryReport.__module__}.{GeometryReport.__qualname__}",
+        "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, envs
@@ -30,8 +30,8 @@ from kvstore.geometry import KVGeometry, UnknownGeometry
 from search.errors import SearchError
 
 logger = logging.getLogger("banyan.engines")
-GEOMETRY_S = 60.0
-"""For an engine that has just started to say what its memory is made of."""
+WORKER_REPLY_S = 60.0
+"""Longest wait for an answer of an engine that has just started."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class EngineLifecycle(ABC, Generic[Started]):
             # vLLM asks this with an engine's first pooling request, and waits for ever for the answer of a dead one.
             await engine.get_supported_tasks()
             self._started = self._derive(engine, await engine_geometry(engine))
+            await _worker_reply(engine, "release_free_memory")
             undo.pop_all()
         self._sockets = sockets
         self._watch = asyncio.create_task(self._watch_over(self._started))
@@ -214,13 +215,7 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
     Raises:
         EngineStartError: it is not what the model's configuration says: whatever was planned by that is wrong.
     """
-    try:
-        # vLLM waits for ever for the answer of a dead engine.
-        async with asyncio.timeout(GEOMETRY_S):
-            report, *_ = await engine.collective_rpc("kv_geometry")
-    except Exception as error:
-        raise EngineStartError(f"{engine.model_config.model!r} does not say what its KV cache is: {error}") from error
-    found = KVGeometry.of(*report)
+    found = KVGeometry.of(*await _worker_reply(engine, "kv_geometry"))
     if not found.groups:
         return found
     try:
@@ -235,6 +230,21 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
             f"by its configuration it would have {expected}: {more:+d} bytes a block"
         )
     return found
+
+
+async def _worker_reply(engine: AsyncLLM, method: str) -> Any:
+    """What a method of ``WorkerExtension`` returns on the first worker.
+
+    Raises:
+        EngineStartError: it failed, or did not return in time.
+    """
+    try:
+        # vLLM waits for ever for the answer of a dead engine.
+        async with asyncio.timeout(WORKER_REPLY_S):
+            reply, *_ = await engine.collective_rpc(method)
+    except Exception as error:
+        raise EngineStartError(f"{engine.model_config.model!r} does not answer {method}: {error!r}") from error
+    return reply
 
 
 def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:

@@ -85,7 +85,7 @@ def arguments(model: str) -> dict[str, Any]:
         "block_size": 32,
         "dtype": json.loads(Path(model, "config.json").read_text())["dtype"],
         "disable_log_stats": True,
-        "worker_extension_cls": "kvstore.engine_geometry.GeometryReport",
+        "worker_extension_cls": "deployments.engines.worker_extension.WorkerExtension",
     }
 
 
