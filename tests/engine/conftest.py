@@ -23,6 +23,9 @@ from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 
+UNCOMPILED = {"enforce_eager": True}
+"""For engines of models that no other test has: compiling one takes longer than its tests."""
+
 
 @contextmanager
 def quiet() -> Iterator[None]:
