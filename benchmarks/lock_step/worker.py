@@ -44,8 +44,11 @@ def main() -> None:
     os.sched_setaffinity(0, given.cores)
     # Imported on the worker's own cores: torch and vLLM look at the cores that they may use.
     from benchmarks.lock_step.engines import Engines
+    from deployments.engines.allocator import release_free_memory
 
     engines = Engines(given.generator, given.prm)
+    # Three workers and the application have to fit into the machine's memory beside each other.
+    release_free_memory()
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         question = Question(*json.loads(line))
