@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from enum import StrEnum
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,6 +23,20 @@ class ModelPair(NamedTuple):
 
 
 EMBEDDED = ModelPair(EMBEDDED_GENERATOR, EMBEDDED_PRM)
+
+
+class PairName(StrEnum):
+    """How a benchmark's command line names a pair."""
+
+    HEAVY = "heavy"
+    """Engines take nearly all the time."""
+    EMBEDDED = "embedded"
+    """Controller, Ray Serve and HTTP take a large part of the time."""
+
+    @property
+    def models(self) -> ModelPair:
+        """The pair of this name; the heavy one is written if it is not there yet."""
+        return heavy_pair() if self is PairName.HEAVY else EMBEDDED
 
 
 def heavy_pair() -> ModelPair:

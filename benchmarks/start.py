@@ -41,7 +41,7 @@ class Progress:
     def look(self) -> None:
         lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in lines[self._seen :]:
-            # "starting Generator, SearchController" and what is left of it later are one part.
+            # The line names the deployments that are not ready yet, and changes with each one: all of it is one part.
             name = "starting deployments" if line.startswith("starting ") and "Ray" not in line else line
             if name != self.parts[-1][0]:
                 self.parts.append((name, time.monotonic()))

@@ -10,7 +10,6 @@ problems in turns; the other side is idle meanwhile.
 
 import asyncio
 import tempfile
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +21,7 @@ from benchmarks.lock_step.beam_search import BeamSettings
 from benchmarks.lock_step.figures import Bounds, Figures
 from benchmarks.lock_step.rounds import IN_FLIGHT, Workload, measure
 from benchmarks.lock_step.worker_pool import worker_pool
-from benchmarks.model_pairs import EMBEDDED, heavy_pair
+from benchmarks.model_pairs import PairName
 from benchmarks.record import show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
@@ -30,15 +29,6 @@ from deployments.config import AppConfig
 
 SEARCH = BeamSettings()
 console = Console(stderr=True)
-
-
-class PairName(StrEnum):
-    """Pair of models; see ``benchmarks.model_pairs``."""
-
-    EMBEDDED = "embedded"
-    HEAVY = "heavy"
-
-
 WORKLOADS = {
     PairName.EMBEDDED: Workload(batch=48, alone=8, warm_up=2, bounds=Bounds(1.15, 0.8)),
     PairName.HEAVY: Workload(batch=16, alone=2, warm_up=1, bounds=Bounds(4.5, 0.2)),
@@ -51,7 +41,7 @@ def main(
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    pairs = list(dict.fromkeys(pair or PairName))
+    pairs = list(dict.fromkeys(pair or WORKLOADS))
     with tempfile.TemporaryDirectory() as logs:
         figures = {name: measured(name, rounds, Path(logs)) for name in pairs}
     claims = [each for name, of in figures.items() for each in of.claims(name, WORKLOADS[name].bounds)]
@@ -73,7 +63,7 @@ def main(
 
 def measured(name: PairName, rounds: int, logs: Path) -> Figures:
     """All rounds on one pair of models; ``logs``: directory of the workers' logs."""
-    models = EMBEDDED if name is PairName.EMBEDDED else heavy_pair()
+    models = name.models
     config = AppConfig.model_validate(
         {"generator": {"model": models.generator}, "prm": {"model": models.prm}, "http": {"canary_every_s": 0}}
     )

@@ -106,7 +106,7 @@ class Worker:
 
 
 class WorkerPool:
-    """Workers, each of which solves a problem at a time."""
+    """Idle and busy workers. A worker solves one problem at a time."""
 
     def __init__(self, workers: Sequence[Worker], wide: Worker | None = None) -> None:
         """

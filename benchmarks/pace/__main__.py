@@ -20,14 +20,13 @@ import signal
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from benchmarks.model_pairs import EMBEDDED, heavy_pair
+from benchmarks.model_pairs import PairName
 from benchmarks.pace.applications import applications
 from benchmarks.pace.checkouts import Checkout, base_checkout, short_commit, this_checkout
 from benchmarks.pace.figures import Comparison
@@ -39,21 +38,12 @@ STOP_S = 15.0
 TEMPORARY = "/tmp"
 """Parent of the temporary directory. Short, since the path of a Unix socket has at most 107 characters."""
 console = Console(stderr=True)
-
-
-class Pair(StrEnum):
-    HEAVY = "heavy"
-    """Engines take nearly all the time. Measured first: it needs more than half of the default minutes."""
-    EMBEDDED = "embedded"
-    """Controller, Ray Serve and HTTP take a large part of the time."""
-
-
-LOADS = {Pair.HEAVY: Load(problems=16, alone=2, level=2), Pair.EMBEDDED: Load(problems=48, alone=8)}
-ROUNDS = {Pair.HEAVY: 3, Pair.EMBEDDED: 4}
+LOADS = {PairName.HEAVY: Load(problems=16, alone=2, level=2), PairName.EMBEDDED: Load(problems=48, alone=8)}
+ROUNDS = {PairName.HEAVY: 3, PairName.EMBEDDED: 4}
 
 
 def compare(
-    pair: Pair, checkouts: Sequence[Checkout], directory: Path, rounds: int | None, deadline: float
+    pair: PairName, checkouts: Sequence[Checkout], directory: Path, rounds: int | None, deadline: float
 ) -> Comparison:
     """Serves a pair of models from both checkouts and measures them; ``deadline`` in monotonic time."""
 
@@ -65,14 +55,13 @@ def compare(
         )
         console.print(f"{pair}: {'; '.join(sides)}")
 
-    models = EMBEDDED if pair is Pair.EMBEDDED else heavy_pair()
     began = time.monotonic()
-    with applications(checkouts, models, directory / pair[0], os.environ) as running:
+    with applications(checkouts, pair.models, directory / pair[0], os.environ) as running:
         console.print(f"{pair}: both applications are healthy after {time.monotonic() - began:.0f} s")
         return Comparison(asyncio.run(measure(running, LOADS[pair], rounds or ROUNDS[pair], deadline - STOP_S, show)))
 
 
-def report(base: str, comparisons: Mapping[Pair, Comparison], seconds: float) -> bool:
+def report(base: str, comparisons: Mapping[PairName, Comparison], seconds: float) -> bool:
     """Writes and prints the figures; returns whether all claims hold."""
     claims = [claim for pair, comparison in comparisons.items() for claim in comparison.claims(pair)]
     figures = {
@@ -93,7 +82,7 @@ def report(base: str, comparisons: Mapping[Pair, Comparison], seconds: float) ->
 
 def main(
     base: Annotated[str, typer.Option(help="The commit to compare with.")],
-    pair: Annotated[list[Pair] | None, typer.Option(help="A pair of models; both if unset.")] = None,
+    pair: Annotated[list[PairName] | None, typer.Option(help="A pair of models; both if unset.")] = None,
     rounds: Annotated[
         int | None,
         typer.Option(
@@ -107,8 +96,8 @@ def main(
         commit = short_commit(base)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--base") from error
-    pairs = [each for each in Pair if each in (pair or Pair)]
-    comparisons: dict[Pair, Comparison] = {}
+    pairs = [each for each in PairName if each in (pair or PairName)]
+    comparisons: dict[PairName, Comparison] = {}
     with (
         tempfile.TemporaryDirectory(prefix="pace-", dir=TEMPORARY, ignore_cleanup_errors=True) as temporary,
         base_checkout(commit, Path(temporary) / "base") as theirs,

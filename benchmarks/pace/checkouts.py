@@ -48,8 +48,9 @@ class Checkout(NamedTuple):
     def environment(self, inherited: Mapping[str, str], omitted: Iterable[str], directory: Path) -> dict[str, str]:
         """The environment of this tree's processes.
 
-        Its modules and entry points come before those that are installed. Without the ``omitted`` variables, which the
-        application sets itself. Temporary files go to ``directory``, which needs a short path: Ray's sockets are there.
+        Its modules and entry points take precedence over the installed ones. The ``omitted`` variables are left to the
+        application, which sets them itself. Temporary files go to ``directory``, whose path is to be short, for Ray's
+        sockets.
         """
         kept = {name: value for name, value in inherited.items() if name not in {*omitted, *RAY_VARIABLES}}
         path = os.pathsep.join((str(self.root), str(self._write_metadata(directory / "metadata"))))

@@ -37,7 +37,7 @@ def main() -> None:
         }
         for force in ("0", "1"):
             command = [sys.executable, __file__, sys.argv[1], "start"]
-            environment["VLLM_FORCE_AOT_LOAD"] = force  # there is no code to load at the first start
+            environment["VLLM_FORCE_AOT_LOAD"] = force  # 0 at the first start, which has nothing to load
             subprocess.run(command, env=environment, check=False, timeout=600)
 
 
