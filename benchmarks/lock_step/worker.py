@@ -47,13 +47,14 @@ def main() -> None:
     from deployments.engines.allocator import release_free_memory
 
     engines = Engines(given.generator, given.prm)
-    # Three workers and the application have to fit into the machine's memory beside each other.
     release_free_memory()
     print(json.dumps({"ready": True}), file=replies, flush=True)
     for line in sys.stdin:
         question = Question(*json.loads(line))
         solved = engines.solve(question.text, question.seed, given.search, given.context_tokens)
         print(json.dumps(solved._asdict()), file=replies, flush=True)
+        # Three workers and the application have to fit into the machine's memory beside each other.
+        release_free_memory()
 
 
 def _private_stdout() -> TextIO:
