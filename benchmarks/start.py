@@ -25,6 +25,8 @@ from benchmarks.record import claim, show_claims, write_result
 from cluster.cli.serve import EXAMPLE
 
 POLL_S = 0.1
+READY = "Banyan serves"
+"""With this begins the line that ``banyan serve`` prints when the application is healthy."""
 MAX_RATIO = 1.05
 """Of the base's time: the clock of one start on a shared machine is not better than that."""
 console = Console(stderr=True)
@@ -45,6 +47,8 @@ class Progress:
             name = "starting deployments" if line.startswith("starting ") and "Ray" not in line else line
             if name != self.parts[-1][0]:
                 self.parts.append((name, time.monotonic()))
+            if name.startswith(READY):
+                break  # what follows tells a user what to type
         self._seen = len(lines)
 
     def seconds(self, ended: float) -> dict[str, float]:
@@ -68,7 +72,7 @@ def started(checkout: Checkout, directory: Path, compiled: Path | None) -> dict[
     try:
         progress = Progress(directory / "output.log", began)
         with httpx.Client(base_url=application.url, trust_env=False, timeout=60.0) as http:
-            while not any(name.startswith("Banyan serves") for name, _ in progress.parts):
+            while not progress.parts[-1][0].startswith(READY):
                 application.check_running()
                 if time.monotonic() - began > START_S:
                     raise TimeoutError(f"{checkout.name} did not start within {START_S:g} s")
