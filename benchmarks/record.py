@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 2**30),
         "load_before": [round(load, 2) for load in psutil.getloadavg()],
         "python": platform.python_version(),
-        "versions": {package: version(package) for package in packages},
+        "versions": {package: version(package) for package in packages if find_spec(package)},
     }
 
 
