@@ -173,7 +173,7 @@ async def measure(url: str, pool: Pool, seconds: float) -> dict[str, Any]:
                 seen.step.append(step)
                 seen.replicas.append(await asyncio.to_thread(replicas_of, pool))
                 seen.reserved.append(round(sum(each["reserved_blocks"] for each in whole) / max(1, blocks), 3))
-                seen.waiting.append(sum(each["branches_waiting"] for each in whole))
+                seen.waiting.append(sum(each["waiting"] for each in whole))
                 await asyncio.sleep(SAMPLE_S)
             console.print(f"{step}: {seen.last(step)} replicas, {ended.total()} searches so far")
         wanted = 0

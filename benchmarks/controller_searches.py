@@ -12,7 +12,6 @@ from deployments.http.choices import Wanted
 from deployments.http.replies import Head, completion, dumps
 from deployments.http.tree_reply import with_tree
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.problem import Problem
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
@@ -90,7 +89,6 @@ async def measure(strategy: str, size: int, repeated: float, matcher: AnswerMatc
         generator=QuickGenerator(fakes, repeated, steps),
         scorer=QuickScorer(fakes),
         context_tokens=100_000,
-        gate=Gate(256),
         matcher=matcher,
         solver=BestQuarter(),
     )

@@ -11,7 +11,6 @@ from deployments.config import AppConfig
 from deployments.engines.rewards.family import RewardModelSettings
 from kvstore.cache_server import CacheServer
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
@@ -67,8 +66,7 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     solver = ProcessSolver(encoder.source if encoder else None)
     await asyncio.gather(matcher.start(), solver.start())
     try:
-        gate = Gate(config.controller.branches)
-        environment = SearchEnvironment(generator, scorer, config.search_context, gate, matcher, solver=solver)
+        environment = SearchEnvironment(generator, scorer, config.search_context, matcher, solver=solver)
         yield Engines(generator, scorer, environment)
     finally:
         matcher.close()

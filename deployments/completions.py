@@ -41,15 +41,9 @@ class CompletionService:
             GeneratorError: the engines failed, on every replica.
         """
         place.tokens += job.prompt_tokens
-        settings = job.request.settings
-        at_once = min(settings.concurrency_limit or 1, len(job.request.prompts)) * settings.width
-        # Never more than half of the gate, which other controllers may have left little of since this was planned: what
-        # is wider than it would let nobody else in. The engine's own order holds back the rest.
-        at_once = min(at_once, max(1, self._searches.most_branches // 2))
-        # The request's own deadline begins when there is room; this one also ends the wait for it.
-        room = self._searches.branches(at_once, job.request.lane)
-        async with asyncio.timeout(job.request.deadline_s + GRACE_S), room:
+        # The request has its own deadline; this one ends a call that does not end by it.
+        async with asyncio.timeout(job.request.deadline_s + GRACE_S):
             with late_is_timeout(job.request.deadline_s):
-                reply = await self._generator.token_beam(job.request._replace(gate=self._searches.gate))
+                reply = await self._generator.token_beam(job.request)
         place.tokens += reply.generated_tokens
         return reply

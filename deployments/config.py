@@ -47,9 +47,7 @@ class QueueSettings(Settings):
     seconds: float = Field(5.0, gt=0, le=600, description="Longest wait; then 429.")
 
 
-LiveName = Literal[
-    "searches", "flex_places", "queue", "max_loop_delay_s", "branches", "default_search", "efforts", "limits"
-]
+LiveName = Literal["searches", "flex_places", "queue", "max_loop_delay_s", "default_search", "efforts", "limits"]
 """The settings of the controller that may change while it serves."""
 
 
@@ -114,12 +112,6 @@ class ControllerSettings(Settings):
     queue: QueueSettings = QueueSettings()
     max_loop_delay_s: float = Field(
         1.0, gt=0, description="No request is let in while the event loop is later than this: 429 with Retry-After."
-    )
-    branches: int | None = Field(
-        None,
-        ge=1,
-        le=65_536,
-        description="Branches in flight from one controller; unset: twice what the generators can write at once.",
     )
     fallback: Fallback = Field(
         Fallback.NEUTRAL,

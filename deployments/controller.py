@@ -41,7 +41,6 @@ from deployments.store import Store
 from deployments.telemetry.controller_telemetry import ControllerTelemetry
 from deployments.telemetry.ports import WatchedGenerator, WatchedScorer
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
 
@@ -97,7 +96,6 @@ class SearchControllerReplica:
             generator=written_by,
             scorer=WatchedScorer(HandleScorer(prm, retries, controller.prm_patience_s), self._telemetry.searches),
             context_tokens=config.search_context,
-            gate=Gate(controller.branches),
             matcher=self._matcher,
             solver=self._solver,
             fallback=controller.fallback,
@@ -111,7 +109,7 @@ class SearchControllerReplica:
         self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
-        self._telemetry.start(places, environment.gate, self._loop_delay)
+        self._telemetry.start(places, self._loop_delay)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(

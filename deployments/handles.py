@@ -103,7 +103,7 @@ class HandleGenerator:
                     exhausted = True
                     break
                 fresh = missing.arrived(group)
-                if fresh.children or fresh.grant or fresh.headroom:
+                if fresh.children or fresh.headroom:
                     yield fresh
         finally:
             note_replica(response, tried)
@@ -211,14 +211,18 @@ async def answer(response: Any, deadline: Deadline, tried: list[str] | None = No
 
 
 class Missing:
-    """The branches of a request that are to be written and have not arrived.
+    """The branches of a request that have not arrived.
 
-    The first group that any replica sends says which are written: others ask for no more, and give nothing back."""
+    A replica gives branches back in its first group. After that all that are missing have to be written."""
 
     def __init__(self, request: ExpandRequest) -> None:
         self._request = request
-        self._granted = False
+        self._settled = False
+        """Whether a replica has said which branches it gives back."""
         self._names = {(part.parent, branch.index) for part in request.expansions for branch in part.branches}
+        self._optional = {
+            (part.parent, branch.index) for part in request.expansions for branch in part.branches[part.least :]
+        }
 
     @property
     def count(self) -> int:
@@ -226,7 +230,7 @@ class Missing:
 
     def request(self, deadline_s: float, avoid: tuple[str, ...]) -> ExpandRequest:
         """The same request for what is missing only."""
-        if not self._granted:  # all of it is missing
+        if not self._settled:  # all of it is missing
             return self._request._replace(deadline_s=deadline_s, avoid=avoid)
         parts: list[ExpandItem] = []
         for part in self._request.expansions:
@@ -236,19 +240,14 @@ class Missing:
         return self._request._replace(expansions=tuple(parts), deadline_s=deadline_s, avoid=avoid)
 
     def arrived(self, group: ChildGroup) -> ChildGroup:
-        """``group`` without what was not missing; what is left is missing no longer, nor what is given back."""
-        if self._granted:
-            group = group._replace(grant=None)
-        self._granted = True
-        if group.grant is not None:
-            for part, written in zip(self._request.expansions, group.grant.written, strict=True):
-                # One that gives back what it must not is one that lost it.
-                given_back = part.branches[max(written, part.least) :]
-                self._names -= {(part.parent, branch.index) for branch in given_back}
+        """``group`` without what was not missing; what is left is missing no longer."""
+        optional = frozenset() if self._settled else self._optional
+        self._settled = True
         fresh = []
         for child in group.children:
             name = (child.parent, child.index)
-            if name in self._names:
+            # A replica that gives back what it must write has lost it.
+            if name in self._names and (child.steps or name in optional):
                 self._names.discard(name)
                 fresh.append(child)
         return group if len(fresh) == len(group.children) else group._replace(children=tuple(fresh))

@@ -11,14 +11,9 @@ class LiveSettings:
         self.now = settings
         self._service = service
 
-    @property
-    def branches(self) -> int:
-        """That may be in flight now."""
-        return self._service.most_branches
-
     def change(self, settings: ControllerSettings) -> None:
         """From the next request on; what was let in goes on."""
         self.now = settings
         queue = settings.queue
         self._service.places.resize(settings.searches, queue.places, queue.seconds, settings.flex_places)
-        self._service.resize(settings.branches, settings.limits.seconds)
+        self._service.limit_seconds(settings.limits.seconds)

@@ -6,12 +6,12 @@ The controller deployment gives it an environment over handles, the unit tests o
 import asyncio
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
 from deployments.places import Place, Places
 from search.errors import LimitKind, LimitReached, SearchError
-from search.ports import Lane, ScoreRequest
+from search.ports import ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchEvent, SearchFinished, SearchOutcome, StepScored
@@ -35,8 +35,8 @@ class SearchJob(NamedTuple):
     """See `search.ports`."""
     own_seconds: bool = False
     """Whether its budget of seconds is the client's and not the operator's."""
-    yields: bool = False
-    """Whether its calls wait behind those of others."""
+    flex: bool = False
+    """Whether its calls yield to those of others."""
 
 
 Observer = Callable[[SearchJob, SearchTree, EventSink | None], AbstractContextManager[EventSink | None]]
@@ -76,30 +76,14 @@ class SearchService:
         self._seconds = seconds
         self._disposal = Disposal()
 
-    def resize(self, branches: int | None, seconds: float) -> None:
-        """From now on so many branches in flight (None: as the generators have room), and that wall clock for searches
-        that name none."""
-        self._environment.gate.resize(branches)
+    def limit_seconds(self, seconds: float) -> None:
+        """Changes the wall clock of searches that name none."""
         self._seconds = seconds
-
-    @property
-    def most_branches(self) -> int:
-        """That may be in flight now."""
-        return self._environment.gate.capacity
-
-    @property
-    def gate(self) -> str:
-        """What calls say of who let them in."""
-        return self._environment.gate.name
 
     @property
     def running(self) -> int:
         """How many hold a place."""
         return self.places.held
-
-    def branches(self, count: int, lane: Lane) -> AbstractAsyncContextManager[object]:
-        """So many branches at the generators, waited for among the searches and held until the end of the block."""
-        return self._environment.gate.admit(lane, count)
 
     async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome:
         """Runs a search in the caller's own task: cancelling the caller cancels all of it.
@@ -135,7 +119,7 @@ class SearchService:
                         on_event=told,
                         tree=tree,
                         cache_salt=job.cache_salt,
-                        yields=job.yields,
+                        flex=job.flex,
                     )
         except BaseException as error:
             # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree
@@ -157,9 +141,4 @@ class SearchService:
 
     def check_integrity(self) -> list[str]:
         """What is left over though no search runs; empty when all is well."""
-        gate = self._environment.gate
-        problems = self.places.check_integrity()
-        if gate.usage:
-            problems.append(f"{gate.usage} branches hold room in the gate")
-        waiting = sum(gate.waiting.values())
-        return [*problems, f"{waiting} calls wait at the gate"] if waiting else problems
+        return self.places.check_integrity()

@@ -21,7 +21,7 @@ scores them; everything else is here::
 
     async def main():
         coin = Coin()
-        environment = SearchEnvironment(coin, coin, context_tokens=100, gate=Gate(64), matcher=AnswerMatcher())
+        environment = SearchEnvironment(coin, coin, context_tokens=100, matcher=AnswerMatcher())
         settings = parse_search({"strategy": "best_of_n", "n": 8, "seed": 1})
         outcome = await run_search("Heads or tails?", [1, 2, 3], settings, environment, search_id="coin")
         print(outcome.selection.answer, outcome.cost.generated_tokens)
@@ -32,7 +32,6 @@ scores them; everything else is here::
 from search.answers.equivalence import AnswerMatcher
 from search.budget import Budget
 from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError, SearchError
-from search.gate import Gate
 from search.ports import (
     Branch,
     Child,
@@ -40,7 +39,6 @@ from search.ports import (
     ExpandItem,
     ExpandRequest,
     Generator,
-    Grant,
     Lane,
     Sampling,
     ScoreItem,
@@ -76,10 +74,8 @@ __all__ = [
     "ExpandRequest",
     "Expansion",
     "Fallback",
-    "Gate",
     "Generator",
     "GeneratorError",
-    "Grant",
     "Lane",
     "LimitReached",
     "Node",

@@ -7,31 +7,36 @@ immutable and picklable.
 
 import hashlib
 from collections.abc import AsyncIterator, Sequence
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from search.token_beam import BeamSequence, TokenBeamSettings
 from search.tree import NodeId, Step
 
 
-class Lane(IntEnum):
-    """What a call is worth: lower goes first."""
+class Lane(StrEnum):
+    """The priority of a call in a replica's queue."""
 
-    DEMAND = 0
-    """Children of a scored, kept node."""
-    EAGER = 1
-    """First steps of a new search."""
-    FLEX_DEMAND = 2
-    """As `DEMAND`, of a search that yields to others. Before all speculation, which may be in vain."""
-    FLEX_EAGER = 3
-    """As `EAGER`, of a search that yields to others."""
-    SPECULATIVE = 4
-    """Children of a node that is not scored yet."""
+    FIRST_STEPS = "first_steps"
+    """First steps of a new search: before later steps of searches that have had as many turns."""
+    DEMAND = "demand"
+    FLEX_FIRST_STEPS = "flex_first_steps"
+    """As `FIRST_STEPS`, of a flex search: one that yields to others."""
+    FLEX_DEMAND = "flex_demand"
 
     @property
-    def yields(self) -> bool:
-        """Whether it is of a search that yields to others."""
-        return self in (Lane.FLEX_DEMAND, Lane.FLEX_EAGER)
+    def first_steps(self) -> bool:
+        return self in (Lane.FIRST_STEPS, Lane.FLEX_FIRST_STEPS)
+
+    @property
+    def flex(self) -> bool:
+        return self in (Lane.FLEX_DEMAND, Lane.FLEX_FIRST_STEPS)
+
+    @classmethod
+    def of(cls, first_steps: bool, flex: bool) -> "Lane":
+        if flex:
+            return cls.FLEX_FIRST_STEPS if first_steps else cls.FLEX_DEMAND
+        return cls.FIRST_STEPS if first_steps else cls.DEMAND
 
 
 class StopCondition(StrEnum):
@@ -70,8 +75,8 @@ class ExpandItem(NamedTuple):
     """Token ids of prompt and path, what every child continues."""
     branches: tuple[Branch, ...]
     least: int = 1
-    """So many of them, the first ones, are written in any case and wait for KV memory where there is none. The others
-    may be given back (`Grant`): of what is speculative, all."""
+    """The number of them, the first ones, that are written in any case and wait for KV memory where there is none. The
+    replica may give back the others: see `Child`."""
 
 
 class ExpandRequest(NamedTuple):
@@ -90,14 +95,13 @@ class ExpandRequest(NamedTuple):
     """What this leaves in caches serves requests of the same salt only."""
     model: str = ""
     """The model that writes them; empty: whichever the replica has. A replica refuses any but its own."""
-    gate: str = ""
-    """The name of the gate that let them in: by it a replica tells that gate what it has of others (`Headroom`)."""
     avoid: tuple[str, ...] = ()
     """Replicas at which the same has failed already: another one should get it."""
 
 
 class Child(NamedTuple):
-    """A branch that has been written."""
+    """A branch that has been written, or, without steps, one that the replica gave back: there was no KV memory for it,
+    and the call never writes it."""
 
     parent: NodeId
     index: int  # type: ignore[assignment]
@@ -105,35 +109,19 @@ class Child(NamedTuple):
     """One step, or all steps of a whole solution in order."""
     cached_tokens: int
     """Prefix tokens whose KV came from a cache, this replica's own or LMCache."""
+    waited: bool = False
+    """Whether it had to wait for KV memory."""
 
 
 class Headroom(NamedTuple):
     """What a replica can still afford, sent along with every reply."""
 
     free_blocks: int
-    """Neither held by a branch nor promised to one."""
+    """Blocks that no branch holds or has reserved."""
     total_blocks: int
     running: int
     waiting: int
-    """In the engine's queue or for blocks."""
-    branches: int = 0
-    """How many it can write at once, where it has blocks for them: as many as its batch takes. 0 if it does not say."""
-    replica: str = ""
-    """Whose words these are."""
-    gates: int = 1
-    """Gates of which it has branches, the one that is told among them."""
-    of_others: int = 0
-    """Branches that it has of the other gates and that are not written yet."""
-
-
-class Grant(NamedTuple):
-    """What becomes of a call's branches, where there is not KV memory for all of them now."""
-
-    written: tuple[int, ...]
-    """How many branches of each expansion, in the order of the request: the first ones. The others are given back, and
-    this call never writes them."""
-    waiting: int = 0
-    """How many of those have to wait."""
+    """Branches in the replica's queue and in the engine's."""
 
 
 class ChildGroup(NamedTuple):
@@ -141,8 +129,6 @@ class ChildGroup(NamedTuple):
 
     children: tuple[Child, ...]
     headroom: Headroom | None = None
-    grant: Grant | None = None
-    """In the first group of a call, which has no children where any are given back; None: nothing was held back."""
 
 
 class ScoreItem(NamedTuple):
@@ -177,8 +163,6 @@ class TokenBeamRequest(NamedTuple):
     cache_salt: str = ""
     """What this leaves in caches serves requests of the same salt only."""
     lane: Lane = Lane.DEMAND
-    gate: str = ""
-    """As of an `ExpandRequest`."""
     avoid: tuple[str, ...] = ()
     """As of an `ExpandRequest`."""
 
@@ -204,8 +188,8 @@ class Generator(Protocol):
     def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         """Streams the finished children in groups; ends when every branch was written.
 
-        Closing the iterator aborts what is still being written. Each branch comes exactly once, but for those that
-        the first group gives back.
+        Closing the iterator aborts what is still being written. Each branch comes exactly once. Those that are given
+        back are all in the first group.
 
         Raises:
             GeneratorError: the children that were not streamed could not be written anywhere.

@@ -17,7 +17,6 @@ from cluster.autoscaling import PRESSURE, by_pressure
 from cluster.homes import BALANCE, Homes
 from deployments.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StepScorer
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
@@ -241,7 +240,6 @@ class ControllerSize(NamedTuple):
     """What `deployments.config.ControllerSettings` calls so."""
 
     searches: int = 64
-    branches: int | None = None
 
 
 class GeneratorReplica(Replica, Protocol):
@@ -273,8 +271,7 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
         self._generators = generators.handle()
         self._scorers = scorers.handle()
         self._disposal = Disposal()
-        self.gate = Gate(size.branches)
-        self._environment = SearchEnvironment(self, self, CONTEXT_TOKENS, self.gate, AnswerMatcher())
+        self._environment = SearchEnvironment(self, self, CONTEXT_TOKENS, AnswerMatcher())
 
     @property
     def pressure(self) -> float:

@@ -18,8 +18,9 @@ from benchmarks.cluster_sim.costs import CallCosts, EngineCosts
 from benchmarks.cluster_sim.processors import Processor, Program
 from benchmarks.cluster_sim.workload import Language
 from deployments.engines.backlog import Backlog
-from deployments.engines.fair_order import FairOrder, priority
-from kvstore.clamp import KVClamp, Lengths, Ticket
+from deployments.engines.fair_order import FairOrder
+from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
+from kvstore.clamp import KVClamp, StepLengths
 from kvstore.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
 from search.ports import (
@@ -27,16 +28,14 @@ from search.ports import (
     ChildGroup,
     ExpandRequest,
     Headroom,
-    Lane,
     ScoreRequest,
     StopCondition,
 )
-from search.reach import shared
 
 BATCH_TOKENS = 4096
 """As `deployments.engines.arguments` has it on a CPU: no more prompt tokens in a step."""
 GROUP_S = 0.004
-"""As ``generator.group_ms``."""
+"""As `deployments.engines.generation.GROUP_S`."""
 SCORING_DELAY_S = 0.5
 """As ``prm.scoring_delay_s``."""
 
@@ -178,21 +177,22 @@ class Engine:
         return not request.aborted
 
 
-class _Branch(NamedTuple):
-    request: Request
-    ticket: Ticket
-    child: Child
-    place: int
-
-
 @dataclass(eq=False)
 class _Call:
     """The branches of one call."""
 
+    request: ExpandRequest
     arrived: asyncio.Event = field(default_factory=asyncio.Event)
-    finished: list[_Branch] = field(default_factory=list)
-    open: dict[Request, _Branch] = field(default_factory=dict)
+    finished: list[Child] = field(default_factory=list)
+    open: set[EngineRequest] = field(default_factory=set)
     stopped: bool = False
+
+
+class _Branch(NamedTuple):
+    """The label of a request in the queue."""
+
+    call: _Call
+    child: Child
 
 
 class SimulatedGenerator:
@@ -203,32 +203,26 @@ class SimulatedGenerator:
         self._language = language
         self._costs = costs
         self._calls = calls.generator
-        self._name = str(id(self))
         self.engine = Engine(processor, self.program, costs)
         self._clamp = KVClamp(KVLedger(costs.blocks, costs.block_size))
         self.engine.on_step = self._stepped
-        self._order = FairOrder()
-        self._lengths = {condition: Lengths() for condition in StopCondition}
-        self._open: dict[_Call, str] = {}
-        """Of each call the name of its gate."""
+        self._queue = RequestQueue(costs.max_num_seqs, self._clamp)
+        self._feeding: asyncio.Task[None] | None = None
+        self._lengths = {condition: StepLengths() for condition in StopCondition}
+        self.ongoing = 0
+        """Calls: what Serve's routers go by."""
         self.written_tokens = 0
 
     @property
-    def ongoing(self) -> int:
-        """Calls: what Serve's routers go by."""
-        return len(self._open)
-
-    def headroom(self, gate: str = "") -> Headroom:
-        """As `deployments.engines.generation.GenerationEngine` tells that gate."""
-        engine, clamp = self.engine, self._clamp
-        waiting, batch = engine.waiting + clamp.waiting, self._costs.max_num_seqs
-        told = Headroom(clamp.ledger.free, clamp.ledger.capacity, engine.running, waiting, batch, self._name)
-        return shared(told, gate, ((name, len(call.open)) for call, name in self._open.items()))
+    def headroom(self) -> Headroom:
+        """As `deployments.engines.generation.GenerationEngine` tells it."""
+        engine, ledger = self.engine, self._clamp.ledger
+        return Headroom(ledger.free, ledger.capacity, engine.running, engine.waiting + self._queue.queued)
 
     @property
     def pressure(self) -> float:
         """As `deployments.engines.generation.GenerationEngine.pressure`."""
-        return max(self._clamp.wanted / self._costs.max_num_seqs, self._clamp.pressure)
+        return max(len(self._queue) / self._costs.max_num_seqs, self._clamp.pressure)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """As the port says.
@@ -236,8 +230,10 @@ class SimulatedGenerator:
         Raises:
             GeneratorError: not done by the deadline.
         """
-        call = _Call()
-        self._open[call] = request.gate
+        call = _Call(request)
+        self.ongoing += 1
+        if self._feeding is None:
+            self._feeding = asyncio.create_task(self._feed())
         timer = asyncio.get_running_loop().call_later(request.deadline_s, self._stop, call)
         try:
             missing = sum(len(item.branches) for item in request.expansions)
@@ -254,13 +250,14 @@ class SimulatedGenerator:
                 done, call.finished = call.finished, []
                 missing -= len(done)
                 await self.program.work(self._calls["group"] + self._calls["child"] * len(done))
-                yield ChildGroup(tuple(branch.child for branch in done), self.headroom(request.gate))
+                yield ChildGroup(tuple(done), self.headroom)
         finally:
             timer.cancel()
-            del self._open[call]
-            for branch in call.open.values():
-                branch.request.aborted = True
-                branch.ticket.close()
+            self.ongoing -= 1
+            for queued in tuple(call.open):
+                if queued.collector is not None:
+                    queued.collector.aborted = True
+                self._queue.end(queued, Ending.ABORTED)
 
     def _submit(self, call: _Call, request: ExpandRequest) -> None:
         lengths = self._lengths[request.stop_condition]
@@ -268,33 +265,37 @@ class SimulatedGenerator:
             prefix = self._clamp.prefix(item.prefix, request.cache_salt)
             for wanted in item.branches:
                 child = self._language.child(request.search_id, item, wanted, request.stop_condition)
-                tokens = sum(len(step.token_ids) for step in child.steps)
-                place = self._order.place(request.search_id)
-                order = priority(place, request.lane)
-                asked = Request(order, prefix, tokens, partial(self._finished, call, request, item.prefix))
-                ticket = self._clamp.ask(
-                    order,
+                queued = EngineRequest(
+                    request.search_id,
+                    _Branch(call, child),
+                    item.prefix,
+                    None,
+                    request.cache_salt,
+                    request.lane,
+                    call.open.discard,
                     prefix,
                     lengths.expected(wanted.max_tokens),
-                    partial(self._hand_over, asked),
-                    request.lane is Lane.SPECULATIVE,
                 )
-                call.open[asked] = _Branch(asked, ticket, child, place)
-                if ticket.granted:
-                    self.engine.add(asked)
+                self._queue.submit(queued)
+                call.open.add(queued)
 
-    def _hand_over(self, asked: Request, _: Ticket) -> None:
-        self.engine.add(asked)
+    async def _feed(self) -> None:
+        """As `deployments.engines.engine_calls.feed`."""
+        while True:
+            queued = await self._queue.next()
+            assert queued.prefix is not None
+            tokens = sum(len(step.token_ids) for step in queued.label.child.steps)
+            queued.collector = Request(queued.priority, queued.prefix, tokens, partial(self._finished, queued))
+            self.engine.add(queued.collector)
 
-    def _finished(self, call: _Call, asked: ExpandRequest, prefix: tuple[int, ...], request: Request) -> None:
-        branch = call.open.pop(request)
-        written = [token for step in branch.child.steps for token in step.token_ids]
-        self.engine.cached(self._clamp.prefix((*prefix, *written), asked.cache_salt).keys)
-        self._lengths[asked.stop_condition].saw(len(written))
+    def _finished(self, queued: EngineRequest, request: Request) -> None:
+        call, child = queued.label
+        written = [token for step in child.steps for token in step.token_ids]
+        self.engine.cached(self._clamp.prefix((*queued.token_ids, *written), queued.cache_salt).keys)
+        self._lengths[call.request.stop_condition].add(len(written))
         self.written_tokens += len(written)
-        self._order.served(branch.place)
-        branch.ticket.close(finished=True)
-        call.finished.append(branch._replace(child=branch.child._replace(cached_tokens=request.cached_tokens)))
+        self._queue.end(queued, Ending.FINISHED)
+        call.finished.append(child._replace(cached_tokens=request.cached_tokens))
         call.arrived.set()
 
     def _stepped(self, running: Sequence[Request]) -> None:
@@ -313,11 +314,9 @@ class SimulatedGenerator:
         engine = self.engine
         left = {
             "calls are open": self.ongoing,
-            "KV blocks are promised": self._clamp.ledger.reserved,
-            "branches wait": self._clamp.waiting,
             "requests run or wait": engine.running + engine.waiting,
         }
-        return [f"{number} {what}" for what, number in left.items() if number]
+        return [*(f"{number} {what}" for what, number in left.items() if number), *self._queue.check_integrity()]
 
 
 class SimulatedScorer:

@@ -1,7 +1,7 @@
 """Searches without trees: each is the rounds of a recorded one, each round so many branches and then so many items.
 
 A generator is not simulated step by step: all branches that it writes go on at the speed of a step of that many. What
-a search costs its controller is the mean of searches with trees. Gate, places and autoscaling stay the real ones.
+a search costs its controller is the mean of searches with trees. Places and autoscaling stay the real ones.
 """
 
 import asyncio
@@ -15,9 +15,6 @@ from benchmarks.cluster_sim.costs import EngineCosts
 from benchmarks.cluster_sim.processors import OwnCores, ProcessorSharing, Program, settle
 from benchmarks.cluster_sim.workload import Problem
 from deployments.places import NoPlace, Places
-from search.gate import Gate
-from search.ports import Headroom, Lane
-from search.reach import shared
 
 
 class Round(NamedTuple):
@@ -62,30 +59,21 @@ class FlowGenerator:
         self._costs = costs
         self._means = means
         self._steps = ProcessorSharing(self._speed)
-        self._open: dict[object, tuple[str, int]] = {}
-        """Of each call the name of its gate, and its branches."""
-
-    @property
-    def ongoing(self) -> int:
-        return len(self._open)
+        self.ongoing = 0
 
     @property
     def pressure(self) -> float:
         return self._steps.load / self._costs.max_num_seqs
 
-    def headroom(self, gate: str) -> Headroom:
-        """As that gate is told. It has no memory that could be short."""
-        return shared(Headroom(0, 0, 0, 0, self._costs.max_num_seqs, str(id(self))), gate, self._open.values())
-
-    async def write(self, wanted: Round, gate: str) -> None:
+    async def write(self, wanted: Round) -> None:
         """Until the longest branch is written; on average so many are at a time as fill the time."""
         done = asyncio.get_running_loop().create_future()
-        self._open[done] = gate, wanted.branches
+        self.ongoing += 1
         self._steps.add(wanted.longest, partial(settle, done), wanted.tokens / wanted.longest)
         try:
             await done
         finally:
-            del self._open[done]
+            self.ongoing -= 1
 
     def _speed(self, branches: float) -> float:
         """Steps a second that each branch takes part in."""
@@ -149,7 +137,6 @@ class FlowController:
     ) -> None:
         self.program = Program(OwnCores())
         self.places = Places(size.searches)
-        self.gate = Gate(size.branches)
         self.ongoing = 0
         self._means = means
         self._generators = generators.handle()
@@ -166,11 +153,9 @@ class FlowController:
             async with self.places.hold(ANYBODY):
                 share = self._means.controller_s / (2 * len(rounds))
                 for wanted in rounds:
-                    async with self.gate.admit(Lane.DEMAND, wanted.branches, name):
-                        await self.program.work(share)
-                        with self._generators.call(name) as generator:
-                            await generator.write(wanted, self.gate.name)
-                        self.gate.saw(generator.headroom(self.gate.name))
+                    await self.program.work(share)
+                    with self._generators.call(name) as generator:
+                        await generator.write(wanted)
                     await self.program.work(share)
                     with self._scorers.call(name) as scorer:
                         await scorer.score(wanted.items)

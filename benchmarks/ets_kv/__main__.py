@@ -24,7 +24,6 @@ from cluster.evaluation.loop import problem_seed
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
 
@@ -120,7 +119,6 @@ def smollm2(
                 engines.generator,
                 ArithmeticScorer(),
                 config.generator.max_model_len,
-                engines.environment.gate,
                 engines.environment.matcher,
                 solver=engines.environment.solver,
             )
@@ -168,7 +166,7 @@ def shapes(
         rows = []
         for problem in range(problems):
             models = ShapedModels(SHAPES[name], problem)
-            environment = SearchEnvironment(models, models, MAX_SHAPED_TOKENS, Gate(NO_LIMIT), matcher)
+            environment = SearchEnvironment(models, models, MAX_SHAPED_TOKENS, matcher)
             for each, settings in asked.items():
                 field = settings | {"seed": problem}
                 rows.append(

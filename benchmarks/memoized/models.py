@@ -18,7 +18,6 @@ from deployments.engines.encoding import ChatEncoder
 from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
 from deployments.engines.step_splitter import StepSplitter
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.run.environment import SearchEnvironment
 
 NO_LIMIT = 1 << 20
@@ -68,9 +67,7 @@ class MemoizedModels:
         generator = MemoizedGenerator(self._language, self.prefixes, prompt)
         scorer = MemoizedScorer(self._family, self.scored, question)
         try:
-            yield ProblemMemo(
-                prompt, SearchEnvironment(generator, scorer, self._context, Gate(NO_LIMIT), self._matcher)
-            )
+            yield ProblemMemo(prompt, SearchEnvironment(generator, scorer, self._context, self._matcher))
         finally:
             self.prefixes.trunk.forget(generator.slots)
             self.scored.trunk.forget(scorer.slots)

@@ -2,24 +2,11 @@
 
 from typing import NamedTuple
 
-from search.ports import Lane
-
 FEW = 256
 """So many searches are remembered without a look at which of them still matter."""
 TOGETHER = 16
 """So many requests of a search have one place. Most continue the same prefix, and where memory does not hold those of
 all searches, one request of each in turn would have every prefix go, and be computed again, for each."""
-YIELDS = 64
-"""Added to the place of a request of a search that yields: of each other search it is passed by so many more."""
-LAST = 1 << 40
-"""Added to the place of a request that is only wanted where there is room."""
-
-
-def priority(place: int, lane: Lane) -> int:
-    """A request's priority for vLLM, lower goes first."""
-    if lane is Lane.SPECULATIVE:
-        return place + LAST
-    return place + YIELDS if lane.yields else place
 
 
 class _Packet(NamedTuple):
@@ -51,12 +38,8 @@ class FairOrder:
         """The last one of each search."""
         self._look_at = FEW
 
-    def next_place(self, search_id: str) -> int:
-        """What ``place`` would say, which is not taken yet."""
-        return self._packet(search_id).place
-
     def place(self, search_id: str) -> int:
-        """The place of a search's next request; see `priority`."""
+        """The place of a search's next request: lower goes first."""
         place, requests = self._packet(search_id)
         self._packets[search_id] = _Packet(place, requests + 1)
         if len(self._packets) > self._look_at:

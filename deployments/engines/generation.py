@@ -6,11 +6,11 @@ deployment, the benchmarks and the tests have in common.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
-from typing import NamedTuple
-from uuid import uuid4
+from typing import Any, NamedTuple
 
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
@@ -24,9 +24,10 @@ from deployments.engines.encoding import ChatEncoder
 from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, NeverFits, Output, RequestRefused
 from deployments.engines.grants import grant
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
+from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
-from kvstore.clamp import KVClamp, Lengths
+from kvstore.clamp import KVClamp, StepLengths
 from kvstore.geometry import KVGeometry
 from kvstore.ledger import KVLedger, Prefix
 from search.errors import GeneratorError, GeneratorRefused, PathTooLarge
@@ -36,7 +37,6 @@ from search.ports import (
     ChildGroup,
     ExpandItem,
     ExpandRequest,
-    Grant,
     Headroom,
     Lane,
     Sampling,
@@ -46,12 +46,13 @@ from search.ports import (
     WrittenSequence,
     branch_seed,
 )
-from search.reach import shared
 from search.token_beam import TokenBeamSettings, token_beam_search
 from search.tree import NodeId, StepEnd
 
 HEARTBEAT_S = 5.0
 """The longest silence of a call while its engine is at work."""
+GROUP_S = 0.004
+"""How long finished children wait for others: a message costs as much as a good part of a small model's step."""
 
 
 class _Wanted(NamedTuple):
@@ -61,6 +62,8 @@ class _Wanted(NamedTuple):
     child: int
     params: SamplingParams
     begun: "_Written"
+    waited: bool = False
+    """Whether an earlier request had to wait for KV memory."""
 
 
 class _Written(NamedTuple):
@@ -107,16 +110,12 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def __init__(self, settings: GeneratorSettings, kv_transfer: KVTransferConfig | None = None) -> None:
         super().__init__(settings)
         self._kv_transfer = kv_transfer
-        self._calls: dict[EngineCall[_Wanted] | EngineCall[int], str] = {}
-        """Those that are open, and the name of the gate of each."""
+        self._open_calls = 0
         self._written_tokens = 0
         self._discarded_tokens = 0
         self._recomputed_tokens = 0
         self._given_back = 0
-        self._name = uuid4().hex
-        """Of this replica, for those whom it tells its headroom."""
-        self._lengths = {condition: Lengths() for condition in StopCondition}
-        """Of what is written at a time, for the clamp."""
+        self._lengths = {condition: StepLengths() for condition in StopCondition}
 
     def _arguments(self) -> AsyncEngineArgs:
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
@@ -131,7 +130,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if clamps else None
         if clamp is not None:
             counters.on_step = clamp.stepped
-        return _Running(engine, counters, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
+        queue = RequestQueue(self._settings.max_num_seqs, clamp)
+        return _Running(engine, counters, queue, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
@@ -146,41 +146,27 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """
         if request.model not in ("", self._settings.served_name):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
-        running = self._running
-        call = EngineCall[_Wanted](running.engine, self._registry, self._order, request, self._discard, running.clamp)
-        self._calls[call] = request.gate
         try:
-            async with call:
+            async with self._call(request) as call:
                 parts = self._parts(request)
-                granted = await self._submit(call, request, parts)
-                full = tuple(child for part in parts for child in part.full)
-                given_back = granted.written != tuple(len(each.branches) for each in request.expansions)
-                said = granted if given_back or granted.waiting else None
-                if full or given_back:
-                    yield ChildGroup(full, self._headroom(request.gate), said)
-                    said = None
-                missing = sum(granted.written) - len(full)
-                while missing:
+                given_back = self._submit(call, request, parts)
+                now = [child for part in parts for child in part.full] + given_back
+                if now:
+                    yield ChildGroup(tuple(now), self._headroom)
+                while call.pending:
                     finished = await call.wait(HEARTBEAT_S)
                     if not finished:
                         if not self.silent_s:
-                            yield ChildGroup((), self._headroom(request.gate), said)
-                            said = None
+                            yield ChildGroup((), self._headroom)
                         continue
-                    self._saw(finished, request.stop_condition)
-                    if call.pending and self._settings.group_ms:
-                        others = await call.take_within(self._settings.group_ms / 1000)
-                        self._saw(others, request.stop_condition)
-                        finished += others
-                    children = [child for done in finished if (child := await self._child(call, request, done))]
-                    missing -= len(children)
-                    if children:
-                        yield ChildGroup(tuple(children), self._headroom(request.gate), said)
-                        said = None
+                    if call.pending:
+                        await asyncio.sleep(GROUP_S)
+                        finished += call.take()
+                    self._record(finished, request.stop_condition)
+                    if children := [child for done in finished if (child := self._child(call, request, done))]:
+                        yield ChildGroup(tuple(children), self._headroom)
         except EngineCallError as error:
             raise _told(error) from error
-        finally:
-            self._calls.pop(call, None)
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Token-level beam search; see ``search.token_beam``.
@@ -190,17 +176,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
-        call = EngineCall[int](running.engine, self._registry, self._order, request, self._discard, running.clamp)
-        steps = _NextTokens(call, request.settings)
-        self._calls[call] = request.gate
         try:
-            async with call:
-                found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
+            async with self._call(request) as call:
+                steps = _NextTokens(call, request.settings)
+                try:
+                    found = await token_beam_search(steps, request.prompts, request.settings, running.eos)
+                finally:
+                    self._written_tokens += steps.generated_tokens
         except EngineCallError as error:
             raise _told(error) from error
-        finally:
-            self._calls.pop(call, None)
-            self._written_tokens += steps.generated_tokens
         rows = (
             tuple(WrittenSequence(running.splitter.text(sequence.token_ids), sequence) for sequence in row)
             for row in found
@@ -225,74 +209,88 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     @property
     def pressure(self) -> float:
-        """The greater of its batch's and its KV memory's; what is only speculation counts for neither."""
+        """The greater of its batch's and its KV memory's."""
         clamp = self._running.clamp
         if clamp is None:
             return super().pressure
-        return max(clamp.wanted / self._settings.max_num_seqs, clamp.pressure)
+        return max(super().pressure, clamp.pressure)
 
     def stats(self) -> dict[str, int]:
         """The engine's counters and this one's: ``written_tokens`` by finished requests,
         ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``;
         ``recomputed_tokens`` of paths, of which some engine had the KV before; and what the clamp promised and holds
         back, and what it gave back."""
-        clamp = self._running.clamp
-        clamped = {}
+        running = self._running
+        clamp, clamped = running.clamp, {}
         if clamp is not None:
             clamped = {
                 "reserved_blocks": clamp.ledger.reserved,
-                "branches_waiting": clamp.waiting,
-                "branches_held_back": clamp.held_back,
+                "branches_held_back": running.queue.waited,
                 "withheld_blocks": clamp.ledger.withheld,
                 "branches_given_back": self._given_back,
             }
         return {
             **super().stats(),
             **clamped,
-            "calls": len(self._calls),
+            "calls": self._open_calls,
             "written_tokens": self._written_tokens,
             "discarded_tokens": self._discarded_tokens,
             "recomputed_tokens": self._recomputed_tokens,
         }
 
-    def _headroom(self, gate: str) -> Headroom:
-        """As that gate is told."""
+    @asynccontextmanager
+    async def _call(self, request: ExpandRequest | TokenBeamRequest) -> AsyncIterator[EngineCall[Any]]:
+        """An open call on the engine."""
+        running = self._running
+        self._open_calls += 1
+        try:
+            async with EngineCall[Any](running.engine, running.queue, request, self._discard) as call:
+                yield call
+        finally:
+            self._open_calls -= 1
+
+    @property
+    def _headroom(self) -> Headroom:
+        """What the replica can still afford."""
         running = self._running
         told, clamp = running.counters.headroom, running.clamp
         free = told.free_blocks if clamp is None else clamp.ledger.free
-        waiting = told.waiting + (clamp.waiting if clamp else 0)
-        ours = Headroom(free, told.total_blocks, told.running, waiting, self._settings.max_num_seqs, self._name)
-        return shared(ours, gate, ((name, call.pending) for call, name in self._calls.items()))
+        return Headroom(free, told.total_blocks, told.running, told.waiting + running.queue.queued)
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
-        left = [f"{len(self._calls)} calls are open"] if self._calls else []
-        if (clamp := self._running.clamp) and clamp.ledger.reserved:
-            left.append(f"{clamp.ledger.reserved} KV blocks are promised")
+        left = [f"{self._open_calls} calls are open"] if self._open_calls else []
         return [*left, *await super().check_integrity(settle_s)]
 
-    async def _submit(self, call: EngineCall[_Wanted], request: ExpandRequest, parts: Sequence[_Part]) -> Grant:
-        """Hands over all branches, or under ``clamp: shrink`` only those that are granted. Returns which these are."""
+    def _submit(self, call: EngineCall[_Wanted], request: ExpandRequest, parts: Sequence[_Part]) -> list[Child]:
+        """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the others,
+        without steps."""
         lengths = self._lengths[request.stop_condition]
-        if self._running.clamp is None or self._settings.clamp != "shrink":
-            for _, prefix, token_ids, branches in parts:
-                for wanted in branches:
-                    growth = lengths.expected(wanted.params.max_tokens or 1)
-                    await call.submit(wanted, list(token_ids), wanted.params, prefix=prefix, growth=growth)
-            return Grant(tuple(len(part.full) + len(part.branches) for part in parts), call.held_back)
+        shrinks = self._settings.clamp == "shrink" and self._running.clamp is not None
 
-        def take(place: int, index: int, needed: bool) -> bool:
-            _, prefix, token_ids, branches = parts[place]
-            if not branches:
-                return True  # the context has no room, and nothing is written
-            assert prefix is not None
-            params = branches[index].params
-            growth = lengths.expected(params.max_tokens or 1)
-            return call.take_on(branches[index], list(token_ids), params, prefix=prefix, growth=growth, waits=needed)
+        def queue(expansion: int, index: int, needed: bool) -> bool:
+            part = parts[expansion]
+            branch = part.branches[index]
+            growth = lengths.expected(branch.params.max_tokens or 1)
+            return call.submit(
+                branch,
+                part.token_ids,
+                branch.params,
+                prefix=part.prefix,
+                growth=growth,
+                reserve=shrinks,
+                optional=not needed,
+            )
 
-        asked = [len(part.full) + len(part.branches) for part in parts]
-        written = grant(asked, [expansion.least for expansion in request.expansions], take)
-        self._given_back += sum(asked) - sum(written)
-        return Grant(written, call.held_back)
+        asked = [len(part.branches) for part in parts]
+        least = [expansion.least for expansion in request.expansions] if shrinks else asked
+        queued = grant(asked, least, queue)
+        given_back = [
+            Child(branch.parent, branch.child, (), 0)
+            for part, count in zip(parts, queued, strict=True)
+            for branch in part.branches[count:]
+        ]
+        self._given_back += len(given_back)
+        return given_back
 
     def _parts(self, request: ExpandRequest) -> list[_Part]:
         """What is asked for below each node of a call."""
@@ -333,9 +331,10 @@ class GenerationEngine(EngineLifecycle[_Running]):
         params.skip_clone = True  # every branch gets a copy of its own here already
         return params
 
-    async def _child(self, call: EngineCall[_Wanted], request: ExpandRequest, done: Finished[_Wanted]) -> Child | None:
+    def _child(self, call: EngineCall[_Wanted], request: ExpandRequest, done: Finished[_Wanted]) -> Child | None:
         """The child of a finished request; None where another goes on with it, because it has written no step yet."""
         output, wanted = done.output, done.label
+        wanted = wanted._replace(waited=wanted.waited or done.waited)
         assert isinstance(output, RequestOutput)
         completion = output.outputs[0]
         cut_off = completion.finish_reason != "stop"
@@ -348,13 +347,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
             if step.end is StepEnd.DELIMITER and splitter.is_blank(step.text):
                 left = wanted.params.max_tokens - len(completion.token_ids)
                 if left > 0:
-                    await self._go_on(call, output, wanted._replace(begun=written), left)
+                    self._go_on(call, output, wanted._replace(begun=written), left)
                     return None
                 step = step._replace(end=StepEnd.LENGTH)
             steps = (step,)
-        return Child(wanted.parent, wanted.child, steps, written.cached_tokens)
+        return Child(wanted.parent, wanted.child, steps, written.cached_tokens, wanted.waited)
 
-    async def _go_on(self, call: EngineCall[_Wanted], output: RequestOutput, wanted: _Wanted, left: int) -> None:
+    def _go_on(self, call: EngineCall[_Wanted], output: RequestOutput, wanted: _Wanted, left: int) -> None:
         """Asks for the rest of a child, at most ``left`` tokens. Each request writes one at least, so it ends."""
         params = copy(wanted.params)
         params.max_tokens = left
@@ -363,15 +362,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
             params.seed = branch_seed(params.seed, (), len(wanted.begun.token_ids))
         prefix = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]
         growth = self._lengths[StopCondition.STEP].expected(left)
-        await call.submit(wanted._replace(params=params), prefix, params, growth=growth)
+        call.submit(wanted._replace(params=params), prefix, params, growth=growth)
 
-    def _saw(self, finished: Sequence[Finished[_Wanted]], stop_condition: StopCondition) -> None:
+    def _record(self, finished: Sequence[Finished[_Wanted]], stop_condition: StopCondition) -> None:
         block_size = self._running.block_size
-        for wanted, output in finished:
+        for wanted, output, _ in finished:
             assert isinstance(output, RequestOutput)
             written = len(output.outputs[0].token_ids)
             self._written_tokens += written
-            self._lengths[stop_condition].saw(written)
+            self._lengths[stop_condition].add(written)
             if wanted.parent:
                 # Only whole blocks are kept, and the engine computes a prompt's last token in any case.
                 whole = (len(output.prompt_token_ids or ()) - 1) // block_size * block_size
@@ -409,7 +408,7 @@ class _NextTokens:
             future = self._waiting[number] = asyncio.get_running_loop().create_future()
             futures.append(future)
             alone = Prefix((), len(prefix)) if self._params.skip_reading_prefix_cache else None
-            await self._call.submit(number, list(prefix), self._params, prefix=alone)
+            self._call.submit(number, prefix, self._params, prefix=alone)
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())
         found: list[dict[int, float]] = []

@@ -18,10 +18,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from deployments.engines.arguments import engine_environment
-from deployments.engines.branches import BranchRegistry
 from deployments.engines.counters import EngineCounters, engine_leftovers
+from deployments.engines.engine_calls import feed
 from deployments.engines.errors import EngineStartError
-from deployments.engines.fair_order import FairOrder
+from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import SocketDirectory
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
@@ -40,6 +40,7 @@ class StartedEngine:
 
     engine: AsyncLLM
     counters: EngineCounters
+    queue: RequestQueue
 
     @property
     def context(self) -> int:
@@ -62,12 +63,11 @@ class EngineLifecycle(ABC, Generic[Started]):
         self._settings = settings
         self._started: Started | None = None
         self._sockets: SocketDirectory | None = None
-        self._registry = BranchRegistry()
-        self._order = FairOrder()
         self._canaries = 0
         self._hangs = HangDetector(settings.stall_s, settings.max_step_s)
         self._hung: str | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        """They run as long as the engine does."""
 
     @abstractmethod
     def _arguments(self) -> AsyncEngineArgs:
@@ -101,7 +101,10 @@ class EngineLifecycle(ABC, Generic[Started]):
             await _worker_reply(engine, "release_free_memory")
             undo.pop_all()
         self._sockets = sockets
-        self._watch = asyncio.create_task(self._watch_over(self._started))
+        self._tasks = [
+            asyncio.create_task(self._watch_over(self._started)),
+            asyncio.create_task(feed(engine, self._started.queue)),
+        ]
 
     async def canary(self, deadline_s: float = 20.0) -> float:
         """Does the least work that shows that the engine is well, and returns the seconds it took.
@@ -116,16 +119,18 @@ class EngineLifecycle(ABC, Generic[Started]):
 
     def stats(self) -> dict[str, int]:
         """The engine's own counters, its requests by how they ended, and the canaries."""
+        figures, queue = self._running.counters.figures, self._running.queue
         return {
-            **self._running.counters.figures._asdict(),
-            **{f"{self.requests_are}_{name}": number for name, number in self._registry.counts.items()},
+            **figures._asdict(),
+            "waiting": figures.waiting + queue.queued,
+            **{f"{self.requests_are}_{name}": number for name, number in queue.counts.items()},
             "canaries": self._canaries,
         }
 
     @property
     def pressure(self) -> float:
         """The work that is wanted over what the engine can do at once: here, requests over its largest batch."""
-        return len(self._registry) / self._settings.max_num_seqs
+        return len(self._running.queue) / self._settings.max_num_seqs
 
     @property
     def silent_s(self) -> float:
@@ -144,15 +149,16 @@ class EngineLifecycle(ABC, Generic[Started]):
 
         ``settle_s`` is how long the engine has to report that it took notice of the last aborts.
         """
-        return [*self._registry.check_integrity(), *await engine_leftovers(self._running.engine, settle_s)]
+        running = self._running
+        return [*running.queue.check_integrity(), *await engine_leftovers(running.engine, settle_s)]
 
     def shutdown(self) -> None:
         """Ends the engine's processes. Does nothing if it does not run."""
         started, self._started = self._started, None
         if started is not None:
-            if self._watch is not None:
+            for task in self._tasks:
                 with suppress(RuntimeError):  # its loop is closed: it has ended with that
-                    self._watch.cancel()
+                    task.cancel()
             if self._hung:
                 started.engine.shutdown(timeout=0.0)  # nothing is left that could end in order
             else:

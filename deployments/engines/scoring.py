@@ -18,6 +18,7 @@ from deployments.engines.backlog import Backlog
 from deployments.engines.counters import EngineCounters
 from deployments.engines.engine_calls import EngineCall, EngineCallError, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
+from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
 from kvstore.geometry import KVGeometry
 from search.errors import ScorerError, ScorerRefused
@@ -70,7 +71,9 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         family = self._settings.reader(self._settings, engine_tokenizer(engine))
-        return _Running(engine, EngineCounters.of(engine), family)
+        # A query takes one step of the engine, so the next batch has to be there when that ends.
+        queue = RequestQueue(self._settings.max_num_seqs, ahead=1.0)
+        return _Running(engine, EngineCounters.of(engine), queue, family)
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
@@ -129,9 +132,9 @@ class ScoringEngine(EngineLifecycle[_Running]):
         running = self._running
         rewards: dict[PathKey, float] = {}
         try:
-            async with EngineCall[_Wanted](running.engine, self._registry, self._order, request) as call:
+            async with EngineCall[_Wanted](running.engine, running.queue, request) as call:
                 for label in wanted:
-                    await call.submit(label, label.query.token_ids, label.query.params)
+                    call.submit(label, label.query.token_ids, label.query.params)
                 while call.pending:
                     for done in await call.wait():
                         label = done.label

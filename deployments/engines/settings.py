@@ -141,7 +141,6 @@ class GeneratorSettings(EngineSettings):
     model: str = EMBEDDED_GENERATOR
     served_name: str = Field("banyan-arithmetic", min_length=1, description="The model's name on the HTTP endpoint.")
     step_delimiter: str = Field("\n\n", min_length=1, description="Ends a reasoning step; kept in its text.")
-    group_ms: float = Field(4.0, ge=0, le=1000, description="How long finished children wait for others to join them.")
     clamp: Literal["wait", "shrink", "off"] = Field(
         "wait",
         description="What becomes of branches for which the replica has no KV blocks: they wait for it to have them, "

@@ -47,6 +47,7 @@ class Jobs:
     def __init__(self, config: AppConfig, live: LiveSettings, planner: Planner, encoder: Encoder) -> None:
         self._live = live
         self._context = config.generator.max_model_len
+        self._batch = config.generator.max_num_seqs
         self._search_context = config.search_context
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
@@ -88,7 +89,7 @@ class Jobs:
             settings,
             self._cache_salt(key),
             own_seconds,
-            yields=request.service_tier == FLEX,
+            flex=request.service_tier == FLEX,
         )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str) -> Head:
@@ -104,7 +105,7 @@ class Jobs:
             temperature=strategy.temperature,
             notes=(*notes(request, job.settings), *self._unread(request), *self._unkept(request)),
             wanted=Wanted(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
-            service_tier=FLEX if job.yields else DEFAULT,
+            service_tier=FLEX if job.flex else DEFAULT,
         )
 
     def _unread(self, request: ChatRequest) -> list[str]:
@@ -145,8 +146,8 @@ class Jobs:
                     "context_length_exceeded",
                 )
         limit = body.concurrency_limit
-        # It comes in one piece, and holds the room of searches until its end: half at most.
-        most_at_once = max(1, self._live.branches // 2 // width)
+        # More at once than a batch of the engine would gain nothing, and lets no other search have its turn.
+        most_at_once = max(1, self._batch // width)
         settings = TokenBeamSettings(
             width=width,
             max_tokens=body.max_tokens,
@@ -208,4 +209,4 @@ class Jobs:
 
 
 def _lane(service_tier: str | None) -> Lane:
-    return Lane.FLEX_DEMAND if service_tier == FLEX else Lane.DEMAND
+    return Lane.of(first_steps=False, flex=service_tier == FLEX)

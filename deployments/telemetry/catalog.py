@@ -86,9 +86,6 @@ REFUSED = _counter(
     "status",
     "reason",
 )
-GATE_CAPACITY = _gauge(_C, "gate_capacity_branches", "Branches that the gate lets be in flight")
-GATE_BRANCHES = _gauge(_C, "gate_branches", "Branches in flight")
-GATE_WAITING = _gauge(_C, "gate_waiting_calls", "Calls that wait at the gate", "lane")
 LOOP_DELAY = _gauge(
     _C, "event_loop_delay_seconds", "Longest time by which the event loop was late since the last publishing"
 )
@@ -111,12 +108,11 @@ BATCH_FILL = _gauge(
     _E, "engine_batch_fill_ratio", "Requests in an engine step over max_num_seqs, mean since the last publishing"
 )
 RUNNING = _gauge(_E, "engine_running_requests", "Requests that the engine works on")
-WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait in the engine")
+WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait for a slot in the batch or for KV blocks")
 KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks of the engine")
 KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks that running requests hold")
 KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request holds; cached but idle ones are free")
 KV_RESERVED = _gauge(_G, "kv_reserved_blocks", "KV blocks that branches were promised, of those there are")
-WAITING_BRANCHES = _gauge(_G, "clamp_waiting_branches", "Branches that wait until there are KV blocks for them")
 HELD_BACK = _counter(_G, "clamp_held_back_branches_total", "Branches that had to wait for KV blocks")
 GIVEN_BACK = _counter(
     _G, "clamp_given_back_branches_total", "Branches that searches had to do without for want of KV blocks"

@@ -11,18 +11,16 @@ from deployments.telemetry.metrics import Metrics, NoMetrics
 from deployments.telemetry.search_log import SearchLog
 from deployments.telemetry.searches import SearchTelemetry
 from deployments.telemetry.tracing import Traces, tracer_provider
-from search.gate import Gate
 
 CALLS = ("expand", "score", "token_beam")
 
 
 class ControllerFigures:
-    """Places, gate, and the event loop's delay."""
+    """Places, and the event loop's delay."""
 
-    def __init__(self, metrics: Metrics, places: Places, gate: Gate, delay: LoopDelay) -> None:
+    def __init__(self, metrics: Metrics, places: Places, delay: LoopDelay) -> None:
         self._metrics = metrics
         self._places = places
-        self._gate = gate
         self._delay = delay
         # What has not happened yet is published as 0: else nothing would be seen to grow when it happens first.
         for metric in (catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED):
@@ -35,10 +33,6 @@ class ControllerFigures:
         metrics.set(catalog.PLACES, self._places.count)
         metrics.set(catalog.PLACES_TAKEN, self._places.held)
         metrics.set(catalog.QUEUE_WAITING, self._places.waiting)
-        metrics.set(catalog.GATE_CAPACITY, self._gate.capacity)
-        metrics.set(catalog.GATE_BRANCHES, self._gate.usage)
-        for lane, waiting in self._gate.waiting.items():
-            metrics.set(catalog.GATE_WAITING, waiting, lane.name.lower())
         metrics.set(catalog.LOOP_DELAY, self._delay.take_longest())
 
 
@@ -54,12 +48,12 @@ class ControllerTelemetry:
         self.searches = SearchTelemetry(self.metrics, traces, log)
         self._publishing: asyncio.Task[None] | None = None
 
-    def start(self, places: Places, gate: Gate, delay: LoopDelay) -> None:
+    def start(self, places: Places, delay: LoopDelay) -> None:
         if isinstance(self.metrics, NoMetrics):
             return
         from deployments.telemetry.ray_instruments import publish
 
-        self.metrics.read(ControllerFigures(self.metrics, places, gate, delay).read)
+        self.metrics.read(ControllerFigures(self.metrics, places, delay).read)
         self._publishing = publish(self.metrics)
 
     def retried(self, call: str) -> None:

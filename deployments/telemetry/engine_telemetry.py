@@ -15,7 +15,6 @@ GAUGES = {
     "total_blocks": catalog.KV_BLOCKS,
     "free_blocks": catalog.KV_FREE,
     "reserved_blocks": catalog.KV_RESERVED,
-    "branches_waiting": catalog.WAITING_BRANCHES,
     "reward_cache_entries": catalog.REWARD_CACHE_ENTRIES,
     "lmcache_up": catalog.LMCACHE_UP,
     "lmcache_used_bytes": catalog.LMCACHE_USED,

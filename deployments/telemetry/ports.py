@@ -36,7 +36,7 @@ class WatchedGenerator:
         key = CLIENT_KEY.get()
         started = last = time.perf_counter()
         with self._telemetry.call("expand", request.search_id) as span:
-            span.set_attribute("banyan.lane", request.lane.name.lower())
+            span.set_attribute("banyan.lane", request.lane.value)
             span.set_attribute("banyan.branches", sum(len(part.branches) for part in request.expansions))
             tokens = record.tokens
             async with aclosing(self._generator.expand(request)) as groups:
@@ -50,7 +50,7 @@ class WatchedGenerator:
                     record.tokens += written
                     yield group
             span.set_attribute("banyan.generated_tokens", record.tokens - tokens)
-        metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.name.lower())
+        metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.value)
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """As the generator's own."""

@@ -6,7 +6,6 @@ from enum import StrEnum
 
 from search.answers.equivalence import AnswerMatcher
 from search.answers.extraction import extract_answer
-from search.gate import Gate
 from search.ports import Generator, StepScorer
 from search.run.solver import Solver
 
@@ -32,7 +31,6 @@ class SearchEnvironment:
     scorer: StepScorer
     context_tokens: int
     """The generator's context length."""
-    gate: Gate
     matcher: AnswerMatcher
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from search.budget import BudgetMeter, Cost
-from search.ports import Branch, ExpandItem, Grant, StopCondition, branch_seed
+from search.ports import Branch, ExpandItem, StopCondition, branch_seed
 from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
@@ -43,21 +43,8 @@ class Batch:
     expansions: list[ExpandItem] = field(default_factory=list)
     reservations: dict[NodeId, Cost] = field(default_factory=dict)
     """What was reserved for each child that has not arrived yet."""
-
-    def split(self, count: int) -> "Batch":
-        """Keeps its first ``count`` children; the others go into the batch that is returned."""
-        rest = Batch(self.stop_condition, self.lookahead)
-        kept, self.expansions = self.expansions, []
-        for parent, prefix, branches, least in kept:
-            first = min(least, count)
-            for batch, part, needed in ((self, branches[:count], first), (rest, branches[count:], least - first)):
-                if part:
-                    batch.expansions.append(ExpandItem(parent, prefix, part, needed))
-            for branch in branches[count:]:
-                node_id = (*parent, branch.index)
-                rest.reservations[node_id] = self.reservations.pop(node_id)
-            count = max(0, count - len(branches))
-        return rest
+    optional: set[NodeId] = field(default_factory=set)
+    """Children that the replica may give back."""
 
 
 class Planner:
@@ -113,22 +100,6 @@ class Planner:
             self._launch(batches.setdefault(kind, Batch(*kind)), parent, costs, len(costs))
         return list(batches.values())
 
-    def give_back(self, batch: Batch, grant: Grant) -> int:
-        """Takes those of a batch out of the tree that ``grant`` does not have written. Returns how many these are."""
-        given_back: list[Node] = []
-        count = 0
-        for expansion, written in zip(batch.expansions, grant.written, strict=True):
-            # One that gives back what it must not is one that lost it.
-            for branch in expansion.branches[max(written, expansion.least) :]:
-                node_id = (*expansion.parent, branch.index)
-                if (cost := batch.reservations.pop(node_id, None)) is not None:
-                    self._meter.settle(cost, NOTHING)
-                    count += 1
-                    if (node := self._tree[node_id]).status is NodeStatus.PENDING:
-                        given_back.append(node)
-        self._tree.give_back(given_back)
-        return count
-
     def _costs(self, expansion: Expansion) -> Iterator[Cost]:
         tokens, nodes = self._limits.tokens(expansion.node), 1
         if self._stop_condition(expansion) is StopCondition.SOLUTION:
@@ -168,5 +139,7 @@ class Planner:
             index = node.id[-1]
             branches.append(Branch(index, branch_seed(self._seed, parent.id, index), cost.tokens))
             batch.reservations[node.id] = cost
+            if len(branches) > least:
+                batch.optional.add(node.id)
         prefix = (*self._limits.prompt, *parent.token_ids)
         batch.expansions.append(ExpandItem(parent.id, prefix, tuple(branches), least))

@@ -9,7 +9,7 @@ from search.answers.extraction import boxed_answer
 from search.budget import BudgetMeter, Cost
 from search.errors import GeneratorError
 from search.ports import Child, Headroom, StopCondition
-from search.run.planning import Batch, PathLimits
+from search.run.planning import NOTHING, Batch, PathLimits
 from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
 
 
@@ -51,20 +51,23 @@ class Results:
         self._meter = meter
 
     def receive(self, child: Child, batch: Batch) -> Received | None:
-        """Settles the branch of ``child`` and writes its steps into the tree.
+        """Settles the branch of ``child`` and writes its steps into the tree, or takes it out if it was given back.
 
         None if ``batch`` does not wait for this child: it came before, or was never asked for.
 
         Raises:
-            GeneratorError: the child has no steps.
+            GeneratorError: the child has no steps, and must have been written.
         """
         node_id = (*child.parent, child.index)
         reservation = batch.reservations.get(node_id)
         if reservation is None:
             return None
-        if not child.steps:
+        if not child.steps and node_id not in batch.optional:
             raise GeneratorError(f"the generator returned child {child.index} of {child.parent} without a step")
         del batch.reservations[node_id]
+        if not child.steps:
+            self._give_back(self._tree[node_id], reservation)
+            return Received([], [])
         steps = joined(child.steps, min(reservation.nodes, _steps_to_answer(child.steps)))
         self._meter.settle(reservation, Cost(sum(len(step.token_ids) for step in steps), len(steps)))
         self._count(child)
@@ -81,6 +84,13 @@ class Results:
             completed += arrived
             self.tally.scored_steps += bool(arrived) and reward is not None
         return completed
+
+    def _give_back(self, node: Node, reservation: Cost) -> None:
+        """Takes a child that is not going to be written out of the tree, unless it was given up meanwhile."""
+        self._meter.settle(reservation, NOTHING)
+        self.tally.given_back_branches += 1
+        if node.status is NodeStatus.PENDING:
+            self._tree.give_back([node])
 
     def _write(self, node: Node, steps: Sequence[Step], whole: bool) -> Received:
         received = Received([], [])
@@ -112,6 +122,7 @@ class Results:
     def _count(self, child: Child) -> None:
         self.tally.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
         self.tally.cached_tokens += child.cached_tokens
+        self.tally.waiting_branches += child.waited
         if not child.parent:
             self.tally.root_cached_tokens = max(self.tally.root_cached_tokens, child.cached_tokens)
 

@@ -18,7 +18,6 @@ from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
     ChildGroup,
     ExpandRequest,
-    Grant,
     Lane,
     ScoreItem,
     ScoreRequest,
@@ -64,7 +63,7 @@ async def run_search(
     on_event: EventSink | None = None,
     tree: SearchTree | None = None,
     cache_salt: str = "",
-    yields: bool = False,
+    flex: bool = False,
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -80,7 +79,7 @@ async def run_search(
             taken up: steps that were not written are asked for again, those that were not scored are scored, also those
             whose neutral rewards have decided nothing yet.
         cache_salt: what the ports remember of this search is of use to searches of the same salt only.
-        yields: whether its calls wait behind those of other searches; the tree is the same.
+        flex: whether its calls yield to those of other searches; the tree is the same.
 
     Returns when every stream has ended or was closed.
 
@@ -101,7 +100,7 @@ async def run_search(
     limits = PathLimits(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
     grown = SearchTree() if tree is None else tree
     emit = on_event or (lambda event: None)
-    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt, yields)
+    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt, flex)
     try:
         try:
             reason = await search.grow()
@@ -125,17 +124,16 @@ class _Search:
         emit: EventSink,
         tree: SearchTree,
         cache_salt: str,
-        yields: bool,
+        flex: bool,
     ) -> None:
         self._question = question
         self._cache_salt = cache_salt
-        self._demand, self._eager = (Lane.FLEX_DEMAND, Lane.FLEX_EAGER) if yields else (Lane.DEMAND, Lane.EAGER)
+        self._flex = flex
         self._strategy = settings.strategy
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
         self._model = environment.model
         self._scorer = SearchScorer(environment.scorer, environment.fallback)
-        self._gate = environment.gate
         self._solver = environment.solver
         self._matcher = environment.matcher
         self._search_id = search_id
@@ -160,8 +158,8 @@ class _Search:
         self._unscored: list[Sequence[Node]] = []
         """What waits for the scorer."""
         self._scoring = False
-        self._awaited = 0
-        """Branches that are being written."""
+        self._open: list[Batch] = []
+        """Calls to the generator that are under way."""
         self._received = asyncio.Event()
         """Something came, or will not come any more."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -216,10 +214,10 @@ class _Search:
 
     async def _decide(self, group: asyncio.TaskGroup) -> None:
         """Asks the strategy after every change, until there is a reason to stop."""
-        lane = self._eager
+        first_steps = True
         if len(self._tree):
             await self._resume(group)
-            lane = self._demand
+            first_steps = False
         while self._failure is None:
             self._changed.clear()
             turns = Turns()
@@ -245,11 +243,11 @@ class _Search:
                 if batches:
                     await self._round_begins(batches)
                 for batch in batches:
-                    self._start(group, self._expand, group, batch, lane)
+                    self._start(group, self._expand, group, batch, first_steps)
                 if not self._tasks:
                     self._reason = self._exhausted(expansions)
                     return
-                lane = self._demand
+                first_steps = False
             await self._changed.wait()
 
     async def _observe(self) -> None:
@@ -269,7 +267,7 @@ class _Search:
         batches = self._planner.resume()
         await self._round_begins(batches)
         for batch in batches:
-            self._start(group, self._expand, group, batch, self._demand)
+            self._start(group, self._expand, group, batch, False)
         self._score(group, unscored_chains(self._tree))
 
     async def _round_begins(self, batches: Sequence[Batch]) -> None:
@@ -278,40 +276,25 @@ class _Search:
             self._rounds += 1
             self._emit(RoundStarted(self._rounds, sum(len(batch.reservations) for batch in batches)))
 
-    async def _expand(self, group: asyncio.TaskGroup, batch: Batch, lane: Lane) -> None:
-        """One call to the generator, or more as there is room; its children are scored as they come."""
-        self._awaited += (expected := len(batch.reservations))
+    async def _expand(self, group: asyncio.TaskGroup, batch: Batch, first_steps: bool) -> None:
+        """One call to the generator; its children are scored as they come."""
+        self._open.append(batch)
         turns = Turns()
         try:
-            async with self._gate.admit(lane, expected, self._search_id, in_parts=True) as slot:
-                if slot.weight < expected:
-                    # What has no room yet comes in another call.
-                    rest = batch.split(slot.weight)
-                    self._awaited -= len(rest.reservations)
-                    expected = slot.weight
-                    self._start(group, self._expand, group, rest, lane)
-                self._results.tally.expand_calls += 1
-                async with _closing(self._generator.expand(self._expand_request(batch, lane))) as stream:
-                    async for arrived in stream:
-                        if arrived.headroom is not None:
-                            self._results.tally.saw(arrived.headroom)
-                            self._gate.saw(arrived.headroom)
-                        if arrived.grant is not None:
-                            given_back = self._given_back(batch, arrived.grant)
-                            slot.release(given_back)
-                            expected -= given_back
-                        unscored: list[Sequence[Node]] = []
-                        for child in arrived.children:
-                            if received := self._results.receive(child, batch):
-                                slot.release()
-                                self._awaited -= 1
-                                expected -= 1
-                                self._arrive(received.complete)
-                                unscored += [received.unscored] if received.unscored else []
-                            await turns.pass_on()
-                        self._score(group, unscored)
-                        if not batch.reservations:
-                            self._leave_to_end()
+            self._results.tally.expand_calls += 1
+            async with _closing(self._generator.expand(self._expand_request(batch, first_steps))) as stream:
+                async for arrived in stream:
+                    if arrived.headroom is not None:
+                        self._results.tally.saw(arrived.headroom)
+                    unscored: list[Sequence[Node]] = []
+                    for child in arrived.children:
+                        if received := self._results.receive(child, batch):
+                            self._arrive(received.complete)
+                            unscored += [received.unscored] if received.unscored else []
+                        await turns.pass_on()
+                    self._score(group, unscored)
+                    if not batch.reservations:
+                        self._leave_to_end()
             if batch.reservations:
                 raise GeneratorError(f"the generator ended with {len(batch.reservations)} children missing")
         except GeneratorError as error:
@@ -319,18 +302,15 @@ class _Search:
                 # Its children stay pending until the search ends, so that no strategy takes a round without them for
                 # a whole one and prunes by it: a search that goes on from here could not undo that.
                 self._generator_error = error
-            # The others will not come: what waited for them is scored now.
-            self._awaited -= expected
+        finally:
+            # Children that are missing will not come: what waited for them is scored now.
+            self._open.remove(batch)
             self._received.set()
 
-    def _given_back(self, batch: Batch, grant: Grant) -> int:
-        """How many of a batch will not be written, which goes on without them."""
-        count = self._planner.give_back(batch, grant)
-        self._awaited -= count
-        tally = self._results.tally
-        tally.given_back_branches += count
-        tally.waiting_branches += grant.waiting
-        return count
+    @property
+    def _awaited(self) -> int:
+        """Branches that are being written."""
+        return sum(len(batch.reservations) for batch in self._open)
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
         """Has steps scored, each chain a path's new steps: one call at a time, so a path's steps are never scored
@@ -370,7 +350,7 @@ class _Search:
                         tuple(items),
                         self._deadline_s(),
                         self._cache_salt,
-                        self._demand,
+                        Lane.of(False, self._flex),
                     )
                 )
             for chain, row in zip(chains, rewards, strict=True):
@@ -411,7 +391,7 @@ class _Search:
         self._tasks.discard(task)
         self._changed.set()
 
-    def _expand_request(self, batch: Batch, lane: Lane) -> ExpandRequest:
+    def _expand_request(self, batch: Batch, first_steps: bool) -> ExpandRequest:
         sampling = self._strategy.sampling
         if batch.lookahead:
             sampling = sampling._replace(temperature=0.0)
@@ -421,12 +401,11 @@ class _Search:
             expansions,
             sampling,
             batch.stop_condition,
-            lane,
+            Lane.of(first_steps, self._flex),
             self._deadline_s(),
             self._logprobs,
             self._cache_salt,
             self._model,
-            gate=self._gate.name,
         )
 
     def _scored(self, node: Node) -> StepScored:

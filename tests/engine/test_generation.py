@@ -212,22 +212,7 @@ async def test_headroom_comes_with_the_children_and_the_canary_answers(generatio
     (group,) = [group async for group in generation.expand(wanted(prompt(generation), [0], max_tokens=1))]
     assert group.headroom is not None
     assert 0 < group.headroom.free_blocks <= group.headroom.total_blocks
-    assert group.headroom.branches == 64
-    assert group.headroom.replica
     assert await generation.canary(MINUTES) > 0
-
-
-async def test_a_gate_is_told_what_the_engine_has_of_others(generation: GenerationEngine) -> None:
-    async with aclosing(generation.expand(rambling(prompt(generation), "other")._replace(gate="other"))) as others:
-        await anext(others)
-        asked = wanted(prompt(generation), [0, 1], max_tokens=1)._replace(gate="one")
-        told = [group.headroom async for group in generation.expand(asked)][-1]
-        assert told is not None
-        assert told.gates == 2
-        assert 32 <= told.of_others < 64
-        again = (await anext(others)).headroom
-        assert again is not None
-        assert (again.gates, again.of_others) == (1, 0)
 
 
 async def test_a_token_that_is_none_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:

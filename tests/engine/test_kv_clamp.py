@@ -8,12 +8,12 @@ from contextlib import aclosing, contextmanager
 import pytest
 import pytest_asyncio
 
+from deployments.engines import generation as generation_module
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, GeneratorRefused, PathTooLarge
-from search.gate import Gate
-from search.ports import ChildGroup, ExpandRequest, Grant, Lane, ScoreRequest, StopCondition, TokenBeamRequest
+from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StopCondition, TokenBeamRequest
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
 from search.run.runner import run_search
@@ -74,18 +74,16 @@ async def test_they_write_what_they_write_where_there_is_room_and_few_are_put_ba
     assert stats["branches_held_back"] > 0
     assert stats["preemptions"] <= 12, "a tenth"
     assert await small.check_integrity(SETTLE_S) == []
-    assert stats["reserved_blocks"] == stats["branches_waiting"] == 0
+    assert stats["reserved_blocks"] == stats["waiting"] == 0
 
 
-async def test_those_that_wait_are_written_while_children_are_gathered(small: GenerationEngine) -> None:
+async def test_those_that_wait_are_written_while_children_are_gathered(
+    small: GenerationEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A second for the children that have finished is enough for several times as many as fit at once."""
-    waited, before = small._settings, small.stats()
-    small._settings = waited.model_copy(update={"group_ms": 1000.0})
-    request = wanted(prompt(small), range(200), search_id="gathered", max_tokens=8)
-    try:
-        groups = await groups_of(small, request)
-    finally:
-        small._settings = waited
+    before = small.stats()
+    monkeypatch.setattr(generation_module, "GROUP_S", 1.0)
+    groups = await groups_of(small, wanted(prompt(small), range(200), search_id="gathered", max_tokens=8))
     assert sum(len(group.children) for group in groups) == 200
     assert small.stats()["branches_held_back"] - before["branches_held_back"] > 50
     assert len(groups) <= 3
@@ -97,7 +95,7 @@ async def test_what_is_given_up_while_it_waits_leaves_its_place(small: Generatio
     async with aclosing(small.expand(rambling(prompt(small), "given up"))) as groups:
         async for group in groups:
             if group.children:
-                assert small.stats()["branches_waiting"] > 0
+                assert small.stats()["waiting"] > 0
                 break
     assert small.stats()["branches_held_back"] > held_back
 
@@ -112,7 +110,7 @@ async def test_a_wait_ends_at_the_deadline(small: GenerationEngine) -> None:
 
     assert await small.check_integrity(SETTLE_S) == []
     stats = small.stats()
-    assert stats["reserved_blocks"] == stats["branches_waiting"] == 0
+    assert stats["reserved_blocks"] == stats["waiting"] == 0
 
 
 async def test_a_call_says_that_it_lives_while_it_waits(small: GenerationEngine) -> None:
@@ -122,7 +120,6 @@ async def test_a_call_says_that_it_lives_while_it_waits(small: GenerationEngine)
             if group.children:
                 assert group.headroom is not None
                 assert group.headroom.waiting > 0
-                assert group.headroom.branches == 64
                 assert group.headroom.free_blocks < group.headroom.total_blocks
                 break
 
@@ -150,7 +147,7 @@ def nothing_ahead(engine: GenerationEngine) -> None:
     """As if nobody had waited yet."""
     clamp = engine._running.clamp
     assert clamp is not None
-    clamp.ahead = 0.0
+    clamp.overcommit = 0.0
 
 
 @contextmanager
@@ -169,6 +166,11 @@ async def groups_of(engine: GenerationEngine, request: ExpandRequest) -> list[Ch
     return [group async for group in engine.expand(request)]
 
 
+def given_back(group: ChildGroup) -> list[int]:
+    """Indices of the children that a replica gives back."""
+    return [child.index for child in group.children if not child.steps]
+
+
 async def test_what_there_is_no_room_for_is_given_back_before_anything_is_written(
     small: GenerationEngine, generation: GenerationEngine
 ) -> None:
@@ -177,59 +179,42 @@ async def test_what_there_is_no_room_for_is_given_back_before_anything_is_writte
     with shrinking(small):
         first, *others = await groups_of(small, request)
 
-    assert first.children == ()
-    assert first.grant is not None
-    (written,) = first.grant.written
+    written = 40 - len(given_back(first))
     assert 1 <= written < 40
-    assert first.grant.waiting == 0
+    assert given_back(first) == [child.index for child in first.children] == list(range(written, 40))
     assert small.stats()["branches_given_back"] == before + 40 - written
-    assert all(group.grant is None for group in others)
+    assert not any(map(given_back, others))
+    assert not any(child.waited for group in others for child in group.children)
     arrived = {(child.parent, child.index): child.steps[0].token_ids for group in others for child in group.children}
     whole = await token_ids(generation, request)
     assert arrived == {((), index): whole[(), index] for index in range(written)}
     assert await small.check_integrity(SETTLE_S) == []
 
 
-async def test_one_that_finds_no_room_has_one_branch_that_waits_and_speculation_has_none(
-    small: GenerationEngine,
-) -> None:
+async def test_one_that_finds_no_room_has_one_branch_that_waits(small: GenerationEngine) -> None:
     with shrinking(small):
         async with aclosing(small.expand(rambling(prompt(small), "first"))) as groups:
-            granted = (await anext(groups)).grant
-            assert granted is not None
-            speculative = solutions(small, 3, "speculates")._replace(lane=Lane.SPECULATIVE)
-            expansions = tuple(each._replace(least=0) for each in speculative.expansions)
-            speculative = speculative._replace(expansions=expansions)
-            (only,) = await groups_of(small, speculative)
-            assert (only.children, only.grant) == ((), Grant((0,)))
-
+            assert given_back(await anext(groups))
             second = small.expand(solutions(small, 3, "second"))
             async with aclosing(second):
-                told = await anext(second)
-                assert (told.children, told.grant) == ((), Grant((1,), waiting=1))
+                assert given_back(await anext(second)) == [1, 2]
                 await groups.aclose()
-                assert [child.index async for group in second for child in group.children] == [0]
+                (child,) = [child async for group in second for child in group.children]
+                assert (child.index, child.waited) == (0, True)
 
     assert await small.check_integrity(SETTLE_S) == []
 
 
-async def test_where_nothing_presses_nothing_is_told(small: GenerationEngine) -> None:
+async def test_where_nothing_presses_all_are_written(small: GenerationEngine) -> None:
     with shrinking(small):
-        groups = await groups_of(small, solutions(small, 2, "fits"))
-
-    assert [group.grant for group in groups] == [None] * len(groups)
-    assert sum(len(group.children) for group in groups) == 2
+        written = await children(small, solutions(small, 2, "fits"))
+    assert [(bool(child.steps), child.waited) for child in written] == [(True, False)] * 2
 
 
-async def test_those_that_wait_are_told_with_the_first_children(small: GenerationEngine) -> None:
+async def test_children_tell_that_they_had_to_wait(small: GenerationEngine) -> None:
     nothing_ahead(small)
-    first, *others = await groups_of(small, solutions(small, 40, "waits"))
-
-    assert first.children
-    assert first.grant is not None
-    assert first.grant.written == (40,)
-    assert 0 < first.grant.waiting < 40
-    assert all(group.grant is None for group in others)
+    written = await children(small, solutions(small, 40, "waits"))
+    assert 0 < sum(child.waited for child in written) < 40
 
 
 async def test_beams_that_may_not_read_the_prefix_cache_hold_their_own_prefix(small: GenerationEngine) -> None:
@@ -293,7 +278,7 @@ async def test_searches_go_on_with_fewer_and_their_replays_are_the_same_trees(
 ) -> None:
     async def searched(engine: GenerationEngine, number: int, tree: SearchTree) -> SearchOutcome:
         settings = parse_search(SEARCHES[number] | {"seed": number, "max_path_tokens": 300})
-        environment = SearchEnvironment(engine, TextScorer(), MOST, Gate(1000), matcher)
+        environment = SearchEnvironment(engine, TextScorer(), MOST, matcher)
         return await run_search("?", prompt(engine), settings, environment, search_id=f"search {number}", tree=tree)
 
     matcher = AnswerMatcher()

@@ -21,7 +21,7 @@ def test_an_update_answers_everybody(whole: Application) -> None:
     before, servers = {each.process for each in replicas(*DEPLOYMENTS)}, cache_servers(whole)
     limits = whole.config.controller.limits.model_copy(update={"seconds": whole.config.controller.limits.seconds + 1})
     controller = whole.config.controller.model_copy(update={"limits": limits})
-    generator = whole.config.generator.model_copy(update={"group_ms": whole.config.generator.group_ms + 1})
+    generator = whole.config.generator.model_copy(update={"max_step_s": whole.config.generator.max_step_s + 1})
     changed = whole.config.model_copy(update={"controller": controller, "generator": generator})
     with load.of(clients=8):
         serve.run(build(changed), name=whole.NAME)

@@ -20,11 +20,9 @@ SCRAPED_S = 60.0
 MAY_REST = {
     "banyan_retries_total",  # no replica fails here
     "banyan_preemptions_total",  # nor is there too little memory
-    "banyan_clamp_waiting_branches",
     "banyan_clamp_held_back_branches_total",
     "banyan_clamp_given_back_branches_total",
     "banyan_recomputed_tokens_total",
-    "banyan_gate_waiting_calls",  # nor are there more branches than the gate lets pass
     "banyan_engine_waiting_requests",
     "banyan_search_queue_waiting_requests",  # there is no queue
 }

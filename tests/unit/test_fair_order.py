@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.engines import fair_order
-from deployments.engines.fair_order import TOGETHER, YIELDS, FairOrder, priority
-from search.ports import Lane
+from deployments.engines.fair_order import TOGETHER, FairOrder
 
 
 def test_a_narrow_search_does_not_wait_behind_a_wide_one() -> None:
@@ -52,39 +51,6 @@ def test_while_two_searches_wait_they_are_served_alike(asked: list[tuple[str, in
         left = {search for _, _, search in waiting}
         taken = [served[search] for search in left]
         assert not taken or max(taken) - min(taken) <= TOGETHER
-
-
-@given(busy=st.integers(1, 5), ahead=st.integers(0, 20), asked=st.integers(1, 30))
-def test_who_yields_is_behind_who_comes_later_and_not_for_ever(busy: int, ahead: int, asked: int) -> None:
-    """Others that always have more to ask pass it by `YIELDS` each, and by what they would without."""
-    order = FairOrder()
-    for _ in range(ahead):
-        order.served(order.place("before"))
-    mine = [priority(order.place("yields"), Lane.FLEX_DEMAND) for _ in range(asked)]
-    others = [f"other {number}" for number in range(busy)]
-    passed: Counter[str] = Counter()
-    waiting = [(order.place(name), name) for name in others]
-    assert max(waiting)[0] < min(mine)
-    while (first := min(waiting))[0] < mine[-1]:
-        place, name = first
-        waiting.remove(first)
-        order.served(place)
-        passed[name] += 1
-        waiting.append((order.place(name), name))
-    assert max(passed.values()) <= YIELDS + asked + 1
-    assert priority(order.place("yields"), Lane.FLEX_EAGER) < priority(order.place("new"), Lane.SPECULATIVE)
-
-
-def test_who_yields_is_passed_by_a_bounded_number_of_searches_that_ask_once() -> None:
-    order = FairOrder()
-    mine = priority(order.place("yields"), Lane.FLEX_DEMAND)
-    waiting = [order.place("first")]
-    passed = 0
-    while (place := waiting.pop(0)) < mine:
-        order.served(place)
-        passed += 1
-        waiting.append(order.place(f"newcomer {passed}"))
-    assert passed == YIELDS
 
 
 def test_what_was_served_is_forgotten() -> None:

@@ -12,7 +12,6 @@ from benchmarks.cluster_sim.points import Numbers, Surge, beam
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language, problems_of, recorded
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.ports import Branch, ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, StopCondition
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
@@ -153,6 +152,6 @@ class _Spoken:
 
 async def _searched(said: Language) -> SearchOutcome:
     ports = _Spoken(said)
-    environment = SearchEnvironment(ports, ports, 1024, Gate(64), AnswerMatcher())
+    environment = SearchEnvironment(ports, ports, 1024, AnswerMatcher())
     settings = parse_search({**beam(16, 4), "seed": 3})
     return await run_search("", said.prompt("0"), settings, environment, search_id="0")

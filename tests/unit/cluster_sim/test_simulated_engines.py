@@ -69,7 +69,7 @@ def test_every_branch_is_written_once_and_every_token_counted(
         tokens = sum(len(step.token_ids) for children in done for child in children for step in child.steps)
         assert replica.engine.generated_tokens == replica.written_tokens == tokens
         assert replica.check_integrity() == []
-        assert replica.headroom().free_blocks == blocks
+        assert replica.headroom.free_blocks == blocks
 
     run(main())
 

@@ -6,8 +6,6 @@ import time
 import pytest
 
 from benchmarks.cluster_sim.virtual_time import NothingLeft, run
-from search.gate import Gate
-from search.ports import Lane
 
 
 def test_a_day_takes_no_time() -> None:
@@ -48,11 +46,11 @@ def test_timeouts_end_what_they_should() -> None:
 
 
 def test_who_is_cancelled_leaves_the_queue() -> None:
-    async def main() -> tuple[float, int]:
-        gate = Gate(1)
+    async def main() -> tuple[float, bool]:
+        lock = asyncio.Lock()
 
         async def hold(seconds: float) -> float:
-            async with gate.admit(Lane.DEMAND, 1):
+            async with lock:
                 await asyncio.sleep(seconds)
             return asyncio.get_running_loop().time()
 
@@ -62,9 +60,9 @@ def test_who_is_cancelled_leaves_the_queue() -> None:
         ended = await third
         assert second.cancelled()
         assert await first == 2
-        return ended, gate.usage
+        return ended, lock.locked()
 
-    assert run(main()) == (5.0, 0)
+    assert run(main()) == (5.0, False)
 
 
 def test_a_wait_that_nothing_can_end_is_told() -> None:

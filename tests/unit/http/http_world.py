@@ -32,12 +32,10 @@ from deployments.service import SearchService
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError
-from search.gate import Gate
 from search.ports import (
     Child,
     ChildGroup,
     ExpandRequest,
-    Grant,
     Headroom,
     Lane,
     Sampling,
@@ -106,9 +104,14 @@ class FakeGenerator:
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
-            written = tuple(len(part.branches[: self.most]) for part in request.expansions)
-            if sum(written) < sum(len(part.branches) for part in request.expansions):
-                yield ChildGroup((), Headroom(3, 12, 0, 0), Grant(written, waiting=1))
+            if self.most is not None and (
+                given_back := tuple(
+                    Child(part.parent, branch.index, (), 0)
+                    for part in request.expansions
+                    for branch in part.branches[self.most :]
+                )
+            ):
+                yield ChildGroup(given_back, Headroom(3, 12, 0, 0))
             for part in request.expansions:
                 yield ChildGroup(
                     tuple(
@@ -202,7 +205,6 @@ class World:
             self.generator,
             self.scorer,
             self.config.generator.max_model_len,
-            Gate(settings.branches),
             matcher,
             settings.fallback,
             settings.extractor,

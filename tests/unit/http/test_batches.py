@@ -155,7 +155,7 @@ async def test_every_route_that_does_work_has_batches(kept: World, url: Any, bod
         batch = await ended(client, batch.id)
     assert batch.status == "completed", batch
     lanes = kept.generator.lanes | kept.scorer.lanes | {beam.lane for beam in kept.generator.beams}
-    assert lanes <= {Lane.FLEX_DEMAND, Lane.FLEX_EAGER}, "others go first"
+    assert lanes <= {Lane.FLEX_DEMAND, Lane.FLEX_FIRST_STEPS}, "others go first"
     [result] = await lines_in(client, batch.output_file_id)
     async with kept.client as asking:
         plain = (await asking.post(url, headers={"Authorization": f"Bearer {KEY}"}, json=body)).json()

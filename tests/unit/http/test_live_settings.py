@@ -9,7 +9,6 @@ from http_world import World, chat
 from deployments.access import AccessError, changed_settings, read_user_config
 from deployments.config import AppConfig
 from deployments.places import Owner
-from search.gate import UNTOLD
 
 CHAT = "/v1/chat/completions"
 
@@ -28,14 +27,13 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
             return reply.status_code, reply.json()
 
         assert (await asked(search={"n": 8}))[0] == 200
-        change(world, limits={"n": 4}, default_search={"strategy": "best_of_n", "n": 3}, searches=2, branches=7)
+        change(world, limits={"n": 4}, default_search={"strategy": "best_of_n", "n": 3}, searches=2)
 
         status, refused = await asked(search={"n": 8})
         assert (status, refused["error"]["param"]) == (400, "search.n")
         status, answered = await asked()
         assert (status, answered["search"]["strategy"], answered["search"]["nodes"] > 0) == (200, "best_of_n", True)
         assert world.service.places.count == 2
-        assert world.environment.gate.capacity == 7
 
         change(world, searches=2, flex_places=0.5)
         async with world.service.places.hold(Owner("one")):
@@ -46,7 +44,6 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
         change(world, limits={"body_bytes": 1024})
         assert (await asked(search={"n": 8}))[0] == 200, "what is not said any more is as it was built"
         assert (await http.post(CHAT, content=json.dumps(chat()) + " " * 1024)).status_code == 413
-        assert world.environment.gate.capacity == UNTOLD
 
 
 @pytest.mark.parametrize(

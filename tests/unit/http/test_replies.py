@@ -92,7 +92,7 @@ async def test_what_the_generators_had_no_memory_for_is_told(world: World) -> No
     assert fewer["tree"]["given_back"] == [[1], [2], [3]]
     assert [node["id"] for node in fewer["tree"]["nodes"]] == [[0]]
     search = fewer["search"]
-    assert (search["given_back_branches"], search["waiting_branches"], search["least_headroom"]) == (3, 1, 0.25)
+    assert (search["given_back_branches"], search["waiting_branches"], search["least_headroom"]) == (3, 0, 0.25)
 
 
 async def test_a_tree_has_log_probabilities_where_they_are_asked_for(world: World) -> None:

@@ -18,7 +18,7 @@ COMPLETION: dict[str, Any] = {"model": "m", "prompt": "a", "use_beam_search": Tr
 SCORE: dict[str, Any] = {"question": "6*7?", "steps": ["a"]}
 BODIES = {CHAT: chat(), "/v1/search": chat(), "/v1/responses": RESPONSES, "/v1/completions": COMPLETION}
 BODIES |= {"/v1/score": SCORE}
-FLEX_LANES = {Lane.FLEX_DEMAND, Lane.FLEX_EAGER}
+FLEX_LANES = {Lane.FLEX_DEMAND, Lane.FLEX_FIRST_STEPS}
 
 
 def seen(world: World) -> set[Lane]:
@@ -34,7 +34,7 @@ async def test_what_clients_send_is_answered_and_only_flex_yields(make_world: Ma
     async with world.client as client:
         reply = await client.post(path, json=BODIES[path] | {"service_tier": tier})
     assert reply.status_code == 200
-    assert seen(world) <= (FLEX_LANES if tier == "flex" else {Lane.DEMAND, Lane.EAGER})
+    assert seen(world) <= (FLEX_LANES if tier == "flex" else {Lane.DEMAND, Lane.FIRST_STEPS})
     assert seen(world)
     if path not in ("/v1/completions", "/v1/score"):
         assert reply.json()["service_tier"] == ("flex" if tier == "flex" else "default")

@@ -8,15 +8,12 @@ from typing import Any
 
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError, ScorerError
-from search.gate import Gate
 from search.ports import (
     Child,
     ChildGroup,
     ExpandItem,
     ExpandRequest,
-    Grant,
     Headroom,
-    Lane,
     ScoreRequest,
     StopCondition,
 )
@@ -113,6 +110,7 @@ class FakeGenerator:
         names = {(expansion.parent, branch.index) for expansion, branch in branches}
         assert not names & self.live
         self.live |= names
+        waiting: set[tuple[NodeId, int]] = set()
         self.most_live = max(self.most_live, len(self.live))
         try:
             if self.short_of_memory is not None:
@@ -123,15 +121,19 @@ class FakeGenerator:
                     for expansion, count in zip(request.expansions, written, strict=True)
                     for branch in expansion.branches[:count]
                 ]
-                if len(branches) < len(names):
-                    self.live -= names - {(expansion.parent, branch.index) for expansion, branch in branches}
-                    yield ChildGroup((), Headroom(1, 4, 0, 0), Grant(written, waiting=1))
+                kept = {(expansion.parent, branch.index) for expansion, branch in branches}
+                if given_back := names - kept:
+                    self.live -= given_back
+                    waiting.add(min(kept))
+                    unwritten = (Child(parent, index, (), 0) for parent, index in sorted(given_back))
+                    yield ChildGroup(tuple(unwritten), Headroom(1, 4, 0, 0))
             self._rng.shuffle(branches)
             branches = branches[: len(branches) - self.forget]
             while branches:
                 await self._turns.take()
                 size = self._rng.randint(1, 3)
                 group = tuple(self._write(request, *branch) for branch in branches[:size])
+                group = tuple(child._replace(waited=(child.parent, child.index) in waiting) for child in group)
                 branches = branches[size:]
                 await self._break(len(group))
                 self.live -= {(child.parent, child.index) for child in group}
@@ -223,12 +225,9 @@ class WatchedTree(SearchTree):
 class Bench:
     """One search's surroundings."""
 
-    def __init__(
-        self, order: int = 0, capacity: int = 1000, turns: Turns | None = None, variety: int | None = None
-    ) -> None:
+    def __init__(self, order: int = 0, turns: Turns | None = None, variety: int | None = None) -> None:
         self.generator = FakeGenerator(order, turns, variety)
         self.scorer = FakeScorer(order, turns)
-        self.gate = Gate(capacity)
         self.matcher = AnswerMatcher()
         self.tree = WatchedTree()
         self.events: list[SearchEvent] = []
@@ -245,7 +244,6 @@ class Bench:
         environment = SearchEnvironment(
             generator=self.generator,
             scorer=self.scorer,
-            gate=self.gate,
             matcher=self.matcher,
             **({"context_tokens": 1000} | surroundings),
         )
@@ -256,8 +254,6 @@ class Bench:
         """Nothing was left behind, anywhere."""
         self.tree.check()
         assert self.generator.live == set()
-        assert self.gate.usage == 0
-        assert self.gate.waiting == dict.fromkeys(Lane, 0)
 
 
 def search(

@@ -86,7 +86,7 @@ def test_grows_the_tree_of_search_and_learn(
 def test_deals_n_children_in_turn_over_the_kept_the_best_first() -> None:
     bench, _ = search({"strategy": "beam_search", "n": 6, "m": 3, "max_step_tokens": 8, "merge_siblings": False})
     first, second = bench.generator.requests[:2]
-    assert (first.lane, second.lane) == (Lane.EAGER, Lane.DEMAND)
+    assert (first.lane, second.lane) == (Lane.FIRST_STEPS, Lane.DEMAND)
     assert [len(expansion.branches) for expansion in first.expansions] == [6]
     assert [len(expansion.branches) for expansion in second.expansions] == [3, 3]
     scores = [bench.tree[expansion.parent].reward or 0.0 for expansion in second.expansions]

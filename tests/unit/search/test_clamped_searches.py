@@ -12,9 +12,10 @@ from search_fakes import PROMPT, Bench, FakeGenerator, Turns
 from search_settings import SEARCHES
 
 from deployments.engines.grants import grant
-from kvstore.clamp import KVClamp, Ticket
+from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
+from kvstore.clamp import KVClamp
 from kvstore.ledger import KVLedger
-from search.ports import ChildGroup, ExpandRequest, Grant
+from search.ports import Child, ChildGroup, ExpandRequest
 from search.snapshot import replay_of, tree_as_json
 
 BLOCK = 4
@@ -23,51 +24,65 @@ MOST = 40
 
 
 class ClampedGenerator(FakeGenerator):
-    """Grants from a ledger, as a replica does with ``clamp: shrink``, or with ``wait``."""
+    """A replica's queue in little memory, as with ``clamp: shrink``, or with ``wait``."""
 
-    def __init__(self, clamp: KVClamp, order: int, shrinks: bool = True) -> None:
+    def __init__(self, queue: RequestQueue, order: int, shrinks: bool = True) -> None:
         super().__init__(order, Turns(random.Random(order)))
-        self.clamp = clamp
+        self.queue = queue
         self._shrinks = shrinks
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         self.requests.append(request)
-        tickets: dict[tuple[int, int], Ticket] = {}
-        woken = asyncio.Event()
+        assert self.queue.clamp is not None
+        alive: list[EngineRequest] = []
 
-        def take(expansion: int, branch: int, needed: bool) -> bool:
+        def queue(expansion: int, index: int, needed: bool) -> bool:
             item = request.expansions[expansion]
-            prefix, growth = self.clamp.prefix(item.prefix, request.search_id), item.branches[branch].max_tokens
-            waits = needed or not self._shrinks
-            ticket = (
-                self.clamp.ask(0, prefix, growth, lambda _: woken.set())
-                if waits
-                else self.clamp.ask_now(0, prefix, growth)
+            branch = item.branches[index]
+            queued = EngineRequest(
+                request.search_id,
+                (item, branch),
+                item.prefix,
+                None,
+                request.search_id,
+                request.lane,
+                alive.remove,
+                growth=branch.max_tokens,
             )
-            if ticket is not None:
-                tickets[expansion, branch] = ticket
-            return ticket is not None
+            if self.queue.submit(queued, reserve=self._shrinks, optional=not needed):
+                alive.append(queued)
+                return True
+            return False
 
-        asked = [len(item.branches) for item in request.expansions]
         try:
-            written = grant(asked, [item.least for item in request.expansions], take)
-            if list(written) != asked:
-                yield ChildGroup((), None, Grant(written))
-            while tickets:
+            asked = [len(item.branches) for item in request.expansions]
+            least = [item.least for item in request.expansions] if self._shrinks else asked
+            given_back = tuple(
+                Child(item.parent, branch.index, (), 0)
+                for item, written in zip(request.expansions, grant(asked, least, queue), strict=True)
+                for branch in item.branches[written:]
+            )
+            if given_back:
+                yield ChildGroup(given_back)
+            while alive:
                 await self._turns.take()
-                ready = [place for place, ticket in tickets.items() if ticket.granted]
+                while self.queue.start_next() is not None:
+                    pass
+                ready = [queued for queued in alive if queued.started]
                 if not ready:
-                    woken.clear()
-                    await woken.wait()
+                    await asyncio.sleep(0)
                     continue
-                expansion, branch = place = self._rng.choice(ready)
-                item = request.expansions[expansion]
-                child = self._write(request, item, item.branches[branch])
-                tickets.pop(place).close()
+                queued = self._rng.choice(ready)
+                child = self._write(request, *queued.label)._replace(waited=queued.waited)
+                self.queue.end(queued, Ending.FINISHED)
                 yield ChildGroup((child,))
         finally:
-            for ticket in tickets.values():
-                ticket.close()
+            for queued in tuple(alive):
+                self.queue.end(queued, Ending.ABORTED)
+
+
+def little_memory(blocks: int) -> RequestQueue:
+    return RequestQueue(16, KVClamp(KVLedger(blocks, BLOCK)))
 
 
 @settings(max_examples=80, deadline=None)
@@ -78,10 +93,10 @@ class ClampedGenerator(FakeGenerator):
 )
 def test_all_of_them_end_and_nothing_stays_promised(searches: list[dict[str, Any]], capacity: int, order: int) -> None:
     async def main() -> None:
-        clamp = KVClamp(KVLedger(capacity, BLOCK))
+        queue = little_memory(capacity)
         benches = [Bench(order + number) for number in range(len(searches))]
         for bench in benches:
-            bench.generator = ClampedGenerator(clamp, order)
+            bench.generator = ClampedGenerator(queue, order)
         limits = {"max_path_tokens": MOST, "max_step_tokens": 9}
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(
@@ -90,7 +105,7 @@ def test_all_of_them_end_and_nothing_stays_promised(searches: list[dict[str, Any
                     for number, (bench, wanted) in enumerate(zip(benches, searches, strict=True))
                 )
             )
-        assert (clamp.ledger.reserved, clamp.waiting, clamp.wanted) == (0, 0, 0)
+        assert queue.check_integrity() == []
         for bench, wanted, outcome in zip(benches, searches, outcomes, strict=True):
             bench.check_idle()
             assert outcome.stop_reason == "finished"
@@ -113,12 +128,12 @@ def test_where_they_wait_trees_are_those_of_plenty_whoever_leaves(
     """``leaving``: which searches are given up, and after how many turns of the event loop."""
 
     async def main() -> None:
-        clamp = KVClamp(KVLedger(capacity, BLOCK))
+        queue = little_memory(capacity)
         limits = {"max_path_tokens": MOST, "max_step_tokens": 9}
         benches = [Bench(order + number) for number in range(len(searches))]
         tasks = []
         for number, (bench, wanted) in enumerate(zip(benches, searches, strict=True)):
-            bench.generator = ClampedGenerator(clamp, order, shrinks=False)
+            bench.generator = ClampedGenerator(queue, order, shrinks=False)
             tasks.append(asyncio.create_task(bench.search(wanted | limits, search_id=f"search {number}")))
         async with asyncio.timeout(60):
             for turn in range(61):
@@ -127,7 +142,7 @@ def test_where_they_wait_trees_are_those_of_plenty_whoever_leaves(
                         task.cancel()
                 await asyncio.sleep(0)
             await asyncio.gather(*tasks, return_exceptions=True)
-        assert (clamp.ledger.reserved, clamp.waiting, clamp.wanted) == (0, 0, 0)
+        assert queue.check_integrity() == []
         for number, (bench, wanted, task) in enumerate(zip(benches, searches, tasks, strict=True)):
             bench.check_idle()
             if task.cancelled():
@@ -143,15 +158,15 @@ def test_where_they_wait_trees_are_those_of_plenty_whoever_leaves(
 
 def test_a_wide_search_in_little_memory_is_given_fewer_and_some_wait() -> None:
     async def main() -> None:
-        clamp = KVClamp(KVLedger(24, BLOCK))
+        queue = little_memory(24)
         benches = [Bench(number) for number in range(3)]
         for bench in benches:
-            bench.generator = ClampedGenerator(clamp, 1)
+            bench.generator = ClampedGenerator(queue, 1)
         wanted = {"strategy": "beam_search", "n": 16, "m": 4, "max_path_tokens": MOST, "max_step_tokens": 9}
         outcomes = await asyncio.gather(
             *(bench.search(wanted, search_id=f"search {number}") for number, bench in enumerate(benches))
         )
         assert all(outcome.tree.given_back > 0 for outcome in outcomes)
-        assert clamp.held_back > 0
+        assert queue.waited > 0
 
     asyncio.run(main())

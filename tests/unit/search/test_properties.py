@@ -40,17 +40,17 @@ def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
 
 @settings(max_examples=60, deadline=None)
 @given(wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20), variety=VARIETY)
-def test_a_search_that_yields_grows_the_same_tree_and_says_so_in_every_call(
+def test_a_flex_search_grows_the_same_tree_and_says_so_in_every_call(
     wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], order: int, variety: int | None
 ) -> None:
     whole = wanted | limits | {"budget": budget}
     usual, first = search(whole, 0, variety)
-    yielding, second = search(whole, order, variety, yields=True)
+    flex, second = search(whole, order, variety, flex=True)
     assert tree_as_json(first.tree) == tree_as_json(second.tree)
     assert first.selection.node.id == second.selection.node.id
-    for bench, yields in ((usual, False), (yielding, True)):
+    for bench, is_flex in ((usual, False), (flex, True)):
         calls = [*bench.generator.requests, *bench.scorer.requests]
-        assert {call.lane.yields for call in calls} == {yields}
+        assert {call.lane.flex for call in calls} == {is_flex}
 
 
 @settings(max_examples=60, deadline=None)
@@ -89,7 +89,6 @@ def test_who_gets_the_tree_can_hold_the_vote_again(
     budget=BUDGETS,
     share=st.floats(0, 1),
     order=st.integers(1, 1 << 20),
-    capacity=st.integers(1, 9),
     variety=VARIETY,
 )
 def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
@@ -98,7 +97,6 @@ def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
     budget: dict[str, int],
     share: float,
     order: int,
-    capacity: int,
     variety: int | None,
 ) -> None:
     whole = wanted | limits | {"budget": budget}
@@ -109,7 +107,7 @@ def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
                 running.cancel()
 
         turns = Turns(random.Random(order), at)
-        bench = Bench(order, capacity, turns, variety)
+        bench = Bench(order, turns, variety)
         running = asyncio.create_task(bench.search(whole))
         if cancel_at is None:
             await running

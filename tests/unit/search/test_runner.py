@@ -9,7 +9,6 @@ import pytest
 from search_fakes import PROMPT, Bench, broken, reward_of, search
 
 from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError
-from search.gate import Gate
 from search.ports import Child, Lane, StopCondition
 from search.run.environment import Fallback
 from search.run.report import RoundStarted, SearchFinished, SearchOutcome, SearchStarted, StepScored
@@ -109,7 +108,7 @@ def test_what_has_come_is_scored_though_the_rest_does_not_come(strategy: str) ->
 def test_whole_solutions_become_chains_scored_in_one_item_each() -> None:
     bench, outcome = search(BEST)
     (call,) = bench.generator.requests
-    assert (call.stop_condition, call.lane) == (StopCondition.SOLUTION, Lane.EAGER)
+    assert (call.stop_condition, call.lane) == (StopCondition.SOLUTION, Lane.FIRST_STEPS)
     items = [item for request in bench.scorer.requests for item in request.items]
     assert len(items) == 6
     assert all(item.unscored == len(item.steps) for item in items)
@@ -343,38 +342,6 @@ def test_what_a_listener_raises_reaches_the_caller_as_it_is() -> None:
             raise ConnectionError("the client has left")
 
     assert fails(BEAM, lambda bench: None, ConnectionError, on_event=gone) == "the client has left"
-
-
-def test_searches_share_a_gate() -> None:
-    async def main() -> None:
-        benches = [Bench(order) for order in range(6)]
-        gate = Gate(5)
-        for bench in benches:
-            bench.gate = gate
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(bench.search({"strategy": "beam_search", "n": 4, "m": 2})) for bench in benches]
-        for bench, task in zip(benches, tasks, strict=True):
-            bench.check_idle()
-            assert tree_as_json(task.result().tree) == tree_as_json(tasks[0].result().tree)
-            assert bench.generator.most_live <= 5
-
-    asyncio.run(main())
-
-
-@pytest.mark.parametrize("settings", [*ALL, {"strategy": "dvts", "n": 16, "m": 4}], ids=lambda each: each["strategy"])
-def test_a_search_that_is_let_in_by_parts_grows_the_same_tree(settings: dict[str, Any]) -> None:
-    async def grown(capacity: int) -> tuple[str, int, int]:
-        bench = Bench(order=capacity, capacity=capacity)
-        outcome = await bench.search(settings)
-        bench.check_idle()
-        return tree_as_json(outcome.tree), bench.generator.most_live, outcome.cost.expand_calls
-
-    tree, most, calls = asyncio.run(grown(1000))
-    for capacity in (1, 3, 40):
-        in_parts, live, parts = asyncio.run(grown(capacity))
-        assert in_parts == tree
-        assert live <= capacity
-        assert (parts > calls) == (most > capacity - capacity // 4)
 
 
 def test_without_a_seed_one_is_drawn_and_told() -> None:

@@ -16,7 +16,7 @@ from test_resuming import VARIANTS
 
 from search.budget import BudgetMeter
 from search.errors import GeneratorError
-from search.ports import ChildGroup, ExpandRequest, Grant, branch_seed
+from search.ports import Child, ChildGroup, ExpandItem, ExpandRequest, branch_seed
 from search.run.report import SearchEvent, SearchOutcome, StepScored
 from search.settings import SearchSettings, parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
@@ -32,18 +32,16 @@ def run(
     short_of_memory: int | None,
     order: int = 0,
     variety: int | None = None,
-    capacity: int = 1000,
     **options: Any,
 ) -> tuple[Bench, SearchOutcome]:
     """A whole search with a generator that gives branches back, unless ``short_of_memory`` is None."""
 
     async def main() -> tuple[Bench, SearchOutcome]:
-        bench = Bench(order, capacity, variety=variety)
+        bench = Bench(order, variety=variety)
         bench.generator.short_of_memory = short_of_memory
         given = wanted if isinstance(wanted, SearchSettings) else parse_search({"seed": 7} | wanted)
         outcome = await bench.run(given, **options)
         assert bench.generator.live == set()
-        assert bench.gate.usage == 0
         return bench, outcome
 
     return asyncio.run(main())
@@ -66,7 +64,6 @@ def asked(bench: Bench) -> list[tuple[int, ...]]:
     budget=BUDGETS,
     short=st.integers(0, 1 << 20),
     order=st.integers(1, 1 << 20),
-    capacity=st.sampled_from([1000, 12, 3]),
     variety=VARIETY,
     merge=st.booleans(),
 )
@@ -76,7 +73,6 @@ def test_every_search_ends_with_fewer_and_a_replay_of_its_grants_is_the_same_tre
     budget: dict[str, int],
     short: int,
     order: int,
-    capacity: int,
     variety: int | None,
     merge: bool,
 ) -> None:
@@ -88,7 +84,7 @@ def test_every_search_ends_with_fewer_and_a_replay_of_its_grants_is_the_same_tre
         return meters[-1]
 
     with mock.patch("search.run.runner.BudgetMeter", metered):
-        bench, outcome = run(whole, short, 0, variety, capacity)
+        bench, outcome = run(whole, short, 0, variety)
     bench.check_idle()
     tree = outcome.tree
 
@@ -164,6 +160,11 @@ def test_a_replay_keeps_to_its_seed() -> None:
 # What the strategies make of it.
 
 
+def given_back(expansion: ExpandItem, written: int) -> ChildGroup:
+    """What a replica says that writes the first children of an expansion only."""
+    return ChildGroup(tuple(Child(expansion.parent, branch.index, (), 0) for branch in expansion.branches[written:]))
+
+
 def sparing(bench: Bench, *written: int) -> None:
     """Has the generator write so many of the first expansion of each call, as far as it may; later ones whole."""
     left = list(written)
@@ -173,7 +174,7 @@ def sparing(bench: Bench, *written: int) -> None:
         first, *others = request.expansions
         count = max(first.least, left.pop(0)) if left else len(first.branches)
         if count < len(first.branches):
-            yield ChildGroup((), grant=Grant((count, *(len(other.branches) for other in others))))
+            yield given_back(first, count)
         kept = first._replace(branches=first.branches[:count])
         async for group in whole(request._replace(expansions=(kept, *others))):
             yield group
@@ -313,10 +314,11 @@ def test_what_a_generator_must_write_it_cannot_give_back() -> None:
         bench = Bench()
 
         async def nothing(request: ExpandRequest) -> Any:
-            yield ChildGroup((), grant=Grant(tuple(0 for _ in request.expansions)))
+            for expansion in request.expansions:
+                yield given_back(expansion, 0)
 
         bench.generator.expand = nothing  # type: ignore[method-assign]
-        with pytest.raises(GeneratorError, match="1 children missing"):
+        with pytest.raises(GeneratorError, match="without a step"):
             await bench.search({"strategy": "best_of_n", "n": 4})
         bench.check_idle()
 
@@ -332,7 +334,7 @@ def test_groups_that_come_twice_give_back_once() -> None:
         async def twice(request: ExpandRequest) -> Any:
             async for group in sent(request):
                 yield group
-                if group.grant:
+                if not all(child.steps for child in group.children):
                     yield group
 
         bench.generator.expand = twice  # type: ignore[method-assign]

@@ -11,7 +11,6 @@ from deployments.telemetry.search_log import SearchLog
 from deployments.telemetry.searches import SearchTelemetry
 from deployments.telemetry.tracing import Traces
 from search.answers.equivalence import AnswerMatcher
-from search.gate import Gate
 from search.ports import TokenBeamReply, TokenBeamRequest
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
@@ -74,12 +73,10 @@ class World:
         self.scorer = FakeScorer()
         self.telemetry = SearchTelemetry(self.metrics, traces, log)
         self.watched = WatchedGenerator(self.generator, self.telemetry)
-        self.gate = Gate(100)
         environment = SearchEnvironment(
             generator=self.watched,
             scorer=WatchedScorer(self.scorer, self.telemetry),
             context_tokens=1000,
-            gate=self.gate,
             matcher=AnswerMatcher(),
         )
         self.places = Places(4)

@@ -28,7 +28,7 @@ async def test_a_search_is_counted_as_its_own_report_says() -> None:
     assert told.sum(catalog.STEPS_WRITTEN) == outcome.cost.nodes
     assert told.sum(catalog.STEPS_SCORED) == outcome.cost.scored_steps - outcome.cost.repeated_steps
     assert told.sum(catalog.STEPS_REPEATED) == outcome.cost.repeated_steps
-    calls = [told.all(catalog.EXPAND_SECONDS, lane) for lane in ("eager", "demand")]
+    calls = [told.all(catalog.EXPAND_SECONDS, lane) for lane in ("first_steps", "demand")]
     assert len(calls[0]) == 1  # the first steps
     assert sum(map(len, calls)) == outcome.cost.expand_calls
     assert len(told.all(catalog.SCORE_SECONDS)) == outcome.cost.prm_calls
@@ -95,21 +95,18 @@ async def test_tokens_of_completions_count_for_their_key() -> None:
     assert world.published().sum(catalog.GENERATED_TOKENS, "none") == 11
 
 
-async def test_places_and_gate_are_looked_at_when_metrics_are_published() -> None:
+async def test_places_are_looked_at_when_metrics_are_published() -> None:
     world = World()
-    world.metrics.read(ControllerFigures(world.metrics, world.places, world.gate, LoopDelay()).read)
+    world.metrics.read(ControllerFigures(world.metrics, world.places, LoopDelay()).read)
     world.generator.stall_after = 0
     searching = asyncio.create_task(world.search())
     await world.generator.stalled.wait()
     told = world.published()
     assert (told.last(catalog.PLACES), told.last(catalog.PLACES_TAKEN)) == (4, 1)
-    assert (told.last(catalog.GATE_CAPACITY), told.last(catalog.GATE_BRANCHES)) == (100, 8)
-    assert told.last(catalog.GATE_WAITING, "demand") == 0
     assert told.all(catalog.RETRIES, "expand") == [0]  # published before it first moves
     searching.cancel()
     await asyncio.wait([searching])
-    told = world.published()
-    assert (told.last(catalog.PLACES_TAKEN), told.last(catalog.GATE_BRANCHES)) == (0, 0)
+    assert world.published().last(catalog.PLACES_TAKEN) == 0
 
 
 async def test_one_line_of_json_for_each_search(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,0 +1,261 @@
+"""The one queue of an engine: every request of every search, from its arrival at the replica to its end.
+
+A request waits here and nowhere else. What the engine holds beyond its batch is only what it starts next.
+"""
+
+import asyncio
+import heapq
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from uuid import uuid4
+
+from deployments.engines.fair_order import FairOrder
+from kvstore.clamp import KVClamp
+from kvstore.ledger import Hold, Needs, Prefix
+from search.ports import Lane
+
+FLEX_RATIO = 7  # Under contention one request in eight is of a flex search.
+
+
+class Ending(StrEnum):
+    """How a request ends; exactly one of these, exactly once."""
+
+    FINISHED = "finished"
+    """The engine returned its output."""
+    ABORTED = "aborted"
+    """No longer wanted: pruned, cancelled, or past its deadline."""
+    FAILED = "failed"
+    """The engine refused it, or died."""
+
+
+class RequestError(RuntimeError):
+    """A request ended twice, or was never queued: a programming error."""
+
+
+@dataclass(eq=False, slots=True)
+class EngineRequest:
+    """The record of one request, from its arrival to its end."""
+
+    search_id: str
+    label: Any
+    """The caller's name for it."""
+    token_ids: Sequence[int]
+    params: Any
+    """vLLM's ``SamplingParams`` or ``PoolingParams``."""
+    cache_salt: str
+    lane: Lane
+    on_end: "Callable[[EngineRequest], None]"
+    """Told once, when it has ended."""
+    prefix: Prefix | None = None
+    """``token_ids`` as blocks, where its KV memory is counted."""
+    growth: int = 1
+    """Tokens that it is expected to write."""
+    request_id: str = ""
+    """Unique among all replicas, never reused."""
+    number: int = 0
+    """Its place in the order of arrival."""
+    place: int = 0
+    """Its turn among searches; see `FairOrder`."""
+    needs: Needs | None = None
+    hold: Hold | None = None
+    """Its KV blocks, once they are reserved."""
+    waited: bool = False
+    """Whether it had to wait for KV memory, once it has started."""
+    started: bool = False
+    """Whether it was handed to the engine."""
+    collector: Any = None
+    """vLLM's ``RequestOutputCollector``, once the engine has it."""
+    output: Any = None
+    """The engine's output, or the exception with which it failed."""
+    ending: Ending | None = None
+
+    @property
+    def priority(self) -> int:
+        """For vLLM: lower goes first, and is preempted last."""
+        return 2 * self.place + (not self.lane.first_steps)
+
+
+@dataclass(eq=False)
+class _Waiting:
+    """Queued requests in the order in which they start. Those that ended meanwhile are skipped when they come up."""
+
+    heap: list[tuple[int, int, EngineRequest]] = field(default_factory=list)
+
+    @property
+    def first(self) -> EngineRequest | None:
+        heap = self.heap
+        while heap and heap[0][2].ending is not None:
+            heapq.heappop(heap)
+        return heap[0][2] if heap else None
+
+
+class RequestQueue:
+    """Starts requests in a fair order while the engine has room for them: slots in its batch, and KV memory.
+
+    Searches take turns (`FairOrder`); at equal turns first steps of new searches go before later steps. Requests of
+    flex searches start when no other waits, or when `FLEX_RATIO` others have passed them. A request for which there is
+    no KV memory holds back all behind it. Single-threaded: one event loop.
+    """
+
+    def __init__(self, batch: int, clamp: KVClamp | None = None, ahead: float = 0.25) -> None:
+        """
+        Args:
+            batch: requests that the engine runs at a time.
+            clamp: the check for KV memory; None where none is made.
+            ahead: requests that the engine has beyond its batch, as a share of that: the next ones to start when a slot
+                falls free.
+        """
+        self.clamp = clamp
+        self._slots = batch + math.ceil(ahead * batch)
+        self._order = FairOrder()
+        self._waiting = {False: _Waiting(), True: _Waiting()}
+        """By whether their requests are flex."""
+        self._reserved = _Waiting()
+        """Requests whose memory was reserved on arrival. They start first: what they hold is missing to the others."""
+        self._passed = 0
+        """Requests that started while a flex request waited, since one started."""
+        self._alive: dict[str, EngineRequest] = {}
+        # Requests of different replicas may meet in one LMCache server's log: a prefix keeps them apart.
+        self._name = uuid4().hex[:8]
+        self._begun = 0
+        """Requests that were ever queued. It numbers them."""
+        self._short_until = 0
+        """Number of the last request that was queued when there was no memory for the first one."""
+        self._endings: Counter[Ending] = Counter()
+        self._running = 0
+        self._short_of_memory = False
+        """Whether the first request in the queue found a slot and no memory."""
+        self._changed = asyncio.Event()
+        self.waited = 0
+        """Requests that had to wait for KV memory, their own or that of one before them."""
+        if clamp is not None:
+            clamp.on_room = self._wake
+
+    def __len__(self) -> int:
+        """Requests that have not ended."""
+        return len(self._alive)
+
+    @property
+    def queued(self) -> int:
+        """Requests that the engine does not have yet."""
+        return len(self._alive) - self._running
+
+    def submit(self, request: EngineRequest, *, reserve: bool = False, optional: bool = False) -> bool:
+        """Queues a request.
+
+        Args:
+            reserve: reserve its KV memory now if there is any and no other request waits for some; otherwise that is
+                done when it is about to start.
+            optional: refuse it where no memory was reserved. False says so: nothing was done.
+
+        Raises:
+            TooLarge: it fits into no empty KV cache.
+        """
+        if self.clamp is not None:
+            request.prefix = request.prefix or self.clamp.prefix(request.token_ids, request.cache_salt)
+            request.needs = self.clamp.needs(request.prefix, request.growth)
+            if reserve and not any(waiting.first for waiting in self._waiting.values()):
+                request.hold = self.clamp.reserve(request.prefix, request.needs, overcommit=not optional)
+            if optional and request.hold is None:
+                return False
+            self.clamp.add(request.needs)
+        request.place = self._order.place(request.search_id)
+        self._begun += 1
+        request.number = self._begun
+        request.request_id = f"{self._name}-{request.number}"
+        self._alive[request.request_id] = request
+        if reserve and request.hold is None:
+            self._short_until = request.number
+        waiting = self._waiting[request.lane.flex] if request.hold is None else self._reserved
+        heapq.heappush(waiting.heap, (request.priority, request.number, request))
+        self._changed.set()
+        return True
+
+    async def next(self) -> EngineRequest:
+        """Waits for `start_next`."""
+        while (request := self.start_next()) is None:
+            self._changed.clear()
+            await self._changed.wait()
+        return request
+
+    def start_next(self) -> EngineRequest | None:
+        """The next request for the engine, its KV memory reserved; None where there is none, or no room for it."""
+        self._short_of_memory = False
+        if self._running >= self._slots:
+            return None
+        if (request := self._reserved.first) is not None:
+            heapq.heappop(self._reserved.heap)
+        else:
+            normal, flex = self._waiting[False].first, self._waiting[True].first
+            request = normal if flex is None or (normal is not None and self._passed < FLEX_RATIO) else flex
+            if request is None or not self._reserve(request):
+                return None
+            request.waited = request.number <= self._short_until
+            self.waited += request.waited
+            self._passed = self._passed + 1 if flex is not None and request is not flex else 0
+            heapq.heappop(self._waiting[request.lane.flex].heap)
+        request.started = True
+        self._running += 1
+        return request
+
+    def end(self, request: EngineRequest, ending: Ending) -> None:
+        """A request has ended: its slot and its memory are the next one's.
+
+        Raises:
+            RequestError: it has ended before, or was never queued.
+        """
+        if self._alive.pop(request.request_id, None) is None:
+            raise RequestError(f"request {request.request_id!r} is {ending} but is not alive")
+        request.ending = ending
+        self._endings[ending] += 1
+        self._running -= request.started
+        if ending is Ending.FINISHED:
+            self._order.served(request.place)
+        if self.clamp is not None and request.needs is not None:
+            waits = self._short_of_memory and self.queued > 0
+            self.clamp.remove(request.needs, request.hold, others_wait=waits and ending is Ending.FINISHED)
+        self._wake()
+        request.on_end(request)
+
+    def _wake(self) -> None:
+        if self.queued:
+            self._changed.set()
+
+    def _reserve(self, request: EngineRequest) -> bool:
+        """Reserves the KV memory of a request. False where there is none."""
+        if self.clamp is None:
+            return True
+        assert request.prefix is not None
+        assert request.needs is not None
+        request.hold = self.clamp.reserve(request.prefix, request.needs)
+        if request.hold is None:
+            self._short_of_memory = True
+            self._short_until = self._begun
+        return request.hold is not None
+
+    @property
+    def searches(self) -> Counter[str]:
+        """How many requests each search has alive."""
+        return Counter(request.search_id for request in self._alive.values())
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Requests begun and alive, and how many ended in which way."""
+        endings = {ending.value: self._endings[ending] for ending in Ending}
+        return {"begun": self._begun, "alive": len(self), **endings}
+
+    def check_integrity(self) -> list[str]:
+        """For an idle engine: requests that are alive, or do not add up, in words; else empty."""
+        problems = [f"search {search} has {number} requests alive" for search, number in self.searches.items()]
+        ended = sum(self._endings.values())
+        if self._begun != ended + len(self):
+            problems.append(f"{self._begun} requests began, {ended} ended, {len(self)} are alive")
+        if not self._alive and self._running:
+            problems.append(f"{self._running} slots of the batch are taken")
+        if not self._alive and self.clamp is not None and self.clamp.ledger.reserved:
+            problems.append(f"{self.clamp.ledger.reserved} KV blocks are reserved")
+        return problems

@@ -1,0 +1,379 @@
+"""The queue of an engine: who starts when, what memory and slots allow, and that every request ends once."""
+
+import asyncio
+from collections.abc import Sequence
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from deployments.engines.fair_order import TOGETHER
+from deployments.engines.request_queue import FLEX_RATIO, Ending, EngineRequest, RequestError, RequestQueue
+from kvstore.clamp import MAX_OVERCOMMIT, KVClamp
+from kvstore.ledger import KVLedger, TooLarge
+from search.ports import Lane
+
+BLOCK = 4
+_numbers = count()
+
+
+def request(
+    search_id: str = "search", path: Sequence[int] = (), growth: int = 1, lane: Lane = Lane.DEMAND
+) -> EngineRequest:
+    """One with a prefix of its own unless ``path`` is given."""
+    token_ids = path or (1000 + next(_numbers),)
+    return EngineRequest(search_id, None, token_ids, None, "", lane, lambda ended: None, growth=growth)
+
+
+def clamped(blocks: int, batch: int = 1000) -> RequestQueue:
+    return RequestQueue(batch, KVClamp(KVLedger(blocks, BLOCK)), ahead=0)
+
+
+def submitted(queue: RequestQueue, *requests: EngineRequest) -> list[EngineRequest]:
+    for each in requests:
+        assert queue.submit(each)
+    return list(requests)
+
+
+def started(queue: RequestQueue) -> list[EngineRequest]:
+    """All that can start now."""
+    return list(iter(queue.start_next, None))
+
+
+def names(requests: Sequence[EngineRequest]) -> str:
+    return " ".join(each.search_id for each in requests)
+
+
+# Slots and order.
+
+
+def test_no_more_start_than_the_engine_has_slots_for_and_each_end_starts_the_next() -> None:
+    queue = RequestQueue(4, ahead=0.5)
+    submitted(queue, *(request() for _ in range(10)))
+    running = started(queue)
+    assert (len(running), queue.queued, len(queue)) == (6, 4, 10)
+    queue.end(running[0], Ending.FINISHED)
+    queue.end(running[1], Ending.ABORTED)
+    assert (len(started(queue)), queue.queued) == (2, 2)
+
+
+def test_a_new_search_starts_before_the_later_turns_of_a_wide_one() -> None:
+    queue = RequestQueue(1, ahead=0)
+    submitted(queue, *(request("wide") for _ in range(3 * TOGETHER)))
+    order = []
+    for turn in range(3 * TOGETHER + 2):
+        [running] = started(queue)
+        order.append(running.search_id)
+        queue.end(running, Ending.FINISHED)
+        if turn == 2:
+            submitted(queue, request("new"), request("new"))
+    assert order[TOGETHER : TOGETHER + 2] == ["wide"] * 2 or "new" in order[: TOGETHER + 2]
+    assert [place for place, name in enumerate(order) if name == "new"][-1] <= 2 * TOGETHER
+
+
+def test_at_equal_turns_first_steps_of_a_new_search_go_first() -> None:
+    queue = RequestQueue(10)
+    submitted(queue, request("old"), request("new", lane=Lane.FIRST_STEPS), request("older"))
+    assert names(started(queue)) == "new old older"
+
+
+@pytest.mark.parametrize("lane", [Lane.FLEX_DEMAND, Lane.FLEX_FIRST_STEPS])
+def test_under_contention_one_request_in_eight_is_flex(lane: Lane) -> None:
+    queue = RequestQueue(1, ahead=0)
+    submitted(queue, *(request("flex", lane=lane) for _ in range(10)))
+    order = []
+    for number in range(10 * (FLEX_RATIO + 1)):
+        submitted(queue, request(f"other {number}"))
+        [running] = started(queue)
+        order.append(running.search_id)
+        queue.end(running, Ending.FINISHED)
+    assert [place for place, name in enumerate(order) if name == "flex"] == list(range(FLEX_RATIO, 80, FLEX_RATIO + 1))
+
+
+def test_alone_flex_requests_do_not_wait() -> None:
+    queue = RequestQueue(4, ahead=0)
+    submitted(queue, *(request("flex", lane=Lane.FLEX_DEMAND) for _ in range(4)))
+    assert len(started(queue)) == 4
+
+
+async def test_whoever_waits_for_the_next_gets_it_when_there_is_room() -> None:
+    queue = RequestQueue(1, ahead=0)
+    waiting = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    [first, second] = submitted(queue, request(), request())
+    assert await waiting is first
+    waiting = asyncio.create_task(queue.next())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    queue.end(first, Ending.FAILED)
+    assert await waiting is second
+
+
+# Every request ends once.
+
+
+@pytest.mark.parametrize("first", Ending)
+@pytest.mark.parametrize("second", Ending)
+def test_a_request_ends_exactly_once(first: Ending, second: Ending) -> None:
+    queue = RequestQueue(4)
+    told: list[EngineRequest] = []
+    one = request()
+    one.on_end = told.append
+    submitted(queue, one)
+    queue.end(one, first)
+    with pytest.raises(RequestError, match=one.request_id):
+        queue.end(one, second)
+    assert queue.counts["begun"] == queue.counts[first.value] == 1
+    assert told == [one]
+
+
+def test_ids_are_unique_across_queues() -> None:
+    queues = [RequestQueue(4), RequestQueue(4)]
+    requests = [each for queue in queues for each in submitted(queue, *(request() for _ in range(100)))]
+    assert len({each.request_id for each in requests}) == 200
+
+
+def test_integrity_names_the_searches_that_left_requests_behind() -> None:
+    queue = clamped(10)
+    left = submitted(queue, request("tidy"), request("sloppy"), request("sloppy"))
+    queue.end(left[0], Ending.ABORTED)
+    assert queue.check_integrity() == ["search sloppy has 2 requests alive"]
+    started(queue)
+    for each in left[1:]:
+        queue.end(each, Ending.FAILED)
+    assert queue.check_integrity() == []
+
+
+# KV memory.
+
+
+def test_memory_is_given_in_order_and_no_small_request_passes_a_large_one() -> None:
+    queue = clamped(4)
+    first, large, small = submitted(queue, request(growth=10), request(growth=15), request())
+    assert started(queue) == [first]
+    queue.end(first, Ending.FINISHED)
+    assert started(queue) == [large], "it needs all four"
+    queue.end(large, Ending.FINISHED)
+    assert started(queue) == [small]
+    queue.end(small, Ending.FINISHED)
+    assert queue.check_integrity() == []
+    assert (queue.waited, large.waited, small.waited) == (2, True, True)
+
+
+def test_a_request_that_is_given_up_makes_room_for_those_behind_it() -> None:
+    queue = clamped(4)
+    first, large, small = submitted(queue, request(growth=10), request(growth=15), request())
+    assert started(queue) == [first]
+    queue.end(large, Ending.ABORTED)
+    assert started(queue) == [small]
+
+
+def test_an_optional_request_is_refused_without_memory_and_leaves_nothing_behind() -> None:
+    queue = clamped(4)
+
+    def optional(growth: int = 1) -> EngineRequest | None:
+        asked = request(growth=growth)
+        return asked if queue.submit(asked, reserve=True, optional=True) else None
+
+    first = optional(growth=10)
+    assert first is not None
+    assert optional(growth=8) is None
+    second, third = optional(), optional()
+    assert second is not None
+    assert third is not None, "half of the two blocks that the first reserved to grow by are free"
+    assert optional() is None
+    queue.end(third, Ending.ABORTED)
+    needed = request(growth=9)
+    assert queue.submit(needed, reserve=True)
+    queue.end(second, Ending.ABORTED)
+    assert optional() is None, "one that is needed waits"
+    assert started(queue) == [first]
+    queue.end(first, Ending.FINISHED)
+    assert started(queue) == [needed]
+    queue.end(needed, Ending.FINISHED)
+    assert queue.check_integrity() == []
+    assert queue.clamp is not None
+    assert queue.clamp.requested == queue.clamp.pressure == 0
+    with pytest.raises(TooLarge):
+        queue.submit(request(path=range(40)), reserve=True, optional=True)
+
+
+def test_one_that_has_its_memory_starts_though_one_without_is_before_it() -> None:
+    """Else each would wait for the other: the one for memory, the other for its turn."""
+    queue = clamped(4)
+    reserved = request("late", growth=12)
+    for each in submitted(queue, *(request("late") for _ in range(TOGETHER))):
+        queue.end(each, Ending.ABORTED)
+    assert queue.submit(reserved, reserve=True)
+    early = request("early", growth=12)
+    assert queue.submit(early, reserve=True)
+    assert early.priority < reserved.priority
+    assert started(queue) == [reserved]
+    queue.end(reserved, Ending.FINISHED)
+    assert started(queue) == [early]
+
+
+def test_blocks_that_the_cache_holds_are_free_again_when_it_says_so() -> None:
+    queue = clamped(10)
+    clamp = queue.clamp
+    assert clamp is not None
+    [first, second] = submitted(queue, request(growth=10), request(growth=7))
+    clamp.stepped(6, preempted=0)
+    assert started(queue) == [first]
+    assert clamp.ledger.free == 10 - 3 - 6
+    clamp.stepped(0, preempted=0)
+    assert clamp.ledger.withheld == 5, "the others may be held again in the next step"
+    assert started(queue) == [second]
+    for _ in range(100):
+        clamp.stepped(0, preempted=0)
+    assert clamp.ledger.withheld == 0
+
+
+def busy(requests: int) -> tuple[RequestQueue, KVClamp, list[EngineRequest]]:
+    """A hundred blocks, requests of two; and those that run."""
+    queue = clamped(100)
+    submitted(queue, *(request(growth=2 * BLOCK - 1) for _ in range(requests)))
+    assert queue.clamp is not None
+    return queue, queue.clamp, started(queue)
+
+
+def turn_over(
+    queue: RequestQueue, clamp: KVClamp, running: list[EngineRequest], times: int, preempted: int = 0
+) -> None:
+    """That many times as many requests end and come as run, ``preempted`` of which are put back each time."""
+    for _ in range(times):
+        for _ in range(len(running)):
+            queue.end(running.pop(0), Ending.FINISHED)
+            submitted(queue, request(growth=2 * BLOCK - 1))
+            running += started(queue)
+        clamp.stepped(0, preempted)
+        running += started(queue)
+
+
+def test_more_is_reserved_than_there_is_while_requests_wait_for_it() -> None:
+    queue, clamp, running = busy(60)
+    assert (len(running), queue.queued) == (49, 11)
+
+    turn_over(queue, clamp, running, times=20)
+
+    assert queue.queued == 0
+    assert [clamp.ledger.held, clamp.ledger.growth] == [60, 60]
+    assert clamp.ledger.reserved == 100
+    overcommit = clamp.overcommit
+    assert 20 <= overcommit < 24
+    assert clamp.pressure == 90 / 100
+    turn_over(queue, clamp, running, times=20)
+    assert clamp.overcommit == overcommit, "none waited"
+    for each in running:
+        queue.end(each, Ending.FINISHED)
+    assert queue.check_integrity() == []
+
+
+def test_less_is_reserved_where_too_many_are_preempted() -> None:
+    queue, clamp, running = busy(200)
+    turn_over(queue, clamp, running, times=20)
+    before = clamp.overcommit
+    turn_over(queue, clamp, running, times=10, preempted=1)
+    assert clamp.overcommit > before, "few of them were"
+    for _ in range(20):
+        clamp.stepped(0, preempted=clamp.running // 4)
+    assert clamp.overcommit == 0.0
+    turn_over(queue, clamp, running, times=1)
+    assert clamp.running <= 51
+
+
+def test_requests_that_wait_for_a_slot_only_are_no_reason_for_overcommit() -> None:
+    queue = clamped(100, batch=4)
+    submitted(queue, *(request() for _ in range(20)))
+    for _ in range(10):
+        for each in started(queue):
+            queue.end(each, Ending.FINISHED)
+    assert queue.clamp is not None
+    assert queue.clamp.overcommit == 0.0
+
+
+paths = st.lists(st.integers(0, 1), min_size=1, max_size=40)
+
+
+class Queue(RuleBasedStateMachine):
+    """Requests come, start, end, die in the queue: one always runs and nothing stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.queue = clamped(12, batch=6)
+        self.alive: list[EngineRequest] = []
+        self.running: list[EngineRequest] = []
+
+    @rule(
+        path=paths,
+        growth=st.integers(0, 30),
+        search=st.sampled_from("abc"),
+        lane=st.sampled_from(Lane),
+        reserve=st.booleans(),
+        optional=st.booleans(),
+    )
+    def submit(self, path: list[int], growth: int, search: str, lane: Lane, reserve: bool, optional: bool) -> None:
+        alone, before = not self.alive, self.queue.clamp.ledger.reserved  # type: ignore[union-attr]
+        asked = request(search, path, growth, lane)
+        if self.queue.submit(asked, reserve=reserve, optional=reserve and optional):
+            self.alive.append(asked)
+        else:
+            assert not alone
+            assert self.queue.clamp.ledger.reserved == before  # type: ignore[union-attr]
+
+    @rule()
+    def start(self) -> None:
+        begun = started(self.queue)
+        assert all(each.hold is not None for each in begun)
+        self.running += begun
+        assert not self.alive or self.running, "one always runs"
+
+    @precondition(lambda self: self.alive)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        ended = self.alive.pop(data.draw(st.integers(0, len(self.alive) - 1)))
+        finished = ended in self.running and data.draw(st.booleans())
+        if ended in self.running:
+            self.running.remove(ended)
+        self.queue.end(ended, Ending.FINISHED if finished else Ending.ABORTED)
+
+    @rule(withheld=st.integers(0, 14), preempted=st.integers(0, 3))
+    def step(self, withheld: int, preempted: int) -> None:
+        self.queue.clamp.stepped(withheld, preempted)  # type: ignore[union-attr]
+
+    @invariant()
+    def books_agree(self) -> None:
+        clamp = self.queue.clamp
+        assert clamp is not None
+        assert len(self.queue) == len(self.alive) == clamp.requested
+        assert self.queue.queued == len(self.alive) - len(self.running)
+        assert clamp.running == sum(each.hold is not None for each in self.alive)
+        assert len(self.running) <= 6
+        assert clamp.ledger.reserved <= clamp.ledger.capacity
+        assert 0.0 <= clamp.overcommit <= MAX_OVERCOMMIT * clamp.ledger.capacity
+
+    def teardown(self) -> None:
+        for each in self.alive:
+            self.queue.end(each, Ending.ABORTED)
+        assert self.queue.check_integrity() == []
+
+
+TestQueue = Queue.TestCase
+
+
+@given(waits=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), min_size=1, max_size=8))
+@settings(max_examples=50)
+def test_all_that_is_submitted_starts(waits: list[tuple[str, int]]) -> None:
+    queue = clamped(8, batch=3)
+    for search, number in waits:
+        submitted(queue, *(request(search, growth=5) for _ in range(number)))
+    left = sum(number for _, number in waits)
+    while left:
+        running = started(queue)
+        assert running
+        for each in running:
+            queue.end(each, Ending.FINISHED)
+            left -= 1
+    assert queue.check_integrity() == []
