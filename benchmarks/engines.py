@@ -62,8 +62,7 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     await generator.start()
     await scorer.start()
     matcher = AnswerMatcher()
-    encoder = config.controller.step_encoder
-    solver = ProcessSolver(encoder.source if encoder else None)
+    solver = ProcessSolver(config.controller.step_clusters)
     await asyncio.gather(matcher.start(), solver.start())
     try:
         environment = SearchEnvironment(generator, scorer, config.search_context, matcher, solver=solver)

@@ -11,7 +11,6 @@ from deployments.config import AppConfig, PromptSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.settings import EngineSettings
 from deployments.model_files import longest_context, token_ratio
-from deployments.step_encoder import check_model
 
 
 def check_settings(config: AppConfig) -> None:
@@ -24,8 +23,7 @@ def check_settings(config: AppConfig) -> None:
         engines["prm"] = config.prm
     checks = (_context, _shared_device)
     problems = [problem for path, engine in engines.items() for check in checks for problem in check(path, engine)]
-    problems += [*_whole_paths_are_read(config), *_whole_blocks_are_kept(config), *_step_encoder_is_here(config)]
-    problems += _prompt_is_taken(config)
+    problems += [*_whole_paths_are_read(config), *_whole_blocks_are_kept(config), *_prompt_is_taken(config)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -84,15 +82,6 @@ def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:
     block_size, chunk_size = config.generator.expected_block_size, config.cache.chunk_size
     if config.cache.enabled and chunk_size % block_size:
         yield f"cache.chunk_size: must be a multiple of {block_size}, the generator's block size, not {chunk_size}"
-
-
-def _step_encoder_is_here(config: AppConfig) -> Iterator[str]:
-    """A package or directory; what a hub has, the controllers fetch when they start."""
-    if config.controller.step_encoder is not None:
-        try:
-            check_model(config.controller.step_encoder.model)
-        except ValueError as error:
-            yield f"controller.step_encoder.model: {error}"
 
 
 def _prompt_is_taken(config: AppConfig) -> Iterator[str]:

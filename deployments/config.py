@@ -13,7 +13,6 @@ from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings, Settings
-from deployments.step_encoder import StepEncoderSettings
 from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
@@ -136,8 +135,10 @@ class ControllerSettings(Settings):
     answer_extractor: str | None = Field(
         None, description="package.module:function that finds the answer in a path's text, in place of the built-in."
     )
-    step_encoder: StepEncoderSettings | None = Field(
-        None, description="Tells ETS which steps say the same; by their formulas and words where there is none."
+    step_clusters: str | None = Field(
+        None,
+        description="package.module:function that takes the texts of a level's steps and returns a cluster number for "
+        "each; steps of one cluster say the same to ETS. By their formulas and words where unset.",
     )
     default_search: Search = Field(
         default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."
@@ -162,7 +163,7 @@ class ControllerSettings(Settings):
         catalog_of(paths)
         return paths
 
-    @field_validator("answer_extractor")
+    @field_validator("answer_extractor", "step_clusters")
     @classmethod
     def _is_a_function(cls, path: str | None) -> str | None:
         if path is not None:

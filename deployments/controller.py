@@ -68,7 +68,7 @@ class SearchControllerReplica:
             ValueError: the default search is malformed.
             OSError: the tokenizer cannot be read, or the store's directory cannot be used.
             OtherStore: that is another on this node.
-            SolverError: the step encoder cannot be loaded.
+            SolverError: the solver's process cannot be started, or cannot import what step_clusters names.
         """
         if built:
             built.check()
@@ -86,7 +86,7 @@ class SearchControllerReplica:
             await asyncio.to_thread(store.prepare, built.store if built else None)
         self._telemetry = ControllerTelemetry(config.telemetry, config.log_level)
         self._matcher = AnswerMatcher()
-        self._solver = ProcessSolver(controller.step_encoder.source if controller.step_encoder else None)
+        self._solver = ProcessSolver(controller.step_clusters)
         encoder, *_ = await asyncio.gather(
             asyncio.to_thread(load_encoder, config.generator.model_path), self._matcher.start(), self._solver.start()
         )

@@ -3,22 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from search.tree import SearchTree
 
-
-class StepEncoder(NamedTuple):
-    """A sentence encoder, where the operator has configured one."""
-
-    encode: Callable[[Sequence[str]], NDArray[np.floating]]
-    """An embedding for each of these texts, as rows."""
-    max_distance: float
-    """Cosine distance up to which two steps say the same."""
-
-
-ProblemFunction: TypeAlias = Callable[[Any, StepEncoder | None], Any]
+StepClusters: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
+"""A function that takes the texts of steps and returns a cluster number for each: steps of one cluster say the same."""
+ProblemFunction: TypeAlias = Callable[[Any, StepClusters | None], Any]
+"""A function that works out a problem from its argument, and from the operator's step clusters where there are any."""
 
 
 class Problem(NamedTuple):

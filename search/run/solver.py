@@ -7,32 +7,23 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from search.problem import Problem
 from search.worker_process import WorkerLost, WorkerProcess
 
 WORKER_SCRIPT = Path(__file__).with_name("solver_worker.py")
 STARTUP_S = 120.0
-"""An encoder's libraries and weights are loaded within it."""
+"""Wall clock of a worker's start, in which it also imports the operator's function."""
 SOLVE_S = 30.0
-"""Wall clock of one problem: for a worker that is stopped, or gets no processor. What decides in all other cases are
-limits on a problem's own steps, which are the same on any machine."""
+"""Wall clock of one problem: for a worker that is stopped or gets no processor, and for an operator's function that is
+slow. What decides in all other cases are limits on a problem's own steps, which are the same on any machine."""
 
 logger = logging.getLogger("banyan.solver")
 
 
 class SolverError(RuntimeError):
     """The solver cannot be started."""
-
-
-class EncoderSource(NamedTuple):
-    """Where the solver's process finds its encoder of steps."""
-
-    factory: str
-    """``package.module:function``: of ``argument``, it makes a `search.problem.StepEncoder`."""
-    argument: Any
-    """Made of what JSON has."""
 
 
 class Solver:
@@ -49,9 +40,14 @@ class ProcessSolver(Solver):
     A problem that it cannot solve, or not in time, gets its fallback, and a line in the log.
     """
 
-    def __init__(self, encoder: EncoderSource | None = None) -> None:
+    def __init__(self, step_clusters: str | None = None) -> None:
+        """
+        Args:
+            step_clusters: import path of the operator's `search.problem.StepClusters`, which the worker calls. None:
+                steps are told apart by their formulas and words.
+        """
         # The worker finds modules where this process does, also those that an operator has added to the path.
-        greeting = json.dumps({"path": sys.path, "encoder": encoder})
+        greeting = json.dumps({"path": sys.path, "step_clusters": step_clusters})
         self._worker = WorkerProcess("solver", WORKER_SCRIPT, STARTUP_S, greeting.encode() + b"\n")
         # One thread is the queue to the one worker.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="solver")
@@ -61,7 +57,7 @@ class ProcessSolver(Solver):
         """Starts the worker ahead of the first problem, which would wait seconds for it.
 
         Raises:
-            SolverError: it cannot be started, or its encoder not be loaded.
+            SolverError: it cannot be started, or cannot import what ``step_clusters`` names.
         """
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._start)

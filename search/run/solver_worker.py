@@ -1,7 +1,7 @@
 """The process in which problems are solved: one a line in, its solution out.
 
-A script, started by ``search.run.solver``, which first says where modules are found and whether there is an encoder.
-It ends when its stdin closes, so it never outlives the one who started it.
+A script, started by ``search.run.solver``, which first says where modules are found and which function of the
+operator's clusters steps, if any. It ends when its stdin closes, so it never outlives the one who started it.
 """
 
 import json
@@ -17,20 +17,19 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "w", buffering=1)
     # Whatever a library prints must not be read as a reply.
     os.dup2(2, 1)
-    encoder: Any = None
+    clusters: Callable[..., Any] | None = None
 
     def load(greeting: dict[str, Any]) -> None:
-        nonlocal encoder
+        nonlocal clusters
         sys.path[:] = greeting["path"]
         import search.strategies.catalog  # noqa: F401  # what the first problem would wait for
 
-        if greeting["encoder"] is not None:
-            factory, argument = greeting["encoder"]
-            encoder = named(factory)(argument)
+        if greeting["step_clusters"] is not None:
+            clusters = named(greeting["step_clusters"])
 
     def solve(problem: list[Any]) -> Any:
         function, argument = problem
-        return named(function)(argument, encoder)
+        return named(function)(argument, clusters)
 
     work: Callable[[Any], Any] = load
     for line in sys.stdin:

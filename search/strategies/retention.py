@@ -3,6 +3,7 @@
 Source: Hooper et al. 2025, "ETS: efficient tree search" (arXiv 2502.13575).
 """
 
+import operator
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -10,8 +11,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
-from search.problem import StepEncoder
-from search.strategies.step_clusters import clusters_by_contents, clusters_by_embedding
+from search.problem import StepClusters
+from search.strategies.step_clusters import clusters_by_contents, numbered
 
 MAX_BRANCHINGS = 1_000
 """Of the solver. Not a time limit, so that the same leaves are kept on any machine."""
@@ -56,23 +57,42 @@ class Retention(NamedTuple):
         return self.diversity_weight / kinds if kinds > 1 else 0.0
 
 
-def kept_leaves(given: Sequence[Any], encoder: StepEncoder | None = None) -> list[int]:
-    """The indices of the leaves to keep, at least one. ``given`` is a `Retention`, perhaps as a plain list."""
+def kept_leaves(given: Sequence[Any], clusters: StepClusters | None = None) -> list[int]:
+    """The indices of the leaves to keep, at least one. ``given`` is a `Retention`, perhaps as a plain list.
+
+    Raises:
+        ValueError: as `clusters_of`.
+    """
     problem = Retention(*given)
-    return best_leaves(problem, clusters_of(problem.texts, encoder))
+    return best_leaves(problem, clusters_of(problem.texts, clusters))
 
 
-def clusters_of(texts: Sequence[str], encoder: StepEncoder | None) -> list[int]:
-    """The cluster of each text, numbered from 0; the same ones in whatever order the texts are given."""
+def clusters_of(texts: Sequence[str], clusters: StepClusters | None) -> list[int]:
+    """The cluster of each text, numbered from 0; the same ones in whatever order the texts are given.
+
+    Args:
+        clusters: takes the place of `clusters_by_contents`. It is given each text once, without white space around it.
+
+    Raises:
+        ValueError: ``clusters`` does not return a whole number for each text.
+    """
     distinct = sorted({text.strip() for text in texts})
     if len(distinct) == 1:
         return [0] * len(texts)
-    if encoder is None:
-        clusters = clusters_by_contents(distinct)
-    else:
-        clusters = clusters_by_embedding(encoder.encode(distinct), encoder.max_distance)
-    cluster_of = dict(zip(distinct, clusters, strict=True))
+    found = clusters_by_contents(distinct) if clusters is None else _checked(clusters(distinct), len(distinct))
+    cluster_of = dict(zip(distinct, found, strict=True))
     return [cluster_of[text.strip()] for text in texts]
+
+
+def _checked(returned: Any, count: int) -> list[int]:
+    """The clusters that an operator's function has ``returned`` for ``count`` texts, numbered from 0."""
+    try:
+        labels = [operator.index(label) for label in returned]  # NumPy's integers too, but no float
+    except TypeError as error:
+        raise ValueError(f"step clusters must be whole numbers, one for each text: {error}") from error
+    if len(labels) != count:
+        raise ValueError(f"step clusters must be one for each text: there are {len(labels)} for {count} texts")
+    return numbered(labels)
 
 
 def best_leaves(problem: Retention, clusters: Sequence[int]) -> list[int]:

@@ -31,13 +31,13 @@ def clusters_by_contents(texts: Sequence[str]) -> list[int]:
         parts = _parted([contents[index] for index in members])
         for index, part in zip(members, parts, strict=True):
             labels[index] = (group, part)
-    return _numbered(labels)
+    return numbered(labels)
 
 
-def clusters_by_embedding(vectors: NDArray[np.floating], max_distance: float) -> list[int]:
-    """The cluster of each row, numbered from 0 in order of first appearance: average linkage on the cosine distance."""
-    units = vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), 1e-12)
-    return _numbered(_linked(units @ units.T, max_distance))
+def numbered(labels: Sequence[Hashable]) -> list[int]:
+    """Labels as numbers from 0, in order of first appearance."""
+    number: dict[Hashable, int] = {}
+    return [number.setdefault(label, len(number)) for label in labels]
 
 
 def _parted(contents: Sequence[StepContents]) -> list[int]:
@@ -56,24 +56,18 @@ def _parted(contents: Sequence[StepContents]) -> list[int]:
     sizes = np.diag(both)
     cosine = both / np.sqrt(np.outer(sizes, sizes))
     overlap = both / np.minimum.outer(sizes, sizes)
-    return _linked((cosine + overlap) / 2, MAX_WORD_DISTANCE)
+    return _linked((cosine + overlap) / 2)
 
 
-def _linked(similarities: NDArray[np.floating], max_distance: float) -> list[int]:
+def _linked(similarities: NDArray[np.floating]) -> list[int]:
     if len(similarities) < 2:
         return [0] * len(similarities)
     # Symmetric to the last bit, and rounded, so that how a machine adds up decides no tie.
     distances = np.round(np.clip(1.0 - similarities, 0.0, 2.0), 9)
     np.fill_diagonal(distances, 0.0)
     joined = linkage(squareform((distances + distances.T) / 2, checks=False), method="average")
-    return [int(label) for label in fcluster(joined, max_distance, criterion="distance")]
+    return [int(label) for label in fcluster(joined, MAX_WORD_DISTANCE, criterion="distance")]
 
 
 def _pieces(mathematics: frozenset[Formula]) -> int:
     return sum(len(side.replace(" ", "·").split("·")) for formula in mathematics for side in formula)
-
-
-def _numbered(labels: Sequence[Hashable]) -> list[int]:
-    """Labels as numbers from 0, in order of first appearance."""
-    number: dict[Hashable, int] = {}
-    return [number.setdefault(label, len(number)) for label in labels]

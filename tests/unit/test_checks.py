@@ -216,11 +216,6 @@ def test_on_a_gpu_vllms_default_is_expected() -> None:
     build(AppConfig.model_validate({"generator": {"replicas": {"num_gpus": 1}}, "cache": {"chunk_size": 48}}))
 
 
-def test_a_step_encoder_is_here_when_the_application_is_built() -> None:
-    given = {"controller": {"step_encoder": {"model": "package:no-such-package"}}}
-    assert problems(given) == ["controller.step_encoder.model: there is no package 'no-such-package' installed"]
-
-
 @pytest.mark.parametrize(
     ("prompt", "told"),
     [

@@ -82,6 +82,9 @@ def test_without_a_family_it_is_a_step_head_and_by_default_the_embedded_one() ->
         (prm("label_turns", labels=["+"]), "prm.labels.1", "Field required"),
         ({"controller": {"limits": {"seconds": 86_401}}}, "controller.limits.seconds", "less than or equal to 86400"),
         (prm(None, replicas={"min_replicas": 0}), "prm.replicas.min_replicas", "greater than or equal to 1"),
+        ({"controller": {"step_clusters": "clusters"}}, "controller.step_clusters", "is no import path"),
+        ({"controller": {"step_clusters": "no_such.module:f"}}, "controller.step_clusters", "cannot be imported"),
+        ({"controller": {"step_clusters": "deployments.config:EFFORTS"}}, "controller.step_clusters", "is no function"),
     ],
 )
 def test_what_is_wrong_is_named_by_the_path_that_was_written(given: dict[str, Any], path: str, message: str) -> None:
@@ -110,6 +113,12 @@ def test_what_has_a_setting_of_its_own_is_refused_among_vllms_arguments(part: st
     ((path, message),) = faults({part: {"engine_args": {name: 64}}}).items()
     assert path == f"{part}.engine_args"
     assert name in message
+
+
+def test_step_clusters_are_named_by_the_import_path_of_a_function() -> None:
+    path = "search.strategies.step_clusters:clusters_by_contents"
+    assert AppConfig.model_validate({"controller": {"step_clusters": path}}).controller.step_clusters == path
+    assert AppConfig().controller.step_clusters is None
 
 
 def test_generators_share_kv_where_it_is_computed_alike() -> None:

@@ -77,12 +77,14 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     """What the pages have a reader write, as they write it."""
     [strategy] = [block.text for block in blocks_in("python") if "my_package/my_search.py" in block.text]
     [reward] = [block.text for block in blocks_in("python") if block.text.startswith("async def reward")]
+    [steps] = [block.text for block in blocks_in("python") if "my_package/my_steps.py" in block.text]
     typing = "from collections.abc import Sequence\nfrom typing import Literal\n"
     package = tmp_path / "my_package"
     package.mkdir()
     (package / "__init__.py").touch()
     (package / "my_search.py").write_text(f"{typing}from search import Expansion, SearchTree, Strategy\n{strategy}")
     (package / "my_checker.py").write_text(f"{typing}{reward}")
+    (package / "my_steps.py").write_text(f"{typing}{steps}")
     (package / "my_answers.py").write_text("def extract(text: str) -> str | None: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield

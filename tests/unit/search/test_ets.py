@@ -4,13 +4,12 @@ import json
 import random
 from collections.abc import Sequence
 from itertools import chain, combinations
+from typing import Any
 
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from search_fakes import search
 
-from search.problem import StepEncoder
 from search.strategies.retention import Retention, best_leaves, clusters_of, kept_leaves
 from search.tree import NodeStatus
 
@@ -66,17 +65,35 @@ def test_of_two_equal_leaves_the_one_that_says_something_else_is_kept() -> None:
     assert len(kept_leaves(blind)) == 1
 
 
-def test_an_encoder_makes_the_clusters_where_there_is_one() -> None:
-    axes = {"a": [1.0, 0.0], "b": [0.999, 0.0447], "c": [0.0, 1.0]}
+@pytest.mark.parametrize("as_returned", [list, tuple, np.array], ids=["list", "tuple", "array"])
+def test_an_operators_function_makes_the_clusters_where_there_is_one(as_returned: Any) -> None:
     asked: list[list[str]] = []
 
-    def encode(texts: Sequence[str]) -> NDArray[np.floating]:
+    def vowel_or_not(texts: Sequence[str]) -> Any:
         asked.append(list(texts))
-        return np.array([axes[text] for text in texts])
+        return as_returned([7 if text in "aeiou" else -1 for text in texts])
 
-    assert clusters_of(["c", "a", "b ", "c", " a"], StepEncoder(encode, 0.05)) == [1, 0, 0, 1, 0]
-    assert clusters_of(["c", "a", "b"], StepEncoder(encode, 0.0005)) == [2, 0, 1]
-    assert asked[0] == ["a", "b", "c"]
+    assert clusters_of(["c", "a", "b ", "c", " a", "e"], vowel_or_not) == [1, 0, 1, 1, 0, 0]
+    assert asked == [["a", "b", "c", "e"]]
+    assert clusters_of(["a", " a"], vowel_or_not) == [0, 0]
+    assert len(asked) == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        ([0], "one for each text: there are 1 for 2 texts"),
+        ([0, 1, 2], "one for each text: there are 3 for 2 texts"),
+        (["0", "1"], "must be whole numbers"),
+        ([0.0, 1.0], "must be whole numbers"),
+        (np.zeros((2, 3)), "must be whole numbers"),
+        (None, "must be whole numbers"),
+    ],
+    ids=["too few", "too many", "texts", "floats", "rows", "nothing"],
+)
+def test_what_is_no_cluster_for_each_text_is_refused(returned: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        clusters_of(["a", "b"], lambda texts: returned)
 
 
 @pytest.mark.parametrize("node_cost", ["nodes", "tokens"])

@@ -7,17 +7,16 @@ import signal
 import threading
 import time
 from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
-from numpy.typing import NDArray
 from search_fakes import Bench
 
-from search.problem import Problem, StepEncoder
+from search.problem import Problem, StepClusters
 from search.run import solver as solver_module
-from search.run.solver import EncoderSource, ProcessSolver, Solver, SolverError
+from search.run.solver import ProcessSolver, Solver, SolverError
 from search.strategies.retention import Retention, kept_leaves
 
 HERE = f"{__name__}:"
@@ -31,41 +30,46 @@ RETENTION = Retention(
 )
 
 
-def doubled(argument: int, encoder: StepEncoder | None) -> int:
+def doubled(argument: int, clusters: StepClusters | None) -> int:
     return 2 * argument
 
 
-def pid(argument: Any, encoder: StepEncoder | None) -> int:
+def pid(argument: Any, clusters: StepClusters | None) -> int:
     print("libraries do print things")
     return os.getpid()
 
 
-def hangs(argument: Any, encoder: StepEncoder | None) -> None:
+def hangs(argument: Any, clusters: StepClusters | None) -> None:
     time.sleep(600)
 
 
-def dies(argument: Any, encoder: StepEncoder | None) -> None:
+def dies(argument: Any, clusters: StepClusters | None) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def fails(argument: Any, encoder: StepEncoder | None) -> None:
+def fails(argument: Any, clusters: StepClusters | None) -> None:
     raise ValueError("of its own")
 
 
-def lengths(argument: Any, encoder: StepEncoder | None) -> list[Any]:
-    assert encoder is not None
-    return [encoder.encode(argument).tolist(), encoder.max_distance]
+def one_kind(texts: Sequence[str]) -> list[int]:
+    return [0] * len(texts)
 
 
-def letter_counts(letter: str) -> StepEncoder:
-    def encode(texts: Sequence[str]) -> NDArray[np.floating]:
-        return np.array([[text.count(letter)] for text in texts], float)
-
-    return StepEncoder(encode, 0.05)
+def as_many_kinds_as_texts(texts: Sequence[str]) -> list[int]:
+    return list(range(len(texts)))
 
 
-def broken(argument: Any) -> StepEncoder:
-    raise OSError("no such weights")
+def one_too_few(texts: Sequence[str]) -> list[int]:
+    return [0] * (len(texts) - 1)
+
+
+def in_which_process(texts: Sequence[str]) -> list[int]:
+    return [os.getpid() for _ in texts]
+
+
+def clustered(argument: list[str], clusters: StepClusters | None) -> list[int]:
+    assert clusters is not None
+    return list(clusters(argument))
 
 
 @pytest.fixture
@@ -128,18 +132,58 @@ async def test_closing_ends_the_worker_at_once() -> None:
     assert not any(thread.name.startswith("solver") for thread in threading.enumerate())
 
 
-async def test_the_encoder_is_made_in_the_worker() -> None:
-    solver = ProcessSolver(EncoderSource(HERE + "letter_counts", "e"))
-    await solver.start()
-    assert await solver.solve(Problem(lengths, ["seen", "not"], None)) == [[[2.0], [0.0]], 0.05]
-    await asyncio.to_thread(solver.close)
-
-
-async def test_an_encoder_that_cannot_be_made_is_told_at_the_start() -> None:
-    solver = ProcessSolver(EncoderSource(HERE + "broken", None))
-    with pytest.raises(SolverError, match="no such weights"):
+@asynccontextmanager
+async def started(step_clusters: str) -> AsyncIterator[ProcessSolver]:
+    solver = ProcessSolver(step_clusters)
+    try:
         await solver.start()
-    await asyncio.to_thread(solver.close)
+        yield solver
+    finally:
+        await asyncio.to_thread(solver.close)
+
+
+async def test_the_operators_function_is_called_in_the_worker() -> None:
+    async with started(HERE + in_which_process.__name__) as solver:
+        worker = await solver.solve(Problem(pid, None, None))
+        assert await solver.solve(Problem(clustered, ["a", "b"], None)) == [worker, worker]
+        assert worker != os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("step_clusters", "kept"),
+    [
+        ("search.strategies.step_clusters:clusters_by_contents", 2),
+        (HERE + as_many_kinds_as_texts.__name__, 3),
+        (HERE + one_kind.__name__, 1),
+    ],
+    ids=["the default's", "each its own kind", "one kind"],
+)
+async def test_ets_keeps_as_many_leaves_as_the_operators_function_finds_kinds(step_clusters: str, kept: int) -> None:
+    async with started(step_clusters) as solver:
+        assert len(await solver.solve(Problem(kept_leaves, RETENTION, fallback=()))) == kept
+
+
+async def test_clusters_that_are_not_one_for_each_text_leave_a_problem_its_fallback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with started(HERE + one_too_few.__name__) as solver:
+        with caplog.at_level(logging.WARNING, "banyan.solver"):
+            assert await solver.solve(Problem(kept_leaves, RETENTION, fallback="as it was")) == "as it was"
+    assert "kept_leaves was not solved and gets its fallback: ValueError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module:clusters", "cannot be imported: ModuleNotFoundError"),
+        (HERE + "no_such_function", "cannot be imported: AttributeError"),
+        (HERE + "RETENTION", "is no function"),
+    ],
+)
+async def test_a_function_that_cannot_be_imported_is_told_at_the_start(path: str, message: str) -> None:
+    with pytest.raises(SolverError, match=message):
+        async with started(path):
+            pass
 
 
 async def test_a_large_problem_does_not_hold_the_event_loop(solver: ProcessSolver) -> None:
@@ -176,9 +220,9 @@ async def test_a_search_has_each_level_solved_once_and_nothing_on_the_event_loop
     loop = threading.get_ident()
     solved_by: list[int] = []
 
-    def watched(argument: Any, encoder: StepEncoder | None) -> list[int]:
+    def watched(argument: Any, clusters: StepClusters | None) -> list[int]:
         solved_by.append(threading.get_ident())
-        return kept_leaves(argument, encoder)
+        return kept_leaves(argument, clusters)
 
     monkeypatch.setattr("search.strategies.ets.kept_leaves", watched)
     outcome = await bench.search({"strategy": "ets", "n": 12, "lookahead": lookahead}, solver=solver)

@@ -3,14 +3,13 @@
 import random
 from time import process_time
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from step_pairs import PAIRS, Pair
 
 from search.strategies.retention import clusters_of
-from search.strategies.step_clusters import clusters_by_contents, clusters_by_embedding
+from search.strategies.step_clusters import clusters_by_contents
 from search.strategies.step_contents import contents_of
 
 
@@ -71,12 +70,3 @@ def test_reading_takes_time_that_grows_with_the_text_alone(trap: str) -> None:
     started = process_time()
     contents_of(trap * (8000 // len(trap)))
     assert process_time() - started < 1.0
-
-
-def test_embeddings_are_linked_by_their_mean_distance() -> None:
-    """Three directions 0.04 apart in a chain: average linkage joins two, and their mean to the third is too far."""
-    angles = np.arccos(1 - np.array([0.0, 0.04, 0.16]))
-    vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    assert clusters_by_embedding(vectors, 0.05) == [0, 0, 1]
-    assert clusters_by_embedding(vectors * 7.0, 0.2) == [0, 0, 0]
-    assert clusters_by_embedding(np.zeros((2, 3)), 0.05) == [0, 1]
