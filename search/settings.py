@@ -89,6 +89,11 @@ class SearchSettings(BaseModel):
     logprobs: bool = Field(
         False, strict=True, description="Whether the tree has its steps' log-probabilities, whatever the strategy."
     )
+    kv_usage: bool = Field(
+        False,
+        strict=True,
+        description="Report the KV that the branches of each round need: kv_tokens_peak and its like.",
+    )
 
     @model_validator(mode="wrap")
     @classmethod

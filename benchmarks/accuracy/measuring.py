@@ -105,7 +105,7 @@ async def measure_on_vllm(
 async def _measure(
     problem: Problem, asked: Measured, seed: int, prompt: Sequence[int], environment: SearchEnvironment
 ) -> Row:
-    settings = parse_search(asked.field | {"seed": problem_seed(seed, problem.unique_id)})
+    settings = parse_search(asked.field | {"seed": problem_seed(seed, problem.unique_id), "kv_usage": True})
     search_id = f"{asked.name}:{problem.unique_id}"
     outcome = await run_search(problem.text, prompt, settings, environment, search_id=search_id)
     answer = outcome.selection.answer

@@ -188,6 +188,7 @@ def evaluate(
     export: Annotated[
         Path | None, typer.Option(help="Every tree with training values, as JSON lines.", show_default=False)
     ] = None,
+    kv: Annotated[bool, typer.Option("--kv", help="Also the KV that each search needs.")] = False,
     in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Problems asked at once.")] = 16,
     on_bad_line: Annotated[
         OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
@@ -208,7 +209,7 @@ def evaluate(
     request = Request(
         problems=problems,
         strategies=tuple(dict.fromkeys(strategy)),
-        plan=Plan(n, seed, in_flight, trees=export is not None),
+        plan=Plan(n, seed, in_flight, trees=export is not None, kv_usage=kv),
         on_bad_line=on_bad_line,
         limit=limit,
         json_file=json_file,

@@ -35,6 +35,8 @@ class Plan:
     in_flight: int = 16
     trees: bool = False
     """Whether the whole trees are wanted, with log-probabilities."""
+    kv_usage: bool = False
+    """Whether each search is to report the KV that it needs."""
 
     def search(self, strategy: str) -> dict[str, object]:
         """The ``search`` field of every request.
@@ -42,7 +44,8 @@ class Plan:
         Raises:
             SearchFieldError: there is no such strategy, or it does not take these settings.
         """
-        return search_field(strategy, self.n) | ({"logprobs": True} if self.trees else {})
+        wanted = {"logprobs": self.trees, "kv_usage": self.kv_usage}
+        return search_field(strategy, self.n) | {name: True for name, is_wanted in wanted.items() if is_wanted}
 
     def question(self, problem: EvalProblem, strategy: str) -> Question:
         """The request for one problem."""

@@ -20,11 +20,14 @@ SHOWN = {
     "KV\nsum": ("kv_tokens_sum", ",.0f"),
     "PRM\ncalls": ("prm_calls", ",.1f"),
 }
-"""The columns of costs: heading, figure of `SearchCost`, format. The others are in the JSON report."""
+"""The columns of costs: heading, figure of `SearchCost`, format; shown where a search reported it. The others are in the
+JSON report."""
 
 
 def summary_table(summaries: Sequence[StrategySummary]) -> Table:
     """One line per strategy, narrow enough for 80 columns."""
+    shown = {heading: column for heading, column in SHOWN.items() if any(column[0] in each.cost for each in summaries)}
+    kv = "KV tokens held (most at a time, and summed over a search's rounds), " if "KV\npeak" in shown else ""
     done = ", ".join(f"{each.strategy} {each.right}/{each.problems} in {each.elapsed_s:.1f} s" for each in summaries)
     table = Table(
         box=None,
@@ -33,14 +36,13 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
         pad_edge=False,
         caption=(
             "pool: problems for which some answer that was voted on is right; "
-            "tokens, KV tokens held (most at a time, and summed over a search's rounds), PRM calls and seconds are"
-            f" means per problem; right answers and wall clock: {done}"
+            f"tokens, {kv}PRM calls and seconds are means per problem; right answers and wall clock: {done}"
         ),
         caption_justify="left",
     )
     table.add_column("strategy", overflow="fold")  # with its settings it may be longer than a line
     any_failed = any(summary.failed for summary in summaries)
-    headings = ["accuracy", "95% interval", "pool", *SHOWN, "seconds"]
+    headings = ["accuracy", "95% interval", "pool", *shown, "seconds"]
     for heading in headings + ["failed"] * any_failed:
         table.add_column(heading, justify="right", no_wrap=True)
     for summary in summaries:
@@ -50,7 +52,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
             f"{summary.accuracy:.1%}",
             f"{100 * low:.1f} to {100 * high:.1f}",
             f"{summary.pool:.1%}",
-            *(f"{summary.cost[figure]:{form}}" for figure, form in SHOWN.values()),
+            *(f"{summary.cost[figure]:{form}}" if figure in summary.cost else "" for figure, form in shown.values()),
             f"{summary.seconds:.2f}",
             *([Text(str(summary.failed), style="red" if summary.failed else "")] * any_failed),
         )

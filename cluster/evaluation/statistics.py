@@ -72,7 +72,7 @@ class StrategySummary:
     pool: float
     """The share of problems of which some answer that was voted on is right: what a perfect vote would reach."""
     cost: dict[str, float]
-    """The mean of every figure of `SearchCost`."""
+    """The mean of every figure of `SearchCost` that the searches reported."""
     seconds: float
     """Mean time of one problem, as the client saw it."""
     elapsed_s: float
@@ -92,7 +92,8 @@ def summarize(strategy: str, rows: Iterable[Row], elapsed_s: float) -> StrategyS
     """The summary of the rows of one strategy."""
     rows = [row for row in rows if row.strategy == strategy]
     answered = [row for row in rows if row.error is None]
-    costs = [row.cost for row in answered if row.cost is not None]
+    costs = [row.cost.model_dump() for row in answered if row.cost is not None]
+    known = {name for cost in (SearchCost().model_dump(), *costs) for name in cost}
     right = sum(row.right for row in rows)
     return StrategySummary(
         strategy=strategy,
@@ -102,7 +103,11 @@ def summarize(strategy: str, rows: Iterable[Row], elapsed_s: float) -> StrategyS
         degraded=sum(row.degraded for row in answered),
         interval=wilson(right, len(rows)),
         pool=_mean(row.in_pool for row in rows),
-        cost={name: _mean(getattr(cost, name) for cost in costs) for name in SearchCost.model_fields},
+        cost={
+            name: _mean(cost[name] for cost in costs if name in cost)
+            for name in SearchCost.model_fields
+            if name in known
+        },
         seconds=_mean(row.seconds for row in answered),
         elapsed_s=elapsed_s,
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.tree import NodeId, SearchTree
@@ -26,11 +26,16 @@ class StopReason(StrEnum):
     """The generator failed on every replica; the candidates had until then answer."""
 
 
+def _is_none(figure: int | None) -> bool:
+    return figure is None
+
+
 class SearchCost(BaseModel):
     """What a search cost. The one place where a figure is declared: this record travels as it is from the runner
     into the reply, and from there through the client into the rows and the means of an evaluation.
 
-    Every figure has a default, so that a client understands an endpoint that does not know it yet.
+    Every figure has a default, so that a client understands an endpoint that does not know it yet. Those of KV usage
+    are None, and left out of a dump, unless the search was to report them (``kv_usage`` of its settings).
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
@@ -62,14 +67,14 @@ class SearchCost(BaseModel):
     """Children that had to wait for KV memory at the generator."""
     least_headroom: float = 1.0
     """The least share of its KV memory that a generator replica had free when it told; 1 where none did."""
-    kv_tokens_peak: int = 0
+    kv_tokens_peak: int | None = Field(None, exclude_if=_is_none)
     """Most tokens whose KV the branches under way needed at a time, each distinct path of tokens once, as a cache of
     prefixes holds it (`search.run.kv_usage`)."""
-    kv_tokens_sum: int = 0
+    kv_tokens_sum: int | None = Field(None, exclude_if=_is_none)
     """The same summed over all rounds: how much was held for how long."""
-    kv_node_tokens_peak: int = 0
+    kv_node_tokens_peak: int | None = Field(None, exclude_if=_is_none)
     """As ``kv_tokens_peak``, each node for itself, as ETS counts: siblings that were written alike count twice."""
-    kv_node_tokens_sum: int = 0
+    kv_node_tokens_sum: int | None = Field(None, exclude_if=_is_none)
     """The same summed over all rounds."""
     seconds: float = 0.0
     """From the start to the choice of the answer."""

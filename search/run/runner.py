@@ -151,7 +151,7 @@ class _Search:
         self._meter = BudgetMeter(settings.budget)
         self._planner = Planner(tree, settings, self._seed, limits, self._meter)
         self._results = Results(tree, limits, self._meter)
-        self._kv_usage = KVUsage(tree, len(limits.prompt))
+        self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
         self._rounds = 0
         self._arrived: list[Node] = []
         """Complete since the strategy was last told."""
@@ -271,7 +271,8 @@ class _Search:
         self._score(group, unscored_chains(self._tree))
 
     async def _round_begins(self, batches: Sequence[Batch]) -> None:
-        await self._kv_usage.round_begins()
+        if self._kv_usage is not None:
+            await self._kv_usage.round_begins()
         if batches:
             self._rounds += 1
             self._emit(RoundStarted(self._rounds, sum(len(batch.reservations) for batch in batches)))
@@ -436,7 +437,15 @@ class _Search:
 
     async def _cost(self, selection: AnswerSelection) -> SearchCost:
         tally, usage = self._results.tally, self._kv_usage
-        await usage.search_ends()
+        kv_held: dict[str, int] = {}
+        if usage is not None:
+            await usage.search_ends()
+            kv_held = {
+                "kv_tokens_peak": usage.by_path.peak,
+                "kv_tokens_sum": usage.by_path.sum,
+                "kv_node_tokens_peak": usage.by_node.peak,
+                "kv_node_tokens_sum": usage.by_node.sum,
+            }
         return SearchCost(
             nodes=len(self._tree),
             repeated_steps=self._tree.repeated,
@@ -450,12 +459,9 @@ class _Search:
             given_back_branches=tally.given_back_branches,
             waiting_branches=tally.waiting_branches,
             least_headroom=round(tally.least_headroom, 4),
-            kv_tokens_peak=usage.by_path.peak,
-            kv_tokens_sum=usage.by_path.sum,
-            kv_node_tokens_peak=usage.by_node.peak,
-            kv_node_tokens_sum=usage.by_node.sum,
             answer_tokens=selection.node.path_tokens,
             seconds=self._meter.seconds.usage,
+            **kv_held,
         )
 
     def _seconds_left(self) -> float | None:

@@ -92,6 +92,7 @@ class Endpoint:
             "degraded": False,
             "seconds": 0.01,
             "seed": body.get("seed", 7),
+            **({"kv_tokens_peak": 4096, "kv_tokens_sum": 9000} if search.get("kv_usage") else {}),
         }
 
     async def models(self, request: Request) -> Response:

@@ -132,6 +132,17 @@ class TestEval:
         assert [summary["strategy"] for summary in report["strategies"]] == ["greedy", "beam_search"]
         assert report["strategies"][0]["interval"]["method"] == "wilson"
 
+    def test_kv_usage_is_asked_for_and_shown_where_it_is_wanted(self, endpoint: Endpoint, problem_file: Path) -> None:
+        arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")
+        plain = banyan(*arguments)
+        assert endpoint.requests[0]["search"] == {"strategy": "greedy"}
+        assert "KV" not in plain.stdout
+        endpoint.requests.clear()
+        asked = banyan(*arguments, "--kv")
+        assert endpoint.requests[0]["search"] == {"strategy": "greedy", "kv_usage": True}
+        assert "KV tokens held" in " ".join(asked.stdout.split())
+        assert "4,096" in asked.stdout
+
     def test_a_bad_line_is_named_and_nothing_is_sent(self, endpoint: Endpoint, problem_file: Path) -> None:
         problem_file.write_text(problem_file.read_text() + "{\n")
         arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")

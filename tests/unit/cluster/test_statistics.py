@@ -1,9 +1,11 @@
 """Accuracy counts every problem, and its interval is Wilson's."""
 
+from dataclasses import replace
+
 import pytest
 
-from cluster.evaluation.reports import error_lines, report
-from cluster.evaluation.statistics import Row, summarize, wilson
+from cluster.evaluation.reports import error_lines, report, summary_table
+from cluster.evaluation.statistics import Row, StrategySummary, summarize, wilson
 from search.run.report import SearchCost
 
 
@@ -32,8 +34,22 @@ def test_a_failed_problem_is_not_right_and_costs_nothing_in_the_means() -> None:
     assert (summary.problems, summary.right, summary.failed) == (3, 1, 1)
     assert summary.accuracy == pytest.approx(1 / 3)
     assert (summary.cost["generated_tokens"], summary.cost["seconds"], summary.seconds) == (20, 0.5, 1.0)
-    assert summary.cost.keys() == SearchCost.model_fields.keys()
+    assert summary.cost.keys() == SearchCost().model_dump().keys()
     assert summary.interval == wilson(1, 3)
+
+
+def test_kv_usage_is_a_mean_over_the_searches_that_reported_it() -> None:
+    costs = [SearchCost(kv_tokens_peak=10), SearchCost(kv_tokens_peak=20), SearchCost()]
+    asked = summarize("greedy", [replace(row("a", True), cost=cost) for cost in costs], elapsed_s=1.0)
+    plain = summarize("greedy", [row("a", True)], elapsed_s=1.0)
+    assert asked.cost["kv_tokens_peak"] == 15
+    assert asked.cost.keys() - plain.cost.keys() == {"kv_tokens_peak"}
+    assert "KV\npeak" in headings(asked, plain)
+    assert not [heading for heading in headings(plain) if "KV" in heading]
+
+
+def headings(*summaries: StrategySummary) -> list[str]:
+    return [str(column.header) for column in summary_table(summaries).columns]
 
 
 def test_the_report_does_not_depend_on_the_order_of_arrival() -> None:

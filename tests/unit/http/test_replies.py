@@ -95,6 +95,18 @@ async def test_what_the_generators_had_no_memory_for_is_told(world: World) -> No
     assert (search["given_back_branches"], search["waiting_branches"], search["least_headroom"]) == (3, 0, 0.25)
 
 
+async def test_kv_usage_is_told_where_it_is_asked_for(world: World) -> None:
+    plain = (await post(world))["search"]
+    asked = (await post(world, search={"kv_usage": True}))["search"]
+    assert asked.keys() - plain.keys() == {
+        "kv_tokens_peak",
+        "kv_tokens_sum",
+        "kv_node_tokens_peak",
+        "kv_node_tokens_sum",
+    }
+    assert 0 < asked["kv_tokens_peak"] <= asked["kv_node_tokens_peak"] <= asked["kv_node_tokens_sum"]
+
+
 async def test_a_tree_has_log_probabilities_where_they_are_asked_for(world: World) -> None:
     plain = (await post(world, "/v1/search"))["tree"]
     asked = (await post(world, "/v1/search", search={"logprobs": True}))["tree"]

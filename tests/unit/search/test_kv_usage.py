@@ -6,6 +6,8 @@ import pytest
 from search_fakes import PROMPT, search
 
 from search.run.kv_usage import KVUsage
+from search.run.report import SearchCost
+from search.snapshot import tree_as_json
 from search.tree import Node, SearchTree, Step, StepEnd
 
 
@@ -49,7 +51,7 @@ async def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
 
 @pytest.mark.parametrize("strategy", ["beam_search", "rebase", "ets", "dvts"])
 def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
-    outcome = search({"strategy": strategy, "n": 8})[1]
+    outcome = search({"strategy": strategy, "n": 8, "kv_usage": True})[1]
     levels: dict[int, set[Any]] = {}
     for node in outcome.tree.nodes:
         levels.setdefault(node.depth, set()).update(node.path)
@@ -60,8 +62,17 @@ def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
 
 
 def test_whole_solutions_are_held_whole_and_at_once() -> None:
-    cost = search({"strategy": "best_of_n", "n": 5})[1].cost
+    cost = search({"strategy": "best_of_n", "n": 5, "kv_usage": True})[1].cost
     assert cost.kv_node_tokens_peak == cost.kv_node_tokens_sum == len(PROMPT) + cost.generated_tokens
+
+
+def test_a_search_that_is_not_asked_to_reports_none_and_grows_the_same_tree() -> None:
+    settings = {"strategy": "beam_search", "n": 8}
+    plain, asked = search(settings)[1], search(settings | {"kv_usage": True})[1]
+    assert tree_as_json(plain.tree) == tree_as_json(asked.tree)
+    figures = {name for name in SearchCost.model_fields if name.startswith("kv_")}
+    assert asked.cost.model_dump().keys() - plain.cost.model_dump().keys() == figures
+    assert [getattr(plain.cost, name) for name in figures] == [None] * 4
 
 
 async def test_a_path_that_is_returned_to_is_held_again() -> None:

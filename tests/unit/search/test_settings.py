@@ -161,7 +161,7 @@ def test_the_schema_names_every_setting_and_resolves() -> None:
     assert [alternative["title"] for alternative in schema["oneOf"]] == list(STRATEGIES)
     for alternative in schema["oneOf"]:
         strategy = STRATEGIES[alternative["title"]]
-        shared = {"strategy", "budget", "seed", "max_step_tokens", "max_path_tokens", "stop", "logprobs"}
+        shared = {"strategy", "budget", "seed", "max_step_tokens", "max_path_tokens", "stop", "logprobs", "kv_usage"}
         assert set(alternative["properties"]) == (strategy.model_fields.keys() - {"name"}) | shared
     references = {text.split('"')[0] for text in json.dumps(schema).split('"#/$defs/')[1:]}
     assert references <= schema["$defs"].keys()
