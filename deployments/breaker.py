@@ -79,11 +79,6 @@ class Breaker:
             raise
         self._sign_at = time.monotonic()
 
-    def close(self) -> None:
-        """Ends what runs in the background."""
-        if self._task is not None:
-            self._task.cancel()
-
     def _watch(self) -> None:
         if self._task is None or self._task.done():
             # In no request's context: a client that hangs up must not end it.

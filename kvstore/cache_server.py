@@ -147,18 +147,9 @@ class CacheServer:
         if not self.alive():
             return False
         try:
-            return bool(self._request("GET", "/healthcheck").get("status") == "healthy")
+            return bool(_request(self.address, "GET", "/healthcheck").get("status") == "healthy")
         except CacheServerError:
             return False
-
-    def status(self) -> dict[str, Any]:
-        """The server's ``/status``: sizes in bytes, counts of objects, registered workers. May raise
-        ``CacheServerError``."""
-        return self._request("GET", "/status")
-
-    def clear(self) -> None:
-        """Drop all cached KV that no request is reading. May raise ``CacheServerError``."""
-        self._request("POST", "/cache/clear")
 
     def stop(self) -> None:
         """End the process, also one that is only starting: SIGTERM, then SIGKILL after ``stop_timeout_s``."""
@@ -265,9 +256,6 @@ class CacheServer:
         self._pidfd, self.pid = -1, None
         self._gone_since = time.monotonic()
         remove_orphans()
-
-    def _request(self, method: str, path: str) -> dict[str, Any]:
-        return _request(self.address, method, path)
 
     def _tail(self) -> str:
         try:

@@ -51,8 +51,6 @@ class KVClamp:
         self.on_room: Callable[[], None] = _nothing
         """Called when there may be room that was not there before."""
         self._spare = int(SPARE_SHARE * ledger.capacity)
-        self.requested = 0
-        """Requests that have blocks or wait for them."""
         self._requested_fixed = self._requested_growth = 0
         self.overcommit = 0.0
         """Blocks that may be reserved beyond capacity: few requests need all of theirs, and none from the beginning.
@@ -74,7 +72,6 @@ class KVClamp:
 
     def add(self, needs: Needs) -> None:
         """Counts a new request as demand."""
-        self.requested += 1
         self._requested_fixed += needs.fixed
         self._requested_growth += needs.growth
 
@@ -96,7 +93,6 @@ class KVClamp:
         Args:
             others_wait: whether it has finished, and others wait for memory.
         """
-        self.requested -= 1
         self._requested_fixed -= needs.fixed
         self._requested_growth -= needs.growth
         if hold is None:

@@ -45,11 +45,6 @@ class KVGeometry(NamedTuple):
         """From what an engine's process tells: plain lists."""
         return cls(tuple(KVGroup(*group) for group in groups), bytes_per_block)
 
-    @property
-    def bytes_per_token(self) -> float:
-        """What one more token takes in a long sequence, whose sliding windows are full."""
-        return sum(self.bytes_per_block / group.block_size for group in self.groups if group.most_blocks is None)
-
     def blocks_for(self, tokens: int) -> int:
         """Blocks that one sequence holds; the last may be partly used."""
         return sum(group.blocks_for(tokens) for group in self.groups)

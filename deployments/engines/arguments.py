@@ -94,7 +94,8 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         "OMP_NUM_THREADS": str(cpu_threads(settings)),
         # Threads that wait for their next task sleep: spinning, they would take the cores from the other engine.
         "OMP_WAIT_POLICY": "PASSIVE",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if settings.worker_process else "0",
+        # The model runs in the engine's process: a process of its own costs a message each way at every step.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
 
 

@@ -83,10 +83,6 @@ class EngineSettings(Settings):
         le=1024,
         description="OpenMP threads of a CPU engine; unset: all cores, or one for a model too small to gain by more.",
     )
-    worker_process: bool = Field(
-        False,
-        description="On a CPU, run the model in a process of its own beside the engine's: slower, for NUMA hosts.",
-    )
     stall_s: float = Field(
         10.0,
         ge=1,

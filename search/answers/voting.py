@@ -70,21 +70,6 @@ class AnswerSelection(NamedTuple):
     """All groups, the winner first, then by falling votes, ties in order of first appearance."""
 
 
-def choose(candidates: Iterable[Candidate], selection: SelectionRule) -> AnswerSelection:
-    """The answer selected among ``candidates``, whose order decides every tie: the first wins.
-
-    A candidate without an answer joins no group, and answers only when no candidate has one. An
-    unscored candidate weighs 1, so that ``weighted`` is then ``majority`` and ``naive`` the first.
-
-    Raises:
-        ValueError: there are no candidates.
-    """
-    ballot = Ballot()
-    for candidate in candidates:
-        ballot.add(candidate)
-    return ballot.selected(selection)
-
-
 def best_groups(groups: Iterable[AnswerGroup], selection: SelectionRule) -> list[AnswerGroup]:
     """Groups of answers by falling rank under the rule by which one of them was chosen; ties stay in their order."""
     return sorted(groups, key=lambda group: -_rank(group, selection))
@@ -103,7 +88,14 @@ class Ballot:
         counted.add(candidate)
 
     def selected(self, selection: SelectionRule) -> AnswerSelection:
-        """The answer selected among those that were added, as ``choose`` says."""
+        """The answer selected among those that were added, whose order decides every tie: the first wins.
+
+        A candidate without an answer joins no group, and answers only when no candidate has one. An unscored candidate
+        weighs 1, so that ``weighted`` is then ``majority`` and ``naive`` the first.
+
+        Raises:
+            ValueError: there are no candidates.
+        """
         if not self._counted:
             raise ValueError("an answer cannot be chosen among no candidates")
         votes = {group: counted.votes for group, counted in self._counted.items()}

@@ -106,10 +106,6 @@ class Strategy(BaseModel, ABC):
         """``arrived`` are complete since the last time (open, terminal, or repeated). May prune. Called before
         ``select``."""
 
-    def forecast(self, tree: SearchTree) -> Sequence[Expansion]:
-        """Expansion that will probably be asked for, best first: what speculation may prefetch."""
-        return ()
-
     def finished(self, tree: SearchTree) -> bool:
         """Whether the search is over though ``select`` still wants something or something is in flight. It is over
         in any case when nothing is in flight and ``select`` wants nothing."""

@@ -32,20 +32,6 @@ class Retention(NamedTuple):
     node_weight: float
     diversity_weight: float
 
-    def worth(self, kept: frozenset[int], clusters: Sequence[int]) -> float:
-        """The objective for a set of kept leaves, which the solver maximizes."""
-        held: set[int] = set()
-        for leaf in kept:
-            node = leaf
-            while node >= 0 and node not in held:
-                held.add(node)
-                node = self.parents[node]
-        return (
-            sum(self.values[leaf] for leaf in kept)
-            - self.held_cost * sum(self.costs[node] for node in held)
-            + self.cluster_worth(clusters) * len({clusters[leaf] for leaf in kept})
-        )
-
     @property
     def held_cost(self) -> float:
         """What a unit of cost takes off the objective."""
@@ -96,7 +82,8 @@ def _checked(returned: Any, count: int) -> list[int]:
 
 
 def best_leaves(problem: Retention, clusters: Sequence[int]) -> list[int]:
-    """The set of leaves of the greatest worth: solved exactly unless that needs more than ``MAX_BRANCHINGS``, which no
+    """The set of leaves of the greatest worth: the values of its leaves, less what the nodes on their paths cost, plus
+    what the clusters of its leaves are worth. Solved exactly unless that needs more than ``MAX_BRANCHINGS``, which no
     real tree came near; then the best found until there.
 
     Only the leaves need to be integers: at an optimum each node above is held just as far as a leaf below it is kept,

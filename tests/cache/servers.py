@@ -1,10 +1,12 @@
 """LMCache servers as these tests start them, and what one has."""
 
 import itertools
+import json
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from kvstore.cache_server import CacheServer, CacheServerError, request_text
 from kvstore.settings import CacheSettings
@@ -42,9 +44,20 @@ def exists(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
 
 
+def status(server: CacheServer) -> dict[str, Any]:
+    """Sizes in bytes, counts of objects, registered engines."""
+    told: dict[str, Any] = json.loads(request_text(server.address, "GET", "/status"))
+    return told
+
+
+def clear(server: CacheServer) -> None:
+    """Drops all KV that no request is reading."""
+    request_text(server.address, "POST", "/cache/clear")
+
+
 def l1(server: CacheServer) -> dict[str, int]:
     """Counts of the server's memory, by name."""
-    counts: dict[str, int] = server.status()["storage_manager"]["l1_manager"]
+    counts: dict[str, int] = status(server)["storage_manager"]["l1_manager"]
     return counts
 
 
@@ -57,7 +70,7 @@ def objects(server: CacheServer) -> int:
 def registered(server: CacheServer) -> set[int]:
     """The engines that it knows; none while it does not answer."""
     try:
-        return set(server.status()["registered_gpu_ids"])
+        return set(status(server)["registered_gpu_ids"])
     except CacheServerError:
         return set()
 
@@ -73,7 +86,7 @@ def empty(server: CacheServer) -> None:
     """Clears until nothing is left: what is still being written when the server is told to clear, it keeps."""
 
     def emptied() -> bool:
-        server.clear()
+        clear(server)
         return l1(server)["total_object_count"] == 0
 
     until(emptied)

@@ -14,7 +14,7 @@ from cluster.launch.application import free_port
 from kvstore.cache_server import CacheServer
 from kvstore.server_figures import ServerFigures
 from tests.cache.engines import Engine, engine_of, prompt, together
-from tests.cache.servers import BLOCK, SETTINGS, until
+from tests.cache.servers import BLOCK, SETTINGS, clear, until
 from tests.debian import program
 
 
@@ -90,7 +90,7 @@ def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
             return min(told.get(f"lmcache_second_tier_{event}_chunks", 0) for event in ("written", "read")) >= 8
 
         def from_the_second_tier() -> None:
-            server.clear()  # of the first one alone
+            clear(server)  # of the first one alone
             cached("mine")
 
         until(counted, again=from_the_second_tier)

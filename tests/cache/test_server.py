@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.cache_server import CacheKeeper, CacheServer, CacheServerError
-from tests.cache.servers import BLOCK, SETTINGS, exists, until
+from tests.cache.servers import BLOCK, SETTINGS, exists, status, until
 
 
 def test_it_answers_once_started_and_is_gone_once_stopped() -> None:
@@ -17,8 +17,7 @@ def test_it_answers_once_started_and_is_gone_once_stopped() -> None:
     pid = server.pid
     assert pid is not None
     assert server.healthy()
-    assert server.status()["chunk_size"] == BLOCK
-    server.clear()
+    assert status(server)["chunk_size"] == BLOCK
     assert server.start() == address
     assert server.pid == pid
     server.stop()

@@ -1,10 +1,8 @@
 """The breaker of the PRM: nobody waits for what is gone, and what is only slow is left in peace."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-import pytest_asyncio
 
 from deployments.breaker import Breaker, CircuitOpen
 
@@ -40,11 +38,9 @@ class Deployment:
             return "answer"
 
 
-@pytest_asyncio.fixture
-async def deployment() -> AsyncIterator[Deployment]:
-    deployment = Deployment()
-    yield deployment
-    deployment.breaker.close()
+@pytest.fixture
+def deployment() -> Deployment:
+    return Deployment()
 
 
 async def test_calls_that_are_answered_are_neither_looked_after_nor_given_up(deployment: Deployment) -> None:
@@ -99,7 +95,6 @@ async def test_answers_to_others_are_signs_of_life() -> None:
     assert not waiting.done()
     deployment.answers.set()
     assert await waiting == "answer"
-    deployment.breaker.close()
 
 
 async def test_an_error_of_a_call_passes_and_so_does_its_cancellation(deployment: Deployment) -> None:

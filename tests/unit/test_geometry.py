@@ -13,8 +13,6 @@ ALTERNATING = KVGeometry((KVGroup(2, 32_768, 32, 5), KVGroup(2, 32_768, 32)), 65
 
 
 def test_bytes() -> None:
-    assert LLAMA_3_70B.bytes_per_token == 327_680
-    assert ALTERNATING.bytes_per_token == 2_048
     assert LLAMA_3_70B.blocks_in((1 << 30) - 1) == 204
     assert LLAMA_3_70B.blocks_in(-1) == 0
 

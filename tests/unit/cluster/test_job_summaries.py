@@ -26,7 +26,7 @@ from cluster.jobs.outputs import read_lines
 from cluster.jobs.samples import Sample, pass_at, path_answers, powers_of_two, shuffled, vote
 from cluster.jobs.summary import Latencies, Summary
 from search.answers.equivalence import AnswerMatcher
-from search.answers.voting import Candidate, SelectionRule, choose
+from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.settings import parse_search
 from search.snapshot import TreeView
 from search.tree import Node, NodeStatus
@@ -51,13 +51,11 @@ class TestVotes:
     @given(samples=SAMPLES, rule=st.sampled_from(SelectionRule))
     def test_are_those_of_a_search(self, samples: list[Sample], rule: SelectionRule) -> None:
         node = Node((0,), None, 1, NodeStatus.TERMINAL)
-        candidates = [
-            Candidate(
-                node, each.score, None if each.group is None else str(each.group), each.group, Fraction(each.votes)
-            )
-            for each in samples
-        ]
-        assert vote(samples, rule) == (choose(candidates, rule).answer == str(RIGHT_GROUP))
+        ballot = Ballot()
+        for each in samples:
+            answer = None if each.group is None else str(each.group)
+            ballot.add(Candidate(node, each.score, answer, each.group, Fraction(each.votes)))
+        assert vote(samples, rule) == (ballot.selected(rule).answer == str(RIGHT_GROUP))
 
     @settings(max_examples=100, deadline=None)
     @given(samples=SAMPLES, data=st.data())

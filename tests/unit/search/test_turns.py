@@ -8,7 +8,7 @@ import search_fakes
 
 from search import turns
 from search.answers.equivalence import AnswerMatcher
-from search.answers.voting import Candidate, SelectionRule, choose
+from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.run.answer_selection import best_open_path, select_answer
 from search.settings import parse_search
 from search.snapshot import tree_as_json
@@ -58,5 +58,8 @@ def test_turns_change_no_tree(name: str, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_votes_of_many_denominators_add_up_exactly() -> None:
     node = Node((0,), None)
     votes = [Fraction(1, 3), Fraction(1, 6), Fraction(1, 2), Fraction(2, 6)]
-    (group,) = choose([Candidate(node, 0.5, "1", 0, vote) for vote in votes], SelectionRule.MAJORITY).groups
+    ballot = Ballot()
+    for vote in votes:
+        ballot.add(Candidate(node, 0.5, "1", 0, vote))
+    (group,) = ballot.selected(SelectionRule.MAJORITY).groups
     assert group.votes == sum(votes)

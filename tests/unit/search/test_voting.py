@@ -2,7 +2,7 @@
 
 import pytest
 
-from search.answers.voting import Candidate, SelectionRule, choose
+from search.answers.voting import AnswerSelection, Ballot, Candidate, SelectionRule
 from search.strategies.path_score import Aggregation, aggregate
 from search.tree import Node
 
@@ -18,6 +18,13 @@ def candidates(*given: tuple[float | None, int | None]) -> list[Candidate]:
         Candidate(Node((index,), None), score, None if group is None else f"answer {group}", group)
         for index, (score, group) in enumerate(given)
     ]
+
+
+def choose(among: list[Candidate], selection: SelectionRule) -> AnswerSelection:
+    ballot = Ballot()
+    for candidate in among:
+        ballot.add(candidate)
+    return ballot.selected(selection)
 
 
 @pytest.mark.parametrize(
