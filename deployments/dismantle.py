@@ -1,4 +1,4 @@
-"""Takes apart what libraries leave in cycles after every call, so that it is freed at once.
+"""Takes apart what Serve and grpc leave in cycles after every call, so that it is freed at once.
 
 Only the garbage collector would free it otherwise, and a collection of everything holds the event loop of all searches
 (`deployments.garbage`). What is touched here is private to these libraries: where a name has changed, the cycle is left
@@ -9,18 +9,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-from tenacity import AsyncRetrying
-
 CANCELLED_S = 5.0
 """For so long tasks of grpc may look at a call that was cancelled."""
-
-
-def dismantle_retrying(retrying: AsyncRetrying) -> None:
-    """Its parts name each other, and the last error with all frames that it went through: 4 kB a call."""
-    state = vars(retrying).get("_retry_state")
-    if state is not None:
-        vars(state).clear()
-    vars(retrying).clear()
 
 
 def dismantle_response(response: Any) -> None:

@@ -12,6 +12,7 @@ asks for a sign of life.
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
+from itertools import count
 from typing import Any, TypeVar
 
 from deployments.breaker import Breaker, CircuitOpen
@@ -58,17 +59,18 @@ class HandleGenerator:
         deadline = Deadline(request.deadline_s)
         missing = Missing(request)
         tried: list[str] = []
-        try:
-            with self._retries.loop(deadline, "expand") as attempts:
-                async for attempt in attempts:
-                    with attempt:
-                        async with aclosing(self._attempt(missing, deadline, tried)) as groups:
-                            async for group in groups:
-                                yield group
-        except Exception as error:
-            if not is_replica_failure(error):
-                raise refusal(error) from None
-            raise GeneratorError(f"{missing.count} branches could not be written: {in_short(error)}") from None
+        for attempt in count(1):
+            try:
+                async with aclosing(self._attempt(missing, deadline, tried)) as groups:
+                    async for group in groups:
+                        yield group
+                return
+            except Exception as error:
+                if not is_replica_failure(error):
+                    raise refusal(error) from None
+                if not await self._retries.again(error, attempt, deadline, "expand"):
+                    left = f"{missing.count} branches could not be written"
+                    raise GeneratorError(f"{left}: {in_short(error)}") from None
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Token-level beam search on one replica; on another one from the start if that is lost.
@@ -171,16 +173,15 @@ async def retried(
         SearchError: ``failure``, when the last attempt failed for reasons of its replica.
     """
     tried: list[str] = []
-    try:
-        with retries.loop(deadline, what) as attempts:
-            async for made in attempts:
-                with made:
-                    return await attempt(tried)
-    except Exception as error:
-        if not is_replica_failure(error):
-            raise refusal(error) from None
-        raise failure(in_short(error)) from None
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    for number in count(1):
+        try:
+            return await attempt(tried)
+        except Exception as error:
+            if not is_replica_failure(error):
+                raise refusal(error) from None
+            if not await retries.again(error, number, deadline, what):
+                raise failure(in_short(error)) from None
+    raise AssertionError("unreachable: counting does not end")
 
 
 def note_replica(response: Any, tried: list[str]) -> None:

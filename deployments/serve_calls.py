@@ -2,17 +2,16 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+import random
+from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import grpc  # type: ignore[import-untyped]
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
-from tenacity import AsyncRetrying, RetryCallState, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from deployments.config import ControllerSettings
-from deployments.dismantle import assigned_result, dismantle_later, dismantle_retrying
+from deployments.dismantle import assigned_result, dismantle_later
 from search.errors import GeneratorRefused, ScorerRefused, SearchError
 
 logger = logging.getLogger("banyan.calls")
@@ -41,27 +40,19 @@ class Retries(NamedTuple):
     def of(cls, settings: ControllerSettings, on_retry: Callable[[str], None]) -> "Retries":
         return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s, on_retry)
 
-    @contextmanager
-    def loop(self, deadline: "Deadline", what: str) -> Iterator[AsyncRetrying]:
-        """Attempts until one succeeds, their number is used up, or the deadline has passed: to be gone through within
-        the block."""
+    async def again(self, error: Exception, attempt: int, deadline: "Deadline", what: str) -> bool:
+        """Waits before a call is made again, for a random time that doubles. False, at once, if it is not made again.
 
-        def note(state: RetryCallState) -> None:
-            error = state.outcome.exception() if state.outcome else None
-            logger.warning("%s failed (attempt %d): %s", what, state.attempt_number, in_short(error) if error else "")
-            self.on_retry(what)
-
-        retrying = AsyncRetrying(
-            retry=retry_if_exception(is_replica_failure),
-            stop=lambda state: stop_after_attempt(self.attempts)(state) or deadline.remaining <= 0,
-            wait=wait_random_exponential(multiplier=self.backoff_s, max=self.backoff_max_s),
-            before_sleep=note,
-            reraise=True,
-        )
-        try:
-            yield retrying
-        finally:
-            dismantle_retrying(retrying)
+        Args:
+            error: the failure of the replica that ended the call.
+            attempt: number of the call that failed, from 1.
+        """
+        if attempt >= self.attempts or deadline.remaining <= 0:
+            return False
+        logger.warning("%s failed (attempt %d): %s", what, attempt, in_short(error))
+        self.on_retry(what)
+        await asyncio.sleep(random.uniform(0, min(self.backoff_max_s, self.backoff_s * 2 ** (attempt - 1))))
+        return True
 
 
 class Deadline:

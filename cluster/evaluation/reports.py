@@ -20,8 +20,8 @@ SHOWN = {
     "KV\nsum": ("kv_tokens_sum", ",.0f"),
     "PRM\ncalls": ("prm_calls", ",.1f"),
 }
-"""The columns of costs: heading, figure of `SearchCost`, format; shown where a search reported it. The others are in the
-JSON report."""
+"""The columns of costs: heading, figure of `SearchCost`, format; shown where a search reported it. The JSON report has
+the others too."""
 
 
 def summary_table(summaries: Sequence[StrategySummary]) -> Table:
