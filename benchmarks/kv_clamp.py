@@ -69,7 +69,7 @@ SHORT = Memory(searches=8, blocks=12)
 """Alone a beam search of 16 holds 40 at its peak, but with 40 for each of eight the engine never ran
 short, however many searched: it works on 64 branches at a time, and most have a block or two of their own."""
 LONG = Memory(searches=3, blocks=46 + SHORT.blocks)
-"""Where a prompt takes 46, and it is prompts that do not fit: the gate lets in 128 branches, of eight searches."""
+"""Where a prompt takes 46, and it is prompts that do not fit."""
 SYSTEM_CHARS = 800
 """Of random text before a long problem: 650 tokens and more, and the longest leaves room for a solution."""
 LAYER_BLOCK_BYTES = 16_384
@@ -82,8 +82,6 @@ DEFAULT = "default"
 STATIC: dict[str, dict[str, Any]] = {
     "16 sequences": {"generator": {"clamp": "off", "max_num_seqs": 16}},
     "32 sequences": {"generator": {"clamp": "off", "max_num_seqs": 32}},
-    "64 branches": {"generator": {"clamp": "off"}, "controller": {"branches": 64}},
-    "128 branches": {"generator": {"clamp": "off"}, "controller": {"branches": 128}},
     "watermark 0.05": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.05}}},
     "watermark 0.2": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.2}}},
 }
@@ -97,7 +95,6 @@ ARMS: dict[str, dict[str, Any]] = {
     **STATIC,
     "without limit": {"generator": {"clamp": "off"}},
     KEEPS_ALL: {"cache": {"least_tokens": 16}},
-    "groups of 16 ms": {"generator": {"group_ms": 16}},
 }
 RATIOS = {"throughput": "ours_over_it", "p95": "its_p95_over_ours"}
 COUNTERS = (
