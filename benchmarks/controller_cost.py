@@ -21,7 +21,7 @@ from rich.table import Table
 
 from benchmarks.controller_searches import SIZES, Measured, measure
 from benchmarks.record import claim, write_result
-from deployments.garbage import GarbagePolicy
+from deployments.loop.garbage import GarbagePolicy
 from search.answers.equivalence import AnswerMatcher
 from search.strategies.catalog import STRATEGIES
 

@@ -25,7 +25,7 @@ from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
-from deployments.loop_delay import LoopDelay
+from deployments.loop.delay import LoopDelay
 
 PLACES = 64
 BURST = 640

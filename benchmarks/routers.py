@@ -12,8 +12,8 @@ from ray.serve._private.request_router.request_router import RequestRouter
 from ray.serve.experimental.consistent_hash_router import ConsistentHashRouter
 
 from benchmarks.routing import ROUTER_FILE
-from cluster.homes import Homes
-from cluster.routing import CallMatching, HomeRouter, asked
+from deployments.scaling.homes import Homes
+from deployments.scaling.router import CallMatching, HomeRouter, asked
 
 PRM = "ProcessRewardModel"
 """The deployment."""

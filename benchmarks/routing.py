@@ -45,7 +45,7 @@ READY_MADE = ("power of two", "consistent hash", "scores by hash", "prefix")
 ARMS = (*READY_MADE, "home at 1.5", "home")
 """The names of `benchmarks.routers.ROUTERS`."""
 DEFAULT, OURS = "power of two", "home"
-"""What Serve has by itself, and `cluster.routing.HomeRouter`, which is served."""
+"""What Serve has by itself, and `deployments.scaling.router.HomeRouter`, which is served."""
 ROUTER_FILE = "BANYAN_BENCHMARK_ROUTER_FILE"
 """The variable that names the file in which the switch reads which router is on."""
 NEAR, MUCH = 0.97, 1.1

@@ -29,7 +29,7 @@ MAX_REQUESTS = 16_384
 """Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
 in OpenAI's words. What Serve held back instead would wait only to be refused, and /health with it."""
 ENGINE_DRAIN_S = 10.0
-ENGINE_ROUTER = "cluster.routing:HomeRouter"
+ENGINE_ROUTER = "deployments.scaling.router:HomeRouter"
 LOOK_BACK_S = 15.0
 """What presses is a mean over this time; replicas tell every 10 s."""
 MAX_QUEUED = 4096
@@ -113,7 +113,7 @@ def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S, router
             "upscale_delay_s": settings.upscale_delay_s,
             "downscale_delay_s": settings.downscale_delay_s,
             "look_back_period_s": LOOK_BACK_S,
-            "policy": {"policy_function": "cluster.autoscaling:by_pressure"},
+            "policy": {"policy_function": "deployments.scaling.pressure:by_pressure"},
         }
     else:
         options["num_replicas"] = settings.min_replicas

@@ -16,10 +16,10 @@ from deployments.access import (
     require_authenticated_cluster,
     require_keys,
 )
+from deployments.calls.handles import HandleGenerator, HandleScorer
+from deployments.calls.serve_calls import Retries, everywhere
 from deployments.completions import CompletionService
 from deployments.config import AppConfig
-from deployments.garbage import GarbagePolicy
-from deployments.handles import HandleGenerator, HandleScorer
 from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
@@ -31,11 +31,11 @@ from deployments.http.routes import create_app
 from deployments.http.rows import reply_to
 from deployments.http.stopping import Door, StoppingMiddleware
 from deployments.live import LiveSettings
-from deployments.loop_delay import LoopDelay
+from deployments.loop.delay import LoopDelay
+from deployments.loop.garbage import GarbagePolicy
 from deployments.nodes import Built
 from deployments.places import Places
-from deployments.replica import PRESSURE
-from deployments.serve_calls import Retries, everywhere
+from deployments.scaling.pressure import PRESSURE
 from deployments.service import SearchService
 from deployments.store import Store
 from deployments.telemetry.controller_telemetry import ControllerTelemetry
@@ -179,7 +179,7 @@ class SearchControllerReplica:
             raise AccessError("SearchController has no user_config, in which its API keys should be")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve where the pool may grow; see `cluster.autoscaling`."""
+        """Called by Serve where the pool may grow; see `deployments.scaling.pressure`."""
         places = self._service.places
         return {PRESSURE: (places.held + places.waiting) / places.count}
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from deployments.engines.errors import EngineStartError
 from deployments.nodes import this_node
+from deployments.scaling.pressure import PRESSURE
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.errors import SearchError
 
@@ -24,8 +25,6 @@ ENGINE_DEPLOYMENT: dict[str, Any] = {
     "graceful_shutdown_wait_loop_s": 0.2,
 }
 """The options of a deployment whose replicas hold an engine."""
-PRESSURE = "pressure"
-"""As `cluster.autoscaling` calls it, which is not imported here."""
 LOOK_EVERY_S = 0.5
 LEAVE_S = 8.0
 """More than vLLM takes to end an engine's processes."""
@@ -84,7 +83,7 @@ class EngineReplica:
         return self._engine.silent_s
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve where the pool may grow; see `cluster.autoscaling`."""
+        """Called by Serve where the pool may grow; see `deployments.scaling.pressure`."""
         return {PRESSURE: float(self._engine.pressure)}
 
     async def stats(self) -> dict[str, int]:

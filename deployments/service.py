@@ -123,7 +123,7 @@ class SearchService:
                     )
         except BaseException as error:
             # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree
-            # would stay until all garbage is collected (`deployments.garbage`).
+            # would stay until all garbage is collected (`deployments.loop.garbage`).
             free()
             if isinstance(error, LimitReached) and error.kind is LimitKind.SECONDS and not job.own_seconds:
                 raise TimeoutError from None

@@ -13,9 +13,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
-from cluster.autoscaling import PRESSURE, by_pressure
-from cluster.homes import BALANCE, Homes
 from deployments.places import NoPlace, Owner, Places
+from deployments.scaling.homes import BALANCE, Homes
+from deployments.scaling.pressure import PRESSURE, by_pressure
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StepScorer
 from search.run.disposal import Disposal
@@ -91,7 +91,7 @@ class BySearch:
 
 
 class AtHome:
-    """As `cluster.routing.HomeRouter`."""
+    """As `deployments.scaling.router.HomeRouter`."""
 
     def __init__(self, seed: int, balance: float = BALANCE) -> None:
         self._homes: Homes[int] = Homes(balance, random.Random(seed))
@@ -129,7 +129,7 @@ class PoolSize:
 
 
 class Pool(Generic[AnyReplica]):
-    """The replicas of one deployment, and how many there are to be: by `cluster.autoscaling`, with Serve's delays.
+    """The replicas of one deployment, and how many there are to be: by `deployments.scaling.pressure` with Serve's delays.
 
     A replica that is to go gets no new calls and finishes those that it has.
     """

@@ -30,8 +30,8 @@ from benchmarks.cluster_sim.processors import OwnCores, Processor, SharedCores
 from benchmarks.cluster_sim.quick_replicas import QuickGeneratorReplica, QuickScorerReplica
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language
-from cluster.autoscaling import FULL
-from cluster.homes import BALANCE
+from deployments.scaling.homes import BALANCE
+from deployments.scaling.pressure import FULL
 from search.settings import parse_search
 
 ONE = PoolSize(1, 1)

@@ -49,7 +49,8 @@ class ReplicaSettings(Settings):
         None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
         description="module:class of a request router of Ray Serve's kind. Without one engines have "
-        "cluster.routing:HomeRouter, which keeps a search on one replica, and controllers the less busy of two.",
+        "deployments.scaling.router:HomeRouter, which keeps a search on one replica, and controllers the less busy of "
+        "two.",
     )
     num_cpus: float = Field(0.2, ge=0, description="CPU cores reserved from Ray, a matter of placement only.")
     num_gpus: float = Field(0.0, ge=0)

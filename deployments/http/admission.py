@@ -20,7 +20,7 @@ from deployments.http.quotas import TokenQuotas
 from deployments.http.route_path import route_path
 from deployments.http.service_tier import asks_flex, may_ask_flex
 from deployments.live import LiveSettings
-from deployments.loop_delay import LoopDelay
+from deployments.loop.delay import LoopDelay
 from deployments.places import NoPlace, Owner, Place, Places
 
 SPARE = 16

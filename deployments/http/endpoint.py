@@ -14,7 +14,7 @@ from deployments.http.health import Health
 from deployments.http.jobs import Jobs
 from deployments.http.kept import Kept
 from deployments.live import LiveSettings
-from deployments.loop_delay import LoopDelay
+from deployments.loop.delay import LoopDelay
 from deployments.service import SearchService
 from search.strategies.catalog import STRATEGIES, Catalog
 

@@ -4,7 +4,7 @@ import asyncio
 from contextlib import suppress
 
 from deployments.config import TelemetrySettings
-from deployments.loop_delay import LoopDelay
+from deployments.loop.delay import LoopDelay
 from deployments.places import Places
 from deployments.telemetry import catalog, logs
 from deployments.telemetry.metrics import Metrics, NoMetrics

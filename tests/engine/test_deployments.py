@@ -11,9 +11,9 @@ import ray
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
+from deployments.calls.handles import release
 from deployments.engines.settings import GeneratorSettings
 from deployments.generator import Generator
-from deployments.handles import release
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from tests.engine.conftest import SETTLE_S, quiet
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from deployments.dismantle import CANCELLED_S
+from deployments.calls.dismantle import CANCELLED_S
 from tests.serve.application import Application, problems, until
 
 

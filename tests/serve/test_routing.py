@@ -6,8 +6,8 @@ from uuid import uuid4
 
 from ray import serve
 
-from cluster.homes import PLACED
-from deployments.dismantle import replica_of
+from deployments.calls.dismantle import replica_of
+from deployments.scaling.homes import PLACED
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
 from tests.serve.application import Application, new_prefix, until
 

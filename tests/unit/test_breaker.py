@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from deployments.breaker import Breaker, CircuitOpen
+from deployments.calls.breaker import Breaker, CircuitOpen
 
 pytestmark = pytest.mark.asyncio
 

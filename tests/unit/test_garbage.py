@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from deployments import garbage
-from deployments.garbage import GarbagePolicy
+from deployments.loop import garbage
+from deployments.loop.garbage import GarbagePolicy
 
 
 class Everything:

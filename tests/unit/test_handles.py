@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from ray.exceptions import ActorDiedError, RayTaskError
 
-from deployments.handles import HandleGenerator, HandleScorer
-from deployments.serve_calls import ReplicaLost, Retries
+from deployments.calls.handles import HandleGenerator, HandleScorer
+from deployments.calls.serve_calls import ReplicaLost, Retries
 from search.errors import GeneratorError, GeneratorRefused, ScorerError, ScorerRefused
 from search.ports import (
     Branch,

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from deployments.loop_delay import EVERY_S, LoopDelay
+from deployments.loop.delay import EVERY_S, LoopDelay
 
 pytestmark = pytest.mark.asyncio
 

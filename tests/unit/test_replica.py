@@ -5,10 +5,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from cluster.autoscaling import PRESSURE
 from deployments import replica
 from deployments.config import UNSEEN
 from deployments.prm import PrmReplica
+from deployments.scaling.pressure import PRESSURE
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreRequest

@@ -5,10 +5,10 @@ from types import SimpleNamespace
 from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve.config import AutoscalingConfig
 
-from cluster.autoscaling import PRESSURE, by_pressure
-from cluster.routing import HomeRouter
 from deployments.app import ENGINE_ROUTER, _replicas
 from deployments.engines.settings import ReplicaSettings
+from deployments.scaling.pressure import PRESSURE, by_pressure
+from deployments.scaling.router import HomeRouter
 
 
 def test_a_pool_that_may_grow_goes_by_what_presses() -> None:

@@ -14,10 +14,10 @@ from ray.serve._private.request_router import PowerOfTwoChoicesRequestRouter
 from ray.serve._private.request_router.common import PendingRequest
 from ray.serve.deployment import Application
 
-from cluster.homes import BALANCE, Homes, most_calls
-from cluster.routing import Asked, CallMatching, HomeRouter, asked
 from deployments.app import build
 from deployments.config import AppConfig
+from deployments.scaling.homes import BALANCE, Homes, most_calls
+from deployments.scaling.router import Asked, CallMatching, HomeRouter, asked
 
 NAMES = [f"replica-{number}" for number in range(4)]
 loads = st.lists(st.integers(0, 50), min_size=1, max_size=8)
@@ -156,7 +156,7 @@ def test_a_replica_that_goes_moves_its_own_searches_only() -> None:
 
 
 def test_searches_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("cluster.homes.REMEMBERED", 3)
+    monkeypatch.setattr("deployments.scaling.homes.REMEMBERED", 3)
     homes: Homes[str] = Homes()
     for search_id in "abcada":
         homes.choose(search_id, dict.fromkeys(NAMES, 0))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.autoscaling import ENOUGH, FULL, PRESSURE, by_pressure, replicas_for
+from deployments.scaling.pressure import ENOUGH, FULL, PRESSURE, by_pressure, replicas_for
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from deployments.http.keys import key_record
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.live import LiveSettings
-from deployments.loop_delay import LoopDelay
+from deployments.loop.delay import LoopDelay
 from deployments.places import Places
 from deployments.service import SearchService
 from deployments.store import Store

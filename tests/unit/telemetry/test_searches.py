@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from deployments.loop_delay import LoopDelay
+from deployments.loop.delay import LoopDelay
 from deployments.telemetry import catalog
 from deployments.telemetry.context import CLIENT_KEY
 from deployments.telemetry.controller_telemetry import ControllerFigures

@@ -1,8 +1,8 @@
 """Takes apart what Serve and grpc leave in cycles after every call, so that it is freed at once.
 
 Only the garbage collector would free it otherwise, and a collection of everything holds the event loop of all searches
-(`deployments.garbage`). What is touched here is private to these libraries: where a name has changed, the cycle is left
-to the collector, and ``tests/serve`` says so.
+(`deployments.loop.garbage`). What is touched here is private to these libraries: where a name has changed, the cycle
+is left to the collector, and ``tests/serve`` says so.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ from ray.serve._private.request_router.common import PendingRequest
 from ray.serve._private.request_router.replica_wrapper import RunningReplica
 from ray.serve._private.request_router.request_router import RequestRouter
 
-from cluster.homes import Homes
+from deployments.scaling.homes import Homes
 
 
 class Asked(NamedTuple):
@@ -59,7 +59,7 @@ class CallMatching:
 
 
 class HomeRouter(CallMatching, RequestRouter):
-    """A search's calls go to its home (`cluster.homes`).
+    """A search's calls go to its home (`deployments.scaling.homes`).
 
     Of the calls at work it counts this process's own. What replicas tell of all is known to Serve only of those that
     it has asked within ten seconds, and of a call without a stream only as it was when that began.

@@ -10,8 +10,8 @@ import grpc  # type: ignore[import-untyped]
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import RayServeException
 
+from deployments.calls.dismantle import assigned_result, dismantle_later
 from deployments.config import ControllerSettings
-from deployments.dismantle import assigned_result, dismantle_later
 from search.errors import GeneratorRefused, ScorerRefused, SearchError
 
 logger = logging.getLogger("banyan.calls")

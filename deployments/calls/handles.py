@@ -15,9 +15,9 @@ from contextlib import aclosing
 from itertools import count
 from typing import Any, TypeVar
 
-from deployments.breaker import Breaker, CircuitOpen
-from deployments.dismantle import dismantle_response, replica_of
-from deployments.serve_calls import (
+from deployments.calls.breaker import Breaker, CircuitOpen
+from deployments.calls.dismantle import dismantle_response, replica_of
+from deployments.calls.serve_calls import (
     Deadline,
     ReplicaLost,
     Retries,

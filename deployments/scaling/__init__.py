@@ -1,0 +1,1 @@
+"""Which replica gets a call, and when a pool of replicas grows or shrinks."""
