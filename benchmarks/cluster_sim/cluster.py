@@ -129,7 +129,7 @@ class PoolSize:
 
 
 class Pool(Generic[AnyReplica]):
-    """The replicas of one deployment, and how many there are to be: by `deployments.scaling.pressure` with Serve's delays.
+    """The replicas of one deployment, scaled by `deployments.scaling.pressure` with Serve's delays.
 
     A replica that is to go gets no new calls and finishes those that it has.
     """
