@@ -17,10 +17,10 @@ from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
 from search.budget import MAX_SECONDS
-from search.import_path import imported_function
 from search.run.environment import AnswerExtractor, Fallback
 from search.settings import parse_search
 from search.strategies.catalog import Catalog, catalog_of
+from search.tools.import_path import imported_function
 
 
 class LimitSettings(Settings):

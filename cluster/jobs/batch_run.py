@@ -11,7 +11,7 @@ from cluster.jobs.usage import usage_of
 from cluster.jobs.validation import checked
 from cluster.jobs.window import Window
 from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError
-from search.tasks import ended
+from search.tools.tasks import ended
 
 LOOK_EVERY_S = 0.5
 """For its cancellation, and what is done."""

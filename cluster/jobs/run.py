@@ -18,7 +18,7 @@ from cluster.jobs.samples import path_answers
 from cluster.jobs.window import Window
 from search.answers.equivalence import AnswerMatcher
 from search.settings import parse_search
-from search.turns import Turns
+from search.tools.turns import Turns
 
 MAX_FAILURES = 256
 """In a row: then nothing is to be hoped for from the service."""

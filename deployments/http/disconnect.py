@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from search.tasks import ended
+from search.tools.tasks import ended
 
 T = TypeVar("T")
 

@@ -13,7 +13,7 @@ from deployments.http.replies import Data, dumps
 from deployments.places import Place
 from deployments.service import SearchJob
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
-from search.tasks import ended
+from search.tools.tasks import ended
 
 PING_S = 10.0
 """Proxies close connections on which nothing is said for half a minute or so: then a comment is sent."""

@@ -6,8 +6,8 @@ from starlette.responses import StreamingResponse
 
 from deployments.http.replies import Json, dumps
 from search.snapshot import SNAPSHOT_VERSION, given_back, nodes_as_json
+from search.tools.turns import Turns
 from search.tree import SearchTree
-from search.turns import Turns
 
 PIECE_BYTES = 1 << 16
 

@@ -5,8 +5,8 @@ in which nothing else runs. Searches need none: what they leave is freed by refe
 (`search.run.disposal`). So the two young generations are collected as ever, in a millisecond or two, and the oldest one
 while nothing runs. What libraries leave in cycles of calls and streams is taken apart in `deployments.calls.dismantle`
 or found by the young generations, but for what nobody knows of: so without a moment of rest everything is collected
-when the process has grown by more than what searches come and go with. That takes 5 to 30 ms, the running searches' own:
-a thousand objects each, a microsecond for each where it is slow.
+when the process has grown by more than what searches come and go with. That takes 5 to 30 ms, the running searches'
+own: a thousand objects each, a microsecond for each where it is slow.
 """
 
 import asyncio

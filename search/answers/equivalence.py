@@ -23,8 +23,8 @@ from search.answers.canonical import (
     would_be_misread,
 )
 from search.answers.readings import Readings, grouped, of_number, of_text, of_values
-from search.turns import Turns
-from search.worker_process import WorkerLost, WorkerProcess
+from search.tools.turns import Turns
+from search.tools.worker_process import WorkerLost, WorkerProcess
 
 WORKER_SCRIPT = Path(__file__).with_name("equivalence_worker.py")
 

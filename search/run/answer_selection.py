@@ -6,8 +6,8 @@ from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import AnswerSelection, Ballot, Candidate
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
+from search.tools.turns import Turns
 from search.tree import Node, NodeId, NodeStatus, SearchTree
-from search.turns import Turns
 
 
 async def select_answer(

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap, takewhile
 from typing import NamedTuple
 
+from search.tools.turns import Turns
 from search.tree import Node, NodeStatus, SearchTree
-from search.turns import Turns
 
 
 class KVHeld:

@@ -9,8 +9,8 @@ from search.ports import Branch, ExpandItem, StopCondition, branch_seed
 from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
+from search.tools.turns import Turns
 from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree
-from search.turns import Turns
 
 NOTHING = Cost(0, 0)
 

@@ -41,8 +41,8 @@ from search.run.scorer import SearchScorer
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.strategies.path_score import path_score
+from search.tools.turns import Turns
 from search.tree import Node, NodeStatus, SearchTree
-from search.turns import Turns
 
 _P = ParamSpec("_P")
 _TEXT = attrgetter("text")

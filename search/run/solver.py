@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from search.problem import Problem
-from search.worker_process import WorkerLost, WorkerProcess
+from search.tools.worker_process import WorkerLost, WorkerProcess
 
 WORKER_SCRIPT = Path(__file__).with_name("solver_worker.py")
 STARTUP_S = 120.0

@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def named(path: str) -> Callable[..., Any]:
-    from search.import_path import imported_function
+    from search.tools.import_path import imported_function
 
     return imported_function(path)
 

@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from inspect import isabstract
 from types import MappingProxyType
 
-from search.import_path import imported
 from search.strategies.base import Strategy
+from search.tools.import_path import imported
 
 Catalog = Mapping[str, type[Strategy]]
 """Strategies by the name that settings give them."""

@@ -8,7 +8,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
-from search.import_path import imported
+from search.tools.import_path import imported
 
 BUILT_IN = (
     "deployments.engines.rewards.step_head:StepHeadSettings",

@@ -13,9 +13,9 @@ from pydantic import Field
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
-from search.import_path import imported_function
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
+from search.tools.import_path import imported_function
 
 logger = logging.getLogger("banyan.rewards")
 

@@ -14,7 +14,7 @@ from deployments.http.admission import SPARE
 from deployments.http.errors import Busy
 from deployments.http.proxy import RETRY_AFTER_S, ROOM, SAID, Door, DropOrders, Room, is_harmless, middlewares
 from deployments.places import NoPlace, Refused
-from search.import_path import imported
+from search.tools.import_path import imported
 
 pytestmark = pytest.mark.asyncio
 

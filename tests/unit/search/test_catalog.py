@@ -7,10 +7,10 @@ import pytest
 from search_fakes import Bench
 
 from search.caps import Width
-from search.import_path import imported
 from search.settings import parse_alias, parse_search, search_schema
 from search.strategies.base import Expansion, Strategy
 from search.strategies.catalog import STRATEGIES, catalog_of
+from search.tools.import_path import imported
 from search.tree import SearchTree
 
 HERE = __name__

@@ -6,7 +6,6 @@ from fractions import Fraction
 import pytest
 import search_fakes
 
-from search import turns
 from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import Ballot, Candidate, SelectionRule
 from search.run.answer_selection import best_open_path, select_answer
@@ -14,6 +13,7 @@ from search.settings import parse_search
 from search.snapshot import tree_as_json
 from search.strategies.base import Strategy
 from search.strategies.catalog import STRATEGIES
+from search.tools import turns
 from search.tree import Node, SearchTree, Step, StepEnd
 
 
