@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict
 
 from search.answers.extraction import extract_answer
 from search.snapshot import NodeView, TreeView
-from search.strategies.backup import backed_up
+from search.strategies.mcts.backup import backed_up
 from search.tree import NodeId, NodeStatus
 
 MAX_ACCURACY = 0.25
@@ -37,7 +37,7 @@ class TrainingNode(NodeView):
     """One step of the tree with what it is worth."""
 
     value: float | None
-    """What the paths through it that have ended credit it with (`search.strategies.backup`); None where none has."""
+    """What the ended paths through it credit it with (`search.strategies.mcts.backup`); None where none has ended."""
 
 
 _KEPT = set(NodeView.model_fields)

@@ -11,17 +11,17 @@ Catalog = Mapping[str, type[Strategy]]
 """Strategies by the name that settings give them."""
 
 BUILT_IN = (
-    "search.strategies.greedy:Greedy",
-    "search.strategies.self_consistency:SelfConsistency",
-    "search.strategies.best_of_n:BestOfN",
-    "search.strategies.beam_search:BeamSearch",
-    "search.strategies.dvts:DVTS",
-    "search.strategies.rebase:Rebase",
-    "search.strategies.ets:ETS",
-    "search.strategies.mcts:MCTS",
-    "search.strategies.ab_mcts:ABMCTS",
-    "search.strategies.frontier:Frontier",
-    "search.strategies.particle_filter:ParticleFilter",
+    "search.strategies.solutions.greedy:Greedy",
+    "search.strategies.solutions.self_consistency:SelfConsistency",
+    "search.strategies.solutions.best_of_n:BestOfN",
+    "search.strategies.levels.beam_search:BeamSearch",
+    "search.strategies.levels.dvts:DVTS",
+    "search.strategies.levels.rebase:Rebase",
+    "search.strategies.levels.ets:ETS",
+    "search.strategies.mcts.mcts:MCTS",
+    "search.strategies.mcts.ab_mcts:ABMCTS",
+    "search.strategies.mcts.frontier:Frontier",
+    "search.strategies.levels.particle_filter:ParticleFilter",
 )
 """In the order in which they are listed to people."""
 

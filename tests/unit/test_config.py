@@ -116,7 +116,7 @@ def test_what_has_a_setting_of_its_own_is_refused_among_vllms_arguments(part: st
 
 
 def test_step_clusters_are_named_by_the_import_path_of_a_function() -> None:
-    path = "search.strategies.step_clusters:clusters_by_contents"
+    path = "search.strategies.levels.step_clusters:clusters_by_contents"
     assert AppConfig.model_validate({"controller": {"step_clusters": path}}).controller.step_clusters == path
     assert AppConfig().controller.step_clusters is None
 

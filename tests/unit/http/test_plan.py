@@ -13,7 +13,7 @@ from deployments.http.schema import ChatRequest
 from search.caps import CapName, Width
 from search.settings import STRATEGIES, SearchSettings, caps_on, parse_search
 from search.strategies.base import Expansion
-from search.strategies.best_of_n import BestOfN
+from search.strategies.solutions.best_of_n import BestOfN
 from search.tree import SearchTree
 
 DEFAULT = {"strategy": "beam_search", "n": 4, "m": 2, "temperature": 0.6, "max_step_tokens": 64}

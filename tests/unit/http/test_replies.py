@@ -12,8 +12,8 @@ import pytest
 from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead, served
 
 from deployments.http import streaming, tree_reply
-from search import turns
 from search.errors import ScorerError
+from search.tools import turns
 from search.tree import SearchTree
 
 pytestmark = pytest.mark.asyncio

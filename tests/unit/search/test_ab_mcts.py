@@ -14,8 +14,8 @@ from treequest.algos.ab_mcts_a.algo import ABMCTSA
 from treequest.algos.ab_mcts_a.prob_state import PriorConfig, ProbabilisticDist
 
 from search.settings import parse_search
-from search.strategies.ab_mcts import Arms, chosen_parent, rewards_of
-from search.strategies.arm_posteriors import MANY, PRIORS, Belief, Odds, Posterior, Rewards, columns
+from search.strategies.mcts.ab_mcts import Arms, chosen_parent, rewards_of
+from search.strategies.mcts.arm_posteriors import MANY, PRIORS, Belief, Odds, Posterior, Rewards, columns
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 ORDER = {"gaussian": ("m", "kappa", "nu", "tau_square"), "beta": ("a", "b")}
@@ -167,7 +167,7 @@ def test_many_arms_are_not_drawn_one_after_another(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("generation", ["step", "solution"])
 def test_the_arms_of_many_children_are_those_of_each(generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """However they came to be many: with rewards of their own, from below, and of repeats."""
-    monkeypatch.setattr("search.strategies.ab_mcts.MANY", 3)
+    monkeypatch.setattr("search.strategies.mcts.ab_mcts.MANY", 3)
     wanted = {"strategy": "ab_mcts", "iterations": 150, "generation": generation}
     widest = 0
     for seed in range(4):

@@ -10,7 +10,7 @@ from search_fakes import PROMPT, reward_of, search, write_solution, write_step
 from search.ports import Lane, StopCondition, branch_seed
 from search.settings import parse_search
 from search.strategies.base import Expansion
-from search.strategies.beam_search import BeamSearch
+from search.strategies.levels.beam_search import BeamSearch
 from search.strategies.path_score import Aggregation, aggregate
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 

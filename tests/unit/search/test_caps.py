@@ -9,8 +9,8 @@ from pydantic import BaseModel, Field
 from search.caps import Cap, CapName, Uncapped, Width, capped_settings, check_marks
 from search.settings import SearchSettings, caps_on, parse_search
 from search.strategies.base import Expansion
-from search.strategies.best_of_n import BestOfN
 from search.strategies.catalog import STRATEGIES
+from search.strategies.solutions.best_of_n import BestOfN
 from search.tree import SearchTree
 
 WIDTHS = {

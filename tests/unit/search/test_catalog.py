@@ -81,7 +81,7 @@ def test_without_its_path_it_is_unknown() -> None:
         ("own_strategies:Nothing", "cannot be imported: AttributeError"),
         ("own_strategies:HERE", "is no strategy"),
         ("own_strategies:Unfinished", "is no strategy"),
-        ("own_strategies:Namesake", "is called 'greedy', as is 'search.strategies.greedy:Greedy'"),
+        ("own_strategies:Namesake", "is called 'greedy', as is 'search.strategies.solutions.greedy:Greedy'"),
         ("search.strategies.base:Strategy", "is no strategy"),
     ],
 )

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from search_fakes import search
 
-from search.strategies.retention import Retention, best_leaves, clusters_of, kept_leaves
+from search.strategies.levels.retention import Retention, best_leaves, clusters_of, kept_leaves
 from search.tree import NodeStatus
 
 

@@ -6,7 +6,7 @@ import pytest
 from search_fakes import search
 
 from search.settings import parse_search
-from search.strategies.frontier import Frontier, Promises, promise_of
+from search.strategies.mcts.frontier import Frontier, Promises, promise_of
 from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 

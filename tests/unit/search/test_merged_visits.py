@@ -10,10 +10,10 @@ from search_fakes import search
 from search.ports import StopCondition
 from search.settings import parse_search
 from search.snapshot import restore_tree, save_tree
-from search.strategies.ab_mcts import ABMCTS, Arms, rewards_of
 from search.strategies.base import Expansion, Strategy
-from search.strategies.frontier import Frontier
-from search.strategies.mcts import MCTS
+from search.strategies.mcts.ab_mcts import ABMCTS, Arms, rewards_of
+from search.strategies.mcts.frontier import Frontier
+from search.strategies.mcts.mcts import MCTS
 from search.tree import ExpansionRequest, Node, NodeStatus, SearchTree, Step, StepEnd
 
 KINDS: dict[str, type[Strategy]] = {"mcts": MCTS, "frontier": Frontier, "ab_mcts": ABMCTS}

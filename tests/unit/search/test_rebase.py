@@ -6,7 +6,7 @@ from itertools import pairwise
 import pytest
 from search_fakes import search
 
-from search.strategies.rebase import allocate_width
+from search.strategies.levels.rebase import allocate_width
 from search.tree import NodeStatus
 
 GOLDEN = [

@@ -21,9 +21,9 @@ from search.run.report import SearchEvent, SearchOutcome, StepScored
 from search.settings import SearchSettings, parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.strategies.base import Expansion, Strategy
-from search.strategies.mcts_visits import Visits
-from search.strategies.particle_filter import ParticleFilter
-from search.strategies.self_consistency import SelfConsistency
+from search.strategies.levels.particle_filter import ParticleFilter
+from search.strategies.mcts.mcts_visits import Visits
+from search.strategies.solutions.self_consistency import SelfConsistency
 from search.tree import NodeStatus, SearchTree, Step, StepEnd, TreeError
 
 

@@ -17,7 +17,7 @@ from search_fakes import Bench
 from search.problem import Problem, StepClusters
 from search.run import solver as solver_module
 from search.run.solver import ProcessSolver, Solver, SolverError
-from search.strategies.retention import Retention, kept_leaves
+from search.strategies.levels.retention import Retention, kept_leaves
 
 HERE = f"{__name__}:"
 RETENTION = Retention(
@@ -152,7 +152,7 @@ async def test_the_operators_function_is_called_in_the_worker() -> None:
 @pytest.mark.parametrize(
     ("step_clusters", "kept"),
     [
-        ("search.strategies.step_clusters:clusters_by_contents", 2),
+        ("search.strategies.levels.step_clusters:clusters_by_contents", 2),
         (HERE + as_many_kinds_as_texts.__name__, 3),
         (HERE + one_kind.__name__, 1),
     ],
@@ -224,7 +224,7 @@ async def test_a_search_has_each_level_solved_once_and_nothing_on_the_event_loop
         solved_by.append(threading.get_ident())
         return kept_leaves(argument, clusters)
 
-    monkeypatch.setattr("search.strategies.ets.kept_leaves", watched)
+    monkeypatch.setattr("search.strategies.levels.ets.kept_leaves", watched)
     outcome = await bench.search({"strategy": "ets", "n": 12, "lookahead": lookahead}, solver=solver)
     assert solver.problems
     assert len(solver.problems) == len(set(solver.problems)) < outcome.tree.deepest

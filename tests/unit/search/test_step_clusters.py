@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from step_pairs import PAIRS, Pair
 
-from search.strategies.retention import clusters_of
-from search.strategies.step_clusters import clusters_by_contents
-from search.strategies.step_contents import contents_of
+from search.strategies.levels.retention import clusters_of
+from search.strategies.levels.step_clusters import clusters_by_contents
+from search.strategies.levels.step_contents import contents_of
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.a[:30]}|{pair.b[:30]}")

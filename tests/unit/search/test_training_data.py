@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from search_fakes import search
 
 from search.snapshot import TreeView, tree_as_json
-from search.strategies.backup import backed_up
+from search.strategies.mcts.backup import backed_up
 from search.training_data import Kind, TrainingNode, answers_of, mean_entropy, training_data
 from search.tree import NodeId
 

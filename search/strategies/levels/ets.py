@@ -6,9 +6,9 @@ from typing import Literal
 from pydantic import Field
 
 from search.problem import Problem
-from search.strategies.level_search import scored
-from search.strategies.rebase import Balanced
-from search.strategies.retention import Retention, kept_leaves
+from search.strategies.levels.level_search import scored
+from search.strategies.levels.rebase import Balanced
+from search.strategies.levels.retention import Retention, kept_leaves
 from search.tree import Node, SearchTree
 
 

@@ -8,7 +8,7 @@ from pydantic import Field, field_validator
 
 from search.caps import Width
 from search.ports import StopCondition
-from search.strategies.level_search import LevelSearch, dealt, divides_n, scored
+from search.strategies.levels.level_search import LevelSearch, dealt, divides_n, scored
 from search.strategies.path_score import best_first, rank_score
 from search.tree import Node, SearchTree
 

@@ -7,8 +7,8 @@ from numpy.typing import NDArray
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
-from search.strategies.step_contents import StepContents, contents_of
-from search.strategies.step_formulas import Formula
+from search.strategies.levels.step_contents import StepContents, contents_of
+from search.strategies.levels.step_formulas import Formula
 
 MAX_WORD_DISTANCE = 0.16
 """Mean distance up to which steps of the same mathematics say the same. Chosen on the pairs of

@@ -11,10 +11,10 @@ from pydantic import Field
 
 from search.caps import Uncapped, Width
 from search.ports import StopCondition
-from search.strategies.arm_posteriors import MANY, NO_REWARDS, PRIORS, Posterior, Rewards, columns
 from search.strategies.base import Expansion, Strategy
+from search.strategies.mcts.arm_posteriors import MANY, NO_REWARDS, PRIORS, Posterior, Rewards, columns
+from search.strategies.mcts.visit_statistics import MAX_ITERATIONS, clear_statistics, upwards
 from search.strategies.path_score import path_score
-from search.strategies.visit_statistics import MAX_ITERATIONS, clear_statistics, upwards
 from search.tree import Node, NodeStatus, SearchTree
 
 

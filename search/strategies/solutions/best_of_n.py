@@ -2,7 +2,7 @@
 
 from typing import ClassVar, Literal
 
-from search.strategies.whole_solutions import WholeSolutions
+from search.strategies.solutions.whole_solutions import WholeSolutions
 
 
 class BestOfN(WholeSolutions):

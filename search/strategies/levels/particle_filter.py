@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Width
-from search.strategies.level_search import LevelSearch, scored
+from search.strategies.levels.level_search import LevelSearch, scored
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, NodeStatus, SearchTree
 

@@ -10,10 +10,10 @@ from weakref import proxy
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.strategies.backup import credited, gain
 from search.strategies.base import Expansion, Strategy
+from search.strategies.mcts.backup import credited, gain
+from search.strategies.mcts.visit_statistics import MAX_ITERATIONS, Expansions, clear_statistics, upwards
 from search.strategies.path_score import mean_logprob, path_score
-from search.strategies.visit_statistics import MAX_ITERATIONS, Expansions, clear_statistics, upwards
 from search.tree import Node, NodeId, NodeStatus, SearchTree
 
 

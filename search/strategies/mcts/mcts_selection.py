@@ -5,9 +5,9 @@ from collections import Counter
 from collections.abc import Sequence
 from enum import StrEnum
 
-from search.strategies.mcts_visits import Visits
+from search.strategies.mcts.mcts_visits import Visits
+from search.strategies.mcts.visit_statistics import upwards
 from search.strategies.path_score import mean_logprob
-from search.strategies.visit_statistics import upwards
 from search.tree import Node
 
 

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from search.answers.canonical import canonical
 from search.answers.voting import SelectionRule
-from search.strategies.whole_solutions import WholeSolutions
+from search.strategies.solutions.whole_solutions import WholeSolutions
 from search.tree import SearchTree
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Depth, Width
-from search.strategies.level_search import LevelSearch, dealt, scored
+from search.strategies.levels.level_search import LevelSearch, dealt, scored
 from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, SearchTree
 

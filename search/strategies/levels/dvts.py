@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from search.caps import Width
-from search.strategies.level_search import LevelSearch, divides_n
+from search.strategies.levels.level_search import LevelSearch, divides_n
 from search.strategies.path_score import best_first
 from search.tree import COMPLETE, Node, NodeStatus, SearchTree
 

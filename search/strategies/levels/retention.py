@@ -12,7 +12,7 @@ from scipy.optimize import Bounds, LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from search.problem import StepClusters
-from search.strategies.step_clusters import clusters_by_contents, numbered
+from search.strategies.levels.step_clusters import clusters_by_contents, numbered
 
 MAX_BRANCHINGS = 1_000
 """Of the solver. Not a time limit, so that the same leaves are kept on any machine."""

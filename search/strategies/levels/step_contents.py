@@ -10,8 +10,8 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from search.strategies.step_formulas import Formula, formula_of, said_once
-from search.strategies.step_words import is_common, operation_of, reverses, stem_of
+from search.strategies.levels.step_formulas import Formula, formula_of, said_once
+from search.strategies.levels.step_words import is_common, operation_of, reverses, stem_of
 
 REMEMBERED = 4096
 MAX_NESTING = 8

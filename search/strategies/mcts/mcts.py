@@ -8,10 +8,10 @@ from pydantic import Field
 
 from search.caps import Uncapped, Width
 from search.strategies.base import Expansion, Strategy
-from search.strategies.mcts_selection import LeafSelection, Prior
-from search.strategies.mcts_visits import Visits
+from search.strategies.mcts.mcts_selection import LeafSelection, Prior
+from search.strategies.mcts.mcts_visits import Visits
+from search.strategies.mcts.visit_statistics import MAX_ITERATIONS
 from search.strategies.path_score import path_score, rank_score
-from search.strategies.visit_statistics import MAX_ITERATIONS
 from search.tree import Node, NodeStatus, SearchTree
 
 

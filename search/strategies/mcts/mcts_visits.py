@@ -8,12 +8,12 @@ from weakref import proxy
 
 from search.ports import StopCondition
 from search.strategies.base import Expansion
+from search.strategies.mcts.visit_statistics import Expansions, VisitStatistics, clear_statistics, searched, upwards
 from search.strategies.path_score import path_score
-from search.strategies.visit_statistics import Expansions, VisitStatistics, clear_statistics, searched, upwards
 from search.tree import Node, NodeStatus, SearchTree
 
 if TYPE_CHECKING:
-    from search.strategies.mcts import MCTS
+    from search.strategies.mcts.mcts import MCTS
 
 
 class Visits:

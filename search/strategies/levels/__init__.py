@@ -1,0 +1,1 @@
+"""Searches that decide level by level, and what they share."""

@@ -1,0 +1,1 @@
+"""Searches that write whole solutions."""
