@@ -1,0 +1,26 @@
+"""The tree that a search grows: its nodes (``nodes``) and the tree itself (``tree``)."""
+
+from search.tree.nodes import (
+    COMPLETE,
+    ExpansionRequest,
+    Node,
+    NodeId,
+    NodeStatus,
+    Step,
+    StepEnd,
+    TreeError,
+)
+from search.tree.tree import Fold, SearchTree
+
+__all__ = [
+    "COMPLETE",
+    "ExpansionRequest",
+    "Fold",
+    "Node",
+    "NodeId",
+    "NodeStatus",
+    "SearchTree",
+    "Step",
+    "StepEnd",
+    "TreeError",
+]
