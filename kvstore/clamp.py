@@ -1,4 +1,4 @@
-"""Whether an engine has KV memory for one more request: what is reserved, and how much is promised ahead."""
+"""Whether an engine has KV memory for one more request: what is reserved, and how far it may overcommit."""
 
 from collections.abc import Callable, Sequence
 

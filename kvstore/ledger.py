@@ -1,7 +1,6 @@
-"""What the requests of one engine hold of its KV blocks and will still need.
+"""The KV blocks of one engine: what its requests hold, and what they have reserved to grow by.
 
-The engine itself knows only what it has given out so far; which of its requests will still grow, and by how much, is
-known here. Used from one thread; nothing in it waits.
+The engine itself knows only which blocks it has given out so far. Used from one thread; nothing in it waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,16 +10,16 @@ from typing import NamedTuple
 from kvstore.geometry import KVGeometry
 
 ROOT = 0
-"""The key of no block: what every chain begins with."""
-LARGE = 4
-"""Times what a request writes: one that has more than that brought in first is promised little ahead. For it the engine
-would have to push out what others come back to."""
-LARGE_AHEAD = 0.1
-"""Of the blocks: so many of them."""
+"""The key of no block: every chain of keys begins with it."""
+LARGE_RATIO = 4
+"""A request is large if it brings in more than this many times the blocks that it writes. For a large request the
+engine would have to evict prefixes that others come back to."""
+LARGE_OVERCOMMIT = 0.1
+"""Overcommit limit for a large request, as a share of capacity."""
 
 
 class TooLarge(ValueError):
-    """A prefix that the whole cache could not hold with one more token."""
+    """A prefix that with one more token does not fit into the empty cache."""
 
     def __init__(self, needed: int, capacity: int) -> None:
         super().__init__(f"needs {needed} KV blocks, there are {capacity}")
@@ -52,31 +51,31 @@ class Prefix(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Blocks that a request has for itself alone."""
+    """Blocks that a request does not share."""
 
     fixed: int
-    """From its first step on."""
+    """Held from the request's first engine step on."""
     growth: int
-    """One after the other, for what it writes; not all of them, where it writes less than it may."""
+    """Reserved for the tokens that it writes; used one after the other, and not all if it writes less."""
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A block of a prefix, and how many requests and blocks behind it need it."""
+    """A block of a prefix, and the number of requests and blocks behind it that need it."""
 
     before: int
     users: int = 0
 
 
 class KVLedger:
-    """Promises the blocks of one engine, each once.
+    """Reserves the blocks of one engine.
 
     A request holds the blocks of its prefix, which others may share, and blocks of its own for the rest of its prompt
-    and for what it will write. Blocks that several hold are counted once: so does an engine with prefix caching.
+    and for what it will write. A block that several requests hold is counted once, as in an engine with prefix caching.
 
-    Where layers look back differently far, every block's worth of tokens takes a block in each group, as if all groups
-    kept all tokens: what siblings share in a sliding window is worth more than what a window leaves out. A request that
-    fits only because of that is granted all there is, alone.
+    Models with several groups of layers (sliding windows) take a block in each group, as if all groups kept all tokens:
+    what siblings share in a window saves more than what the window leaves out. A request that fits only because its
+    windows do not keep all tokens gets all blocks, alone.
     """
 
     def __init__(
@@ -91,9 +90,10 @@ class KVLedger:
         Args:
             capacity: blocks that requests can use.
             block_size: tokens per block.
-            groups: of layers that keep tokens; see `KVGeometry`.
-            states: blocks that every request has for itself, however long it is.
-            alone: blocks that a request of so many tokens holds in an empty cache, where it is fewer than that.
+            groups: number of groups of layers that keep tokens; see `KVGeometry`.
+            states: blocks that every request holds whatever its length (state space layers).
+            alone: number of blocks that a request of a given number of tokens holds in an empty cache, if that is fewer
+                than a block per group and ``block_size`` tokens.
         """
         if capacity < 1 or block_size < 1:
             raise ValueError(f"capacity and block_size must be positive, got {capacity} and {block_size}")
@@ -105,32 +105,32 @@ class KVLedger:
         self._shared: dict[int, _Shared] = {}
         self._fixed = self._growth = 0
         self.withheld = 0
-        """Blocks that somebody else holds for now: they are promised to nobody, but they are not free."""
-        self._large_ahead = int(LARGE_AHEAD * capacity)
+        """Blocks that the cache connector still reads: no request holds them, and they are not free."""
+        self._large_overcommit = int(LARGE_OVERCOMMIT * capacity)
 
     @property
     def reserved(self) -> int:
-        """Blocks that are promised, never more than ``capacity``: what is promised ahead is not there yet."""
+        """Blocks that are reserved, overcommitted ones not counted."""
         return min(self.capacity, self.held + self._growth)
 
     @property
     def growth(self) -> int:
-        """Blocks that are promised for what requests write, used or not."""
+        """Blocks that are reserved for what requests write, used or not."""
         return self._growth
 
     @property
     def held(self) -> int:
-        """Blocks that requests hold from their first steps on: those of prefixes, and of the rest of their prompts."""
+        """Blocks of the prompts of all requests."""
         return self.shared + self._fixed
 
     @property
     def shared(self) -> int:
-        """Blocks of prefixes that are promised."""
+        """Blocks of prefixes, which requests may share."""
         return self._groups * len(self._shared)
 
     @property
     def free(self) -> int:
-        """Blocks that are promised to nobody and held by nobody else."""
+        """Blocks that are neither reserved nor withheld."""
         return max(0, self.capacity - self.reserved - self.withheld)
 
     @classmethod
@@ -142,14 +142,14 @@ class KVLedger:
         states = sum(group.most_blocks or 0 for group in geometry.groups if not group.of_tokens)
         return cls(capacity, block_size, len(tokens), states, geometry.blocks_for)
 
-    def reserve(self, prefix: Prefix, needs: Needs, spare: int = 0, ahead: int = 0) -> "Hold | None":
-        """Promises a request its prefix and what it ``needs`` besides; None where fewer than ``spare`` blocks would be
-        left.
+    def reserve(self, prefix: Prefix, needs: Needs, spare: int = 0, overcommit: int = 0) -> "Hold | None":
+        """Reserves the blocks of a prefix and what the request ``needs`` besides; None if fewer than ``spare`` blocks
+        would be left.
 
-        A request that is alone gets what it needs or, if that is more than there is, all of it, to keep.
+        A request that is alone gets what it needs, or all blocks if it needs more than there are.
 
         Args:
-            ahead: blocks that may be promised though they are not there; `LARGE_AHEAD` at most where it is `LARGE`.
+            overcommit: blocks that may be reserved beyond capacity; at most `LARGE_OVERCOMMIT` for a large request.
         """
         if not (self._shared or self._fixed or self._growth):
             most = max(0, self.capacity - self._groups * len(prefix.keys))
@@ -157,10 +157,10 @@ class KVLedger:
                 needs = Needs(most, 0)
         else:
             missing = self._groups * self._missing(prefix)
-            if missing + needs.fixed > LARGE * max(needs.growth, self._groups):
-                ahead = min(ahead, self._large_ahead)
-            promised = self.held + self._growth + missing + sum(needs)
-            if promised + spare + self.withheld > self.capacity + ahead:
+            if missing + needs.fixed > LARGE_RATIO * max(needs.growth, self._groups):
+                overcommit = min(overcommit, self._large_overcommit)
+            reserved = self.held + self._growth + missing + sum(needs)
+            if reserved + spare + self.withheld > self.capacity + overcommit:
                 return None
         self._take(prefix)
         self._fixed += needs.fixed
@@ -168,10 +168,10 @@ class KVLedger:
         return Hold(self, prefix.keys[-1] if prefix.keys else ROOT, needs)
 
     def needs(self, prefix: Prefix, growth: int) -> Needs:
-        """What a request that writes ``growth`` tokens, one at least, has for itself alone.
+        """The blocks that a request which writes ``growth`` tokens, at least one, does not share.
 
         Raises:
-            TooLarge: the prefix with one token more fits into no empty cache.
+            TooLarge: the prefix with one more token does not fit into the empty cache.
         """
         tokens = prefix.tokens
         if self._whole(tokens + 1) > self.capacity and (whole := self._alone(tokens + 1)) > self.capacity:
@@ -184,7 +184,7 @@ class KVLedger:
         return self._groups * -(-tokens // self.block_size) + self._states
 
     def _missing(self, prefix: Prefix) -> int:
-        """How many of its whole blocks of tokens nobody holds yet."""
+        """The number of its whole blocks that no request holds yet."""
         shared = self._shared
         for missing, key in enumerate(reversed(prefix.keys)):
             if key in shared:
@@ -216,7 +216,7 @@ class KVLedger:
 
 
 class Hold:
-    """What one request was promised, until it is released."""
+    """The blocks that one request has reserved, until it releases them."""
 
     __slots__ = ("_last", "_ledger", "_needs")
 

@@ -141,7 +141,7 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         """Engines here never sleep."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """Admission is the gate's business; the engine refuses nothing."""
+        """The engine refuses nothing: requests wait in the replica's queue."""
 
 
 async def engine_leftovers(engine: AsyncLLM, settle_s: float) -> list[str]:

@@ -218,8 +218,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
     def stats(self) -> dict[str, int]:
         """The engine's counters and this one's: ``written_tokens`` by finished requests,
         ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``;
-        ``recomputed_tokens`` of paths, of which some engine had the KV before; and what the clamp promised and holds
-        back, and what it gave back."""
+        ``recomputed_tokens`` of paths, of which some engine had the KV before; KV blocks
+        that are reserved; and branches that waited for KV memory or were given back."""
         running = self._running
         clamp, clamped = running.clamp, {}
         if clamp is not None:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.engines import fair_order
-from deployments.engines.fair_order import TOGETHER, FairOrder
+from deployments.engines.fair_order import TURN, FairOrder
 
 
 def test_a_narrow_search_does_not_wait_behind_a_wide_one() -> None:
@@ -15,7 +15,7 @@ def test_a_narrow_search_does_not_wait_behind_a_wide_one() -> None:
     for place in wide[:100]:
         order.served(place)
     assert [order.place("narrow") for _ in range(4)] == [97] * 4, "behind the packet that is being served"
-    assert wide == [number // TOGETHER * TOGETHER for number in range(256)]
+    assert wide == [number // TURN * TURN for number in range(256)]
 
 
 def test_whoever_asks_again_and_again_passes_nobody_for_ever() -> None:
@@ -25,7 +25,7 @@ def test_whoever_asks_again_and_again_passes_nobody_for_ever() -> None:
     while (place := order.place("busy")) < last:
         order.served(place)
         rounds += 1
-    assert rounds == last == 64 - TOGETHER
+    assert rounds == last == 64 - TURN
 
 
 def test_what_comes_when_a_packet_has_had_its_turn_is_behind_it() -> None:
@@ -50,12 +50,12 @@ def test_while_two_searches_wait_they_are_served_alike(asked: list[tuple[str, in
             served[first[2]] += 1
         left = {search for _, _, search in waiting}
         taken = [served[search] for search in left]
-        assert not taken or max(taken) - min(taken) <= TOGETHER
+        assert not taken or max(taken) - min(taken) <= TURN
 
 
 def test_what_was_served_is_forgotten() -> None:
     order = FairOrder()
-    for number in range(10 * fair_order.FEW):
+    for number in range(10 * fair_order.REMEMBERED):
         order.served(order.place(f"search {number}"))
         order.served(order.place(f"search {number}"))
-    assert len(order._packets) <= fair_order.FEW + 1
+    assert len(order._packets) <= fair_order.REMEMBERED + 1

@@ -15,8 +15,8 @@ def prefix(*token_ids: int, salt: str = "") -> Prefix:
     return Prefix.of(token_ids, BLOCK, salt)
 
 
-def reserved(ledger: KVLedger, path: Prefix, growth: int, spare: int = 0, ahead: int = 0) -> Hold | None:
-    return ledger.reserve(path, ledger.needs(path, growth), spare, ahead)
+def reserved(ledger: KVLedger, path: Prefix, growth: int, spare: int = 0, overcommit: int = 0) -> Hold | None:
+    return ledger.reserve(path, ledger.needs(path, growth), spare, overcommit)
 
 
 def test_blocks_that_branches_share_are_counted_once() -> None:
@@ -94,7 +94,7 @@ def test_a_ledger_of_nothing_is_none(capacity: int, block_size: int) -> None:
         KVLedger(capacity, block_size)
 
 
-def test_who_brings_a_long_prefix_in_is_promised_little_ahead() -> None:
+def test_who_brings_a_long_prefix_in_may_overcommit_little() -> None:
     """It would push out what others have, and wait for it meanwhile."""
     ledger = KVLedger(100, BLOCK)
     long = prefix(*range(100, 100 + 40 * BLOCK + 1))
@@ -105,11 +105,11 @@ def test_who_brings_a_long_prefix_in_is_promised_little_ahead() -> None:
     assert ledger.reserved == ledger.held + ledger.growth == 46 + 9 * 6
 
     assert reserved(ledger, long, 5 * BLOCK) is None
-    assert reserved(ledger, long, 5 * BLOCK, ahead=60) is not None, "it shares all of it"
-    assert reserved(ledger, prefix(*range(2 * BLOCK + 1)), BLOCK, ahead=60) is not None
-    assert reserved(ledger, prefix(*range(50, 50 + 4 * BLOCK + 1)), BLOCK, ahead=60) is None
-    assert reserved(ledger, prefix(*range(50, 50 + 4 * BLOCK + 1)), 2 * BLOCK, ahead=60) is not None, "for more"
-    assert reserved(ledger, Prefix((), 5 * BLOCK), 1, ahead=60) is None, "of its own"
+    assert reserved(ledger, long, 5 * BLOCK, overcommit=60) is not None, "it shares all of it"
+    assert reserved(ledger, prefix(*range(2 * BLOCK + 1)), BLOCK, overcommit=60) is not None
+    assert reserved(ledger, prefix(*range(50, 50 + 4 * BLOCK + 1)), BLOCK, overcommit=60) is None
+    assert reserved(ledger, prefix(*range(50, 50 + 4 * BLOCK + 1)), 2 * BLOCK, overcommit=60) is not None, "for more"
+    assert reserved(ledger, Prefix((), 5 * BLOCK), 1, overcommit=60) is None, "of its own"
     assert ledger.reserved == 100
 
 
@@ -147,27 +147,28 @@ class Ledger(RuleBasedStateMachine):
         super().__init__()
         self.ledger = KVLedger(self.CAPACITY, BLOCK)
         self.held: list[tuple[Hold, Prefix, int]] = []
-        self.ahead = 0
+        self.overcommit = 0
         """The most that anybody was promised of blocks that are not there."""
 
     @rule(blocks=st.integers(0, 14))
     def withhold(self, blocks: int) -> None:
         self.ledger.withheld = blocks
 
-    @rule(path=paths, growth=growths, spare=st.integers(0, 3), ahead=st.sampled_from([0, 0, 1, 7, 12]))
-    def reserve(self, path: list[int], growth: int, spare: int, ahead: int) -> None:
+    @rule(path=paths, growth=growths, spare=st.integers(0, 3), overcommit=st.sampled_from([0, 0, 1, 7, 12]))
+    def reserve(self, path: list[int], growth: int, spare: int, overcommit: int) -> None:
         wanted = prefix(*path)
         held, growing = self.ledger.held, self.ledger.growth
         alone = not self.held
-        hold = reserved(self.ledger, wanted, growth, spare, ahead)
+        hold = reserved(self.ledger, wanted, growth, spare, overcommit)
         fixed = -(-len(path) // BLOCK) - len(wanted.keys)
         own = -(-(len(path) + max(growth, 1)) // BLOCK) - len(wanted.keys)
         new = len(set(wanted.keys) - {key for _, each, _ in self.held for key in each.keys})
         left = self.CAPACITY - spare - self.ledger.withheld
-        fits = held + growing + new + own <= left + (min(ahead, 1) if new + fixed > 4 * max(own - fixed, 1) else ahead)
+        is_large = new + fixed > 4 * max(own - fixed, 1)
+        fits = held + growing + new + own <= left + (min(overcommit, 1) if is_large else overcommit)
         assert (hold is not None) == (alone or fits)
         if hold is not None:
-            self.ahead = max(self.ahead, ahead)
+            self.overcommit = max(self.overcommit, overcommit)
             most = self.CAPACITY - len(wanted.keys)
             self.held.append((hold, wanted, min(own, most) if alone else own))
 
@@ -185,7 +186,7 @@ class Ledger(RuleBasedStateMachine):
         assert self.ledger.shared == len(shared)
         assert self.ledger.held + self.ledger.growth == promised
         assert self.ledger.reserved == min(self.CAPACITY, promised)
-        assert promised <= self.CAPACITY + self.ahead
+        assert promised <= self.CAPACITY + self.overcommit
 
     def teardown(self) -> None:
         for hold, _, _ in self.held:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from deployments.engines.fair_order import TOGETHER
+from deployments.engines.fair_order import TURN
 from deployments.engines.request_queue import FLEX_RATIO, Ending, EngineRequest, RequestError, RequestQueue
 from kvstore.clamp import MAX_OVERCOMMIT, KVClamp
 from kvstore.ledger import KVLedger, TooLarge
@@ -61,16 +61,16 @@ def test_no_more_start_than_the_engine_has_slots_for_and_each_end_starts_the_nex
 
 def test_a_new_search_starts_before_the_later_turns_of_a_wide_one() -> None:
     queue = RequestQueue(1, ahead=0)
-    submitted(queue, *(request("wide") for _ in range(3 * TOGETHER)))
+    submitted(queue, *(request("wide") for _ in range(3 * TURN)))
     order = []
-    for turn in range(3 * TOGETHER + 2):
+    for turn in range(3 * TURN + 2):
         [running] = started(queue)
         order.append(running.search_id)
         queue.end(running, Ending.FINISHED)
         if turn == 2:
             submitted(queue, request("new"), request("new"))
-    assert order[TOGETHER : TOGETHER + 2] == ["wide"] * 2 or "new" in order[: TOGETHER + 2]
-    assert [place for place, name in enumerate(order) if name == "new"][-1] <= 2 * TOGETHER
+    assert order[TURN : TURN + 2] == ["wide"] * 2 or "new" in order[: TURN + 2]
+    assert [place for place, name in enumerate(order) if name == "new"][-1] <= 2 * TURN
 
 
 def test_at_equal_turns_first_steps_of_a_new_search_go_first() -> None:
@@ -204,7 +204,7 @@ def test_one_that_has_its_memory_starts_though_one_without_is_before_it() -> Non
     """Else each would wait for the other: the one for memory, the other for its turn."""
     queue = clamped(4)
     reserved = request("late", growth=12)
-    for each in submitted(queue, *(request("late") for _ in range(TOGETHER))):
+    for each in submitted(queue, *(request("late") for _ in range(TURN))):
         queue.end(each, Ending.ABORTED)
     assert queue.submit(reserved, reserve=True)
     early = request("early", growth=12)
