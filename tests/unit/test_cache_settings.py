@@ -147,7 +147,7 @@ def test_a_server_that_never_started_says_so_and_stops() -> None:
     assert not server.alive()
     assert not server.healthy()
     with pytest.raises(CacheServerError, match="before it is started"):
-        server.status()
+        _ = server.address
     server.stop()
 
 

@@ -33,11 +33,11 @@ def test_the_best_static_setting_is_the_one_nearest_to_ours_over_all_loads() -> 
     rows = [
         clamp_row("16 sequences", 1.0, (1.0, 0.8)),
         clamp_row("16 sequences", 4.0, (1.0, 2.0)),
-        clamp_row("64 branches", 1.0, (1.0, 1.0)),
-        clamp_row("64 branches", 4.0, (1.0, 1.1)),
+        clamp_row("watermark 0.05", 1.0, (1.0, 1.0)),
+        clamp_row("watermark 0.05", 4.0, (1.0, 1.1)),
         clamp_row("default", 4.0, (1.0, 1.2)),
     ]
-    assert kv_clamp.best_static(rows) == "64 branches"
+    assert kv_clamp.best_static(rows) == "watermark 0.05"
     assert broken(kv_clamp.claims(rows)) == [
         "beam at 4: throughput over the default",
         "beam at 4: p95 over the default",
