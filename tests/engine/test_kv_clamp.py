@@ -91,13 +91,11 @@ async def test_those_that_wait_are_written_while_children_are_gathered(
 
 
 async def test_what_is_given_up_while_it_waits_leaves_its_place(small: GenerationEngine) -> None:
-    held_back = small.stats()["branches_held_back"]
     async with aclosing(small.expand(rambling(prompt(small), "given up"))) as groups:
         async for group in groups:
             if group.children:
                 assert small.stats()["waiting"] > 0
                 break
-    assert small.stats()["branches_held_back"] > held_back
 
     assert len(await token_ids(small, solutions(small, 10, "after it"))) == 10
     assert await small.check_integrity(SETTLE_S) == []
