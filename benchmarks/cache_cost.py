@@ -28,7 +28,6 @@ from deployments.embedded.problems import Problem, Split, draw_problems
 ARMS: dict[str, dict[str, Any]] = {
     "without": {"enabled": False},
     "with": {},
-    "always stored": {"store": "always"},
 }
 CLIENTS = 16
 SEED = 31
@@ -79,17 +78,14 @@ def main(
     problems: Annotated[int, typer.Option(min=16, max=1000, help="In each turn.")] = 48,
     pairs: Annotated[int, typer.Option(min=5, max=1000)] = 16,
     starts: Annotated[int, typer.Option(min=1, max=20, help="Of all sides together, with so many pairs each.")] = 2,
-    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}; the first is what others are compared with.")] = (
-        "without,with"
-    ),
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    names = arms.split(",")
+    names = list(ARMS)
     drawn = draw_problems(Split.TEST, SEED)
     started: list[dict[str, Side]] = []
     for start in range(starts):
-        with applications({arm.replace(" ", "-"): config_of(arm, replicas) for arm in names}) as urls:
+        with applications({arm: config_of(arm, replicas) for arm in names}) as urls:
             sides = {arm: Side(url) for arm, url in zip(names, urls, strict=True)}
             started.append(sides)
             warm_up = list(itertools.islice(drawn, WARM_UP))

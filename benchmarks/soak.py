@@ -2,8 +2,8 @@
 
 Sixteen clients search, one in ten hangs up at a random moment. After a warm-up, in which the reward cache and the cache
 server's memory fill, every process is sampled; a line through its samples says what it gains per minute. The config
-makes both caches small, so that they are full early, and has every path stored: a generator that is alone would store
-what it is about to lose, which here is nothing.
+makes both caches small, so that they are full early, and has the prompt of every problem stored: a generator that is
+alone would store what it is about to lose, which here is nothing.
 
     python -m benchmarks.soak                          35 minutes
     python -m benchmarks.soak --minutes 4 --warm-up 1
@@ -42,7 +42,7 @@ L1_GIB = 0.0625
 CONFIG = AppConfig.model_validate(
     {
         "prm": {"reward_cache_size": REWARD_CACHE},
-        "cache": {"l1_size_gb": L1_GIB, "store": "always"},
+        "cache": {"l1_size_gb": L1_GIB, "store": "prefilled", "least_tokens": 16},
         "http": {"canary_every_s": 0},
     }
 )

@@ -7,6 +7,7 @@ import http.client
 import json
 import logging
 import os
+import re
 import select
 import socket
 import subprocess
@@ -34,7 +35,19 @@ _LOG_LIMIT_BYTES = 8 << 20
 _POLL_S = 0.1
 _MISSED_MARGIN_S = 0.5
 _PROBE_TIMEOUT_S = 3.0
+PROBE_INTERVAL_S = 5.0
+"""Seconds between two health checks of the server by its keeper. One that has died is noticed at once."""
+PROBE_FAILURES = 3
+"""The number of failed health checks in a row after which the keeper kills the server and starts it again."""
+_REFUSED = re.compile(r"^\S+: error: (.+)\Z", re.MULTILINE)
+"""The last line of a server that does not take its command line; pages of usage stand before it."""
 _RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+_ARGUMENTS: dict[str, Any] = {
+    "eviction_policy": "LRU",  # LMCache has no default
+    "l1_init_size_gb": 1,  # the least it takes; the rest of a larger cache is allocated when it is needed
+    "kv_event_log_size": 0,  # nobody reads it: 1.7 kB for each of the last 32,768 chunks that were stored
+}
+"""Arguments of ``lmcache server`` that differ from its defaults, where ``lmcache_args`` does not name them."""
 _ENVIRONMENT_KEPT = (
     *("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
     *("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"),
@@ -49,7 +62,8 @@ _ENVIRONMENT_SET = {
 
 
 class CacheServerError(RuntimeError):
-    """The cache server did not start or did not answer. The message ends with the tail of its log, if any."""
+    """The cache server did not start or did not answer. The message ends with the tail of its log, if any; of a command
+    line that it does not take, with what it said of that."""
 
 
 class CacheAddress(NamedTuple):
@@ -262,6 +276,8 @@ class CacheServer:
             tail = self._log.read_bytes()[-_LOG_TAIL_BYTES:].decode(errors="replace").strip()
         except OSError:
             return ""
+        if refused := _REFUSED.search(tail):
+            return f": {refused[1]}"
         return f"; its log ends:\n{tail}" if tail else ""
 
 
@@ -271,8 +287,16 @@ class CacheKeeper:
     Engines notice the return by themselves and register again; what was cached is lost.
     """
 
-    def __init__(self, settings: CacheSettings, address: CacheAddress | None = None, *, relied_on: bool = True) -> None:
-        self._settings = settings
+    def __init__(
+        self,
+        settings: CacheSettings,
+        address: CacheAddress | None = None,
+        *,
+        relied_on: bool = True,
+        probe_interval_s: float = PROBE_INTERVAL_S,
+        probe_failures: int = PROBE_FAILURES,
+    ) -> None:
+        self._probe_interval_s, self._probe_failures = probe_interval_s, probe_failures
         self._server = CacheServer(settings, address, relied_on=relied_on)
         self._stopping = threading.Event()
         self._lock = threading.Lock()
@@ -308,11 +332,11 @@ class CacheKeeper:
     def _watch(self) -> None:
         failures = 0
         while not self._stopping.is_set():
-            died = self._server.wait(self._settings.probe_interval_s)
+            died = self._server.wait(self._probe_interval_s)
             if self._stopping.is_set():
                 return
             failures = 0 if self._server.healthy() else failures + 1
-            if died or failures >= self._settings.probe_failures:
+            if died or failures >= self._probe_failures:
                 logger.warning("the cache server %s; restarting it", "died" if died else "does not answer")
                 self._revive()
                 failures = 0
@@ -360,25 +384,42 @@ def existing_server(settings: CacheSettings) -> CacheAddress:
 def _command(settings: CacheSettings, address: CacheAddress) -> list[str]:
     # The module behind `lmcache server`, without the imports of LMCache's other commands: two seconds sooner.
     command = [sys.executable, "-m", "lmcache.v1.multiprocess.http_server"]
-    options = {
-        "host": address.host,
-        "port": address.port,
-        "http-host": address.host,
-        "http-port": address.http_port,
-        "l1-size-gb": settings.l1_size_gb,
-        "l1-init-size-gb": 1,  # the least it takes; the rest of a larger cache is allocated when it is needed
-        "chunk-size": settings.chunk_size,
-        "eviction-policy": settings.eviction_policy,
-        "eviction-trigger-watermark": settings.eviction_watermark,
-        "eviction-ratio": settings.eviction_ratio,
-        "supported-transfer-mode": "lmcache_driven",  # the other mode unpickles what a client sends
-        "kv-event-log-size": 0,  # nobody reads it: 1.7 kB for each of the last 32,768 chunks that were stored
-    }
+    further = {name.replace("-", "_"): value for name, value in settings.lmcache_args.items()}
+    # The server takes the last of two values, and names cut short: a further one must not undo one of these.
+    options = (
+        _ARGUMENTS
+        | further
+        | {
+            "host": address.host,
+            "port": address.port,
+            "http_host": address.host,
+            "http_port": address.http_port,
+            "l1_size_gb": settings.l1_size_gb,
+            "chunk_size": settings.chunk_size,
+            "supported_transfer_mode": "lmcache_driven",  # the other mode unpickles what a client sends
+            "l2_adapter": settings.l2_adapters,
+        }
+    )
     for name, value in options.items():
-        command += [f"--{name}", str(value)]
-    for adapter in settings.l2_adapters:
-        command += ["--l2-adapter", json.dumps(adapter)]
+        command += _argument(name.replace("_", "-"), value)
     return command
+
+
+def _argument(name: str, value: Any) -> list[str]:
+    """One argument as ``lmcache server`` takes it: see `CacheSettings.lmcache_args`."""
+    match value:
+        case bool():
+            return [f"--{name}" if value else f"--no-{name}"]
+        case list() | tuple() if all(isinstance(each, dict) for each in value):
+            return [word for each in value for word in _argument(name, each)]
+        case list() | tuple():
+            return [f"--{name}", *map(_text, value)]
+        case _:
+            return [f"--{name}", _text(value)]
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def _environment() -> dict[str, str]:

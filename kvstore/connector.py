@@ -12,9 +12,12 @@ if TYPE_CHECKING:
 IDENTITY = "banyan.identity"
 """Under this name the connector is told whose KV it is."""
 LEAST_TOKENS = "banyan.least_tokens"
-"""Under this name it is told how many tokens are worth a lookup or a store; not asked where every step is stored."""
+"""Under this name it is told how many tokens are worth a lookup or a store."""
 PREFILLED = "banyan.prefilled"
 """Under this name it is told whether prompts are stored as soon as they are computed, which others may lack as well."""
+REPLY_TIMEOUT_S = 10.0
+"""Seconds for which an engine waits for the server's reply to a lookup, or to its registration. After that it takes the
+server for lost until that has answered a heartbeat, and computes what it asked for."""
 QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
 """No reports to LMCache's statistics server, no banner. To be set before an engine starts."""
 
@@ -43,11 +46,10 @@ def connector_arguments(
         "kv_connector_extra_config": {
             "lmcache.mp.host": f"tcp://{address.host}",
             "lmcache.mp.port": address.port,
-            "lmcache.mp.mq_timeout": settings.mq_timeout_s,
+            "lmcache.mp.mq_timeout": REPLY_TIMEOUT_S,
             "lmcache.mp.heartbeat_interval": settings.heartbeat_interval_s,
             "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-            "lmcache.mp.save_decode_cache": settings.save_decode,
-            "lmcache.mp.lazy_offload": store != "always",
+            "lmcache.mp.lazy_offload": True,
             LEAST_TOKENS: settings.least_tokens,
             PREFILLED: store == "prefilled",
             IDENTITY: hashlib.sha256(identity.encode()).hexdigest()[:32],

@@ -6,7 +6,6 @@ Imports vLLM and LMCache.
 import logging
 import time
 from collections.abc import Iterable
-from itertools import chain
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple
@@ -16,62 +15,52 @@ from lmcache.integration.vllm.lmcache_mp_metadata import LMCacheMPRequestMetadat
 from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig
 
 from kvstore.connector import IDENTITY, LEAST_TOKENS, PREFILLED, kv_name
 from kvstore.evicted import EvictedPathsManager
 from kvstore.fetches import Fetches
 from kvstore.in_flight import PatientWorkerAdapter
-from kvstore.recent import Lately, Recent
 from kvstore.storing import STORING, StoringBlocks
-from kvstore.transfers import Transfers
 
 logger = logging.getLogger(__name__)
 ASK_EVERY_S = 0.01
 """The pause before a lookup that has not ended is asked for again."""
-REMEMBERED = 16_384
-"""Requests whose end the worker's side has told. It may be asked of one again for a few steps; LMCache remembers them
-all, 2 MB a minute on two busy cores."""
-KNOWN_S = 30.0
-"""For so long a path that was stored is taken to be there still."""
 
 
 lmcache_mp_connector.LMCacheMPWorkerAdapter = PatientWorkerAdapter  # the one that LMCache's own constructor makes
 
 
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
-    """Under the name that vLLM knows."""
+    """Under the name that vLLM knows. With an engine that has no prefix caching it neither stores nor asks."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
-        if not vllm_config.cache_config.enable_prefix_caching:
-            # What is about to be lost is told by the hashes of its blocks, and there are none.
-            vllm_config.kv_transfer_config.kv_connector_extra_config["lmcache.mp.lazy_offload"] = False
-        super().__init__(vllm_config, *args, **kwargs)
         settings = vllm_config.kv_transfer_config.kv_connector_extra_config
+        if not vllm_config.cache_config.enable_prefix_caching:
+            # Whether a block still holds what is to be stored is told by its hash, and there are none.
+            settings["lmcache.mp.lazy_offload"] = False
+        super().__init__(vllm_config, *args, **kwargs)
+        self._can_store &= self.lazy_offload
         identity = settings[IDENTITY]
         for adapter in (getattr(self, f"{role}_adapter", None) for role in ("scheduler", "worker")):
             if adapter is not None:
                 adapter.model_name = kv_name(adapter.model_name, identity)
-        self._transfers = Transfers()
         self._storing = StoringBlocks()
         self._fetches = Fetches()
         self._lookups: GivenUpLookups | None = None
         if hasattr(self, "scheduler_adapter"):
             self._lookups = GivenUpLookups(self.scheduler_adapter)
             self._sessions = Sessions(self.scheduler_adapter)
-            self._stored = Lately(KNOWN_S, REMEMBERED)
             self._hashed_tokens = self._vllm_config.cache_config.block_size
             self._least_tokens: int = settings[LEAST_TOKENS]
             self._prefilled: bool = settings[PREFILLED]
-            self._gives_up_blocks = looks_back_over_windows(self._kv_cache_config)
             self._prefilling: set[str] = set()
             """Requests whose prompt is computed in several steps and stored then."""
             if self.lazy_offload:
                 self._lazy_offload_manager = EvictedPathsManager(
                     settings, self._group_tokens_per_block, self.scheduler_adapter, storing=self._storing
                 )
-        if hasattr(self, "worker_adapter"):
-            self.worker_adapter._returned_finished = Recent(REMEMBERED)
+            else:
+                logger.warning("This engine has no prefix caching and shares nothing through the cache server")
 
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> None:
         super().register_kv_caches(*args, **kwargs)
@@ -82,13 +71,13 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         finished: tuple[set[str] | None, set[str] | None] = super().get_finished(finished_req_ids)
         # LMCache's own begins with the first store. A server that has heard nothing for an hour, or was started again
         # meanwhile, would refuse that one and all that follow.
-        adapter = self.worker_adapter
-        adapter._ensure_heartbeat_started()
-        # What was stored for a request after its end was told would be kept for good as well.
-        adapter.finished_stores.difference_update(adapter.finished_stores & adapter._returned_finished)
+        self.worker_adapter._ensure_heartbeat_started()
         return finished
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
+        if not self.lazy_offload:
+            self._get_or_create_request_tracker(request)
+            return 0, False
         whole = self._worth_having(request.num_tokens)
         lacks = None if num_computed_tokens >= whole else self._block_at(request, num_computed_tokens)
         asked = request.request_id in self._sessions
@@ -98,8 +87,6 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             tracker = self._get_or_create_request_tracker(request)
             alignment = self._hit_alignment_tokens
             tracker.num_vllm_hit_tokens = num_computed_tokens // alignment * alignment
-            if not self.lazy_offload:
-                tracker.num_stored_tokens = whole
             return 0, False
         self._sessions.begun(request.request_id)
         if lacks is not None and not self._fetches.awaits(lacks, request.request_id, request.priority):
@@ -107,32 +94,23 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         found: tuple[int | None, bool] = super().get_num_new_matched_tokens(request, num_computed_tokens)
         if found[0] is not None:
             self._fetches.answered(request.request_id)
-            if self.lazy_offload and not self._prefilled:
+            if not self._prefilled:
                 self._lazy_offload_manager.lookups.ended(found[0] > 0)
-            self._note(request, whole)  # what was not there is stored as it is computed
         return found
 
     def _need_not_ask(self, request: Any, computed: int, whole: int) -> bool:
-        """Whether a request need not ask what the server has of it: it has no whole chunk, the engine holds all itself,
-        or lacks so little that computing it is less work, or nobody has stored what it lacks."""
+        """Whether a request need not ask what the server has of it: it has no whole chunk, the engine lacks so little
+        of it that computing that is less work, or nobody has stored what it lacks."""
         if not whole:
             return True
-        if self.lazy_offload:
-            if (last := self._block_before(request, whole)) is not None:
-                self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))
-            if whole - computed < self._least_tokens:
-                return True
-            if self._prefilled:
-                return False
-            missing = self._block_at(request, computed)
-            return not self._lazy_offload_manager.lookups.worth(make_block_hash_with_group_id(missing, 0))
-        # The server may have been lost, or have evicted it: from time to time it is asked, and gets what it lacks.
-        return computed >= whole and self._block_before(request, whole) in self._stored
-
-    def _note(self, request: Any, tokens: int) -> None:
-        """The server has the first ``tokens`` of this request, or will soon."""
-        if (block := self._block_before(request, tokens)) is not None:
-            self._stored.note(block)
+        if (last := self._block_before(request, whole)) is not None:
+            self._lazy_offload_manager.gone_on_with(make_block_hash_with_group_id(last, 0))
+        if whole - computed < self._least_tokens:
+            return True
+        if self._prefilled:
+            return False
+        missing = self._block_at(request, computed)
+        return not self._lazy_offload_manager.lookups.worth(make_block_hash_with_group_id(missing, 0))
 
     def _worth_having(self, tokens: int) -> int:
         """How many of the first ``tokens`` an engine would ask for: whole chunks, and it computes the last token in any
@@ -152,29 +130,23 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
         metadata = super().build_connector_meta(scheduler_output)
-        # Blocks behind a window are given to others while their request goes on, as those of one that is preempted.
-        metadata.need_flush_before_forward |= self._gives_up_blocks
         for each in metadata.requests:
             self._sessions.begun(each.request_id)
         return metadata
 
     def _process_new_requests(self, scheduler_output: Any, metadata: Any) -> None:
-        if not self.lazy_offload:
-            super()._process_new_requests(scheduler_output, metadata)
+        if not (self._prefilled and self._can_store):
             return
         for new in scheduler_output.scheduled_new_reqs:
             self._prefilling.discard(new.req_id)
             whole = self._worth_having(self.request_trackers[new.req_id].num_prompt_tokens)
-            if self._prefilled and whole - new.num_computed_tokens >= self._least_tokens:
+            if whole - new.num_computed_tokens >= self._least_tokens:
                 self._prefilling.add(new.req_id)
                 self._prefills(new.req_id, new.num_computed_tokens, scheduler_output)
 
     def _process_cached_requests(self, scheduler_output: Any, metadata: Any) -> None:
         """Only of prompts that are stored as soon as they are computed. What is about to be lost is no request's, so
         what that would be is put together at a request's end, not in every step."""
-        if not self.lazy_offload:
-            super()._process_cached_requests(scheduler_output, metadata)
-            return
         if not self._prefilling:
             return
         going_on = scheduler_output.scheduled_cached_reqs
@@ -208,7 +180,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             return
         tracker.allocated_block_ids = dict(enumerate(block_ids))
         tracker.num_scheduled_tokens = computed - _found(tracker)
-        if (offered := self._to_store(tracker, decoded=self._save_decode_cache)) is not None:
+        if (offered := self._to_store(tracker, decoded=True)) is not None:
             self._lazy_offload_manager.add_store_candidate(offered)
 
     def _to_store(self, tracker: Any, decoded: bool) -> Any:
@@ -228,48 +200,32 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
         if num_external_tokens > 0:
-            self._transfers.load_begins(request.request_id)
             self._fetches.loads(request.request_id)
 
     def request_finished_all_groups(
         self, request: Any, block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
         tracker = self.request_trackers.get(request.request_id)
-        if self.lazy_offload and tracker is not None:
+        if tracker is not None:
             hashed = len(request.block_hashes) * self._hashed_tokens
             self._offer(tracker, min(request.num_computed_tokens - request.num_in_flight_tokens, hashed), block_ids)
-        keeps, told = self.request_finished(request, block_ids[0] if block_ids else [])
-        if keeps:
-            self._storing.begins(request.request_id, chain.from_iterable(block_ids))
-        return keeps, told
+        return self.request_finished(request, block_ids[0] if block_ids else [])
 
     def request_finished(self, request: Any, block_ids: list[int]) -> tuple[bool, dict[str, Any] | None]:
-        self._transfers.request_ends(request.request_id)
         self._fetches.ends(request.request_id)
         self._prefilling.discard(request.request_id)
         tracker = self.request_trackers.get(request.request_id)
         if self._lookups is not None and tracker is not None and self._lookups.take(tracker):
             self._cleanup_request_tracker(request.request_id)
             self._sessions.forget(request.request_id)
-            if self.lazy_offload:
-                self._lazy_offload_manager.on_request_finished(request.request_id)
-                return False, None
-            # The worker reports this request as stored like any other, so it is told the same as of any other.
-            return self._can_store, None
-        if tracker is not None and not self.lazy_offload:
-            # Of what goes on from here the last token is computed again, and perhaps its chunk with it.
-            for end in (tracker.num_stored_tokens, tracker.num_stored_tokens - 1):
-                self._note(request, end)
+            self._lazy_offload_manager.on_request_finished(request.request_id)
+            return False, None
         finished: tuple[bool, dict[str, Any] | None] = super().request_finished(request, block_ids)
         return finished
 
     def update_connector_output(self, connector_output: Any) -> None:
         super().update_connector_output(connector_output)
-        stored, loaded = connector_output.finished_sending or set(), connector_output.finished_recving or set()
-        told = connector_output.finished_sending = self._transfers.to_tell(stored, loaded)
-        for request_id in (*told, *loaded):
-            self._storing.ends(request_id)  # the scheduler frees its blocks now
-        for request_id in loaded:
+        for request_id in connector_output.finished_recving or ():
             self._fetches.ends(request_id)
 
     def get_kv_connector_stats(self) -> LMCacheMPConnectorStats | None:
@@ -282,12 +238,6 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if self._lookups is not None:
             self._lookups.close()
         super().shutdown()
-
-
-def looks_back_over_windows(config: KVCacheConfig) -> bool:
-    """Whether some layers do not need all of a path, so that vLLM gives up blocks of it as it grows."""
-    specs = lmcache_mp_connector._iter_kv_cache_specs(config)
-    return not all(isinstance(spec, FullAttentionSpec) for spec in specs)
 
 
 def _found(tracker: Any) -> int:

@@ -1,7 +1,5 @@
-"""Sets that forget."""
+"""A set that forgets the oldest."""
 
-import math
-import time
 from collections import deque
 from collections.abc import Hashable, Iterable
 from typing import TypeVar
@@ -25,22 +23,3 @@ class Recent(set[Name]):
                     self._order.append(name)
         while len(self._order) > self._most:
             self.discard(self._order.popleft())
-
-
-class Lately:
-    """What was noted within the last ``seconds``, of no more than ``most`` notes."""
-
-    def __init__(self, seconds: float, most: int) -> None:
-        self._seconds = seconds
-        self._most = most
-        self._noted: dict[Hashable, float] = {}
-        """Oldest first."""
-
-    def note(self, what: Hashable) -> None:
-        self._noted.pop(what, None)
-        self._noted[what] = time.monotonic()
-        while len(self._noted) > self._most:
-            del self._noted[next(iter(self._noted))]
-
-    def __contains__(self, what: Hashable) -> bool:
-        return time.monotonic() - self._noted.get(what, -math.inf) <= self._seconds

@@ -2,26 +2,31 @@
 
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-_OF_ITS_OWNER = (
-    "l1_size_gb",
-    "eviction_policy",
-    "eviction_watermark",
-    "eviction_ratio",
-    "l2_adapters",
-    "idle_s",
-    "stop_timeout_s",
-    "probe_interval_s",
-    "probe_failures",
+SET_BY_BANYAN = frozenset(
+    {
+        "host",
+        "port",
+        "http_host",
+        "http_port",
+        "l1_size_gb",
+        "chunk_size",
+        "l2_adapter",
+        "supported_transfer_mode",
+    }
 )
+"""Arguments of ``lmcache server`` that ``lmcache_args`` must not name: Banyan sets them, from settings of their own or
+as its engines need them."""
+_OF_ITS_OWNER = ("l1_size_gb", "l2_adapters", "lmcache_args", "idle_s", "stop_timeout_s")
 """Settings of a server that Banyan starts."""
 
 
 class CacheSettings(BaseModel):
     """One LMCache server per node, shared by every generator replica on it: Banyan's, or one that is there (``host``).
 
-    ``l2_adapters`` reach the server's command line, where every user of the machine can read them: no secrets there.
+    ``l2_adapters`` and ``lmcache_args`` reach the server's command line, where every user of the machine can read them:
+    no secrets there.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -34,25 +39,26 @@ class CacheSettings(BaseModel):
     chunk_size: int = Field(
         32, ge=16, le=4096, multiple_of=16, description="Tokens kept together; a multiple of the engines' block size."
     )
-    eviction_policy: Literal["LRU", "ARC"] = "LRU"
-    eviction_watermark: float = Field(0.8, gt=0, lt=1, description="Use of the memory at which eviction begins.")
-    eviction_ratio: float = Field(0.2, gt=0, le=1, description="Share of the memory given up by one eviction.")
-    save_decode: bool = Field(True, description="Keep a generated step at once, not when it is part of a later prompt.")
-    store: Literal["auto", "always", "prefilled", "evicted"] = Field(
+    store: Literal["auto", "prefilled", "evicted"] = Field(
         "auto",
-        description="What engines keep there: always, each path as it is computed; evicted, what an engine is about to "
-        "lose; prefilled, that and prompts of which it had to compute least_tokens; auto, the last where others may "
-        "make use of it (several generators, a second tier, users of the host), else evicted.",
+        description="What engines keep there: evicted, what an engine is about to lose; prefilled, that and prompts of "
+        "which it had to compute least_tokens; auto, prefilled where others may make use of it (several generators, a "
+        "second tier, users of the host), else evicted.",
     )
     least_tokens: int = Field(
         128,
         ge=16,
         le=1_048_576,
-        description="So many tokens are worth being asked for and being stored, but with store always: fewer are "
-        "computed again sooner.",
+        description="The least number of tokens that an engine asks the server for or stores there: it computes fewer "
+        "again sooner.",
     )
     l2_adapters: tuple[dict[str, Any], ...] = Field(
         (), description="Second tiers, as `lmcache server --l2-adapter` takes them: what nodes share without a GPU."
+    )
+    lmcache_args: dict[str, Any] = Field(
+        default_factory=dict,
+        description="Further arguments of `lmcache server`, by their names there with underscores: true and false as "
+        "--name and --no-name, an object as JSON, a list as several values, one of objects as the argument repeated.",
     )
 
     host: str = Field(
@@ -70,7 +76,6 @@ class CacheSettings(BaseModel):
         "without which an update cannot start its server beside the old one.",
     )
     http_port: int = Field(0, ge=0, le=65535, description="Health, status and metrics; 0 chooses.")
-    mq_timeout_s: float = Field(10.0, ge=0.5, le=300, description="Longest wait of an engine for one reply.")
     heartbeat_interval_s: float = Field(
         2.0, ge=0.2, le=40, description="An engine notices the server's loss and its return within about two of these."
     )
@@ -79,8 +84,15 @@ class CacheSettings(BaseModel):
         300.0, ge=0, le=86_400, description="A server ends when no generator of its node has used it for so long."
     )
     stop_timeout_s: float = Field(5.0, ge=0, le=60, description="Grace between SIGTERM and SIGKILL.")
-    probe_interval_s: float = Field(5.0, ge=0.2, le=60, description="Between two health checks of the server.")
-    probe_failures: int = Field(3, ge=1, le=100, description="Failed checks in a row after which it is restarted.")
+
+    @field_validator("lmcache_args")
+    @classmethod
+    def _are_further_ones(cls, given: dict[str, Any]) -> dict[str, Any]:
+        if own := sorted(name for name in given if name.replace("-", "_") in SET_BY_BANYAN):
+            raise ValueError(
+                f"{', '.join(own)}: set by Banyan itself, from a setting beside lmcache_args or as its engines need it"
+            )
+        return given
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:
@@ -88,7 +100,7 @@ class CacheSettings(BaseModel):
             return self
         if lacking := [name for name in ("port", "http_port") if not getattr(self, name)]:
             raise ValueError(f"{' and '.join(lacking)}: must be given with host, whose server Banyan does not start")
-        fields = type(self).model_fields
-        if given := [name for name in _OF_ITS_OWNER if getattr(self, name) != fields[name].default]:
+        unset = type(self)()
+        if given := [name for name in _OF_ITS_OWNER if getattr(self, name) != getattr(unset, name)]:
             raise ValueError(f"{', '.join(given)}: of a server that Banyan starts, not of one that is there (host)")
         return self

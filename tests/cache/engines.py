@@ -61,6 +61,12 @@ class Engine:
                 began.set()
         return Reply(tokens, cached)
 
+    async def compute(self, token_ids: list[int], max_tokens: int = 8, salt: str | None = None) -> Reply:
+        """As `ask`, when the engine's own cache has nothing: what the server has not is computed, and stored there."""
+        while not await self.llm.reset_prefix_cache():
+            await asyncio.sleep(0.05)
+        return await self.ask(token_ids, max_tokens, salt=salt)
+
 
 @contextmanager
 def engine_of(
@@ -85,11 +91,15 @@ def engine_of(
             block_size=BLOCK,
             max_model_len=512,
             max_num_seqs=32,
-            enable_prefix_caching=True,
             enforce_eager=True,
             kv_cache_memory_bytes=kv_bytes,
             kv_transfer_config=connector_config(address, settings, identity),
-            **{"max_num_batched_tokens": 2048, "enable_chunked_prefill": False, **arguments},
+            **{
+                "max_num_batched_tokens": 2048,
+                "enable_chunked_prefill": False,
+                "enable_prefix_caching": True,
+                **arguments,
+            },
         ),
         stat_loggers=[EngineCounters],
     )

@@ -13,14 +13,12 @@ from kvstore.settings import CacheSettings
 
 BLOCK = 32
 SETTINGS = CacheSettings(
-    # The heartbeat's interval is its deadline too: a shorter one is missed on a busy machine, and a few probes as well.
+    # The heartbeat's interval is its deadline too: a shorter one is missed on a busy machine.
     l1_size_gb=0.25,
     chunk_size=BLOCK,
-    store="always",
+    store="prefilled",
+    least_tokens=BLOCK,
     heartbeat_interval_s=5.0,
-    mq_timeout_s=5,
-    probe_interval_s=0.5,
-    probe_failures=10,
 )
 WAIT_S = 180.0
 

@@ -73,13 +73,12 @@ def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
         runner.run(engine.ask(prompt(1), salt="mine"))
         until(
             lambda: tier.stored() >= 8,
-            again=lambda: runner.run(engine.ask(prompt(1), salt="mine")),
+            again=lambda: runner.run(engine.compute(prompt(1), salt="mine")),
         )
         server.restart()
 
         def cached(salt: str, engine: Engine = engine) -> int:
-            runner.run(engine.llm.reset_prefix_cache())
-            return runner.run(engine.ask(prompt(1), salt=salt)).cached
+            return runner.run(engine.compute(prompt(1), salt=salt)).cached
 
         until(lambda: cached("mine") == 8 * BLOCK)
         assert cached("yours") == 0

@@ -42,6 +42,22 @@ def test_the_log_says_why_it_does_not_start() -> None:
     server.stop()
 
 
+def test_an_argument_that_the_server_does_not_know_is_named() -> None:
+    server = CacheServer(SETTINGS.model_copy(update={"lmcache_args": {"no_such_argument": 3}}))
+    with pytest.raises(CacheServerError, match=r"started: unrecognized arguments: --no-such-argument 3$"):
+        server.start()
+    server.stop()
+
+
+def test_further_arguments_reach_the_server() -> None:
+    arguments = {"eviction_policy": "ARC", "l1_use_lazy": True, "max_cpu_workers": 2}
+    with CacheServer(SETTINGS.model_copy(update={"lmcache_args": arguments})) as server:
+        command = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
+        assert {b"--l1-use-lazy", b"--max-cpu-workers"} <= set(command)
+        assert command[command.index(b"--eviction-policy") + 1] == b"ARC"
+        assert server.healthy()
+
+
 def test_the_keeper_brings_a_killed_server_back_at_its_address() -> None:
     keeper = CacheKeeper(SETTINGS)
     try:
@@ -62,8 +78,8 @@ def test_the_keeper_brings_a_killed_server_back_at_its_address() -> None:
 
 
 def test_the_keeper_replaces_a_server_that_hangs() -> None:
-    settings = SETTINGS.model_copy(update={"probe_failures": 1, "stop_timeout_s": 0.5})
-    keeper = CacheKeeper(settings)
+    settings = SETTINGS.model_copy(update={"stop_timeout_s": 0.5})
+    keeper = CacheKeeper(settings, probe_interval_s=0.5, probe_failures=1)
     try:
         keeper.start()
         first = keeper.server.pid

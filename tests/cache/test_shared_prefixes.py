@@ -15,13 +15,16 @@ from kvstore.cache_server import CacheKeeper
 from tests.cache.engines import VOCABULARY, Engine, Reply, engine_of, prompt, together
 from tests.cache.servers import BLOCK, WAIT_S, empty, l1, lookups, objects, until
 
+BLOCKS = 192
+
 
 @pytest.fixture(scope="module")
 def engines(model: Path, keeper: CacheKeeper) -> Iterator[list[Engine]]:
     """As they are served, and one whose model has a process of its own."""
     address = keeper.server.address
-    apart = engine_of(model, address, distributed_executor_backend="mp")
-    with together(engine_of(model, address), apart) as both:
+    memory = BLOCKS * 65_536
+    apart = engine_of(model, address, kv_bytes=memory, distributed_executor_backend="mp")
+    with together(engine_of(model, address, kv_bytes=memory), apart) as both:
         yield both
 
 
@@ -32,26 +35,39 @@ def test_what_one_engine_read_another_need_not(
     lost, kept = prompt(1), prompt(2)
     expected = runner.run(first.ask(lost))
     assert expected.cached == 0
-    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(lost)))
+    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.compute(lost)))
     empty(keeper.server)
     assert runner.run(second.ask(lost)) == Reply(expected.tokens, 0)
 
     empty(keeper.server)
     expected = runner.run(first.ask(kept))
     assert expected.cached == 0
-    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(kept)))
+    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.compute(kept)))
     assert runner.run(second.ask(kept)) == Reply(expected.tokens, 8 * BLOCK)
 
 
-def test_what_is_written_to_a_prompt_too_short_to_be_looked_up_is_shared(
+def test_what_is_written_to_a_prompt_too_short_to_be_looked_up_is_shared_when_it_is_lost(
     engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     first, second = engines
+    long, short = 15, prompt(5, blocks=0)
+    others = [prompt(seed, blocks=long) for seed in range(3000, 3004 + BLOCKS // long)]
+
+    def write() -> Reply:
+        """And lose it to the others."""
+        written = runner.run(first.compute(short, max_tokens=2 * BLOCK))
+        for other in others:
+            runner.run(first.ask(other, max_tokens=1))
+        return written
+
     empty(keeper.server)
-    before, short = lookups(keeper.server), prompt(5, blocks=0)
+    before = lookups(keeper.server)
     written = runner.run(first.ask(short, max_tokens=2 * BLOCK))
-    until(lambda: objects(keeper.server) == 2, again=lambda: runner.run(first.ask(short, max_tokens=2 * BLOCK)))
     assert lookups(keeper.server) == before
+    assert objects(keeper.server) == 0
+    assert write() == written
+    until(lambda: objects(keeper.server) >= len(others) * long + 2, again=write)
+    before = lookups(keeper.server)
     assert runner.run(second.ask([*short, *written.tokens])).cached == 2 * BLOCK
     until(lambda: lookups(keeper.server) == before + 1)
 
@@ -62,7 +78,7 @@ def test_what_one_salt_has_left_is_of_no_use_to_another(
     first, second = engines
     empty(keeper.server)
     runner.run(first.ask(prompt(4), salt="mine"))
-    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.ask(prompt(4), salt="mine")))
+    until(lambda: objects(keeper.server) >= 8, again=lambda: runner.run(first.compute(prompt(4), salt="mine")))
     found = {salt: runner.run(second.ask(prompt(4), salt=salt)).cached for salt in (None, "yours", "mine")}
     assert found == {None: 0, "yours": 0, "mine": 8 * BLOCK}
 
@@ -94,21 +110,6 @@ def test_requests_given_up_while_their_prefix_loads_harm_nobody(
     assert loaded > 5, "hardly any prefix was there to be loaded"
     # All but what a server that counted as unhealthy was not told: of LMCache's own, every second object or more.
     until(lambda: l1(keeper.server)["read_locked_count"] <= (objects(keeper.server) - before) // 4)
-
-
-def test_generated_tokens_are_shared_as_well(
-    engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
-) -> None:
-    first, second = engines
-    before = objects(keeper.server)
-
-    def written() -> Reply:
-        return runner.run(first.ask(prompt(3, blocks=1), max_tokens=3 * BLOCK))
-
-    reply = written()
-    until(lambda: objects(keeper.server) >= before + 4, again=written)
-    continued = prompt(3, blocks=1) + reply.tokens
-    assert runner.run(second.ask(continued)).cached == 4 * BLOCK
 
 
 def test_a_kill_in_mid_flight_fails_no_request_and_hits_resume(

@@ -13,7 +13,7 @@ import pytest
 from kvstore.cache_server import CacheKeeper
 from kvstore.settings import CacheSettings
 from tests.cache.engines import VOCABULARY, Engine, engine_of, together
-from tests.cache.servers import BLOCK, SETTINGS, until
+from tests.cache.servers import BLOCK, SETTINGS
 
 UNNOTICED_S = 2 * 2.0
 
@@ -25,12 +25,19 @@ def settings_of(store: str) -> CacheSettings:
 
 
 @pytest.fixture(scope="module")
-def small_engines(model: Path, keeper: CacheKeeper) -> Iterator[dict[str, Engine]]:
-    """Two with little memory and a fast heartbeat, by what they store."""
-    stores = ("always", "evicted")
-    of_each = (engine_of(model, keeper.server.address, settings_of(store), kv_bytes=6 << 20) for store in stores)
-    with together(*of_each) as both:
-        yield dict(zip(stores, both, strict=True))
+def small_engines(model: Path, model_with_windows: Path, keeper: CacheKeeper) -> Iterator[dict[str, Engine]]:
+    """With little memory and a fast heartbeat, by what they store or have."""
+    kinds = {
+        "evicted": (model, "evicted", 6 << 20),
+        "prefilled": (model, "prefilled", 6 << 20),
+        "windows": (model_with_windows, "prefilled", 3 << 20),
+    }
+    of_each = (
+        engine_of(path, keeper.server.address, settings_of(store), kv_bytes=memory)
+        for path, store, memory in kinds.values()
+    )
+    with together(*of_each) as all_of_them:
+        yield dict(zip(kinds, all_of_them, strict=True))
 
 
 @contextmanager
@@ -61,66 +68,63 @@ class Paths:
             await asyncio.gather(*(engine.ask(self.some(8), max_tokens=1) for _ in range(8)))
 
 
-@pytest.mark.parametrize("store", ["always", "evicted"])
 def test_a_server_that_stands_still_for_a_while_keeps_nothing_wrong(
-    store: str, small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
+    small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     """It copies from the engine's blocks itself, also what it was asked for long ago: they are still the same then."""
-    engine, paths = small_engines[store], Paths(store)
+    engine, paths = small_engines["evicted"], Paths("evicted")
 
-    async def path_while_it_stands_still() -> list[int]:
-        began, path = asyncio.Event(), paths.some(4)
-        writing = asyncio.create_task(engine.ask(path, max_tokens=8 * BLOCK, began=began))
-        await (began.wait() if store == "always" else writing)
+    async def path_lost_while_it_stands_still() -> list[int]:
+        path = paths.some(4)
+        path += (await engine.ask(path, max_tokens=8 * BLOCK)).tokens
         with standing_still(keeper):
-            path += (await writing).tokens
-            if store == "evicted":
-                await paths.push_out(engine)
+            await paths.push_out(engine)
             await asyncio.sleep(UNNOTICED_S + 1)
             await paths.push_out(engine)  # it gets what the engine takes for free
         return path
 
     found = 0
     for _ in range(3):  # what comes while a busy server counts as lost is not stored
-        path = runner.run(path_while_it_stands_still())
+        path = runner.run(path_lost_while_it_stands_still())
         runner.run(asyncio.sleep(UNNOTICED_S + 1))
-        until(lambda: runner.run(engine.llm.reset_prefix_cache()))
-        computed = runner.run(engine.ask(path, salt="computed"))
-        reply = runner.run(engine.ask(path))
+        computed = runner.run(engine.compute(path, salt="computed"))
+        reply = runner.run(engine.compute(path))
         assert reply.tokens == computed.tokens
         found = max(found, reply.cached)
         if found == 12 * BLOCK:
             break
-    assert found == 12 * BLOCK, "what was lost or written while it stood still was stored"
+    assert found == 12 * BLOCK, "what was lost while it stood still was stored"
 
 
-def test_nor_of_what_is_behind_a_window(model_with_windows: Path, keeper: CacheKeeper, runner: asyncio.Runner) -> None:
-    """Which the engine takes from a path that is still written."""
-    paths = Paths("windows")
+@pytest.mark.parametrize("kind", ["prefilled", "windows"])
+def test_nor_of_prompts_that_it_had_to_copy(
+    kind: str, small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    """Whose blocks the engine gives to others when the prompt is behind a window, or the request has ended."""
+    engine, paths = small_engines[kind], Paths(kind)
 
-    async def path_while_it_stands_still(engine: Engine) -> list[int]:
-        began, path = asyncio.Event(), paths.some(4)
-        writing = asyncio.create_task(engine.ask(path, max_tokens=8 * BLOCK, began=began))
-        await began.wait()
+    async def prompts_computed_when_it_stops() -> list[list[int]]:
+        began, prompts = asyncio.Event(), [paths.some(12) for _ in range(4)]
+        writing = [asyncio.create_task(engine.ask(each, max_tokens=3 * BLOCK, began=began)) for each in prompts]
+        await began.wait()  # it has been asked to store them, and copies one after the other
         with standing_still(keeper):
-            others = asyncio.create_task(paths.push_out(engine))
+            await asyncio.gather(*writing)
+            await paths.push_out(engine)
             await asyncio.sleep(UNNOTICED_S + 1)
-        path += (await writing).tokens
-        await others
-        return path
+            await paths.push_out(engine)
+        return prompts
 
-    with engine_of(model_with_windows, keeper.server.address, settings_of("always"), kv_bytes=3 << 20) as engine:
-        found = 0
-        for _ in range(3):
-            path = runner.run(path_while_it_stands_still(engine))
-            runner.run(asyncio.sleep(UNNOTICED_S + 1))
-            # Each block is within the window of what comes next behind it.
-            starts = [path[: blocks * BLOCK + 1] for blocks in range(1, 13)]
+    found = 0
+    for _ in range(3):
+        prompts = runner.run(prompts_computed_when_it_stops())
+        runner.run(asyncio.sleep(UNNOTICED_S + 1))
+        for path in prompts:
+            # Each block of the last ones is within the window of what comes next behind it.
+            starts = [path[: blocks * BLOCK + 1] for blocks in range(9, 13)]
             computed = [runner.run(engine.ask(start, salt="computed")).tokens for start in starts]
-            until(lambda: runner.run(engine.llm.reset_prefix_cache()))
-            replies = [runner.run(engine.ask(start)) for start in starts]
+            replies = [runner.run(engine.compute(start)) for start in starts]
             assert [reply.tokens for reply in replies] == computed
             found = max(found, replies[-1].cached)
-            if found == 12 * BLOCK:
-                break
-        assert found == 12 * BLOCK
+        if found == 12 * BLOCK:
+            break
+    assert found == 12 * BLOCK

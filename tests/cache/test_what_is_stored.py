@@ -1,4 +1,4 @@
-"""Where not every step is stored: what is about to be lost, and prompts."""
+"""What engines store: what they are about to lose, and prompts."""
 
 import asyncio
 import os
@@ -7,14 +7,14 @@ from pathlib import Path
 
 from kvstore.cache_server import CacheKeeper
 from tests.cache.engines import Reply, engine_of, prompt, together
-from tests.cache.servers import BLOCK, SETTINGS, empty, l1, objects, registered, until
+from tests.cache.servers import BLOCK, SETTINGS, empty, l1, lookups, objects, registered, until
 
 
 def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
     model: Path, keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     assert keeper.server.address is not None
-    settings = SETTINGS.model_copy(update={"store": "evicted"})
+    settings = SETTINGS.model_copy(update={"store": "evicted", "least_tokens": 4 * BLOCK})
     blocks = 32  # three such prompts with what is written to them
     path, *others = (prompt(seed) for seed in range(901, 907))
     strangers = registered(keeper.server)  # some of which are gone
@@ -84,3 +84,14 @@ def test_prompts_are_shared_as_soon_as_they_are_computed_and_steps_when_they_are
             assert runner.run(second.ask(other, max_tokens=1)).cached == 8 * BLOCK
         assert runner.run(first.ask(short, max_tokens=1)).cached == 0
         assert objects(keeper.server) == kept
+
+
+def test_an_engine_without_prefix_caching_serves_and_shares_nothing(
+    model: Path, keeper: CacheKeeper, runner: asyncio.Runner
+) -> None:
+    empty(keeper.server)
+    with engine_of(model, keeper.server.address, enable_prefix_caching=False) as engine:
+        before = lookups(keeper.server)
+        first = runner.run(engine.ask(prompt(971)))
+        assert runner.run(engine.ask(prompt(971))) == Reply(first.tokens, 0)
+        assert (objects(keeper.server), lookups(keeper.server)) == (0, before)

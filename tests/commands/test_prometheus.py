@@ -52,7 +52,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Applicat
 
     dashboard: dict[str, Any] = {"include_dashboard": True, "dashboard_port": free_port()}
     # A lone generator would store what it is about to lose: nothing here, and of that nothing is counted.
-    stored = {"cache": {"store": "always"}}
+    stored = {"cache": {"store": "prefilled", "least_tokens": 16}}
     with running(stored, tmp_path_factory.mktemp("keys"), address="local", num_cpus=8, **dashboard) as application:
         yield application, Path(global_worker.node.get_session_dir_path())
 

@@ -4,7 +4,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -12,16 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
-from deployments.engines.watch import MIN_CPU_SHARE
 from tests.engine.conftest import quiet
 
 with quiet():
     from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 
-    from kvstore.in_flight import HELD_S, PatientWorkerAdapter, Stores, is_there, listening_at
+    from kvstore.in_flight import HELD_S, PatientWorkerAdapter, is_there, listening_at
 
 
-class Reply:
+class Future:
     """A future of LMCache's."""
 
     def __init__(self) -> None:
@@ -41,10 +39,10 @@ class Transfers:
     """Stands for LMCache's way to the server."""
 
     def __init__(self) -> None:
-        self.replies: list[Reply] = []
+        self.replies: list[Future] = []
 
-    def submit(self, *_: Any, **__: Any) -> Reply:
-        self.replies.append(Reply())
+    def submit(self, *_: Any, **__: Any) -> Future:
+        self.replies.append(Future())
         return self.replies[-1]
 
     submit_store = submit_retrieve = submit
@@ -65,7 +63,7 @@ class Nothing:
 class Adapter(PatientWorkerAdapter):
     """Without a server: LMCache's own code on the way of stores and loads."""
 
-    def __init__(self, lazily: bool, server: psutil.Process | None = None) -> None:
+    def __init__(self, server: psutil.Process | None = None) -> None:
         self._collects, self._asked, self._gone, self._looked_at, self._clock, self._now = (
             False,
             {},
@@ -80,12 +78,11 @@ class Adapter(PatientWorkerAdapter):
         self.dispatcher = None
         self.transfer_ctx: Any = Transfers()
         self.parallel_strategy: Any = SimpleNamespace(is_kv_writer=True, kv_world_size=1, kv_worker_id=0)
-        self.lazy_offload, self._kv_events_enabled = lazily, False
+        self.lazy_offload, self._kv_events_enabled = True, False
         self.kv_caches, self.blocks_in_chunk, self.model_name = {}, 1, ""
         self.store_futures, self.retrieve_futures, self.store_events, self.retrieve_events = {}, {}, {}, {}
         self._pending_store_kv_events: dict[str, Any] = {}
         self.error_block_ids, self._failed_request_ids, self._dropped_retrieves = set(), set(), set()
-        self.finished_stores, self.previously_finished, self._returned_finished = set(), set(), set()
         self._completed_store_requests: dict[str, int] = {}
         self._failed_store_requests: set[str] = set()
         self.request_telemetry = Nothing()
@@ -99,24 +96,21 @@ class Adapter(PatientWorkerAdapter):
     def _block_ids_per_group(self, op: Any) -> Any:
         return op.block_ids
 
-    def store(self, request_id: str) -> Reply:
+    def store(self, request_id: str) -> Future:
         self.submit_store_request(request_id, Operation, None)
         return self.transfer_ctx.replies[-1]
 
-    def load(self, request_id: str) -> Reply:
+    def load(self, request_id: str) -> Future:
         self.submit_retrieve_request(request_id, Operation, None)
         return self.transfer_ctx.replies[-1]
 
     def later(self, seconds: float) -> None:
         self._clock += seconds
 
-    def told(self, *ended: str) -> tuple[set[str], set[str]]:
+    def told(self) -> tuple[set[str], set[str]]:
         """The requests that it tells of as stored and as loaded."""
-        if self.lazy_offload:
-            _, loaded = self.get_finished_with_lazy_offload()
-            return set(self.get_completed_store_requests() or ()), loaded or set()
-        stored, loaded = self.get_finished(set(ended))
-        return stored or set(), loaded or set()
+        _, loaded = self.get_finished_with_lazy_offload()
+        return set(self.get_completed_store_requests() or ()), loaded or set()
 
 
 @pytest.fixture
@@ -127,13 +121,12 @@ def process() -> Iterator[psutil.Process]:
     child.communicate()
 
 
-@pytest.mark.parametrize("lazily", [True, False])
-def test_what_a_silent_server_owes_is_not_over(lazily: bool, process: psutil.Process) -> None:
-    adapter = Adapter(lazily, process)
+def test_what_a_silent_server_owes_is_not_over(process: psutil.Process) -> None:
+    adapter = Adapter(process)
     stores, loads = adapter.store("stores"), adapter.load("loads")
     adapter._health_event.clear()
     process.suspend()
-    assert adapter.told("stores") == (set(), set())
+    assert adapter.told() == (set(), set())
     assert not adapter.is_healthy
 
     stores.outcome = loads.outcome = True
@@ -142,12 +135,11 @@ def test_what_a_silent_server_owes_is_not_over(lazily: bool, process: psutil.Pro
     assert not adapter._failed_store_requests
 
 
-@pytest.mark.parametrize("lazily", [True, False])
-def test_it_is_when_the_server_is_gone(lazily: bool, process: psutil.Process) -> None:
-    adapter = Adapter(lazily, process)
+def test_it_is_when_the_server_is_gone(process: psutil.Process) -> None:
+    adapter = Adapter(process)
     adapter.store("stores")
     adapter.load("loads")
-    assert adapter.told("stores") == (set(), set())
+    assert adapter.told() == (set(), set())
     process.kill()
     psutil.wait_procs([process], timeout=10)
     adapter.later(1.0)
@@ -155,12 +147,12 @@ def test_it_is_when_the_server_is_gone(lazily: bool, process: psutil.Process) ->
     assert adapter.told() == ({"stores"}, {"loads"})
     assert adapter.error_block_ids == {7, 8}
     assert adapter._failed_request_ids == {"loads"}
-    assert adapter._failed_store_requests == ({"stores"} if lazily else set())
+    assert adapter._failed_store_requests == {"stores"}
     assert adapter.told() == (set(), set())
 
 
 def test_or_when_it_has_taken_too_long() -> None:
-    adapter = Adapter(lazily=True)
+    adapter = Adapter()
     adapter.store("stores")
     assert adapter.told() == (set(), set())
     adapter.later(HELD_S - 1)
@@ -172,89 +164,29 @@ def test_or_when_it_has_taken_too_long() -> None:
     assert adapter.told() == (set(), {"loads"})
 
 
-def test_each_store_of_a_request_has_its_own_time() -> None:
-    adapter = Adapter(lazily=False)
+def test_nothing_waits_for_what_is_stored_of_a_request_that_is_put_back() -> None:
+    adapter = Adapter()
     adapter.store("stores")
+    adapter.handle_preemptions(True)
+    assert adapter.told() == (set(), set()), "its blocks are held until it is stored"
+
+
+def test_an_error_of_the_server_fails_the_request_alone() -> None:
+    adapter = Adapter()
+    stores, loads, well = adapter.store("stores"), adapter.load("loads"), adapter.store("well")
     assert adapter.told() == (set(), set())
-    adapter.later(HELD_S / 2)
-    second = adapter.store("stores")
-    assert adapter.told("stores") == (set(), set())
-    adapter.later(HELD_S / 2)
-    assert adapter.told() == (set(), set())
-    second.outcome = True
-    assert adapter.told() == ({"stores"}, set())
-
-
-def test_what_is_taken_from_a_request_is_stored_before() -> None:
-    adapter = Adapter(lazily=False)
-    reply = adapter.store("stores")
-    adapter._health_event.clear()
-    waits = threading.Thread(target=adapter.handle_preemptions, args=(True,))
-    waits.start()
-    waits.join(0.2)
-    assert waits.is_alive()
-    reply.outcome = True
-    waits.join(10)
-    assert not waits.is_alive()
-
-    held = Adapter(lazily=True)
-    held.store("stores")
-    held.handle_preemptions(True)  # its blocks are held, and nothing is waited for
-
-
-def test_an_engine_that_waits_is_not_taken_for_one_that_hangs() -> None:
-    adapter = Adapter(lazily=False)
-    reply = adapter.store("stores")
-    waits, began = threading.Thread(target=adapter.handle_preemptions, args=(True,)), time.monotonic()
-    waits.start()
-    waits.join(2.0)
-    used = sum(each.user_time + each.system_time for each in psutil.Process().threads() if each.id == waits.native_id)
-    waited = time.monotonic() - began
-    reply.outcome = True
-    waits.join(10)
-    assert used > 1.5 * MIN_CPU_SHARE * waited
-
-
-@pytest.mark.parametrize("lazily", [True, False])
-def test_an_error_of_the_server_fails_the_request_alone(lazily: bool) -> None:
-    adapter = Adapter(lazily)
-    adapter.store("stores").outcome = RuntimeError("not known")
-    adapter.load("loads").outcome = RuntimeError("not known")
-    assert adapter.told("stores") == ({"stores"}, {"loads"})
+    stores.outcome = loads.outcome = RuntimeError("not known")
+    well.outcome = True
+    assert adapter.told() == ({"stores", "well"}, {"loads"})
     assert adapter.error_block_ids == {7, 8}
+    assert adapter._failed_store_requests == {"stores"}
 
 
-def test_of_a_requests_stores_all_are_waited_for() -> None:
-    adapter = Adapter(lazily=False)
-    first, second, third = (adapter.store("stores") for _ in range(3))
-    third.outcome = True
-    assert adapter.told("stores") == (set(), set())
-    first.outcome = True
-    assert adapter.told() == (set(), set())
-    second.outcome = True
+def test_a_store_that_went_wrong_is_told_as_such() -> None:
+    adapter = Adapter()
+    adapter.store("stores").outcome = False
     assert adapter.told() == ({"stores"}, set())
-
-
-def test_one_that_was_done_before_the_next_does_not_stand_for_it() -> None:
-    adapter = Adapter(lazily=False)
-    adapter.store("stores").outcome = True
-    assert adapter.told() == (set(), set())
-    second = adapter.store("stores")
-    assert adapter.told("stores") == (set(), set())
-    second.outcome = True
-    assert adapter.told() == ({"stores"}, set())
-
-
-@pytest.mark.parametrize("outcomes", [(True, False), (False, True), (RuntimeError(), True), (True, RuntimeError())])
-def test_they_went_well_if_each_did(outcomes: tuple[bool | Exception, ...]) -> None:
-    replies = [Reply() for _ in outcomes]
-    stores = Stores()
-    stores.waited_for = list(replies)
-    for reply, outcome in zip(replies, outcomes, strict=True):
-        assert not stores.query()
-        reply.outcome = outcome
-    assert stores.query()
-    assert not stores.result()
+    assert adapter._failed_store_requests == {"stores"}
 
 
 def test_a_server_is_known_by_where_it_listens(process: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,7 +199,7 @@ def test_a_server_is_known_by_where_it_listens(process: psutil.Process, monkeypa
         assert listening_at(f"tcp://127.0.0.2:{port}") is None
         assert listening_at(f"tcp://10.0.0.9:{port}") is None, "what listens there is another machine's"
         monkeypatch.setattr(LMCacheMPWorkerAdapter, "_send_register_kv_caches_request", lambda *_: None)
-        adapter = Adapter(lazily=True)
+        adapter = Adapter()
         adapter._url = f"tcp://127.0.0.1:{port}"
         adapter._send_register_kv_caches_request({})
         assert adapter._server == psutil.Process()

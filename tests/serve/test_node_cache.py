@@ -32,7 +32,7 @@ from kvstore import segments
 from kvstore.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
 
-SETTINGS = CacheSettings(l1_size_gb=0.0625, probe_interval_s=0.5)
+SETTINGS = CacheSettings(l1_size_gb=0.0625)
 pytestmark = [
     pytest.mark.asyncio(loop_scope="module"),  # handles belong to the loop of their first use
     pytest.mark.timeout(600),

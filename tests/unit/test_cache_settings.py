@@ -17,7 +17,7 @@ from cluster.launch.application import free_port
 from kvstore import cache_server, segments
 from kvstore.cache_server import CacheAddress, CacheServer, CacheServerError, existing_server
 from kvstore.connector import connector_arguments, kv_name
-from kvstore.settings import CacheSettings
+from kvstore.settings import SET_BY_BANYAN, CacheSettings
 
 ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
@@ -30,13 +30,11 @@ NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
         ("l1_size_gb", float("nan")),
         ("chunk_size", 0),
         ("chunk_size", 33),
-        ("eviction_policy", "FIFO"),
-        ("eviction_watermark", 1.0),
+        ("store", "always"),
+        ("lmcache_args", ["--eviction-policy", "ARC"]),
         ("port", 65536),
         ("port", -1),
         ("heartbeat_interval_s", 41),
-        ("mq_timeout_s", 0),
-        ("probe_failures", 0),
         ("host", "tcp://cache"),
         ("size", 1),
     ],
@@ -53,8 +51,14 @@ def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
         ({"port": 5555}, "http_port: must be given with host"),
         ({"port": 5555, "http_port": 8080, "l1_size_gb": 2}, "l1_size_gb: of a server that Banyan starts"),
         (
-            {"port": 5555, "http_port": 8080, "l2_adapters": [{"type": "fs"}], "idle_s": 1},
-            "l2_adapters, idle_s: of a server that Banyan starts",
+            {
+                "port": 5555,
+                "http_port": 8080,
+                "l2_adapters": [{"type": "fs"}],
+                "lmcache_args": {"eviction_policy": "ARC"},
+                "idle_s": 1,
+            },
+            "l2_adapters, lmcache_args, idle_s: of a server that Banyan starts",
         ),
     ],
 )
@@ -64,22 +68,23 @@ def test_a_server_that_is_there_has_ports_and_settings_of_its_own(given: dict[st
 
 
 def test_settings_are_frozen_and_survive_json() -> None:
-    settings = CacheSettings(l2_adapters=({"type": "fs", "base_path": "/cache"},))
+    settings = CacheSettings(
+        l2_adapters=({"type": "fs", "base_path": "/cache"},), lmcache_args={"eviction_policy": "ARC"}
+    )
     with pytest.raises(ValidationError, match="frozen"):
         settings.port = 1  # type: ignore[misc]
     assert CacheSettings.model_validate(json.loads(settings.model_dump_json())) == settings
 
 
-def test_the_connector_recomputes_on_a_failed_load_and_keeps_steps() -> None:
-    arguments = connector_arguments(ADDRESS, CacheSettings(mq_timeout_s=7, heartbeat_interval_s=1), "weights")
+def test_the_connector_recomputes_on_a_failed_load_and_keeps_what_is_lost() -> None:
+    arguments = connector_arguments(ADDRESS, CacheSettings(heartbeat_interval_s=1), "weights")
     assert arguments["kv_load_failure_policy"] == "recompute"
     assert arguments["kv_connector_extra_config"] == {
         "lmcache.mp.host": "tcp://127.0.0.1",
         "lmcache.mp.port": 5555,
-        "lmcache.mp.mq_timeout": 7.0,
+        "lmcache.mp.mq_timeout": 10.0,
         "lmcache.mp.heartbeat_interval": 1.0,
         "lmcache.mp.mp_transfer_mode": "lmcache_driven",
-        "lmcache.mp.save_decode_cache": True,
         "lmcache.mp.lazy_offload": True,
         "banyan.least_tokens": 128,
         "banyan.prefilled": True,
@@ -101,6 +106,59 @@ def test_the_server_gets_the_allocators_settings_and_no_secret(monkeypatch: pyte
     environment = cache_server._environment()
     assert (environment["MALLOC_ARENA_MAX"], environment["MALLOC_MMAP_THRESHOLD_"]) == ("3", "1048576")
     assert "a-secret" not in environment.values()
+
+
+def arguments(**settings: Any) -> list[str]:
+    """Of ``lmcache server``, behind the program's name."""
+    _, _, _, *words = cache_server._command(CacheSettings(**settings), ADDRESS)
+    return words
+
+
+def value(of: str, words: list[str]) -> str:
+    """The word behind the only one that is ``of``."""
+    assert words.count(of) == 1
+    return words[words.index(of) + 1]
+
+
+def test_further_arguments_are_put_as_the_server_takes_them() -> None:
+    words = arguments(
+        lmcache_args={
+            "eviction_ratio": 0.5,
+            "max-gpu-workers": 2,
+            "disable_metrics": True,
+            "l1_use_lazy": False,
+            "runtime_plugin_config": {"level": "high"},
+            "enable": ["transfer_query", "more"],
+            "server_module": [{"module_path": "one"}, {"module_path": "other"}],
+        }
+    )
+
+    assert (value("--eviction-ratio", words), value("--max-gpu-workers", words)) == ("0.5", "2")
+    assert "--disable-metrics" in words
+    assert "--no-l1-use-lazy" in words
+    assert value("--runtime-plugin-config", words) == '{"level": "high"}'
+    enabled = words.index("--enable")
+    assert words[enabled + 1 : enabled + 3] == ["transfer_query", "more"]
+    modules = [words[at + 1] for at, word in enumerate(words) if word == "--server-module"]
+    assert modules == ['{"module_path": "one"}', '{"module_path": "other"}']
+
+
+def test_a_further_argument_goes_before_what_differs_from_lmcaches_defaults() -> None:
+    assert value("--eviction-policy", arguments()) == "LRU"
+    assert value("--eviction-policy", arguments(lmcache_args={"eviction_policy": "ARC"})) == "ARC"
+    assert value("--kv-event-log-size", arguments(lmcache_args={"kv-event-log-size": 9})) == "9"
+
+
+@pytest.mark.parametrize("name", [*sorted(SET_BY_BANYAN), "l1-size-gb"])
+def test_what_banyan_sets_itself_is_no_further_argument(name: str) -> None:
+    with pytest.raises(ValidationError, match=rf"lmcache_args\n.*\b{name}: set by Banyan itself"):
+        CacheSettings(lmcache_args={"eviction_policy": "ARC", name: 1})
+
+
+def test_that_is_all_that_it_sets() -> None:
+    words = arguments(l2_adapters=({"type": "fs"},))
+    set_here = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
+    assert set_here == SET_BY_BANYAN | cache_server._ARGUMENTS.keys()
 
 
 @contextmanager
@@ -172,22 +230,21 @@ def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("settings", "shared", "lazily", "prefilled"),
+    ("settings", "shared", "prefilled"),
     [
-        ({}, True, True, True),
-        ({}, False, True, False),
-        ({"l2_adapters": ({"type": "fs"},)}, False, True, True),
-        ({"store": "always"}, False, False, False),
-        ({"store": "evicted"}, True, True, False),
-        ({"store": "prefilled"}, False, True, True),
-        ({"host": "cache", "port": 5555, "http_port": 8080}, False, True, True),
+        ({}, True, True),
+        ({}, False, False),
+        ({"l2_adapters": ({"type": "fs"},)}, False, True),
+        ({"store": "evicted"}, True, False),
+        ({"store": "prefilled"}, False, True),
+        ({"host": "cache", "port": 5555, "http_port": 8080}, False, True),
     ],
 )
 def test_an_engine_that_shares_with_nobody_stores_what_it_loses(
-    settings: dict[str, Any], shared: bool, lazily: bool, prefilled: bool
+    settings: dict[str, Any], shared: bool, prefilled: bool
 ) -> None:
     given = CacheSettings.model_validate({"least_tokens": 256, **settings})
 
     told = connector_arguments(ADDRESS, given, "weights", shared)["kv_connector_extra_config"]
-    assert (told["lmcache.mp.lazy_offload"], told["banyan.prefilled"]) == (lazily, prefilled)
+    assert told["banyan.prefilled"] == prefilled
     assert told["banyan.least_tokens"] == 256
