@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,14 +28,15 @@ def settings_of(store: str) -> CacheSettings:
 @pytest.fixture(scope="module")
 def small_engines(model: Path, model_with_windows: Path, keeper: CacheKeeper) -> Iterator[dict[str, Engine]]:
     """With little memory and a fast heartbeat, by what they store or have."""
-    kinds = {
-        "evicted": (model, "evicted", 6 << 20),
-        "prefilled": (model, "prefilled", 6 << 20),
-        "windows": (model_with_windows, "prefilled", 3 << 20),
+    dense = {"prefix_cache_retention_interval": None}  # or blocks behind the window have no hashes, and are not stored
+    kinds: dict[str, tuple[Path, str, int, dict[str, Any]]] = {
+        "evicted": (model, "evicted", 6 << 20, {}),
+        "prefilled": (model, "prefilled", 6 << 20, {}),
+        "windows": (model_with_windows, "prefilled", 3 << 20, dense),
     }
     of_each = (
-        engine_of(path, keeper.server.address, settings_of(store), kv_bytes=memory)
-        for path, store, memory in kinds.values()
+        engine_of(path, keeper.server.address, settings_of(store), kv_bytes=memory, **arguments)
+        for path, store, memory, arguments in kinds.values()
     )
     with together(*of_each) as all_of_them:
         yield dict(zip(kinds, all_of_them, strict=True))
