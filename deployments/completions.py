@@ -40,10 +40,10 @@ class CompletionService:
             TimeoutError: not done by the limit of a request's seconds.
             GeneratorError: the engines failed, on every replica.
         """
-        place.tokens += job.prompt_tokens
+        place.charged += job.prompt_tokens
         # The request has its own deadline; this one ends a call that does not end by it.
         async with asyncio.timeout(job.request.deadline_s + GRACE_S):
             with late_is_timeout(job.request.deadline_s):
                 reply = await self._generator.token_beam(job.request)
-        place.tokens += reply.generated_tokens
+        place.charged += reply.generated_tokens
         return reply

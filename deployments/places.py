@@ -8,6 +8,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from search.run.report import SearchCost
+
 
 class Refused(StrEnum):
     """Why a request gets no place."""
@@ -57,8 +59,15 @@ class Place:
     owner: Owner
     since: float = field(default_factory=time.monotonic)
     """Monotonic seconds."""
-    tokens: int = 0
-    """What the request has cost so far: its prompt, and all that was generated for it."""
+    charged: int = 0
+    """Tokens of prompts, and of what no search generated."""
+    searches: list[SearchCost] = field(default_factory=list)
+    """What the request's searches cost."""
+
+    @property
+    def tokens(self) -> int:
+        """What the request has cost so far: its prompts, and all that was generated for it."""
+        return self.charged + sum(cost.generated_tokens for cost in self.searches)
 
 
 class Places:

@@ -14,7 +14,7 @@ from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
-from search.run.report import EventSink, SearchEvent, SearchFinished, SearchOutcome, StepScored
+from search.run.report import EventSink, SearchCost, SearchEvent, SearchOutcome
 from search.run.runner import run_search
 from search.settings import SearchSettings
 from search.tree import SearchTree
@@ -39,15 +39,13 @@ class SearchJob(NamedTuple):
     """Whether its calls yield to those of others."""
 
 
-Observer = Callable[[SearchJob, SearchTree, EventSink | None], AbstractContextManager[EventSink | None]]
-"""Watches a search that runs within the block that it opens, and yields what the search tells its events."""
+Observer = Callable[[SearchJob, SearchTree, SearchCost], AbstractContextManager[EventSink]]
+"""Watches a search that runs within the block that it opens, and yields what is to be told its events."""
 
 
-def unobserved(
-    job: SearchJob, tree: SearchTree, on_event: EventSink | None
-) -> AbstractContextManager[EventSink | None]:
+def unobserved(job: SearchJob, tree: SearchTree, cost: SearchCost) -> AbstractContextManager[EventSink]:
     """The observer of searches that nobody watches."""
-    return nullcontext(on_event)
+    return nullcontext(lambda event: None)
 
 
 @contextmanager
@@ -85,10 +83,11 @@ class SearchService:
         """How many hold a place."""
         return self.places.held
 
-    async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome:
-        """Runs a search in the caller's own task: cancelling the caller cancels all of it.
+    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
+        """Runs a search in the caller's own task: cancelling the caller cancels all of it. Every event goes to all of
+        ``sinks``.
 
-        What it costs is written into ``place`` as it is spent, so that it is known however the search ends.
+        What it costs is counted in ``place`` as it is spent, so that it is known however the search ends.
 
         Raises:
             SearchError: there is no answer; see `search.errors`.
@@ -96,19 +95,17 @@ class SearchService:
         """
         tree = SearchTree()
         free = self._disposal.watch(tree)
-        place.tokens += len(job.prompt)
-        before = place.tokens
-
-        def charged(event: SearchEvent) -> None:
-            if isinstance(event, StepScored):
-                place.tokens = before + event.tokens
-            elif isinstance(event, SearchFinished):
-                place.tokens = before + event.outcome.cost.generated_tokens
-            if on_event is not None:
-                on_event(event)
-
+        place.charged += len(job.prompt)
+        cost = SearchCost()
+        place.searches.append(cost)
         try:
-            with self._observed(job, tree, charged) as told:
+            with self._observed(job, tree, cost) as observer:
+                told = (observer, *sinks)
+
+                def tell(event: SearchEvent) -> None:
+                    for sink in told:
+                        sink(event)
+
                 async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
                     return await run_search(
                         job.question,
@@ -116,10 +113,11 @@ class SearchService:
                         job.settings,
                         self._environment,
                         search_id=job.search_id,
-                        on_event=told,
+                        on_event=tell,
                         tree=tree,
                         cache_salt=job.cache_salt,
                         flex=job.flex,
+                        cost=cost,
                     )
         except BaseException as error:
             # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree

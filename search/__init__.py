@@ -31,7 +31,7 @@ scores them; everything else is here::
 
 from search.answers.equivalence import AnswerMatcher
 from search.budget import Budget
-from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError, SearchError
+from search.errors import CallInterrupted, GeneratorError, LimitReached, PromptTooLong, ScorerError, SearchError
 from search.ports import (
     Branch,
     Child,
@@ -68,6 +68,7 @@ __all__ = [
     "AnswerMatcher",
     "Branch",
     "Budget",
+    "CallInterrupted",
     "Child",
     "ChildGroup",
     "ExpandItem",

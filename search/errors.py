@@ -2,6 +2,7 @@
 
 SearchError             a search cannot go on
 ├── GeneratorError      nothing could be written, on any replica
+│   ├── CallInterrupted     a call ended early; what has not come can be asked for again
 │   └── GeneratorRefused    for reasons of the request
 │       └── PathTooLarge        no generator's KV memory could hold a path
 ├── ScorerError         no usable rewards could be had
@@ -21,6 +22,19 @@ class SearchError(RuntimeError):
 
 class GeneratorError(SearchError):
     """The generator could not write what it was asked for, on any replica."""
+
+
+class CallInterrupted(GeneratorError):
+    """A call ended before all its branches had come, for reasons of its replica. What has not come is to be asked for
+    again, at once: whoever raises this has waited as long as it should."""
+
+    def __init__(self, message: str, avoid: tuple[str, ...] = ()) -> None:
+        """``avoid``: the replicas at which the same has failed."""
+        super().__init__(message, avoid)
+        self.avoid = avoid
+
+    def __str__(self) -> str:
+        return str(self.args[0])
 
 
 class GeneratorRefused(GeneratorError):

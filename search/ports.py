@@ -97,6 +97,8 @@ class ExpandRequest(NamedTuple):
     """The model that writes them; empty: whichever the replica has. A replica refuses any but its own."""
     avoid: tuple[str, ...] = ()
     """Replicas at which the same has failed already: another one should get it."""
+    attempt: int = 1
+    """Above 1: earlier calls for these branches were interrupted."""
 
 
 class Child(NamedTuple):
@@ -192,7 +194,8 @@ class Generator(Protocol):
         back are all in the first group.
 
         Raises:
-            GeneratorError: the children that were not streamed could not be written anywhere.
+            CallInterrupted: those that were not streamed should be asked for again now, in another attempt.
+            GeneratorError: they could not be written anywhere.
         """
         ...
 

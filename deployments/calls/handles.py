@@ -1,8 +1,8 @@
 """The search's ports over Ray Serve handles.
 
-A call that fails for reasons of its replica is made again for exactly what has not arrived, under the
-same seeds, so a search never notices on which replica a branch was written. What fails for reasons of the
-request, or of the caller, is not retried.
+A call that fails for reasons of its replica is made again, as often and as patiently as `Retries` say: here, or, of
+branches, by the search, which knows what has not arrived. What fails for reasons of the request, or of the caller, is
+not retried.
 
 A call waits for a replica, and for its answer, as long as its own deadline allows: whether the replica still works is
 for others to say. Its engine is watched by the replica (`engines.watch`), its process by Serve's health checks, and the
@@ -29,8 +29,8 @@ from deployments.calls.serve_calls import (
     reply,
     was_assigned,
 )
-from search.errors import GeneratorError, ScorerError, SearchError
-from search.ports import ChildGroup, ExpandItem, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
+from search.errors import CallInterrupted, GeneratorError, ScorerError, SearchError
+from search.ports import ChildGroup, ExpandRequest, ScoreRequest, TokenBeamReply, TokenBeamRequest
 from search.rewards import check_rewards
 
 T = TypeVar("T")
@@ -50,27 +50,35 @@ class HandleGenerator:
         self._retries = retries
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
-        """As the port says. Closing aborts at the replica what is still being written there.
+        """One call, as the port says. Closing aborts at the replica what is still being written there.
 
         Raises:
             GeneratorRefused: at once.
+            CallInterrupted: after a pause; another attempt should follow.
             GeneratorError: after the last attempt, or at the request's deadline.
         """
         deadline = Deadline(request.deadline_s)
-        missing = Missing(request)
-        tried: list[str] = []
-        for attempt in count(1):
-            try:
-                async with aclosing(self._attempt(missing, deadline, tried)) as groups:
-                    async for group in groups:
+        tried = list(request.avoid)
+        missing = sum(len(item.branches) for item in request.expansions)
+        optional = missing - sum(item.least for item in request.expansions)
+        try:
+            async with aclosing(self._groups(request, deadline, tried)) as groups:
+                async for group in groups:
+                    written = sum(bool(child.steps) for child in group.children)
+                    missing -= written + min(len(group.children) - written, optional)
+                    optional = 0  # what is given back comes first
+                    if group.children or group.headroom:
                         yield group
+            if missing > 0:
+                raise ReplicaLost(f"the replica ended with {missing} branches unwritten")
+        except Exception as error:
+            if not is_replica_failure(error):
+                raise refusal(error) from None
+            if missing <= 0:
                 return
-            except Exception as error:
-                if not is_replica_failure(error):
-                    raise refusal(error) from None
-                if not await self._retries.again(error, attempt, deadline, "expand"):
-                    left = f"{missing.count} branches could not be written"
-                    raise GeneratorError(f"{left}: {in_short(error)}") from None
+            if not await self._retries.again(error, request.attempt, deadline, "expand"):
+                raise GeneratorError(f"{missing} branches could not be written: {in_short(error)}") from None
+            raise CallInterrupted(in_short(error), tuple(tried)) from None
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Token-level beam search on one replica; on another one from the start if that is lost.
@@ -87,13 +95,11 @@ class HandleGenerator:
 
         return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
 
-    async def _attempt(
-        self, missing: "Missing", deadline: Deadline, tried: list[str]
+    async def _groups(
+        self, request: ExpandRequest, deadline: Deadline, tried: list[str]
     ) -> AsyncGenerator[ChildGroup, None]:
-        """One call; the replica that had it is added to ``tried``, those that others are not to come to."""
-        if not missing.count:
-            return
-        response = self._expand.remote(missing.request(deadline.remaining, tuple(tried)))
+        """What the replica streams; the replica is added to ``tried``."""
+        response = self._expand.remote(request)
         exhausted = False
         try:
             while True:
@@ -103,18 +109,14 @@ class HandleGenerator:
                     )
                 except StopAsyncIteration:
                     exhausted = True
-                    break
-                fresh = missing.arrived(group)
-                if fresh.children or fresh.headroom:
-                    yield fresh
+                    return
+                yield group
         finally:
             note_replica(response, tried)
             if exhausted:
                 dismantle_response(response)
             else:
                 release(response)
-        if missing.count:
-            raise ReplicaLost(f"the replica ended with {missing.count} branches unwritten")
 
 
 class HandleScorer:
@@ -209,46 +211,3 @@ async def answer(response: Any, deadline: Deadline, tried: list[str] | None = No
             dismantle_response(response)
         else:
             release(response)
-
-
-class Missing:
-    """The branches of a request that have not arrived.
-
-    A replica gives branches back in its first group. After that all that are missing have to be written."""
-
-    def __init__(self, request: ExpandRequest) -> None:
-        self._request = request
-        self._settled = False
-        """Whether a replica has said which branches it gives back."""
-        self._names = {(part.parent, branch.index) for part in request.expansions for branch in part.branches}
-        self._optional = {
-            (part.parent, branch.index) for part in request.expansions for branch in part.branches[part.least :]
-        }
-
-    @property
-    def count(self) -> int:
-        return len(self._names)
-
-    def request(self, deadline_s: float, avoid: tuple[str, ...]) -> ExpandRequest:
-        """The same request for what is missing only."""
-        if not self._settled:  # all of it is missing
-            return self._request._replace(deadline_s=deadline_s, avoid=avoid)
-        parts: list[ExpandItem] = []
-        for part in self._request.expansions:
-            branches = tuple(branch for branch in part.branches if (part.parent, branch.index) in self._names)
-            if branches:
-                parts.append(ExpandItem(part.parent, part.prefix, branches, least=len(branches)))
-        return self._request._replace(expansions=tuple(parts), deadline_s=deadline_s, avoid=avoid)
-
-    def arrived(self, group: ChildGroup) -> ChildGroup:
-        """``group`` without what was not missing; what is left is missing no longer."""
-        optional = frozenset() if self._settled else self._optional
-        self._settled = True
-        fresh = []
-        for child in group.children:
-            name = (child.parent, child.index)
-            # A replica that gives back what it must write has lost it.
-            if name in self._names and (child.steps or name in optional):
-                self._names.discard(name)
-                fresh.append(child)
-        return group if len(fresh) == len(group.children) else group._replace(children=tuple(fresh))

@@ -32,7 +32,7 @@ class KeptSearch:
         self._reply: str | None = None
         self._ended = asyncio.Event()
 
-    async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome:
+    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
         """As `deployments.service.SearchService.search`; when it returns, the reply is kept.
 
         Raises:
@@ -50,15 +50,8 @@ class KeptSearch:
         writer = await self._kept.do(lambda: self._kept.store.owned(self._owner).searches.begin(record))
         # In a context of its own: it has to write the end of a request that was cancelled.
         writing = self._kept.later(self._written(writer))
-
-        def noted(event: SearchEvent) -> None:
-            if isinstance(event, StepScored):
-                self._lines.append(dumps(step_event(event)))
-            if on_event is not None:
-                on_event(event)
-
         try:
-            outcome = await self._searches.search(job, place, noted)
+            outcome = await self._searches.search(job, place, self._note, *sinks)
             self._reply = dumps(completion(head, outcome))
             self._end = SearchEnd(status=SearchStatus.FINISHED, ended=time.time())
         except asyncio.CancelledError:
@@ -73,6 +66,10 @@ class KeptSearch:
             if self._end.status is not SearchStatus.CANCELLED:
                 await asyncio.wait({writing})
         return outcome
+
+    def _note(self, event: SearchEvent) -> None:
+        if isinstance(event, StepScored):
+            self._lines.append(dumps(step_event(event)))
 
     async def _written(self, writer: SearchWriter) -> None:
         """Writes what comes, to the end."""

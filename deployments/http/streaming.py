@@ -36,7 +36,7 @@ class Script(Protocol):
 class Searching(Protocol):
     """What runs a search: `deployments.service.SearchService`, or what has its events kept meanwhile."""
 
-    async def search(self, job: SearchJob, place: Place, on_event: EventSink | None = None) -> SearchOutcome: ...
+    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome: ...
 
 
 class EventStream(EventSourceResponse):

@@ -30,15 +30,13 @@ class WatchedGenerator:
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """As the port says. Calls that end before their last child are not among the times."""
-        metrics, record = self._metrics, self._telemetry.record(request.search_id)
-        record.expand_calls += 1
+        metrics, generated = self._metrics, 0
         SEARCH_ID.set(request.search_id)
         key = CLIENT_KEY.get()
         started = last = time.perf_counter()
         with self._telemetry.call("expand", request.search_id) as span:
             span.set_attribute("banyan.lane", request.lane.value)
             span.set_attribute("banyan.branches", sum(len(part.branches) for part in request.expansions))
-            tokens = record.tokens
             async with aclosing(self._generator.expand(request)) as groups:
                 async for group in groups:
                     last = time.perf_counter()
@@ -46,10 +44,9 @@ class WatchedGenerator:
                     written = sum(len(step.token_ids) for step in steps)
                     metrics.add(catalog.STEPS_WRITTEN, len(steps))
                     metrics.add(catalog.GENERATED_TOKENS, written, key)
-                    record.steps += len(steps)
-                    record.tokens += written
+                    generated += written
                     yield group
-            span.set_attribute("banyan.generated_tokens", record.tokens - tokens)
+            span.set_attribute("banyan.generated_tokens", generated)
         metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.value)
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
@@ -71,15 +68,12 @@ class WatchedScorer:
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """As the port says. Calls that fail are not among the times."""
-        metrics, record = self._telemetry.metrics, self._telemetry.record(request.search_id)
-        record.score_calls += 1
+        metrics = self._telemetry.metrics
         SEARCH_ID.set(request.search_id)
         started = time.perf_counter()
         with self._telemetry.call("score", request.search_id) as span:
             span.set_attribute("banyan.items", len(request.items))
             rewards = await self._scorer.score(request)
         metrics.observe(catalog.SCORE_SECONDS, time.perf_counter() - started)
-        scored = sum(item.unscored for item in request.items)
-        metrics.add(catalog.STEPS_SCORED, scored)
-        record.scored += scored
+        metrics.add(catalog.STEPS_SCORED, sum(item.unscored for item in request.items))
         return rewards

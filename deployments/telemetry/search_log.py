@@ -32,12 +32,12 @@ class SearchLog:
             "seconds": round(record.seconds, 3),
             "rounds": record.rounds,
             "nodes": record.nodes,
-            "steps": record.steps,
-            "scored_steps": record.scored,
+            "steps": record.cost.written_steps,
+            "scored_steps": record.cost.scored_steps,
             "prompt_tokens": len(record.job.prompt),
-            "generated_tokens": record.tokens,
-            "expand_calls": record.expand_calls,
-            "score_calls": record.score_calls,
+            "generated_tokens": record.cost.generated_tokens,
+            "expand_calls": record.cost.expand_calls,
+            "score_calls": record.cost.prm_calls,
         }
         if self._texts:
             line |= {"question": record.job.question, "answer": record.answer}

@@ -15,7 +15,7 @@ from deployments.telemetry.metrics import Metrics
 from deployments.telemetry.search_log import SearchLog
 from deployments.telemetry.tracing import Traces
 from search.errors import LimitReached
-from search.run.report import EventSink, RoundStarted, SearchEvent, SearchFinished
+from search.run.report import EventSink, RoundStarted, SearchCost, SearchEvent, SearchFinished
 from search.tree import SearchTree
 
 CANCELLED = "cancelled"
@@ -23,25 +23,12 @@ CANCELLED = "cancelled"
 
 
 @dataclass
-class CallTally:
-    """What came of the calls of one search."""
-
-    expand_calls: int = 0
-    score_calls: int = 0
-    steps: int = 0
-    """Steps that arrived."""
-    scored: int = 0
-    """Steps that got a reward."""
-    tokens: int = 0
-    """Generated tokens that arrived."""
-
-
-@dataclass
-class SearchRecord(CallTally):
+class SearchRecord:
     """What is known of a search while it runs, and when it has ended in whatever way."""
 
-    job: SearchJob = field(kw_only=True)
-    key: str = field(kw_only=True)
+    job: SearchJob
+    cost: SearchCost
+    key: str
     started: float = field(default_factory=time.monotonic)
     ending: str = CANCELLED
     """A stop reason, or what `ending_of` an error says."""
@@ -67,21 +54,16 @@ class SearchTelemetry:
         self.metrics = metrics
         self._traces = traces
         self._log = log
-        self._records: dict[str, SearchRecord] = {}
-
-    def record(self, search_id: str) -> CallTally:
-        """Where a search's calls are counted; of no consequence for calls that no search makes, as of ``/v1/score``."""
-        return self._records.get(search_id) or CallTally()
 
     def call(self, name: str, search_id: str) -> AbstractContextManager[Span]:
         """The span of one call."""
         return self._traces.call(name, search_id) if self._traces else nullcontext(INVALID_SPAN)
 
     @contextmanager
-    def observed(self, job: SearchJob, tree: SearchTree, on_event: EventSink | None) -> Iterator[EventSink]:
+    def observed(self, job: SearchJob, tree: SearchTree, cost: SearchCost) -> Iterator[EventSink]:
         """Watches the search that runs in the block. What it yields has to be told the search's events."""
         SEARCH_ID.set(job.search_id)
-        record = self._records[job.search_id] = SearchRecord(job=job, key=CLIENT_KEY.get())
+        record = SearchRecord(job, cost, CLIENT_KEY.get())
         spans = self._traces.begin(record) if self._traces else None
 
         def told(event: SearchEvent) -> None:
@@ -92,8 +74,6 @@ class SearchTelemetry:
             elif isinstance(event, SearchFinished):
                 record.ending = event.outcome.stop_reason.value
                 record.answer = event.outcome.selection.answer
-            if on_event is not None:
-                on_event(event)
 
         try:
             yield told
@@ -104,7 +84,6 @@ class SearchTelemetry:
             record.ending = ending_of(error)
             raise
         finally:
-            del self._records[job.search_id]
             record.seconds = time.monotonic() - record.started
             record.nodes = len(tree)
             record.degraded = tree.neutral > 0

@@ -64,7 +64,7 @@ class SearchSpans:
                 "banyan.ending": record.ending,
                 "banyan.degraded": record.degraded,
                 "banyan.nodes": record.nodes,
-                "banyan.generated_tokens": record.tokens,
+                "banyan.generated_tokens": record.cost.generated_tokens,
             }
         )
         if record.ending not in ANSWERED:

@@ -1,7 +1,8 @@
 """From a strategy's wish to grow to branches that a generator can write, within all limits."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from search.budget import BudgetMeter, Cost
@@ -35,27 +36,55 @@ class PathLimits(NamedTuple):
 
 @dataclass
 class Batch:
-    """Children that go to the generator in one call: the tree has them as pending."""
+    """The branches of one call that have not arrived: all that is known of what is in flight. The tree has each as a
+    pending node, which says what was asked for and is reserved in the budget."""
 
     stop_condition: StopCondition
     lookahead: bool = False
     """Whether its children are lookaheads, which are written greedily."""
-    expansions: list[ExpandItem] = field(default_factory=list)
-    reservations: dict[NodeId, Cost] = field(default_factory=dict)
-    """What was reserved for each child that has not arrived yet."""
+    pending: dict[NodeId, Node] = field(default_factory=dict)
+    """In the order in which they were asked for."""
     optional: set[NodeId] = field(default_factory=set)
-    """Children that the replica may give back."""
+    """Children that the replica may give back, with what comes first."""
+
+    async def items(self, prompt: tuple[int, ...], seed: int) -> tuple[ExpandItem, ...]:
+        """What to ask for: all that is pending."""
+        groups: list[list[Node]] = []
+        for node in self.pending.values():
+            last = groups[-1][-1] if groups else None
+            # An item begins with what must be written.
+            fits = last is not None and (node.id in self.optional or last.id not in self.optional)
+            if last is None or last.parent is not node.parent or not fits:
+                groups.append([])
+            groups[-1].append(node)
+        items, turns = [], Turns()
+        for nodes in groups:
+            items.append(self._item(nodes, prompt, seed))
+            await turns.pass_on()
+        return tuple(items)
+
+    def _item(self, nodes: Sequence[Node], prompt: tuple[int, ...], seed: int) -> ExpandItem:
+        parent = nodes[0].parent
+        assert parent is not None
+        branches = tuple(
+            Branch(node.id[-1], branch_seed(seed, parent.id, node.id[-1]), reserved(node).tokens) for node in nodes
+        )
+        least = sum(node.id not in self.optional for node in nodes)
+        return ExpandItem(parent.id, (*prompt, *parent.token_ids), branches, least)
+
+
+def reserved(node: Node) -> Cost:
+    """What the budget keeps for a pending child."""
+    assert node.request is not None
+    return Cost(node.request.tokens, node.request.nodes)
 
 
 class Planner:
     """Turns expansions into batches and enters their children into the tree."""
 
-    def __init__(
-        self, tree: SearchTree, settings: SearchSettings, seed: int, limits: PathLimits, meter: BudgetMeter
-    ) -> None:
+    def __init__(self, tree: SearchTree, settings: SearchSettings, limits: PathLimits, meter: BudgetMeter) -> None:
         self._tree = tree
         self._settings = settings
-        self._seed = seed
         self._limits = limits
         self._meter = meter
 
@@ -78,27 +107,28 @@ class Planner:
                     settled = True
                 kind = self._stop_condition(expansion), expansion.lookahead
                 await self._enter(batches.setdefault(kind, Batch(*kind)), expansion, costs, turns)
-        return [batch for batch in batches.values() if batch.reservations]
+        return [batch for batch in batches.values() if batch.pending]
 
-    def resume(self) -> list[Batch]:
+    def resume(self) -> tuple[list[Batch], Cost]:
         """Takes over a tree that has grown already: charges what it cost and takes up what was under way. Gives all
-        that is to be asked for again; what is written and not scored is the caller's."""
-        written = [node.step for node in self._tree.nodes if node.step is not None]
-        self._meter.charge(Cost(sum(len(step.token_ids) for step in written), len(written)))
+        that is to be asked for again, and what was charged; what is written and not scored is the caller's."""
+        steps = [node.step for node in self._tree.nodes if node.step is not None]
+        written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
+        self._meter.charge(written)
         batches: dict[tuple[StopCondition, bool], Batch] = {}
         take_up(self._tree)
         pending = [node for node in self._tree.live if node.status is NodeStatus.PENDING]
-        wanted: dict[tuple[Node, bool, bool], dict[Node, Cost]] = {}
+        by_parent: dict[Node, list[Node]] = {}
         for node in pending:
             if node.parent is not None and node.request is not None:
-                cost = Cost(node.request.tokens, node.request.nodes)
-                self._meter.reserve_again(cost)
-                wanted.setdefault((node.parent, node.request.whole, node.is_lookahead), {})[node] = cost
-        for (parent, whole, lookahead), costs in wanted.items():
-            kind = StopCondition.SOLUTION if whole else StopCondition.STEP, lookahead
-            # What was under way was granted, as far as anybody knew.
-            self._launch(batches.setdefault(kind, Batch(*kind)), parent, costs, len(costs))
-        return list(batches.values())
+                by_parent.setdefault(node.parent, []).append(node)
+        for node in chain.from_iterable(by_parent.values()):
+            assert node.request is not None
+            self._meter.reserve_again(reserved(node))
+            kind = StopCondition.SOLUTION if node.request.whole else StopCondition.STEP, node.is_lookahead
+            # What was under way was granted, as far as anybody knew: none of it is optional.
+            batches.setdefault(kind, Batch(*kind)).pending[node.id] = node
+        return list(batches.values()), written
 
     def _costs(self, expansion: Expansion) -> Iterator[Cost]:
         tokens, nodes = self._limits.tokens(expansion.node), 1
@@ -113,33 +143,21 @@ class Planner:
 
     async def _enter(self, batch: Batch, expansion: Expansion, costs: Sequence[Cost], turns: Turns | None) -> None:
         parent = expansion.node
-        nodes: dict[Node, Cost] = {}
+        nodes: list[Node] = []
         for cost in costs:
             # Below a lookahead everything is one: its children need no indices of their own.
             [node] = self._tree.request(parent, 1, batch.lookahead and not parent.is_lookahead)
             node.request = ExpansionRequest(batch.stop_condition is StopCondition.SOLUTION, cost.tokens, cost.nodes)
-            nodes[node] = cost
+            nodes.append(node)
             if turns is not None:
                 await turns.pass_on()
         if self._tree.replays is None:
-            least = len(nodes) if batch.lookahead else min(max(1, expansion.least), len(nodes))
-            self._launch(batch, parent, nodes, least)
-            return
-        given_back = [node for node in nodes if node.id in self._tree.replays]
-        for node in given_back:
-            self._meter.settle(nodes.pop(node), NOTHING)
-        self._tree.give_back(given_back)
-        if nodes:
-            self._launch(batch, parent, nodes, len(nodes))
-
-    def _launch(self, batch: Batch, parent: Node, costs: Mapping[Node, Cost], least: int) -> None:
-        """Adds the branches of pending children of ``parent`` to a batch, ``least`` of which must be written."""
-        branches: list[Branch] = []
-        for node, cost in costs.items():
-            index = node.id[-1]
-            branches.append(Branch(index, branch_seed(self._seed, parent.id, index), cost.tokens))
-            batch.reservations[node.id] = cost
-            if len(branches) > least:
-                batch.optional.add(node.id)
-        prefix = (*self._limits.prompt, *parent.token_ids)
-        batch.expansions.append(ExpandItem(parent.id, prefix, tuple(branches), least))
+            least = len(nodes) if batch.lookahead else max(1, expansion.least)
+            batch.optional.update(node.id for node in nodes[least:])
+        else:
+            given_back = [node for node in nodes if node.id in self._tree.replays]
+            nodes = [node for node in nodes if node.id not in self._tree.replays]
+            for node in given_back:
+                self._meter.settle(reserved(node), NOTHING)
+            self._tree.give_back(given_back)
+        batch.pending.update((node.id, node) for node in nodes)

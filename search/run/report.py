@@ -31,17 +31,20 @@ def _is_none(figure: int | None) -> bool:
 
 
 class SearchCost(BaseModel):
-    """What a search cost. The one place where a figure is declared: this record travels as it is from the runner
-    into the reply, and from there through the client into the rows and the means of an evaluation.
+    """What a search cost. The one place where a figure is declared and counted: the runner counts here while the search
+    runs; the log, the traces and a key's quota read it; it travels as it is into the reply, and from there through the
+    client into the rows and the means of an evaluation.
 
     Every figure has a default, so that a client understands an endpoint that does not know it yet. Those of KV usage
     are None, and left out of a dump, unless the search was to report them (``kv_usage`` of its settings).
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
+    model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
 
     nodes: int = 0
     """Nodes in the tree, the root not counted."""
+    written_steps: int = 0
+    """Of ``nodes``, those that were written."""
     repeated_steps: int = 0
     """Of ``nodes``, those that repeat a sibling: the same text, written again."""
     expand_calls: int = 0

@@ -1,35 +1,15 @@
 """From what the ports said to the tree: steps written, rewards given, paths that end."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
 from search.answers.extraction import boxed_answer
 from search.budget import BudgetMeter, Cost
-from search.errors import GeneratorError
 from search.ports import Child, Headroom, StopCondition
-from search.run.planning import NOTHING, Batch, PathLimits
+from search.run.planning import NOTHING, Batch, PathLimits, reserved
+from search.run.report import SearchCost
 from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
-
-
-@dataclass
-class Tally:
-    """The running figures of a ``SearchCost``."""
-
-    expand_calls: int = 0
-    scored_steps: int = 0
-    prefix_tokens: int = 0
-    cached_tokens: int = 0
-    root_cached_tokens: int = 0
-    given_back_branches: int = 0
-    waiting_branches: int = 0
-    least_headroom: float = 1.0
-
-    def saw(self, headroom: Headroom) -> None:
-        """A replica has told what it can still afford."""
-        if headroom.total_blocks:
-            self.least_headroom = min(self.least_headroom, headroom.free_blocks / headroom.total_blocks)
 
 
 class Received(NamedTuple):
@@ -44,34 +24,37 @@ class Received(NamedTuple):
 class Results:
     """Enters children and rewards into the tree of one search. What comes late or twice changes nothing."""
 
-    def __init__(self, tree: SearchTree, limits: PathLimits, meter: BudgetMeter) -> None:
-        self.tally = Tally()
+    def __init__(self, tree: SearchTree, limits: PathLimits, meter: BudgetMeter, cost: SearchCost) -> None:
+        self._cost = cost
         self._tree = tree
         self._limits = limits
         self._meter = meter
 
+    def saw(self, headroom: Headroom) -> None:
+        """A replica has told what it can still afford."""
+        if headroom.total_blocks:
+            share = round(headroom.free_blocks / headroom.total_blocks, 4)
+            self._cost.least_headroom = min(self._cost.least_headroom, share)
+
     def receive(self, child: Child, batch: Batch) -> Received | None:
         """Settles the branch of ``child`` and writes its steps into the tree, or takes it out if it was given back.
 
-        None if ``batch`` does not wait for this child: it came before, or was never asked for.
-
-        Raises:
-            GeneratorError: the child has no steps, and must have been written.
+        None if ``batch`` does not wait for this child: it came before, or was never asked for, or was given back though
+        it must be written.
         """
-        node_id = (*child.parent, child.index)
-        reservation = batch.reservations.get(node_id)
-        if reservation is None:
+        node = batch.pending.get((*child.parent, child.index))
+        if node is None or not (child.steps or node.id in batch.optional):
             return None
-        if not child.steps and node_id not in batch.optional:
-            raise GeneratorError(f"the generator returned child {child.index} of {child.parent} without a step")
-        del batch.reservations[node_id]
+        del batch.pending[node.id]
         if not child.steps:
-            self._give_back(self._tree[node_id], reservation)
+            self._give_back(node)
             return Received([], [])
-        steps = joined(child.steps, min(reservation.nodes, _steps_to_answer(child.steps)))
-        self._meter.settle(reservation, Cost(sum(len(step.token_ids) for step in steps), len(steps)))
-        self._count(child)
-        return self._write(self._tree[node_id], steps, batch.stop_condition is StopCondition.SOLUTION)
+        most = reserved(node)
+        steps = joined(child.steps, min(most.nodes, _steps_to_answer(child.steps)))
+        written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
+        self._meter.settle(most, written)
+        self._count(child, written)
+        return self._write(node, steps, batch.stop_condition is StopCondition.SOLUTION)
 
     def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], neutral: bool) -> list[Node]:
         """Gives the nodes of ``chain`` their rewards. ``neutral``: whether these only stand in.
@@ -82,13 +65,13 @@ class Results:
         for node, reward in zip(chain, rewards, strict=True):
             arrived = self._tree.complete(node, reward, neutral)
             completed += arrived
-            self.tally.scored_steps += bool(arrived) and reward is not None
+            self._cost.scored_steps += bool(arrived) and reward is not None
         return completed
 
-    def _give_back(self, node: Node, reservation: Cost) -> None:
+    def _give_back(self, node: Node) -> None:
         """Takes a child that is not going to be written out of the tree, unless it was given up meanwhile."""
-        self._meter.settle(reservation, NOTHING)
-        self.tally.given_back_branches += 1
+        self._meter.settle(reserved(node), NOTHING)
+        self._cost.given_back_branches += 1
         if node.status is NodeStatus.PENDING:
             self._tree.give_back([node])
 
@@ -119,12 +102,14 @@ class Results:
             or self._limits.steps(above) - 1 < 1
         )
 
-    def _count(self, child: Child) -> None:
-        self.tally.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
-        self.tally.cached_tokens += child.cached_tokens
-        self.tally.waiting_branches += child.waited
+    def _count(self, child: Child, written: Cost) -> None:
+        self._cost.written_steps += written.nodes
+        self._cost.generated_tokens += written.tokens
+        self._cost.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
+        self._cost.cached_tokens += child.cached_tokens
+        self._cost.waiting_branches += child.waited
         if not child.parent:
-            self.tally.root_cached_tokens = max(self.tally.root_cached_tokens, child.cached_tokens)
+            self._cost.root_cached_tokens = max(self._cost.root_cached_tokens, child.cached_tokens)
 
 
 def _steps_to_answer(steps: Sequence[Step]) -> int:

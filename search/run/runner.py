@@ -14,7 +14,7 @@ from typing import ParamSpec
 
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
-from search.errors import GeneratorError, LimitKind, PromptTooLong, SearchError
+from search.errors import CallInterrupted, GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
     ChildGroup,
     ExpandRequest,
@@ -64,6 +64,7 @@ async def run_search(
     tree: SearchTree | None = None,
     cache_salt: str = "",
     flex: bool = False,
+    cost: SearchCost | None = None,
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -80,6 +81,8 @@ async def run_search(
             whose neutral rewards have decided nothing yet.
         cache_salt: what the ports remember of this search is of use to searches of the same salt only.
         flex: whether its calls yield to those of other searches; the tree is the same.
+        cost: a new one, in which what it costs is counted as it is spent, where the caller wants to see it meanwhile or
+            even if the search fails.
 
     Returns when every stream has ended or was closed.
 
@@ -100,7 +103,8 @@ async def run_search(
     limits = PathLimits(tuple(prompt), context_tokens, settings.max_path_tokens, settings.strategy.max_depth)
     grown = SearchTree() if tree is None else tree
     emit = on_event or (lambda event: None)
-    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt, flex)
+    counted = SearchCost() if cost is None else cost
+    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted)
     try:
         try:
             reason = await search.grow()
@@ -125,7 +129,9 @@ class _Search:
         tree: SearchTree,
         cache_salt: str,
         flex: bool,
+        cost: SearchCost,
     ) -> None:
+        self._cost = cost
         self._question = question
         self._cache_salt = cache_salt
         self._flex = flex
@@ -133,7 +139,7 @@ class _Search:
         self._logprobs = settings.logprobs or settings.strategy.needs_logprobs
         self._generator = environment.generator
         self._model = environment.model
-        self._scorer = SearchScorer(environment.scorer, environment.fallback)
+        self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
         self._matcher = environment.matcher
         self._search_id = search_id
@@ -149,8 +155,9 @@ class _Search:
         tree.extract_answer = environment.extract_answer
         tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
-        self._planner = Planner(tree, settings, self._seed, limits, self._meter)
-        self._results = Results(tree, limits, self._meter)
+        self._limits = limits
+        self._planner = Planner(tree, settings, limits, self._meter)
+        self._results = Results(tree, limits, self._meter, cost)
         self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
         self._rounds = 0
         self._arrived: list[Node] = []
@@ -207,7 +214,7 @@ class _Search:
             text=self._tree.text_of(selection.node),
             stop_reason=reason,
             degraded=self._tree.neutral > 0,
-            cost=await self._cost(selection),
+            cost=await self._counted(selection),
         )
         self._emit(SearchFinished(outcome))
         return outcome
@@ -264,7 +271,8 @@ class _Search:
 
     async def _resume(self, group: asyncio.TaskGroup) -> None:
         """Takes up what was under way when the tree was saved."""
-        batches = self._planner.resume()
+        batches, written = self._planner.resume()
+        self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
         await self._round_begins(batches)
         for batch in batches:
             self._start(group, self._expand, group, batch, False)
@@ -275,31 +283,16 @@ class _Search:
             await self._kv_usage.round_begins()
         if batches:
             self._rounds += 1
-            self._emit(RoundStarted(self._rounds, sum(len(batch.reservations) for batch in batches)))
+            self._emit(RoundStarted(self._rounds, sum(len(batch.pending) for batch in batches)))
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, first_steps: bool) -> None:
-        """One call to the generator; its children are scored as they come."""
+        """Has a batch written; its children are scored as they come."""
         self._open.append(batch)
-        turns = Turns()
+        self._cost.expand_calls += 1
         try:
-            self._results.tally.expand_calls += 1
-            async with _closing(self._generator.expand(self._expand_request(batch, first_steps))) as stream:
-                async for arrived in stream:
-                    if arrived.headroom is not None:
-                        self._results.tally.saw(arrived.headroom)
-                    unscored: list[Sequence[Node]] = []
-                    for child in arrived.children:
-                        if received := self._results.receive(child, batch):
-                            self._arrive(received.complete)
-                            unscored += [received.unscored] if received.unscored else []
-                        await turns.pass_on()
-                    self._score(group, unscored)
-                    if not batch.reservations:
-                        self._leave_to_end()
-            if batch.reservations:
-                raise GeneratorError(f"the generator ended with {len(batch.reservations)} children missing")
+            await self._write(group, batch, first_steps)
         except GeneratorError as error:
-            if batch.reservations:
+            if batch.pending:
                 # Its children stay pending until the search ends, so that no strategy takes a round without them for
                 # a whole one and prunes by it: a search that goes on from here could not undo that.
                 self._generator_error = error
@@ -308,10 +301,47 @@ class _Search:
             self._open.remove(batch)
             self._received.set()
 
+    async def _write(self, group: asyncio.TaskGroup, batch: Batch, first_steps: bool) -> None:
+        """Calls the generator, and again for what has not come where a call is interrupted.
+
+        Raises:
+            GeneratorError: some could not be written.
+        """
+        request = await self._expand_request(batch, first_steps)
+        while True:
+            try:
+                async with _closing(self._generator.expand(request)) as stream:
+                    async for arrived in stream:
+                        await self._take(group, batch, arrived)
+                break
+            except CallInterrupted as interrupted:
+                if not batch.pending:
+                    return
+                again = await self._expand_request(batch, first_steps)
+                request = again._replace(attempt=request.attempt + 1, avoid=interrupted.avoid)
+        if batch.pending:
+            raise GeneratorError(f"the generator ended with {len(batch.pending)} branches unwritten")
+
+    async def _take(self, group: asyncio.TaskGroup, batch: Batch, arrived: ChildGroup) -> None:
+        """Enters children into the tree, and has their steps scored."""
+        if arrived.headroom is not None:
+            self._results.saw(arrived.headroom)
+        unscored: list[Sequence[Node]] = []
+        turns = Turns()
+        for child in arrived.children:
+            if received := self._results.receive(child, batch):
+                self._arrive(received.complete)
+                unscored += [received.unscored] if received.unscored else []
+            await turns.pass_on()
+        batch.optional.clear()  # what is given back comes first
+        self._score(group, unscored)
+        if not batch.pending:
+            self._leave_to_end()
+
     @property
     def _awaited(self) -> int:
         """Branches that are being written."""
-        return sum(len(batch.reservations) for batch in self._open)
+        return sum(len(batch.pending) for batch in self._open)
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
         """Has steps scored, each chain a path's new steps: one call at a time, so a path's steps are never scored
@@ -392,14 +422,13 @@ class _Search:
         self._tasks.discard(task)
         self._changed.set()
 
-    def _expand_request(self, batch: Batch, first_steps: bool) -> ExpandRequest:
+    async def _expand_request(self, batch: Batch, first_steps: bool) -> ExpandRequest:
         sampling = self._strategy.sampling
         if batch.lookahead:
             sampling = sampling._replace(temperature=0.0)
-        expansions = tuple(batch.expansions)
         return ExpandRequest(
             self._search_id,
-            expansions,
+            await batch.items(self._limits.prompt, self._seed),
             sampling,
             batch.stop_condition,
             Lane.of(first_steps, self._flex),
@@ -415,7 +444,7 @@ class _Search:
             reward=node.reward,
             score=path_score(node, self._strategy.aggregation),
             text=node.step.text if node.step else "",
-            tokens=int(self._meter.tokens.usage),
+            tokens=self._cost.generated_tokens,
             nodes=len(self._tree),
             terminal=node.ends,
         )
@@ -435,34 +464,18 @@ class _Search:
         limits = {limit.kind: limit for limit in (self._meter.tokens, self._meter.nodes, self._meter.seconds)}
         raise limits[LimitKind(reason.value)].reached()
 
-    async def _cost(self, selection: AnswerSelection) -> SearchCost:
-        tally, usage = self._results.tally, self._kv_usage
-        kv_held: dict[str, int] = {}
+    async def _counted(self, selection: AnswerSelection) -> SearchCost:
+        """The cost, with what is known at the end."""
+        cost, usage = self._cost, self._kv_usage
         if usage is not None:
             await usage.search_ends()
-            kv_held = {
-                "kv_tokens_peak": usage.by_path.peak,
-                "kv_tokens_sum": usage.by_path.sum,
-                "kv_node_tokens_peak": usage.by_node.peak,
-                "kv_node_tokens_sum": usage.by_node.sum,
-            }
-        return SearchCost(
-            nodes=len(self._tree),
-            repeated_steps=self._tree.repeated,
-            expand_calls=tally.expand_calls,
-            prm_calls=self._scorer.calls,
-            scored_steps=tally.scored_steps,
-            generated_tokens=int(self._meter.tokens.usage),
-            prefix_tokens=tally.prefix_tokens,
-            cached_tokens=tally.cached_tokens,
-            root_cached_tokens=tally.root_cached_tokens,
-            given_back_branches=tally.given_back_branches,
-            waiting_branches=tally.waiting_branches,
-            least_headroom=round(tally.least_headroom, 4),
-            answer_tokens=selection.node.path_tokens,
-            seconds=self._meter.seconds.usage,
-            **kv_held,
-        )
+            cost.kv_tokens_peak, cost.kv_tokens_sum = usage.by_path.peak, usage.by_path.sum
+            cost.kv_node_tokens_peak, cost.kv_node_tokens_sum = usage.by_node.peak, usage.by_node.sum
+        cost.nodes = len(self._tree)
+        cost.repeated_steps = self._tree.repeated
+        cost.answer_tokens = selection.node.path_tokens
+        cost.seconds = self._meter.seconds.usage
+        return cost
 
     def _seconds_left(self) -> float | None:
         left = self._meter.seconds.remaining

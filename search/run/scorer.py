@@ -6,6 +6,7 @@ from search.errors import ScorerError
 from search.ports import ScoreRequest, StepScorer
 from search.rewards import check_rewards
 from search.run.environment import Fallback
+from search.run.report import SearchCost
 
 NEUTRAL_REWARD = 0.5
 
@@ -21,17 +22,17 @@ class Rewards(NamedTuple):
 class SearchScorer:
     """The scorer as one search sees it."""
 
-    def __init__(self, scorer: StepScorer, fallback: Fallback) -> None:
+    def __init__(self, scorer: StepScorer, fallback: Fallback, cost: SearchCost) -> None:
         self._scorer = scorer
         self._fallback = fallback
-        self.calls = 0
+        self._cost = cost
 
     async def rewards(self, request: ScoreRequest) -> Rewards:
         """
         Raises:
             ScorerError: the scorer gave no usable rewards and the fallback is to fail.
         """
-        self.calls += 1
+        self._cost.prm_calls += 1
         try:
             rewards = await self._scorer.score(request)
             rows = check_rewards(rewards, [item.unscored for item in request.items], source_of(self._scorer))

@@ -20,6 +20,7 @@ from deployments.config import AppConfig, LimitSettings
 from deployments.http.plan import Planner
 from deployments.http.schema import ChatRequest
 from deployments.telemetry.search_log import SearchLog
+from search.run.report import SearchCost
 from search.snapshot import TreeView, WrittenNode
 from search.strategies.catalog import STRATEGIES
 from tests.unit.documentation.pages import ROOT, Block, blocks_in
@@ -64,8 +65,8 @@ def test_json_is_what_the_endpoint_takes_or_gives(block: Block, caplog: pytest.L
 def logged(caplog: pytest.LogCaptureFixture) -> Json:
     """A line of the search log."""
     job = SimpleNamespace(search_id="", prompt=())
-    names = ("key", "strategy", "n", "ending", "degraded", "rounds", "nodes", "steps", "scored", "tokens")
-    record: Any = SimpleNamespace(job=job, seconds=0.0, expand_calls=0, score_calls=0, **dict.fromkeys(names, 0))
+    names = ("key", "strategy", "n", "ending", "degraded", "rounds", "nodes")
+    record: Any = SimpleNamespace(job=job, seconds=0.0, cost=SearchCost(), **dict.fromkeys(names, 0))
     with caplog.at_level(logging.INFO, "banyan.search"):
         SearchLog().write(record)
     line: Json = json.loads(caplog.messages[-1])

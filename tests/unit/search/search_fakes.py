@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from search.answers.equivalence import AnswerMatcher
-from search.errors import GeneratorError, ScorerError
+from search.errors import CallInterrupted, GeneratorError, ScorerError
 from search.ports import (
     Child,
     ChildGroup,
@@ -96,6 +96,8 @@ class FakeGenerator:
         self.break_at_end = False
         self.ended = 0
         """Streams that ended by themselves."""
+        self.interruptions = 0
+        """So many calls, at most, end before one of their groups."""
         self.repeat = False
         """Sends every group twice, and children nobody asked for."""
         self.short_of_memory: int | None = None
@@ -152,6 +154,9 @@ class FakeGenerator:
         return min(len(expansion.branches), max(expansion.least, rng.randint(0, 4)))
 
     async def _break(self, count: int) -> None:
+        if self.interruptions and self._rng.random() < 0.5:
+            self.interruptions -= 1
+            raise CallInterrupted("the replica has died", (f"replica {self.interruptions}",))
         self._sent += count
         if self.fail_after is not None and self._sent > self.fail_after:
             raise GeneratorError("no replica is left")

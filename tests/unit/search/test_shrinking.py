@@ -318,7 +318,7 @@ def test_what_a_generator_must_write_it_cannot_give_back() -> None:
                 yield given_back(expansion, 0)
 
         bench.generator.expand = nothing  # type: ignore[method-assign]
-        with pytest.raises(GeneratorError, match="without a step"):
+        with pytest.raises(GeneratorError, match="1 branches unwritten"):
             await bench.search({"strategy": "best_of_n", "n": 4})
         bench.check_idle()
 

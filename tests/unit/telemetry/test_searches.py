@@ -129,7 +129,7 @@ async def test_one_line_of_json_for_each_search(caplog: pytest.LogCaptureFixture
         "rounds": first["rounds"],
         "nodes": outcome.cost.nodes,
         "steps": outcome.cost.nodes,
-        "scored_steps": outcome.cost.scored_steps - outcome.cost.repeated_steps,
+        "scored_steps": outcome.cost.scored_steps,
         "prompt_tokens": 5,
         "generated_tokens": outcome.cost.generated_tokens,
         "expand_calls": outcome.cost.expand_calls,

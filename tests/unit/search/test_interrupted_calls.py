@@ -1,0 +1,129 @@
+"""Calls that end early: what has not come is asked for again, and nothing else, and the tree is the same."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from search_fakes import Bench, FakeGenerator, search
+from search_settings import BUDGETS, LIMITS, SEARCHES, VARIETY
+
+from search.errors import CallInterrupted
+from search.ports import ChildGroup, ExpandRequest
+from search.run.report import SearchOutcome
+from search.snapshot import tree_as_json
+from search.tree import NodeStatus
+
+SOLUTIONS = {"strategy": "best_of_n", "n": 6}
+
+
+def interrupted(
+    wanted: dict[str, Any], interruptions: int, order: int, variety: int | None = None, short: int | None = None
+) -> tuple[Bench, SearchOutcome]:
+    async def main() -> tuple[Bench, SearchOutcome]:
+        bench = Bench(order, variety=variety)
+        bench.generator.interruptions = interruptions
+        bench.generator.short_of_memory = short
+        outcome = await bench.search(wanted)
+        bench.check_idle()
+        return bench, outcome
+
+    return asyncio.run(main())
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    wanted=SEARCHES,
+    limits=LIMITS,
+    budget=BUDGETS,
+    interruptions=st.integers(1, 12),
+    order=st.integers(1, 1 << 20),
+    variety=VARIETY,
+)
+def test_interruptions_change_neither_the_tree_nor_its_cost(
+    wanted: dict[str, Any],
+    limits: dict[str, Any],
+    budget: dict[str, int],
+    interruptions: int,
+    order: int,
+    variety: int | None,
+) -> None:
+    whole = wanted | limits | {"budget": budget}
+    _, first = search(whole, 0, variety)
+    _, second = interrupted(whole, interruptions, order, variety)
+    assert tree_as_json(first.tree) == tree_as_json(second.tree)
+    assert first.selection.node.id == second.selection.node.id
+    varying = {"seconds", "prm_calls"}
+    assert first.cost.model_dump(exclude=varying) == second.cost.model_dump(exclude=varying)
+
+
+class InTurn(FakeGenerator):
+    """Interrupts its first call after so many children; below 0 before it answers."""
+
+    def __init__(self, children: int, short_of_memory: int | None = None) -> None:
+        super().__init__()
+        self._children = children
+        self.short_of_memory = short_of_memory
+        self.written: list[list[int]] = []
+
+    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        self.written.append([])
+        if self._children < 0 and len(self.written) == 1:
+            self.requests.append(request)
+            raise CallInterrupted("the replica has died")
+        async with aclosing(super().expand(request)) as groups:
+            async for group in groups:
+                if group.headroom:
+                    yield group
+                    continue
+                most = self._children - len(self.written[0]) if len(self.written) == 1 else None
+                written = group._replace(children=group.children[:most])
+                self.written[-1] += [child.index for child in written.children]
+                yield written
+                if len(self.written) == 1 and len(self.written[0]) >= self._children:
+                    raise CallInterrupted("the replica has died", ("a",))
+
+
+async def called(generator: InTurn) -> Bench:
+    bench = Bench()
+    bench.generator = generator
+    await bench.search(SOLUTIONS)
+    bench.check_idle()
+    return bench
+
+
+@pytest.mark.asyncio
+async def test_exactly_what_has_not_come_is_asked_for_again_with_its_seeds_elsewhere() -> None:
+    generator = InTurn(2)
+    bench = await called(generator)
+    first, again = generator.requests
+    assert (first.attempt, first.avoid, again.attempt, again.avoid) == (1, (), 2, ("a",))
+    [wanted], [missing] = first.expansions, again.expansions
+    assert missing.branches == tuple(branch for branch in wanted.branches if branch.index not in generator.written[0])
+    assert (len(wanted.branches), len(missing.branches), missing.least) == (6, 4, 4)
+    assert (missing.parent, missing.prefix) == (wanted.parent, wanted.prefix)
+    assert len(bench.tree.with_status(NodeStatus.TERMINAL)) == 6
+
+
+@pytest.mark.asyncio
+async def test_what_was_given_back_is_not_asked_for_again_and_the_rest_must_be_written() -> None:
+    generator = InTurn(1, short_of_memory=4)
+    bench = await called(generator)
+    assert 0 < bench.tree.given_back < 5
+    first, again = generator.requests
+    [wanted], [missing] = first.expansions, again.expansions
+    assert wanted.least == 1
+    assert len(missing.branches) == missing.least == 6 - bench.tree.given_back - 1
+
+
+@pytest.mark.asyncio
+async def test_a_replica_that_dies_before_it_answers_has_granted_nothing() -> None:
+    generator = InTurn(-1, short_of_memory=4)
+    bench = await called(generator)
+    first, again = generator.requests
+    assert [item.least for item in first.expansions] == [item.least for item in again.expansions] == [1]
+    assert first.expansions == again.expansions
+    assert bench.tree.given_back > 0
