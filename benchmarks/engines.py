@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from deployments.config import AppConfig
 from deployments.engines.rewards.family import RewardModelSettings
-from kvstore.cache_server import CacheServer
+from kvstore.server.cache_server import CacheServer
 from search.answers.equivalence import AnswerMatcher
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
@@ -48,7 +48,7 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
     """The engines as the application starts them, with a cache server of their own if the settings want one."""
     from deployments.engines.generation import GenerationEngine
     from deployments.engines.scoring import ScoringEngine
-    from kvstore.connector import QUIET_ENVIRONMENT, connector_config
+    from kvstore.connector.arguments import QUIET_ENVIRONMENT, connector_config
 
     server = await asyncio.to_thread(lambda: CacheServer(config.cache)) if config.cache.enabled else None
     kv_transfer = None

@@ -24,7 +24,7 @@ from cluster.launch.config_file import app_config, read_config
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig, merged
 from deployments.embedded.problems import Split, draw_problems
-from kvstore.planner import TOKENS, Share
+from kvstore.memory.planner import TOKENS, Share
 
 ARMS: dict[str, dict[str, Any]] = {
     "neither": {"generator": {"clamp": "off"}, "cache": {"enabled": False}},

@@ -23,7 +23,7 @@ from benchmarks.served_overhead import application
 from cluster.launch.environment import ensure_token, set_environment
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
-from kvstore.planner import TOKENS, split
+from kvstore.memory.planner import TOKENS, split
 
 SEARCH: dict[str, Any] = {"strategy": "beam_search", "n": 16, "m": 4}
 MEMORY = 16 << 20
@@ -37,7 +37,7 @@ console = Console(stderr=True)
 
 def planned_bytes() -> tuple[int, int]:
     """The planner's own: KV of generator and reward model, weights and the rest aside."""
-    from deployments.memory_plan import roles_of
+    from deployments.startup.memory_plan import roles_of
 
     roles = [role._replace(weight_bytes=0) for role in roles_of(AppConfig(), 0, TOKENS)]
     generator, prm = split(roles, MEMORY, used=1.0)

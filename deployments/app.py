@@ -12,16 +12,16 @@ from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
 from cluster.jobs.replica import BatchRunner
 from cluster.launch.environment import variables
-from deployments.access import require_authenticated_cluster
-from deployments.checks import check_settings
+from deployments.admission.keys import read_records
 from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
 from deployments.generator import Generator
-from deployments.http.keys import read_records
-from deployments.nodes import Built, model_digest
 from deployments.prm import ProcessRewardModel
+from deployments.startup.access import require_authenticated_cluster
+from deployments.startup.checks import check_settings
+from deployments.startup.nodes import Built, model_digest
 from deployments.store import Store, StoreSettings
 from search.budget import MAX_SECONDS
 

@@ -283,7 +283,7 @@ class KeyLimits(Settings):
 
 
 class KeyRecord(Settings):
-    """One API key, as controllers know it. Made by `deployments.http.keys.key_record`, or by `banyan keys`."""
+    """One API key, as controllers know it. Made by `deployments.admission.keys.key_record`, or by `banyan keys`."""
 
     digest: str = Field(pattern="^[0-9a-f]{64}$", description="The key's SHA-256.")
     cache_salt: str = Field(pattern="^[0-9a-f]{32}$", description="Keeps this key's cached prefixes from other keys'.")

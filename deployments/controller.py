@@ -8,19 +8,11 @@ from fastapi import FastAPI
 from ray import serve
 from ray.serve.handle import DeploymentHandle
 
-from deployments.access import (
-    AccessError,
-    changed_settings,
-    endpoint_host,
-    read_user_config,
-    require_authenticated_cluster,
-    require_keys,
-)
+from deployments.admission.auth import ApiKeys
+from deployments.admission.stopping import Door, StoppingMiddleware
 from deployments.calls.handles import HandleGenerator, HandleScorer
 from deployments.calls.serve_calls import Retries, everywhere
-from deployments.completions import CompletionService
 from deployments.config import AppConfig
-from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.inside import Answer, Inside
@@ -29,14 +21,22 @@ from deployments.http.kept import Kept
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.http.rows import reply_to
-from deployments.http.stopping import Door, StoppingMiddleware
-from deployments.live import LiveSettings
 from deployments.loop.delay import LoopDelay
 from deployments.loop.garbage import GarbagePolicy
-from deployments.nodes import Built
-from deployments.places import Places
 from deployments.scaling.pressure import PRESSURE
-from deployments.service import SearchService
+from deployments.service.completions import CompletionService
+from deployments.service.live import LiveSettings
+from deployments.service.places import Places
+from deployments.service.searches import SearchService
+from deployments.startup.access import (
+    AccessError,
+    changed_settings,
+    endpoint_host,
+    read_user_config,
+    require_authenticated_cluster,
+    require_keys,
+)
+from deployments.startup.nodes import Built
 from deployments.store import Store
 from deployments.telemetry.controller_telemetry import ControllerTelemetry
 from deployments.telemetry.ports import WatchedGenerator, WatchedScorer

@@ -11,10 +11,10 @@ from ray import serve
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.settings import GeneratorSettings
 from deployments.node_cache import CacheClient
-from deployments.nodes import Built, kv_identity
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
+from deployments.startup.nodes import Built, kv_identity
 from deployments.telemetry.engine_telemetry import EngineTelemetry
-from kvstore.connector import QUIET_ENVIRONMENT, connector_config
+from kvstore.connector.arguments import QUIET_ENVIRONMENT, connector_config
 from kvstore.settings import CacheSettings
 from search.ports import ChildGroup, ExpandRequest, TokenBeamReply, TokenBeamRequest
 

@@ -35,11 +35,11 @@ from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
 from ray.serve.schema import ApplicationStatus
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from deployments.nodes import this_node
-from kvstore.cache_server import CacheAddress, CacheKeeper, CacheServerError, choose_address, existing_server
-from kvstore.processes import Processes
-from kvstore.segments import SHM, Promise, free_bytes, remove_orphans
-from kvstore.server_figures import UP, ServerFigures
+from deployments.startup.nodes import this_node
+from kvstore.server.cache_server import CacheAddress, CacheKeeper, CacheServerError, choose_address, existing_server
+from kvstore.server.figures import UP, ServerFigures
+from kvstore.server.processes import Processes
+from kvstore.server.segments import SHM, Promise, free_bytes, remove_orphans
 from kvstore.settings import CacheSettings
 
 logger = logging.getLogger("banyan.cache")

@@ -7,8 +7,8 @@ from ray import serve
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
-from deployments.nodes import Built
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
+from deployments.startup.nodes import Built
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.ports import ScoreRequest
 

@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from deployments.engines.errors import EngineStartError
-from deployments.nodes import this_node
 from deployments.scaling.pressure import PRESSURE
+from deployments.startup.nodes import this_node
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.errors import SearchError
 

@@ -13,9 +13,9 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
-from deployments.places import NoPlace, Owner, Places
 from deployments.scaling.homes import BALANCE, Homes
 from deployments.scaling.pressure import PRESSURE, by_pressure
+from deployments.service.places import NoPlace, Owner, Places
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ChildGroup, ExpandRequest, ScoreRequest, StepScorer
 from search.run.disposal import Disposal

@@ -20,8 +20,8 @@ from benchmarks.cluster_sim.workload import Language
 from deployments.engines.backlog import Backlog
 from deployments.engines.fair_order import FairOrder
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
-from kvstore.clamp import KVClamp, StepLengths
-from kvstore.ledger import KVLedger, Prefix
+from kvstore.memory.clamp import KVClamp, StepLengths
+from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
 from search.ports import (
     Child,

@@ -14,7 +14,7 @@ from benchmarks.cluster_sim.cluster import ANYBODY, AtHome, ClusterSize, Control
 from benchmarks.cluster_sim.costs import EngineCosts
 from benchmarks.cluster_sim.processors import OwnCores, ProcessorSharing, Program, settle
 from benchmarks.cluster_sim.workload import Problem
-from deployments.places import NoPlace, Places
+from deployments.service.places import NoPlace, Places
 
 
 class Round(NamedTuple):

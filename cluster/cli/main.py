@@ -15,7 +15,7 @@ from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
 from deployments.embedded.problems import LEVELS, Split, draw_problems
-from kvstore.planner import TOKENS
+from kvstore.memory.planner import TOKENS
 
 DEFAULT_CONFIG = Path("serve_config.yaml")
 MAX_DRAWN = 10_000

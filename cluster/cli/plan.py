@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cluster.launch.config_file import app_config, read_config
 from cluster.launch.errors import LaunchError
-from kvstore.planner import DoesNotFit, Share, split
+from kvstore.memory.planner import DoesNotFit, Share, split
 
 if TYPE_CHECKING:
     from deployments.config import AppConfig
@@ -43,7 +43,7 @@ def planned(
     Raises:
         LaunchError: as `show_plan`.
     """
-    from deployments.memory_plan import device_bytes, roles_of
+    from deployments.startup.memory_plan import device_bytes, roles_of
 
     device = device_bytes()
     whole = _size("--memory", memory) if memory is not None else device

@@ -92,8 +92,8 @@ def _check_user_config(
 ) -> None:
     """What a controller would refuse when everything else has been started. Keys that are read when the application is
     built are not looked for: it may be built on another machine."""
-    from deployments.access import AccessError, changed_settings, read_user_config, require_keys
-    from deployments.http.keys import ENVIRONMENT
+    from deployments.admission.keys import ENVIRONMENT
+    from deployments.startup.access import AccessError, changed_settings, read_user_config, require_keys
 
     deployments = application.get("deployments") or []
     if not isinstance(deployments, list) or not all(isinstance(each, dict) for each in deployments):

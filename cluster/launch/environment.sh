@@ -10,7 +10,7 @@ export RAY_SERVE_THROUGHPUT_OPTIMIZED=1
 export RAY_SERVE_ENABLE_DIRECT_INGRESS=0
 
 # Serve's proxy takes orders from headers of a request, such as not to notice that its client has gone: not from clients'.
-export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.http.proxy:middlewares
+export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.admission.proxy:middlewares
 
 # Ray executes what reaches its ports, and replicas unpickle what reaches theirs: only for who has the token. `make setup`
 # and `banyan serve` make the file where there is none. Without the first line `serve` and `ray job` do not send the token.

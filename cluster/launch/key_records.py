@@ -4,8 +4,8 @@ from typing import Any
 
 from cluster.launch.config_file import BUILDER, CONTROLLER
 from cluster.launch.errors import LaunchError
+from deployments.admission.keys import ENVIRONMENT, read_records
 from deployments.config import AppConfig, ControllerUserConfig
-from deployments.http.keys import ENVIRONMENT, read_records
 
 
 def with_key_records(config: dict[str, Any]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
-from kvstore.storing import STORING
+from kvstore.connector.storing import STORING
 from search.ports import Headroom
 
 

@@ -14,7 +14,7 @@ from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
-from kvstore.ledger import Prefix, TooLarge
+from kvstore.memory.ledger import Prefix, TooLarge
 from search.ports import Lane
 
 Output: TypeAlias = RequestOutput | PoolingRequestOutput

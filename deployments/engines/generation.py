@@ -27,9 +27,9 @@ from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
-from kvstore.clamp import KVClamp, StepLengths
-from kvstore.geometry import KVGeometry
-from kvstore.ledger import KVLedger, Prefix
+from kvstore.memory.clamp import KVClamp, StepLengths
+from kvstore.memory.geometry import KVGeometry
+from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import GeneratorError, GeneratorRefused, PathTooLarge
 from search.ports import (
     Branch,

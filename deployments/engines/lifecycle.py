@@ -25,8 +25,8 @@ from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import SocketDirectory
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
-from kvstore.engine_geometry import expected_geometry
-from kvstore.geometry import KVGeometry, UnknownGeometry
+from kvstore.memory.engine_geometry import expected_geometry
+from kvstore.memory.geometry import KVGeometry, UnknownGeometry
 from search.errors import SearchError
 
 logger = logging.getLogger("banyan.engines")

@@ -14,8 +14,8 @@ from typing import Any
 from uuid import uuid4
 
 from deployments.engines.fair_order import FairOrder
-from kvstore.clamp import KVClamp
-from kvstore.ledger import Hold, Needs, Prefix
+from kvstore.memory.clamp import KVClamp
+from kvstore.memory.ledger import Hold, Needs, Prefix
 from search.ports import Lane
 
 FLEX_RATIO = 7  # Under contention one request in eight is of a flex search.

@@ -20,7 +20,7 @@ from deployments.engines.engine_calls import EngineCall, EngineCallError, Reques
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from kvstore.geometry import KVGeometry
+from kvstore.memory.geometry import KVGeometry
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards

@@ -1,7 +1,7 @@
 """Methods that Banyan adds to vLLM's workers (``worker_extension_cls``), called by ``AsyncLLM.collective_rpc``."""
 
 from deployments.engines.allocator import release_free_memory
-from kvstore.engine_geometry import GeometryReport
+from kvstore.memory.engine_geometry import GeometryReport
 
 
 class WorkerExtension(GeometryReport):

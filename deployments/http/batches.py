@@ -7,13 +7,13 @@ from fastapi import APIRouter, Request
 from pydantic import Field
 from starlette.responses import Response
 
-from deployments.http.body import check_media, parsed_object, validated
+from deployments.admission.body import check_media, parsed_object, validated
+from deployments.admission.errors import BadRequest, Conflict, NotFound
+from deployments.admission.proxy import WORK
 from deployments.http.documentation import body_of
 from deployments.http.endpoint import KeptHere
-from deployments.http.errors import BadRequest, Conflict, NotFound
 from deployments.http.files import MAX_EXPIRES_S, MIN_EXPIRES_S
 from deployments.http.kept import After, Limit, page
-from deployments.http.proxy import WORK
 from deployments.http.replies import json_response
 from deployments.http.schema import Body
 from deployments.store import Batch, BatchRecord, BatchStatus, BatchUsage, NotThere

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
+from deployments.admission.errors import BadRequest
 from deployments.config import PromptSettings
-from deployments.http.errors import BadRequest
 from deployments.http.schema import Message
 
 Turn = dict[str, str]

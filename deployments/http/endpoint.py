@@ -7,15 +7,15 @@ from typing import Annotated, Any, Protocol, TypeVar
 
 from fastapi import Depends, Request
 
-from deployments.completions import CompletionService
-from deployments.http.body import check_media, parsed_object, read_by
-from deployments.http.errors import NotFound
+from deployments.admission.body import check_media, parsed_object, read_by
+from deployments.admission.errors import NotFound
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
 from deployments.http.kept import Kept
-from deployments.live import LiveSettings
 from deployments.loop.delay import LoopDelay
-from deployments.service import SearchService
+from deployments.service.completions import CompletionService
+from deployments.service.live import LiveSettings
+from deployments.service.searches import SearchService
 from search.strategies.catalog import STRATEGIES, Catalog
 
 T = TypeVar("T")
@@ -54,7 +54,7 @@ class Endpoint:
         There are as many requests here as there are places, at most.
 
         Raises:
-            UnsupportedMedia, BadRequest: as `deployments.http.body` says; and whatever ``prepare`` raises.
+            UnsupportedMedia, BadRequest: as `deployments.admission.body` says; and whatever ``prepare`` raises.
         """
         check_media(request.headers)
         return await read_by(lambda body: prepare(parsed_object(body)), await request.body())

@@ -12,11 +12,11 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from deployments.http.body import fault_in_text
+from deployments.admission.body import fault_in_text
+from deployments.admission.errors import BadRequest, UnsupportedMedia
+from deployments.admission.limits import arriving, check_declared
 from deployments.http.endpoint import KeptHere
-from deployments.http.errors import BadRequest, UnsupportedMedia
 from deployments.http.kept import After, Kept, page
-from deployments.http.limits import arriving, check_declared
 from deployments.http.replies import json_response
 from deployments.store import FileRecord
 

@@ -3,8 +3,8 @@
 import httpx
 from starlette.types import ASGIApp
 
-from deployments.http.auth import ApiKeys, AsKey
-from deployments.http.errors import Unauthorized
+from deployments.admission.auth import ApiKeys, AsKey
+from deployments.admission.errors import Unauthorized
 
 JOBS = ("jobs", 0)
 """Their address: whose requests they are, where clients are told apart."""

@@ -4,18 +4,18 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from deployments.completions import CompletionJob
+from deployments.admission.errors import BadRequest
+from deployments.admission.service_tier import DEFAULT, FLEX
 from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
 from deployments.http.choices import Wanted
 from deployments.http.conversation import question, turns
-from deployments.http.errors import BadRequest
 from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
-from deployments.http.service_tier import DEFAULT, FLEX
-from deployments.live import LiveSettings
-from deployments.service import SearchJob
+from deployments.service.completions import CompletionJob
+from deployments.service.live import LiveSettings
+from deployments.service.searches import SearchJob
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
 

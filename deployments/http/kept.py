@@ -11,11 +11,11 @@ from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
 
 from fastapi import Query, Request
 
-from deployments.http.auth import key_of
-from deployments.http.errors import BadRequest, Busy, Unavailable
-from deployments.http.keys import store_owner
-from deployments.http.limits import Bodies
-from deployments.live import LiveSettings
+from deployments.admission.auth import key_of
+from deployments.admission.errors import BadRequest, Busy, Unavailable
+from deployments.admission.keys import store_owner
+from deployments.admission.limits import Bodies
+from deployments.service.live import LiveSettings
 from deployments.store import Owned, Store
 
 logger = logging.getLogger("banyan.http")

@@ -4,12 +4,12 @@ import asyncio
 import time
 from contextlib import suppress
 
-from deployments.http.errors import ApiError, api_error
+from deployments.admission.errors import ApiError, api_error
 from deployments.http.kept import Kept
 from deployments.http.replies import Head, completion, dumps, step_event
 from deployments.http.streaming import Searching
-from deployments.places import Place
-from deployments.service import SearchJob
+from deployments.service.places import Place
+from deployments.service.searches import SearchJob
 from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
 
@@ -33,7 +33,7 @@ class KeptSearch:
         self._ended = asyncio.Event()
 
     async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
-        """As `deployments.service.SearchService.search`; when it returns, the reply is kept.
+        """As `deployments.service.searches.SearchService.search`; when it returns, the reply is kept.
 
         Raises:
             Unavailable: it cannot be kept; it has not begun.

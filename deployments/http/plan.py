@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
+from deployments.admission.body import refused
+from deployments.admission.errors import BadRequest, NotFound
 from deployments.config import AppConfig, ControllerSettings, Effort, LimitSettings
-from deployments.http.body import refused
-from deployments.http.errors import BadRequest, NotFound
 from deployments.http.schema import ChatRequest
 from search.ports import Sampling
 from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search

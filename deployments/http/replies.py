@@ -7,8 +7,8 @@ from typing import Any, Literal, NamedTuple
 
 from starlette.responses import Response
 
+from deployments.admission.errors import ApiError
 from deployments.http.choices import Choice, TokenLogprob, Wanted, choices
-from deployments.http.errors import ApiError
 from search.ports import TokenBeamReply
 from search.run.report import SearchOutcome, StepScored
 

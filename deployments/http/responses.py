@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from itertools import count
 from typing import Any
 
+from deployments.admission.errors import ApiError, BadRequest, Busy
 from deployments.http.choices import Choice, choices
-from deployments.http.errors import ApiError, BadRequest, Busy
 from deployments.http.replies import Data, Head, Json, search_block, step_event, step_line, token_logprobs, usage
 from deployments.http.responses_schema import ResponsesRequest
 from search.run.report import SearchOutcome, StepScored

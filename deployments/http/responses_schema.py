@@ -6,9 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from deployments.admission.body import TAG, validated
+from deployments.admission.errors import BadRequest
+from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort
-from deployments.http.body import TAG, validated
-from deployments.http.errors import BadRequest
 from deployments.http.schema import (
     IGNORED,
     MAX_TEMPLATE_KWARGS,
@@ -20,7 +21,6 @@ from deployments.http.schema import (
     Unread,
     refuse_unsupported,
 )
-from deployments.http.service_tier import ServiceTier
 
 ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "background": (False,),

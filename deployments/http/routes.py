@@ -8,24 +8,25 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
-from deployments.completions import CompletionJob
-from deployments.http import batches, errors, files, replies, searches
-from deployments.http.admission import Admission, place_of
-from deployments.http.auth import ApiKeys, RequireKey, key_of
-from deployments.http.body import validated
-from deployments.http.disconnect import while_connected
+from deployments.admission import errors
+from deployments.admission.auth import ApiKeys, RequireKey, key_of
+from deployments.admission.body import validated
+from deployments.admission.disconnect import while_connected
+from deployments.admission.middleware import Admission, place_of
+from deployments.admission.proxy import WORK
+from deployments.admission.refusals import CountRefusals
+from deployments.http import batches, files, replies, searches
 from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.kept_search import KeptSearch
-from deployments.http.proxy import WORK
-from deployments.http.refusals import CountRefusals
 from deployments.http.replies import json_response
 from deployments.http.responses import Responses
 from deployments.http.responses_schema import ResponsesRequest, spoken_of
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import Searching, SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
-from deployments.service import SearchJob
+from deployments.service.completions import CompletionJob
+from deployments.service.searches import SearchJob
 from search.ports import ScoreRequest
 
 router = APIRouter()

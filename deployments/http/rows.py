@@ -17,10 +17,10 @@ from typing import Any
 import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
-from deployments.http.body import read_by, validated
-from deployments.http.errors import BadRequest
-from deployments.http.proxy import WORK
-from deployments.http.service_tier import flex_unless_said
+from deployments.admission.body import read_by, validated
+from deployments.admission.errors import BadRequest
+from deployments.admission.proxy import WORK
+from deployments.admission.service_tier import flex_unless_said
 
 PATIENCE_S = 3600.0
 """A row waits for a place no longer than this: it costs next to nothing, and batches may be wider than the service."""

@@ -7,10 +7,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
+from deployments.admission.body import TAG, validated
+from deployments.admission.errors import BadRequest
+from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort
-from deployments.http.body import TAG, validated
-from deployments.http.errors import BadRequest
-from deployments.http.service_tier import ServiceTier
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 

@@ -8,10 +8,10 @@ from typing import Protocol
 from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.types import Receive, Scope, Send
 
-from deployments.http.errors import ApiError, api_error
+from deployments.admission.errors import ApiError, api_error
 from deployments.http.replies import Data, dumps
-from deployments.places import Place
-from deployments.service import SearchJob
+from deployments.service.places import Place
+from deployments.service.searches import SearchJob
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
 from search.tools.tasks import ended
 
@@ -34,7 +34,7 @@ class Script(Protocol):
 
 
 class Searching(Protocol):
-    """What runs a search: `deployments.service.SearchService`, or what has its events kept meanwhile."""
+    """What runs a search: `deployments.service.searches.SearchService`, or what has its events kept meanwhile."""
 
     async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome: ...
 

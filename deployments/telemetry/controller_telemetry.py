@@ -5,7 +5,7 @@ from contextlib import suppress
 
 from deployments.config import TelemetrySettings
 from deployments.loop.delay import LoopDelay
-from deployments.places import Places
+from deployments.service.places import Places
 from deployments.telemetry import catalog, logs
 from deployments.telemetry.metrics import Metrics, NoMetrics
 from deployments.telemetry.search_log import SearchLog

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from opentelemetry.trace import INVALID_SPAN, Span
 
-from deployments.service import SearchJob
+from deployments.service.searches import SearchJob
 from deployments.telemetry import catalog
 from deployments.telemetry.context import CLIENT_KEY, SEARCH_ID
 from deployments.telemetry.metrics import Metrics

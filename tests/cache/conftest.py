@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.cache_server import CacheKeeper
-from kvstore.connector import QUIET_ENVIRONMENT
+from kvstore.connector.arguments import QUIET_ENVIRONMENT
+from kvstore.server.cache_server import CacheKeeper
 from tests.cache.engines import VOCABULARY
 from tests.cache.servers import BLOCK, SETTINGS
 

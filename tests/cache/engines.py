@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from kvstore.cache_server import CacheAddress
-from kvstore.connector import connector_config
+from kvstore.connector.arguments import connector_config
+from kvstore.server.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
 from tests.cache.servers import BLOCK, SETTINGS
 

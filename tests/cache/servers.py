@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kvstore.cache_server import CacheServer, CacheServerError, request_text
+from kvstore.server.cache_server import CacheServer, CacheServerError, request_text
 from kvstore.settings import CacheSettings
 
 BLOCK = 32

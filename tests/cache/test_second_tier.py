@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from cluster.launch.application import free_port
-from kvstore.cache_server import CacheServer
-from kvstore.server_figures import ServerFigures
+from kvstore.server.cache_server import CacheServer
+from kvstore.server.figures import ServerFigures
 from tests.cache.engines import Engine, engine_of, prompt, together
 from tests.cache.servers import BLOCK, SETTINGS, clear, until
 from tests.debian import program

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cache_server import CacheKeeper, CacheServer, CacheServerError
+from kvstore.server.cache_server import CacheKeeper, CacheServer, CacheServerError
 from tests.cache.servers import BLOCK, SETTINGS, exists, status, until
 
 

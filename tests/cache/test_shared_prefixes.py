@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from kvstore import segments
-from kvstore.cache_server import CacheKeeper
+from kvstore.server import segments
+from kvstore.server.cache_server import CacheKeeper
 from tests.cache.engines import VOCABULARY, Engine, Reply, engine_of, prompt, together
 from tests.cache.servers import BLOCK, WAIT_S, empty, l1, lookups, objects, until
 

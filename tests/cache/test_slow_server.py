@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.cache_server import CacheKeeper
+from kvstore.server.cache_server import CacheKeeper
 from kvstore.settings import CacheSettings
 from tests.cache.engines import VOCABULARY, Engine, engine_of, together
 from tests.cache.servers import BLOCK, SETTINGS

@@ -5,7 +5,7 @@ import os
 import signal
 from pathlib import Path
 
-from kvstore.cache_server import CacheKeeper
+from kvstore.server.cache_server import CacheKeeper
 from tests.cache.engines import Reply, engine_of, prompt, together
 from tests.cache.servers import BLOCK, SETTINGS, empty, l1, lookups, objects, registered, until
 

@@ -15,7 +15,7 @@ from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.routing import Route
 
-from deployments.http.proxy import WORK
+from deployments.admission.proxy import WORK
 
 START_S = 30.0
 REPLY_S = 600.0

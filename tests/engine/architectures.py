@@ -94,7 +94,7 @@ def main(directory: Path, names: list[str]) -> None:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     from vllm import LLM, AsyncEngineArgs
 
-    from kvstore.engine_geometry import expected_geometry
+    from kvstore.memory.engine_geometry import expected_geometry
 
     for name in names:
         args = arguments(write(name, directory / name))

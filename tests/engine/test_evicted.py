@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstore import evicted
-from kvstore.evicted import LOOK_EVERY, MOST, SELDOM, TRIES, EvictedPaths, Lookups
+from kvstore.connector.arguments import evicted
+from kvstore.connector.evicted import LOOK_EVERY, MOST, SELDOM, TRIES, EvictedPaths, Lookups
 
 SIGNALS: Any = SimpleNamespace(blocked_request_ids=set(), finished_request_ids=set())
 

@@ -12,8 +12,8 @@ from vllm.config import VllmConfig
 
 from deployments.engines.errors import EngineStartError
 from deployments.engines.lifecycle import engine_geometry
-from kvstore.engine_geometry import expected_geometry
-from kvstore.geometry import KVGeometry, UnknownGeometry
+from kvstore.memory.engine_geometry import expected_geometry
+from kvstore.memory.geometry import KVGeometry, UnknownGeometry
 from tests.engine.architectures import ARCHITECTURES, LATENT_BYTES, arguments, write
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ from tests.engine.conftest import quiet
 with quiet():
     from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 
-    from kvstore.in_flight import HELD_S, PatientWorkerAdapter, is_there, listening_at
+    from kvstore.connector.in_flight import HELD_S, PatientWorkerAdapter, is_there, listening_at
 
 
 class Future:

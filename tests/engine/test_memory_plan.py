@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from cluster.cli.plan import show_plan
 from cluster.launch.errors import LaunchError
 from deployments.config import AppConfig
-from deployments.memory_plan import element_bytes, roles_of, stored_numbers
+from deployments.startup.memory_plan import element_bytes, roles_of, stored_numbers
 
 MIB = 1 << 20
 TOKENS = {"generator": 1.0, "prm": 1.0}

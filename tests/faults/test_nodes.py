@@ -25,8 +25,8 @@ from deployments.config import UNSEEN
 from deployments.engines.settings import GeneratorSettings
 from deployments.generator import Generator
 from deployments.node_cache import NAMESPACE
-from deployments.nodes import Built
-from kvstore import segments
+from deployments.startup.nodes import Built
+from kvstore.server import segments
 from tests.faults.processes import assert_none_unused, below, running, shared_memory
 from tests.serve.application import (
     REPAIR_S,

@@ -6,10 +6,10 @@ from typing import Any
 
 from ray import serve
 
+from deployments.admission.keys import read_records
 from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.rewards.function import FunctionSettings
-from deployments.http.keys import read_records
 from deployments.prm import ProcessRewardModel
 from tests.serve.application import Application
 

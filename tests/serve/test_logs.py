@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import ray
 
-from deployments.http.keys import key_digest
+from deployments.admission.keys import key_digest
 from tests.serve.application import BEAM, Application, problems, request, until
 
 

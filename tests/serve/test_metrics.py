@@ -11,7 +11,7 @@ import pytest
 import ray
 from prometheus_client.parser import text_string_to_metric_families
 
-from deployments.http.keys import key_digest
+from deployments.admission.keys import key_digest
 from deployments.telemetry.catalog import METRICS, Kind
 from tests.serve.application import Application, problems, request, until
 

@@ -28,8 +28,8 @@ with warnings.catch_warnings(action="ignore"):  # Serve's own, about pydantic
 
 from cluster.launch.application import free_port
 from deployments.node_cache import NAMESPACE, CacheClient
-from kvstore import segments
-from kvstore.cache_server import CacheAddress
+from kvstore.server import segments
+from kvstore.server.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
 
 SETTINGS = CacheSettings(l1_size_gb=0.0625)

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 ASKING = """
-from deployments.access import AccessError, require_authenticated_cluster
+from deployments.startup.access import AccessError, require_authenticated_cluster
 from deployments.config import HttpSettings
 for allowed in (False, True):
     try:

@@ -14,9 +14,9 @@ import pytest
 from pydantic import ValidationError
 
 from cluster.launch.application import free_port
-from kvstore import cache_server, segments
-from kvstore.cache_server import CacheAddress, CacheServer, CacheServerError, existing_server
-from kvstore.connector import connector_arguments, kv_name
+from kvstore.connector.arguments import connector_arguments, kv_name
+from kvstore.server import cache_server, segments
+from kvstore.server.cache_server import CacheAddress, CacheServer, CacheServerError, existing_server
 from kvstore.settings import SET_BY_BANYAN, CacheSettings
 
 ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)

@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvstore.fetches import Fetches
+from kvstore.connector.fetches import Fetches
 
 
 def test_the_others_wait_until_it_is_loaded() -> None:

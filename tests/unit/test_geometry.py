@@ -2,8 +2,8 @@
 
 import pytest
 
-from kvstore.geometry import KVGeometry, KVGroup
-from kvstore.ledger import KVLedger, Prefix, TooLarge
+from kvstore.memory.geometry import KVGeometry, KVGroup
+from kvstore.memory.ledger import KVLedger, Prefix, TooLarge
 from tests.unit.test_kv_ledger import reserved
 
 LLAMA_3_70B = KVGeometry((KVGroup(80, 2 * 8 * 128 * 2 * 16, 16),), 80 * 65_536)

@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from kvstore.clamp import MIN_LENGTHS, StepLengths
-from kvstore.ledger import Hold, KVLedger, Prefix, TooLarge
+from kvstore.memory.clamp import MIN_LENGTHS, StepLengths
+from kvstore.memory.ledger import Hold, KVLedger, Prefix, TooLarge
 
 BLOCK = 4
 

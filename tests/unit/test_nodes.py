@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from deployments.engines.settings import GeneratorSettings
-from deployments.nodes import Built, NodeDiffers, kv_identity, model_digest
-from kvstore.processes import Processes
+from deployments.startup.nodes import Built, NodeDiffers, kv_identity, model_digest
+from kvstore.server.processes import Processes
 
 BUILT = Built({"SET": "1", "UNSET": None})
 

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack
 
 import pytest
 
-from deployments.places import NoPlace, Owner, Places, Refused
+from deployments.service.places import NoPlace, Owner, Places, Refused
 
 pytestmark = pytest.mark.asyncio
 

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.recent import Recent
+from kvstore.connector.recent import Recent
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdefghij"), max_size=4), max_size=30), st.integers(0, 5))

@@ -11,8 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from deployments.engines.fair_order import TURN
 from deployments.engines.request_queue import FLEX_RATIO, Ending, EngineRequest, RequestError, RequestQueue
-from kvstore.clamp import MAX_OVERCOMMIT, KVClamp
-from kvstore.ledger import KVLedger, TooLarge
+from kvstore.memory.clamp import MAX_OVERCOMMIT, KVClamp
+from kvstore.memory.ledger import KVLedger, TooLarge
 from search.ports import Lane
 
 BLOCK = 4

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from kvstore import server_figures
-from kvstore.cache_server import CacheAddress, CacheServerError
-from kvstore.server_figures import ServerFigures
+from kvstore.server import figures as server_figures
+from kvstore.server.cache_server import CacheAddress, CacheServerError
+from kvstore.server.figures import ServerFigures
 
 ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)
 

@@ -9,7 +9,7 @@ import pytest
 
 from deployments import node_cache
 from deployments.node_cache import CacheClient
-from kvstore import segments
+from kvstore.server import segments
 from kvstore.settings import CacheSettings
 
 NO_SUCH_PID = 2**22 + 1  # above the kernel's highest

@@ -6,7 +6,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.storing import StoringBlocks
+from kvstore.connector.storing import StoringBlocks
 
 
 def pool(*holders: int) -> Any:

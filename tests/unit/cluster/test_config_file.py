@@ -7,7 +7,7 @@ import pytest
 from cluster.launch.config_file import read_config
 from cluster.launch.errors import LaunchError
 from cluster.launch.key_records import with_key_records
-from deployments.http.keys import key_record
+from deployments.admission.keys import key_record
 
 WRONG = {
     "an unknown key": ("applications: [{import_path: 'deployments.app:build', args: {generater: {}}}]", "generater"),

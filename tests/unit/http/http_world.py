@@ -14,21 +14,21 @@ import uvicorn
 from fastapi import FastAPI
 
 from cluster.client.client import Client
-from deployments.completions import CompletionService
+from deployments.admission.auth import ApiKeys
+from deployments.admission.keys import key_record
 from deployments.config import AppConfig, KeyRecord
-from deployments.http.auth import ApiKeys
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.inside import Inside
 from deployments.http.jobs import Jobs
 from deployments.http.kept import Kept
-from deployments.http.keys import key_record
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
-from deployments.live import LiveSettings
 from deployments.loop.delay import LoopDelay
-from deployments.places import Places
-from deployments.service import SearchService
+from deployments.service.completions import CompletionService
+from deployments.service.live import LiveSettings
+from deployments.service.places import Places
+from deployments.service.searches import SearchService
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
 from search.errors import GeneratorError

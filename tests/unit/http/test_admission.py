@@ -10,9 +10,9 @@ import httpx
 import pytest
 from http_world import World, chat, generator_is_dead
 
+from deployments.admission import limits
+from deployments.admission.keys import key_record
 from deployments.config import KeyLimits, KeyRecord
-from deployments.http import limits
-from deployments.http.keys import key_record
 
 pytestmark = pytest.mark.asyncio
 

@@ -10,8 +10,8 @@ import pytest
 from http_world import World, chat
 from pydantic import ValidationError
 
-from deployments.http.body import INLINE_BYTES, MAX_FIELDS
-from deployments.http.errors import BadRequest
+from deployments.admission.body import INLINE_BYTES, MAX_FIELDS
+from deployments.admission.errors import BadRequest
 from deployments.http.schema import ChatRequest
 from search.errors import GeneratorError, PathTooLarge, ScorerError
 

@@ -21,12 +21,12 @@ from cluster.client.client import Client
 from cluster.client.retries import Retries
 from cluster.jobs import batch_run, batches, run
 from cluster.jobs.batches import BatchJobs
+from deployments.admission.auth import ApiKeys
+from deployments.admission.errors import Unavailable
+from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
 from deployments.http import kept as kept_module
-from deployments.http.auth import ApiKeys
-from deployments.http.errors import Unavailable
 from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
-from deployments.http.keys import key_record, store_owner
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 from search.ports import Lane

@@ -11,8 +11,8 @@ from openai.types.chat import ChatCompletion
 from openai.types.chat.chat_completion import ChoiceLogprobs
 from pydantic import ValidationError
 
-from deployments.access import AccessError, changed_settings, read_user_config
 from deployments.config import AppConfig
+from deployments.startup.access import AccessError, changed_settings, read_user_config
 from search.answers.voting import AnswerGroup, SelectionRule, best_groups
 from search.tree import Node
 

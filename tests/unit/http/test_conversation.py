@@ -7,9 +7,9 @@ import pytest
 from http_world import World, chat
 from pydantic import ValidationError
 
+from deployments.admission.errors import BadRequest
 from deployments.config import AppConfig, PromptSettings
 from deployments.http.conversation import question, turns
-from deployments.http.errors import BadRequest
 from deployments.http.schema import ChatRequest
 
 EXAMPLES = [{"question": "1+1?", "answer": "\\boxed{2}"}]

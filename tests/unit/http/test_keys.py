@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from http_world import World
 
-from deployments.access import AccessError, read_user_config, require_keys
+from deployments.admission.auth import ApiKeys
+from deployments.admission.keys import key_record, read_records
 from deployments.config import ControllerUserConfig, HttpSettings, KeyLimits
-from deployments.http.auth import ApiKeys
-from deployments.http.keys import key_record, read_records
+from deployments.startup.access import AccessError, read_user_config, require_keys
 from search.answers.equivalence import AnswerMatcher
 
 KEY = "a key of thirty-two digits".replace(" ", "-")

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 from http_world import World, chat
 
-from deployments.access import AccessError, changed_settings, read_user_config
 from deployments.config import AppConfig
-from deployments.places import Owner
+from deployments.service.places import Owner
+from deployments.startup.access import AccessError, changed_settings, read_user_config
 
 CHAT = "/v1/chat/completions"
 

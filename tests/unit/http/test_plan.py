@@ -6,8 +6,8 @@ from typing import Any, Literal, get_args
 import pytest
 from pydantic import Field
 
+from deployments.admission.errors import BadRequest
 from deployments.config import LimitSettings
-from deployments.http.errors import BadRequest
 from deployments.http.plan import Planner, excesses, notes
 from deployments.http.schema import ChatRequest
 from search.caps import CapName, Width

@@ -9,11 +9,11 @@ import pytest
 from http_world import World, chat
 
 from cluster.launch.environment import variables
-from deployments.http import proxy
-from deployments.http.admission import SPARE
-from deployments.http.errors import Busy
-from deployments.http.proxy import RETRY_AFTER_S, ROOM, SAID, Door, DropOrders, Room, is_harmless, middlewares
-from deployments.places import NoPlace, Refused
+from deployments.admission import proxy
+from deployments.admission.errors import Busy
+from deployments.admission.middleware import SPARE
+from deployments.admission.proxy import RETRY_AFTER_S, ROOM, SAID, Door, DropOrders, Room, is_harmless, middlewares
+from deployments.service.places import NoPlace, Refused
 from search.tools.import_path import imported
 
 pytestmark = pytest.mark.asyncio

@@ -13,13 +13,14 @@ import pytest
 from http_world import World, chat, generator_is_dead
 from starlette.datastructures import MutableHeaders
 
+from deployments.admission import middleware as admission
+from deployments.admission import proxy
+from deployments.admission.auth import ApiKeys
+from deployments.admission.keys import key_digest, key_record
+from deployments.admission.proxy import REST, TURNED_AWAY, Door
 from deployments.config import KeyLimits
-from deployments.http import admission, proxy
-from deployments.http.auth import ApiKeys
-from deployments.http.keys import key_digest, key_record
-from deployments.http.proxy import REST, TURNED_AWAY, Door
 from deployments.http.routes import create_app
-from deployments.places import Owner
+from deployments.service.places import Owner
 from deployments.telemetry.context import CLIENT_KEY
 from search.answers.equivalence import AnswerMatcher
 

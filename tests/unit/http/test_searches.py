@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 from http_world import World, chat, found, generator_is_dead, served
 
+from deployments.admission.keys import key_record, store_owner
 from deployments.http.kept import MAX_STREAMS
-from deployments.http.keys import key_record, store_owner
 from deployments.store import ANONYMOUS, SearchEnd, SearchRecord, SearchStatus, Store, StoreSettings
 from deployments.store import searches as searches_module
 from deployments.store.records import modified, new_id

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_admission import Call, MakeWorld, full, until, whole
 
-from deployments.http.service_tier import asks_flex, flex_unless_said, may_ask_flex
+from deployments.admission.service_tier import asks_flex, flex_unless_said, may_ask_flex
 from search.ports import Lane
 
 CHAT = "/v1/chat/completions"

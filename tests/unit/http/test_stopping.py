@@ -7,7 +7,7 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message, Receive, Scope, Send
 
-from deployments.http.stopping import Door, StoppingMiddleware
+from deployments.admission.stopping import Door, StoppingMiddleware
 
 pytestmark = pytest.mark.asyncio
 

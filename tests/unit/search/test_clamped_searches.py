@@ -13,8 +13,8 @@ from search_settings import SEARCHES
 
 from deployments.engines.grants import grant
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
-from kvstore.clamp import KVClamp
-from kvstore.ledger import KVLedger
+from kvstore.memory.clamp import KVClamp
+from kvstore.memory.ledger import KVLedger
 from search.ports import Child, ChildGroup, ExpandRequest
 from search.snapshot import replay_of, tree_as_json
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from deployments.places import Owner, Places
-from deployments.service import SearchJob, SearchService
+from deployments.service.places import Owner, Places
+from deployments.service.searches import SearchJob, SearchService
 from deployments.telemetry.catalog import Metric
 from deployments.telemetry.metrics import Labels, Metrics
 from deployments.telemetry.ports import WatchedGenerator, WatchedScorer

@@ -17,8 +17,8 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.scoring import scoring_args
 from deployments.engines.settings import EngineSettings
-from kvstore.engine_geometry import expected_geometry
-from kvstore.planner import Role
+from kvstore.memory.engine_geometry import expected_geometry
+from kvstore.memory.planner import Role
 
 BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
 """Of a number, by the digits in safetensors' name of its type: F32, BF16, I8, F8_E4M3."""

@@ -16,11 +16,11 @@ from lmcache.integration.vllm.lmcache_mp_metrics import LMCacheMPConnectorStats
 from vllm.platforms import current_platform
 from vllm.v1.core.kv_cache_utils import make_block_hash_with_group_id
 
-from kvstore.connector import IDENTITY, LEAST_TOKENS, PREFILLED, kv_name
-from kvstore.evicted import EvictedPathsManager
-from kvstore.fetches import Fetches
-from kvstore.in_flight import PatientWorkerAdapter
-from kvstore.storing import STORING, StoringBlocks
+from kvstore.connector.arguments import IDENTITY, LEAST_TOKENS, PREFILLED, kv_name
+from kvstore.connector.evicted import EvictedPathsManager
+from kvstore.connector.fetches import Fetches
+from kvstore.connector.in_flight import PatientWorkerAdapter
+from kvstore.connector.storing import STORING, StoringBlocks
 
 logger = logging.getLogger(__name__)
 ASK_EVERY_S = 0.01

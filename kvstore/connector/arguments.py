@@ -3,7 +3,7 @@
 import hashlib
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cache_server import CacheAddress
+from kvstore.server.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def connector_arguments(
     return {
         "kv_connector": "LMCacheMPConnector",
         "kv_role": "kv_both",
-        "kv_connector_module_path": "kvstore.lmcache_connector",
+        "kv_connector_module_path": "kvstore.connector.lmcache_connector",
         "kv_load_failure_policy": "recompute",
         "kv_connector_extra_config": {
             "lmcache.mp.host": f"tcp://{address.host}",

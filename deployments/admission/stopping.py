@@ -4,7 +4,7 @@ import asyncio
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.errors import Unavailable
+from deployments.admission.errors import Unavailable
 
 CODE = "stopping"
 

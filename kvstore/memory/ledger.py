@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from kvstore.geometry import KVGeometry
+from kvstore.memory.geometry import KVGeometry
 
 ROOT = 0
 """The key of no block: every chain of keys begins with it."""

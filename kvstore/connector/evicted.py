@@ -19,9 +19,9 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
 )
 from lmcache.integration.vllm.lazy_offload_state import LazyOffloadRequestRegistry, SubmittedStoreBatch
 
-from kvstore.recent import Recent
-from kvstore.running_quantile import RunningQuantile
-from kvstore.storing import StoringBlocks
+from kvstore.connector.recent import Recent
+from kvstore.connector.storing import StoringBlocks
+from kvstore.memory.running_quantile import RunningQuantile
 
 AHEAD = 2.5
 """Blocks that may be taken before a store has begun, in those of a step."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import NamedTuple
 
-from deployments.places import Place, Places
+from deployments.service.places import Place, Places
 from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
 from search.run.disposal import Disposal

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ray
 
 from deployments.engines.settings import EngineSettings
-from deployments.model_files import model_directory
+from deployments.startup.model_files import model_directory
 
 _PIECES = 16
 _PIECE_BYTES = 1 << 16

@@ -6,10 +6,10 @@ from collections.abc import Iterable
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from deployments.admission.errors import Unauthorized
+from deployments.admission.keys import key_digest, store_owner
+from deployments.admission.route_path import route_path
 from deployments.config import KeyRecord
-from deployments.http.errors import Unauthorized
-from deployments.http.keys import key_digest, store_owner
-from deployments.http.route_path import route_path
 from deployments.store import ANONYMOUS
 from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
@@ -27,7 +27,7 @@ class ApiKeys:
     """The keys that are accepted at the moment.
 
     Until it was told which, it accepts none. Told that there are none, it wants none: whether that is
-    allowed is decided before it is told (`deployments.access`).
+    allowed is decided before it is told (`deployments.startup.access`).
     """
 
     def __init__(self, records: Iterable[KeyRecord] | None = None) -> None:

@@ -7,8 +7,8 @@ from limits import RateLimitItemPerMinute
 from limits.aio.storage import MemoryStorage
 from limits.aio.strategies import FixedWindowRateLimiter
 
+from deployments.admission.errors import Busy
 from deployments.config import KeyRecord
-from deployments.http.errors import Busy
 
 
 class TokenQuotas:

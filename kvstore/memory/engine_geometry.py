@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
     get_kv_quant_mode,
 )
 
-from kvstore.geometry import KVGeometry, KVGroup, UnknownGeometry
+from kvstore.memory.geometry import KVGeometry, KVGroup, UnknownGeometry
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"

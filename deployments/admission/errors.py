@@ -24,7 +24,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
-from deployments.places import NoPlace, Refused
+from deployments.service.places import NoPlace, Refused
 from deployments.store import Full, NotThere, StoreBusy, StoreError
 from search.errors import GeneratorError, LimitKind, LimitReached, PathTooLarge, PromptTooLong, ScorerError, SearchError
 
@@ -43,7 +43,7 @@ REFUSAL = "banyan.refusal"
 
 
 class ErrorResponse(JSONResponse):
-    """An error in OpenAI's shape, which leaves its reason where `deployments.http.refusals` finds it."""
+    """An error in OpenAI's shape, which leaves its reason where `deployments.admission.refusals` finds it."""
 
     def __init__(self, error: "ApiError", status_code: int, headers: Mapping[str, str]) -> None:
         super().__init__(error.body, status_code, headers)

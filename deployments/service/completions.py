@@ -3,8 +3,8 @@
 import asyncio
 from typing import NamedTuple, Protocol
 
-from deployments.places import Place
-from deployments.service import GRACE_S, SearchService, late_is_timeout
+from deployments.service.places import Place
+from deployments.service.searches import GRACE_S, SearchService, late_is_timeout
 from search.ports import TokenBeamReply, TokenBeamRequest
 
 

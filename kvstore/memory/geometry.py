@@ -2,7 +2,7 @@
 
 An engine takes its memory when it starts and cuts it into blocks. Most models have one group: a sequence holds a block
 for every ``block_size`` tokens. Models whose layers look back differently far have several: a sequence holds blocks of
-each, and of those of a sliding window never more than the window needs. `kvstore.engine_geometry` reads it.
+each, and of those of a sliding window never more than the window needs. `kvstore.memory.engine_geometry` reads it.
 """
 
 from collections.abc import Iterable, Sequence

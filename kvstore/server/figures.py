@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstore.cache_server import CacheAddress, CacheServerError, request_text
+from kvstore.server.cache_server import CacheAddress, CacheServerError, request_text
 
 GAUGES = {"lmcache_mp_l1_memory_usage_bytes": "lmcache_used_bytes"}
 TOTALS = {

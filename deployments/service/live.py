@@ -1,7 +1,7 @@
 """The settings of a controller that change while it serves."""
 
 from deployments.config import ControllerSettings
-from deployments.service import SearchService
+from deployments.service.searches import SearchService
 
 
 class LiveSettings:

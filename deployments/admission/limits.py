@@ -8,8 +8,8 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope
 
-from deployments.http.errors import BodyTimeout, BodyTooLarge, Busy
-from deployments.live import LiveSettings
+from deployments.admission.errors import BodyTimeout, BodyTooLarge, Busy
+from deployments.service.live import LiveSettings
 
 BODY_TIMEOUT_S = 30.0
 """A body that is not complete by then is given up, however fast it comes."""

@@ -1,8 +1,8 @@
 """The process between the owner of a cache server and the server: it sees to it that nothing outlives the owner.
 
-``python -m kvstore.guard`` reads a ``GuardSpec`` from stdin, starts the server and answers with its pid. Any further
-byte on stdin is the owner's order to stop the server. When stdin ends, which happens however the owner dies, it stops
-the server as well and waits for the engines, which are dying too, to remove the shared memory they leave.
+``python -m kvstore.server.guard`` reads a ``GuardSpec`` from stdin, starts the server and answers with its pid. Any
+further byte on stdin is the owner's order to stop the server. When stdin ends, which happens however the owner dies, it
+stops the server as well and waits for the engines, which are dying too, to remove the shared memory they leave.
 
 Why a process of its own, and a detached one: Ray kills a worker's direct children together with it, with no chance to
 clean up, and a parent-death signal (``prctl(2)``) would fire when the *thread* that forked ends, which for an actor's
@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NoReturn
 
-from kvstore.segments import creator, mapped_by, remove_orphans
+from kvstore.server.segments import creator, mapped_by, remove_orphans
 
 PR_SET_PDEATHSIG = 1
 _LINGER_S = 20.0

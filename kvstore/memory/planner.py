@@ -7,7 +7,7 @@ each holds.
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kvstore.geometry import KVGeometry
+from kvstore.memory.geometry import KVGeometry
 
 STEP = 1000
 """Shares of a device are told in thousandths: rounded up, so that an engine finds what it was promised."""

@@ -9,19 +9,19 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from deployments.admission.auth import key_of
+from deployments.admission.body import read_by
+from deployments.admission.disconnect import while_connected
+from deployments.admission.errors import ApiError, Busy, api_error
+from deployments.admission.limits import Bodies
+from deployments.admission.proxy import REST, ROOM
+from deployments.admission.quotas import TokenQuotas
+from deployments.admission.route_path import route_path
+from deployments.admission.service_tier import asks_flex, may_ask_flex
 from deployments.config import KeyRecord
-from deployments.http.auth import key_of
-from deployments.http.body import read_by
-from deployments.http.disconnect import while_connected
-from deployments.http.errors import ApiError, Busy, api_error
-from deployments.http.limits import Bodies
-from deployments.http.proxy import REST, ROOM
-from deployments.http.quotas import TokenQuotas
-from deployments.http.route_path import route_path
-from deployments.http.service_tier import asks_flex, may_ask_flex
-from deployments.live import LiveSettings
 from deployments.loop.delay import LoopDelay
-from deployments.places import NoPlace, Owner, Place, Places
+from deployments.service.live import LiveSettings
+from deployments.service.places import NoPlace, Owner, Place, Places
 
 SPARE = 16
 """Requests, at least, that the proxy hands over beyond those that find a place: some that it counts get refused."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from deployments.admission.keys import ENVIRONMENT
 from deployments.config import AppConfig, ControllerSettings, ControllerUserConfig, HttpSettings, KeyRecord
-from deployments.http.keys import ENVIRONMENT
 
 
 class AccessError(ValueError):

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple, Self
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from kvstore.guard import GuardSpec
-from kvstore.segments import remove_orphans
+from kvstore.server.guard import GuardSpec
+from kvstore.server.segments import remove_orphans
 from kvstore.settings import CacheSettings
 
 logger = logging.getLogger(__name__)
@@ -195,7 +195,7 @@ class CacheServer:
         )
         self._log.write_bytes(b"")
         self._guard = subprocess.Popen(
-            [sys.executable, "-m", "kvstore.guard"],
+            [sys.executable, "-m", "kvstore.server.guard"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

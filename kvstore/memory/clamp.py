@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from kvstore.ledger import Hold, KVLedger, Needs, Prefix
-from kvstore.running_quantile import RunningQuantile
+from kvstore.memory.ledger import Hold, KVLedger, Needs, Prefix
+from kvstore.memory.running_quantile import RunningQuantile
 
 SPARE_SHARE = 0.02
 """Share of the blocks that stays free for steps that become longer than expected."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 
-from deployments.http.errors import BadRequest, UnsupportedMedia
+from deployments.admission.errors import BadRequest, UnsupportedMedia
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)

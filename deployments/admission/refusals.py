@@ -5,8 +5,8 @@ from collections.abc import Callable, Iterator
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.http.errors import REFUSAL, ApiError, Busy
-from deployments.http.proxy import SAID, TURNED_AWAY
+from deployments.admission.errors import REFUSAL, ApiError, Busy
+from deployments.admission.proxy import SAID, TURNED_AWAY
 
 
 class CountRefusals:

@@ -10,7 +10,7 @@ from pathlib import Path
 from deployments.config import AppConfig, PromptSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.settings import EngineSettings
-from deployments.model_files import longest_context, token_ratio
+from deployments.startup.model_files import longest_context, token_ratio
 
 
 def check_settings(config: AppConfig) -> None:

@@ -1,0 +1,1 @@
+"""KV memory: how much there is, and who has it."""
