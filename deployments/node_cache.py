@@ -1,21 +1,21 @@
 """One KV cache server per node, which belongs to the node and to no single replica, actor or other node.
 
-The first generator replica on a node creates the node's ``NodeCache``: a detached actor whose name says of which
-application, node and settings it is, so that Ray makes one of them whoever asks, and starts it again, on the same
-ports, when its process dies. It holds a ``CacheKeeper``, and the server's guard process ends the server with it.
-Nothing that happens elsewhere ends a cache server: there is no process that owns several.
+The first generator replica on a node creates the node's ``NodeCache``: a detached actor named after its application,
+node and settings. So Ray creates only one, whichever replica asks, and restarts it on the same ports when its process
+dies. It holds a ``CacheKeeper``, and the server's guard process ends the server with it. A failure on another node
+never ends a cache server: no process owns several.
 
-It ends by itself, since nobody else would see to it: when no replica uses it and its application is gone, or the
-replicas of its node use another since an update, or nobody has come back for ``idle_s``. Who uses it is known by
-process id: what server and engines share is a node's memory in any case. An update that leaves the settings of the
-cache as they are leaves the server as it is; engines with other weights find nothing of each other's there.
+An unused actor ends by itself, because no other process would end it: when its application is gone, when the replicas
+of its node use another cache server since an update, or after ``idle_s``. Users are tracked by process id: server and
+engines share a node's memory anyway. An update that does not change the cache settings does not touch the server;
+engines with different weights share no KV there.
 
-Where the operator has a server of his own on each node (``cache.host``) there is none of these.
+If the operator runs a server on each node (``cache.host``), there is no actor.
 
-A replica's part is ``CacheClient``: ``attach`` before it builds its engine, ``keep`` in ``check_health``. Without a
-cache server it serves all the same.
+A replica uses ``CacheClient``: ``attach`` before it builds its engine, ``keep`` in ``check_health``. A replica without
+a cache server still serves.
 
-The actor's class is sent to workers by value; whatever it returns or raises is therefore defined in ``kvstore``.
+The actor's class is sent to workers by value, so everything that it returns or raises is defined in ``kvstore``.
 """
 
 import asyncio
@@ -45,23 +45,23 @@ from kvstore.settings import CacheSettings
 logger = logging.getLogger("banyan.cache")
 
 NAMESPACE = "banyan"
-"""Ray's, of the cache servers' actors."""
+"""Ray namespace of the cache servers' actors."""
 _LOOK_EVERY_S = 1.0
 _SETTLE_S = 15.0
-"""After its own restart a server is told by every replica's next health check that it is used."""
+"""Minimum idle seconds before the actor ends: after its restart, every replica attaches at its next health check."""
 _SERVE_TIMEOUT_S = 10.0
 _KILL_TIMEOUT_S = 30.0
 _KEEP_TIMEOUT_S = 5.0
 _RETRY_PAUSE_S = 0.5
 _OTHERS_START_S = 90.0
-"""So long an engine waits for what those take that start beside it."""
+"""Longest wait, seconds, for other starting engines to take their shared memory."""
 
 
 class NodeCache:
-    """The cache server of one node. Calls of ``state`` are answered while the server is starting."""
+    """Actor with the cache server of one node. It answers calls of ``state`` while the server is starting."""
 
     def __init__(self, settings: dict[str, Any], address: CacheAddress, relied_on: bool, application: str) -> None:
-        """``relied_on``: engines know ``address`` already, from a predecessor of this one."""
+        """``relied_on``: engines know ``address`` already, from a predecessor of this actor."""
         context = ray.get_runtime_context()
         self._settings = CacheSettings.model_validate(settings)
         self._application = application
@@ -73,9 +73,9 @@ class NodeCache:
         threading.Thread(target=self._end_when_unused, name="cache-users", daemon=True).start()
 
     def attach(self, pid: int, wait: bool) -> CacheAddress:
-        """Start the server, and see to it that there is one for as long as this process of the node runs.
+        """Start the server, and keep it running for as long as the process ``pid`` of this node runs.
 
-        ``wait``: also until one that is just being restarted answers.
+        ``wait``: if the server is being restarted, wait until it answers.
 
         Raises:
             CacheServerError: it does not start.
@@ -90,7 +90,7 @@ class NodeCache:
             raise
 
     def state(self) -> dict[str, Any]:
-        """``pid`` (None between two lives), ``address``, the number of ``restarts``, and ``users``, process ids."""
+        """``pid`` (None during a restart), ``address``, the number of ``restarts``, and ``users``, process ids."""
         server = self._keeper.server
         return {
             "pid": server.pid,
@@ -109,22 +109,23 @@ class NodeCache:
             try:
                 if self._is_over(time.monotonic() - last_used):
                     break
-            except Exception:  # Ray's head or Serve's controller is away: asked again
+            except Exception:  # Ray's head or Serve's controller is unreachable: retried
                 logger.debug("cannot tell whether the cache server is wanted", exc_info=True)
         self._keeper.stop()
-        with suppress(Exception):  # Ray's head is away
-            ray.kill(self._me)  # Ray would take the process's mere end for an accident
+        with suppress(Exception):  # Ray's head is unreachable
+            ray.kill(self._me)  # Ray would restart the actor if its process only ended
             pause.wait(_KILL_TIMEOUT_S)
-        os._exit(1)  # so it is started again, and looks again
+        os._exit(1)  # Ray restarts the actor, which checks again
 
     def _is_over(self, idle_s: float) -> bool:
-        """Whether nobody will want this one again, which nobody has used for ``idle_s``."""
+        """Whether the server, unused for ``idle_s`` seconds, is no longer needed."""
         if idle_s > self._settings.idle_s or not _is_there(self._application):
             return True
         return idle_s > _SETTLE_S and (not self._keeper.server.alive() or bool(self._successors()))
 
     def _successors(self) -> list[str]:
-        """Names of the application's other cache servers on this node: it has changed, and so do they."""
+        """Names of the application's other cache servers on this node; there is one after the cache settings
+        changed."""
         mine = ray.get_runtime_context().get_actor_name() or ""
         named = ray.util.list_named_actors(all_namespaces=True)
         names = [each["name"] for each in named if each["namespace"] == NAMESPACE]
@@ -132,37 +133,37 @@ class NodeCache:
 
 
 class CacheClient:
-    """What a replica has to do with the cache server of its node."""
+    """A replica's client for the cache server of its node."""
 
     def __init__(self, settings: CacheSettings) -> None:
         self._settings = settings
         self._handle: Any = None
         self.address: CacheAddress | None = None
-        """None before ``attach``, and where there is no server."""
+        """None before ``attach``, and if there is no server."""
         self.figures: Mapping[str, int] = {}
-        """What the server said of itself when it was last seen to (`ServerFigures`); nothing where none is wanted."""
+        """The server's metrics at the last ``keep`` (`ServerFigures`); empty if the cache is disabled."""
         self._server_figures = ServerFigures()
         self._promise: Promise | None = None
 
     async def attach(self, shared_memory: int = 0) -> CacheAddress | None:
-        """The running, healthy cache server of this node; None when the cache is disabled, or there is no server.
+        """The running, healthy cache server of this node; None if the cache is disabled or there is no server.
 
-        ``shared_memory``: what the engine will take of it, bytes, if it is a client of the cache server. An engine that
-        finds less than that is killed when it writes there, so it is then none.
+        ``shared_memory``: bytes of shared memory that the engine takes as a client of the cache server. An engine that
+        finds less is killed when it writes there, so it then runs without the cache.
 
-        To be awaited in a replica's constructor, before the engine is built: an engine whose server is not there fails
-        to start. That there is none is logged; it is waited for no longer than ``settings.start_timeout_s`` plus ten
-        seconds and two heartbeats, and for up to 90 seconds before where too little memory is left beside engines that
-        start just now. ``engine_started`` is to be called when the engine has started, or not.
+        To be awaited in a replica's constructor, before the engine is built: an engine whose server is missing fails to
+        start. A missing server is logged. The wait for it lasts at most ``settings.start_timeout_s`` plus ten seconds
+        and two heartbeats. Before that, the wait for shared memory lasts up to 90 seconds if other engines are just
+        starting. Call ``engine_started`` when the engine has started or failed to.
 
         Raises:
-            CacheServerError: there is none though ``settings.required``.
+            CacheServerError: there is no server, and ``settings.required``.
         """
         settings = self._settings
         if not settings.enabled:
             return None
         if settings.host:
-            await asyncio.to_thread(remove_orphans)  # as the keeper of one of ours would
+            await asyncio.to_thread(remove_orphans)  # for Banyan's own server its keeper does this
         try:
             free = await self._promised(shared_memory) if shared_memory else 0
         except OSError as error:
@@ -170,8 +171,8 @@ class CacheClient:
             return None
         if free < shared_memory:
             self._do_without(
-                f"{SHM} has {free >> 20} MiB left and this engine's KV takes {shared_memory >> 20} MiB there; it wants "
-                "to be larger, or generator.kv_cache_memory_bytes smaller"
+                f"{SHM} has {free >> 20} MiB left and this engine's KV takes {shared_memory >> 20} MiB there; "
+                "make it larger, or generator.kv_cache_memory_bytes smaller"
             )
             return None
         if settings.host:
@@ -186,7 +187,7 @@ class CacheClient:
                 self.address = await self._attach(deadline - time.monotonic(), wait=True)
                 return self.address
             except (RayActorError, TimeoutError, ValueError) as error:
-                # It ends just now, or is started again, or hangs.
+                # The actor is ending, restarting or hanging.
                 if time.monotonic() + _RETRY_PAUSE_S > deadline:
                     self._do_without(str(error) or "it does not answer")
                     return None
@@ -196,8 +197,8 @@ class CacheClient:
                 return None
 
     async def _promised(self, size: int) -> int:
-        """Shared memory that is left for an engine that takes ``size`` of it, which those that start later leave to it.
-        Where it depends on what engines take that start just now, they are waited for."""
+        """Promises ``size`` bytes of shared memory to this replica's engine; the bytes that are left for it. Waits for
+        engines that promised theirs earlier, if there may be too few."""
         self._promise = Promise(size)
         deadline = time.monotonic() + _OTHERS_START_S
         while True:
@@ -208,14 +209,14 @@ class CacheClient:
             await asyncio.sleep(_RETRY_PAUSE_S)
 
     def engine_started(self) -> None:
-        """It has its shared memory, or will not take any."""
+        """Ends the promise: the engine has its shared memory, or will not take any."""
         if self._promise is not None:
             self._promise.end()
 
     async def keep(self) -> bool:
-        """See to it that the server at ``address`` runs; for ``check_health``. True when it does, or none is ours.
+        """Ensure that the server at ``address`` runs; for ``check_health``. True if it does, or if Banyan runs none.
 
-        Never raises and takes some seconds at most: the loss of a cache costs time, not a replica.
+        Never raises, and takes some seconds at most: the loss of a cache costs time, not a replica.
         """
         if self.address is None:
             return True
@@ -224,7 +225,7 @@ class CacheClient:
         return there
 
     async def _is_kept(self) -> bool:
-        """See to it that the node's server, which is ours, runs."""
+        """Ensure that Banyan's own server of this node runs."""
         try:
             return await self._attach(_KEEP_TIMEOUT_S, wait=False) == self.address
         except (ValueError, RayError, TimeoutError, CacheServerError) as error:
@@ -232,18 +233,18 @@ class CacheClient:
             return False
 
     def _do_without(self, reason: object) -> None:
-        """Raises CacheServerError where a server is required."""
+        """Logs that this replica has no cache server. Raises CacheServerError if a server is required."""
         self.engine_started()
         message = f"{this_node()}: no cache server for this replica: {reason}"
         if self._settings.required:
             raise CacheServerError(message)
-        logger.warning("%s. It shares nothing with others until it is started again", message)
+        logger.warning("%s. It shares no KV with other replicas until it is restarted", message)
         self.figures = {UP: 0}
 
     async def _attach(self, timeout_s: float, *, wait: bool) -> CacheAddress:
         async with asyncio.timeout(max(0.0, timeout_s)):
             if self._handle is None:
-                # Blocks while Ray's own head is away, which must not stop a replica's event loop.
+                # In a thread, because it blocks while Ray's head is unreachable.
                 self._handle = await asyncio.to_thread(self._node_cache)
             try:
                 address: CacheAddress = await self._handle.attach.remote(os.getpid(), wait)
@@ -253,7 +254,7 @@ class CacheClient:
             return address
 
     def _node_cache(self) -> Any:
-        """The node's actor, made where there is none."""
+        """The node's actor, created if there is none."""
         node_id = ray.get_runtime_context().get_node_id()
         application = serve.get_replica_context().app_name
         actor: Any = ray.remote(NodeCache).options(
@@ -263,7 +264,7 @@ class CacheClient:
             get_if_exists=True,
             max_restarts=-1,
             num_cpus=0,
-            max_concurrency=64,  # replicas of the node that wait for it to start
+            max_concurrency=64,  # for the node's replicas that wait for the server to start
             scheduling_strategy=NodeAffinitySchedulingStrategy(node_id, soft=False),
         )
         address = self.address or choose_address(self._settings)
@@ -271,18 +272,18 @@ class CacheClient:
 
 
 def _is_there(application: str) -> bool:
-    """Whether Serve has the application and is not just deleting it. Raises when Serve does not answer."""
+    """Whether Serve has the application and is not deleting it. Raises if Serve does not answer."""
     try:
         controller: Any = ray.get_actor(SERVE_CONTROLLER_NAME, namespace=SERVE_NAMESPACE)
     except ValueError:
         return False
-    # Not by `serve.status`, which would ask the controller of its first call for ever.
+    # Not `serve.status`: it keeps asking the controller of its first call, even if that is gone.
     details: dict[str, Any] = ray.get(controller.get_serve_instance_details.remote(), timeout=_SERVE_TIMEOUT_S)
     status = details["applications"].get(application, {}).get("status", ApplicationStatus.NOT_STARTED)
     return status not in (ApplicationStatus.NOT_STARTED, ApplicationStatus.DELETING)
 
 
 def cache_name(application: str, node_id: str, settings: CacheSettings) -> str:
-    """Of the actor: all up to the last colon is the same for all cache servers of an application on a node."""
+    """Name of the actor. All cache servers of an application on a node have the same part before the last colon."""
     digest = hashlib.sha256(settings.model_dump_json().encode()).hexdigest()
     return f"cache:{application}:{node_id}:{digest[:16]}"

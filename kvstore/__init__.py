@@ -1,1 +1,1 @@
-"""Everything about KV memory: its geometry, the node's cache server and the engines' connector to it."""
+"""KV memory: its geometry, the node's cache server and the engines' connector to it."""

@@ -16,10 +16,10 @@ SET_BY_BANYAN = frozenset(
         "supported_transfer_mode",
     }
 )
-"""Arguments of ``lmcache server`` that ``lmcache_args`` must not name: Banyan sets them, from settings of their own or
-as its engines need them."""
-_OF_ITS_OWNER = ("l1_size_gb", "l2_adapters", "lmcache_args", "idle_s", "stop_timeout_s")
-"""Settings of a server that Banyan starts."""
+"""Arguments of ``lmcache server`` that ``lmcache_args`` must not name: Banyan sets them, from other settings or to what
+its engines require."""
+_OWN_SERVER_SETTINGS = ("l1_size_gb", "l2_adapters", "lmcache_args", "idle_s", "stop_timeout_s")
+"""Settings that apply only to a server that Banyan starts."""
 
 
 class CacheSettings(BaseModel):
@@ -87,20 +87,20 @@ class CacheSettings(BaseModel):
 
     @field_validator("lmcache_args")
     @classmethod
-    def _are_further_ones(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _refuse_reserved(cls, given: dict[str, Any]) -> dict[str, Any]:
         if own := sorted(name for name in given if name.replace("-", "_") in SET_BY_BANYAN):
             raise ValueError(
-                f"{', '.join(own)}: set by Banyan itself, from a setting beside lmcache_args or as its engines need it"
+                f"{', '.join(own)}: set by Banyan itself, from another setting or to what its engines require"
             )
         return given
 
     @model_validator(mode="after")
-    def _is_whole(self) -> Self:
+    def _check_host(self) -> Self:
         if not self.host:
             return self
         if lacking := [name for name in ("port", "http_port") if not getattr(self, name)]:
             raise ValueError(f"{' and '.join(lacking)}: must be given with host, whose server Banyan does not start")
         unset = type(self)()
-        if given := [name for name in _OF_ITS_OWNER if getattr(self, name) != getattr(unset, name)]:
-            raise ValueError(f"{', '.join(given)}: of a server that Banyan starts, not of one that is there (host)")
+        if given := [name for name in _OWN_SERVER_SETTINGS if getattr(self, name) != getattr(unset, name)]:
+            raise ValueError(f"{', '.join(given)}: of a server that Banyan starts, not of an existing one (host)")
         return self

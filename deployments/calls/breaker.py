@@ -1,4 +1,4 @@
-"""A circuit breaker for a deployment that searches can do without: nobody waits for what is gone."""
+"""A circuit breaker for a deployment that searches can do without: no call waits once it is gone."""
 
 import asyncio
 import contextvars
@@ -10,21 +10,22 @@ from contextlib import asynccontextmanager
 logger = logging.getLogger("banyan.breaker")
 
 LOOK_EVERY_S = 2.0
-"""How often replicas are looked at while calls wait and nothing comes."""
+"""Seconds between two liveness checks of the replicas, while calls wait and get no answer."""
 PROBE_EVERY_S = 1.0
-"""The pause between two probes while the breaker is open."""
+"""Maximum seconds between two probes while the breaker is open."""
 
 
 class CircuitOpen(RuntimeError):
-    """The deployment is gone; a call of it was not made, or was given up."""
+    """The deployment is gone: the call was not made, or was aborted."""
 
 
 class Breaker:
-    """Lets calls through while anything says that somebody works on them. Single-threaded: one event loop.
+    """Lets calls through while the deployment shows signs of life. Single-threaded: one event loop.
 
-    It opens when calls wait and there was no sign of life for ``patience_s``: no answer to any call, and no replica
-    that says that its engine is at work. So a deployment that is only slow keeps it closed. All that wait are then
-    given up, and others do not begin, until a probe succeeds. Probes are made in the background: no call has to be one.
+    It opens when calls wait and there was no sign of life for ``patience_s`` seconds: no answer to any call, and no
+    replica reported that its engine is at work. A deployment that is only slow keeps it closed. When it opens, all
+    waiting calls are aborted, and new calls are refused until a probe succeeds. Probes are made in the background,
+    never by a search's call.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class Breaker:
         """
         Args:
             name: what the deployment is called in messages.
-            look: seconds since the liveliest replica last did something; raises where none answers, has a deadline.
-            probe: a small piece of real work; raises where it cannot be done, and has a deadline.
-            every_s: pause between two looks.
+            look: liveness check. Returns the seconds since any replica was last active; must raise if none answers, and
+                must have a deadline.
+            probe: a small piece of real work. Must raise if it fails, and must have a deadline.
+            every_s: seconds between two liveness checks.
         """
         self.open = False
         self._name = name
@@ -50,20 +52,20 @@ class Breaker:
         self._every_s = every_s
         self._waiting: set[asyncio.Timeout] = set()
         self._sign_at = 0.0
-        """When there was the last sign of life, monotonic seconds."""
+        """Time of the last sign of life, monotonic seconds."""
         self._task: asyncio.Task[None] | None = None
 
     @asynccontextmanager
     async def call(self) -> AsyncIterator[None]:
-        """Around a call: an ordinary end is a sign of life.
+        """Context of one call. A call that ends without an error is a sign of life.
 
         Raises:
-            CircuitOpen: the breaker is open, or opened meanwhile.
+            CircuitOpen: the breaker is open, or opened during the call.
         """
         if self.open:
             raise self._gone()
         if not self._waiting:
-            self._sign_at = time.monotonic()  # silence begins with the first that waits
+            self._sign_at = time.monotonic()  # silence counts from the first waiting call
         limit = asyncio.timeout(None)
         try:
             async with limit:
@@ -81,7 +83,7 @@ class Breaker:
 
     def _watch(self) -> None:
         if self._task is None or self._task.done():
-            # In no request's context: a client that hangs up must not end it.
+            # In an empty context: a client that disconnects must not cancel it.
             self._task = asyncio.get_running_loop().create_task(self._look_after(), context=contextvars.Context())
 
     async def _look_after(self) -> None:
@@ -102,7 +104,7 @@ class Breaker:
             self._sign_at = max(self._sign_at, time.monotonic() - silent_s)
 
     async def _stay_open(self) -> None:
-        logger.warning("%s is gone: no sign of life for %.0f s; nobody waits for it", self._name, self._silent_s)
+        logger.warning("%s is gone: no sign of life for %.0f s; its calls are refused", self._name, self._silent_s)
         self.open = True
         now = asyncio.get_running_loop().time()
         for limit in self._waiting:

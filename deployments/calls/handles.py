@@ -1,13 +1,12 @@
 """The search's ports over Ray Serve handles.
 
-A call that fails for reasons of its replica is made again, as often and as patiently as `Retries` say: here, or, of
-branches, by the search, which knows what has not arrived. What fails for reasons of the request, or of the caller, is
-not retried.
+A call that fails because of its replica is retried as `Retries` says: here, or, for branches, by the search, which
+knows which of them have not arrived. A call that fails because of the request or the caller is not retried.
 
-A call waits for a replica, and for its answer, as long as its own deadline allows: whether the replica still works is
-for others to say. Its engine is watched by the replica (`engines.watch`), its process by Serve's health checks, and the
-end of either ends the call. A stream says that it is alive (``engines.generation.HEARTBEAT_S``); of the PRM a breaker
-asks for a sign of life.
+A call waits for a replica and for its answer until its own deadline. It does not check itself whether the replica still
+works: the replica watches its engine (`engines.watch`), Serve's health checks watch its process, and the end of either
+ends the call. A stream sends heartbeats (``engines.generation.HEARTBEAT_S``); for the PRM a breaker checks for signs of
+life.
 """
 
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -36,9 +35,9 @@ from search.rewards import check_rewards
 T = TypeVar("T")
 
 LOOK_S = 2.0
-"""How long a replica has to say how its engine does."""
+"""Seconds in which a replica must answer a liveness check."""
 PROBE_S = 10.0
-"""How long the PRM has to score one step when it was gone."""
+"""Seconds in which the PRM must score one step, to close the breaker again."""
 
 
 class HandleGenerator:
@@ -50,11 +49,11 @@ class HandleGenerator:
         self._retries = retries
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
-        """One call, as the port says. Closing aborts at the replica what is still being written there.
+        """Makes one call, as the port specifies. Closing the stream aborts the unfinished branches at the replica.
 
         Raises:
             GeneratorRefused: at once.
-            CallInterrupted: after a pause; another attempt should follow.
+            CallInterrupted: after the backoff; another attempt should follow.
             GeneratorError: after the last attempt, or at the request's deadline.
         """
         deadline = Deadline(request.deadline_s)
@@ -66,7 +65,7 @@ class HandleGenerator:
                 async for group in groups:
                     written = sum(bool(child.steps) for child in group.children)
                     missing -= written + min(len(group.children) - written, optional)
-                    optional = 0  # what is given back comes first
+                    optional = 0  # branches that are given back come in the first group
                     if group.children or group.headroom:
                         yield group
             if missing > 0:
@@ -81,7 +80,7 @@ class HandleGenerator:
             raise CallInterrupted(in_short(error), tuple(tried)) from None
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
-        """Token-level beam search on one replica; on another one from the start if that is lost.
+        """Token-level beam search on one replica; if that is lost, from the start on another.
 
         Raises:
             GeneratorError: after the last attempt, or at the request's deadline.
@@ -89,16 +88,16 @@ class HandleGenerator:
         deadline = Deadline(request.deadline_s)
 
         async def attempt(tried: list[str]) -> TokenBeamReply:
-            asked = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
-            found: TokenBeamReply = await answer(self._token_beam.remote(asked), deadline, tried)
-            return found
+            current = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
+            result: TokenBeamReply = await answer(self._token_beam.remote(current), deadline, tried)
+            return result
 
         return await retried(attempt, self._retries, deadline, "token_beam", GeneratorError)
 
     async def _groups(
         self, request: ExpandRequest, deadline: Deadline, tried: list[str]
     ) -> AsyncGenerator[ChildGroup, None]:
-        """What the replica streams; the replica is added to ``tried``."""
+        """The groups that the replica streams. Adds the replica to ``tried``."""
         response = self._expand.remote(request)
         exhausted = False
         try:
@@ -123,7 +122,7 @@ class HandleScorer:
     """`search.ports.StepScorer` over the handle of the process reward model deployment."""
 
     def __init__(self, handle: Any, retries: Retries, patience_s: float) -> None:
-        """``patience_s``: for how long calls wait without a sign of life of any replica."""
+        """``patience_s``: maximum seconds that calls wait without a sign of life from any replica."""
         self._handle = handle
         self._score = handle.options(method_name="score")
         self._canary = handle.options(method_name="canary")
@@ -131,7 +130,7 @@ class HandleScorer:
         self._breaker = Breaker("the process reward model", self._silent_s, self._probe, patience_s)
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        """As the port says; every attempt that dies or answers nonsense is made again.
+        """Scores steps, as the port specifies. Retries attempts that fail or return invalid rewards.
 
         Raises:
             ScorerRefused: at once.
@@ -141,8 +140,8 @@ class HandleScorer:
         wanted = [item.unscored for item in request.items]
 
         async def attempt(tried: list[str]) -> Sequence[Sequence[float]]:
-            asked = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
-            rewards = await answer(self._score.remote(asked), deadline, tried)
+            current = request._replace(deadline_s=deadline.remaining, avoid=tuple(tried))
+            rewards = await answer(self._score.remote(current), deadline, tried)
             return check_rewards(rewards, wanted, "the process reward model")
 
         try:
@@ -152,7 +151,7 @@ class HandleScorer:
             raise ScorerError(str(gone)) from None
 
     async def _silent_s(self) -> float:
-        """For how long the liveliest replica has been silent. Raises ReplicaLost where none answers."""
+        """Seconds since any replica was last active. Raises ReplicaLost if none answers."""
         replies = await everywhere(self._handle, "silent_s", LOOK_S)
         if silences := [each for each in replies if isinstance(each, float)]:
             return min(silences)
@@ -169,10 +168,10 @@ async def retried(
     what: str,
     failure: type[SearchError],
 ) -> T:
-    """What ``attempt`` returns, made again as ``retries`` say. It is told which replicas were tried, and adds its own.
+    """The result of ``attempt``, retried as ``retries`` says. It gets the list of tried replicas, and adds its own.
 
     Raises:
-        SearchError: ``failure``, when the last attempt failed for reasons of its replica.
+        SearchError: ``failure``, if the last attempt failed because of its replica.
     """
     tried: list[str] = []
     for number in count(1):
@@ -187,14 +186,14 @@ async def retried(
 
 
 def note_replica(response: Any, tried: list[str]) -> None:
-    """Adds the replica that had a call."""
+    """Adds the replica of a call to ``tried``."""
     if (replica := replica_of(response)) is not None:
         tried.append(replica)
 
 
 async def answer(response: Any, deadline: Deadline, tried: list[str] | None = None) -> Any:
-    """What a unary call answers; on any other ending the call is cancelled at its replica. However it ends, the replica
-    is added to ``tried``."""
+    """The answer of a unary call. A call that ends without one is cancelled at its replica. The replica is added to
+    ``tried`` in both cases."""
     answered = False
 
     async def awaited() -> Any:

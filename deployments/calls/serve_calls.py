@@ -1,4 +1,4 @@
-"""Calls over Ray Serve handles: how one is retried, awaited within its deadline, and stopped on the replica."""
+"""Calls over Ray Serve handles: retries, deadlines, and cancellation at the replica."""
 
 import asyncio
 import logging
@@ -18,30 +18,30 @@ logger = logging.getLogger("banyan.calls")
 T = TypeVar("T")
 
 ENGINE_ERRORS = frozenset({"EngineDeadError", "EngineGenerateError", "BrokenProcessPool"})
-"""By name: importing vLLM into the controller only to compare types would take ten seconds."""
+"""Class names of engine errors. To compare types, the controller would import vLLM, which takes ten seconds."""
 
 
 class ReplicaLost(RuntimeError):
-    """A call ended without its answer for reasons of the replica: gone, silent, or talking nonsense."""
+    """A call got no answer because of its replica: gone, silent, or sending nonsense."""
 
 
 class Retries(NamedTuple):
-    """How often and how patiently a call is made again."""
+    """Retry policy of a call: number of attempts and exponential backoff."""
 
     attempts: int
     backoff_s: float
     backoff_max_s: float
     silence_s: float
-    """A replica that streams and says nothing for so long has failed."""
+    """Seconds without a message after which a streaming replica counts as failed."""
     on_retry: Callable[[str], None] = lambda what: None
-    """Told what is made again."""
+    """Called with the kind of call before each retry."""
 
     @classmethod
     def of(cls, settings: ControllerSettings, on_retry: Callable[[str], None]) -> "Retries":
         return cls(settings.attempts, settings.backoff_s, settings.backoff_max_s, settings.silence_s, on_retry)
 
     async def again(self, error: Exception, attempt: int, deadline: "Deadline", what: str) -> bool:
-        """Waits before a call is made again, for a random time that doubles. False, at once, if it is not made again.
+        """Waits before a retry, for a random time whose maximum doubles. False, at once, if there is no retry.
 
         Args:
             error: the failure of the replica that ended the call.
@@ -56,7 +56,7 @@ class Retries(NamedTuple):
 
 
 class Deadline:
-    """A point in this process's time."""
+    """A deadline on the clock of the running event loop."""
 
     def __init__(self, seconds: float) -> None:
         self._at = asyncio.get_running_loop().time() + seconds
@@ -68,7 +68,7 @@ class Deadline:
 
 
 class Cancellable(Protocol):
-    """What Serve's responses share."""
+    """The common interface of Serve's responses."""
 
     def cancel(self) -> None: ...
 
@@ -79,9 +79,9 @@ async def reply(
     silence_s: float | None = None,
     assigned: Callable[[], bool] = lambda: True,
 ) -> T:
-    """Awaits one reply of a replica, to the deadline or until it was silent for ``silence_s``.
+    """Awaits one reply of a replica, until the deadline or until it was silent for ``silence_s`` seconds.
 
-    ``assigned`` says whether there is a replica yet: waiting for one is no silence.
+    ``assigned`` says whether the call has a replica yet: waiting for one does not count as silence.
 
     Raises:
         ReplicaLost: nothing came in time, or the replica was stopped while it worked.
@@ -102,7 +102,7 @@ async def reply(
     finally:
         if silence is not None:
             silence.over()
-        # A cancelled task keeps its traceback, and that this frame: it must not name what names the task.
+        # A cancelled task keeps its traceback and so this frame, which must not refer back to the task.
         del limit, silence
 
 
@@ -112,7 +112,7 @@ def _is_cancelled() -> bool:
 
 
 class _Silence:
-    """Ends a wait that has lasted so long, unless there is no replica yet: then it looks again."""
+    """Ends a wait after ``patience_s`` seconds. If the call has no replica by then, the time starts again."""
 
     def __init__(self, limit: asyncio.Timeout, patience_s: float, assigned: Callable[[], bool]) -> None:
         self._limit = limit
@@ -134,18 +134,18 @@ class _Silence:
 
 
 def was_assigned(response: Any) -> bool:
-    """Whether Serve has found a replica for a call; with none to be had the call waits for one."""
+    """Whether Serve has assigned a replica to a call. The call waits while no replica is available."""
     assigned = getattr(response, "_replica_result_future", None)
     return not isinstance(assigned, asyncio.Future) or assigned.done()
 
 
 async def everywhere(handle: Any, method: str, timeout_s: float) -> list[Any]:
-    """What a method without arguments returns on every replica; an exception in place of a reply that
+    """The reply of every replica to a method without arguments. An exception takes the place of a reply that failed or
     did not come within ``timeout_s``."""
     deadline = Deadline(timeout_s)
     try:
         async with asyncio.timeout(timeout_s):
-            # Not ``results_async``, which has nobody's reply where one replica is late: one that hangs hid the others.
+            # Not ``results_async``: it returns no reply at all if one replica is late.
             results = await handle.broadcast(method)._fetch_replica_results_async()
     except (TimeoutError, RayServeException, RayError) as error:
         return [error]
@@ -155,9 +155,9 @@ async def everywhere(handle: Any, method: str, timeout_s: float) -> list[Any]:
 def release(response: Cancellable) -> None:
     """Stops the replica's work for a response that is no longer wanted.
 
-    Cancelling the task that awaits a response does not reach the replica; this does. In the setting
-    with one event loop, Serve's own ``cancel`` misses a call that was assigned to a replica but not
-    awaited yet, so the assigned call is cancelled too.
+    Cancelling the task that awaits a response does not reach the replica; this does. In the setting with one event
+    loop, Serve's own ``cancel`` misses a call that was assigned to a replica but not awaited yet, so the assigned call
+    is cancelled too.
     """
     result = assigned_result(response)
     response.cancel()
@@ -167,8 +167,8 @@ def release(response: Cancellable) -> None:
 
 
 def is_replica_failure(error: BaseException) -> bool:
-    """Whether the same call can succeed elsewhere or later: a death, a loss or a failure of the
-    replica, not an error of the request or of the caller."""
+    """Whether the same call can succeed elsewhere or later: the replica died, was lost or failed, and the error is not
+    one of the request or the caller."""
     if isinstance(error, GeneratorRefused | ScorerRefused):
         return False
     if isinstance(error, SearchError | ReplicaLost | RayServeException | grpc.RpcError | ConnectionError):
@@ -176,20 +176,20 @@ def is_replica_failure(error: BaseException) -> bool:
     if any(kind.__name__ in ENGINE_ERRORS for kind in type(error).__mro__):
         return True
     if isinstance(error, RayTaskError):
-        # The method itself raised: only what it raised counts.
+        # The method itself raised, so its own error decides.
         return isinstance(error.cause, Exception) and is_replica_failure(error.cause)
     return isinstance(error, RayError)
 
 
 def refusal(error: Exception) -> Exception:
-    """What a caller is told of an error that is none of the replica: without Ray's pages around it."""
+    """The error that a caller gets if it is not the replica's fault, without Ray's wrapper."""
     if isinstance(error, RayTaskError) and isinstance(error.cause, GeneratorRefused | ScorerRefused):
         return error.cause
     return error
 
 
 def in_short(error: BaseException) -> str:
-    """One line for a client: Ray's own messages run over pages and name machines."""
+    """One-line message for a client: Ray's own messages take pages and name machines."""
     cause = error.cause if isinstance(error, RayTaskError) else error
     if isinstance(cause, ReplicaLost | SearchError):
         return str(cause)

@@ -1,1 +1,1 @@
-"""What keeps a controller's event loop free, and how late it is."""
+"""A controller's event loop: its delay, and garbage collection that does not stop it."""

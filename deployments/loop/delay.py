@@ -1,26 +1,27 @@
-"""How late the event loop is: what has its turn now should have had it so long ago."""
+"""Event loop delay: the time from when a callback is due until it runs."""
 
 import asyncio
 import time
 from collections import deque
 
 EVERY_S = 0.05
+"""Seconds between two samples."""
 SAMPLES = 20
-"""Of the last second."""
+"""Window of the longest delay: one second."""
 
 
 class LoopDelay:
     """The longest delay of the running event loop within the last second.
 
-    Measured by a task that sleeps and looks how much longer that took. The longest and not a mean: it is what a request
-    that comes now has to expect.
+    Measured by a task that sleeps and compares the time with the planned one. The longest, not the mean: a new request
+    must expect that delay.
     """
 
     def __init__(self) -> None:
         self._samples: deque[float] = deque([0.0], maxlen=SAMPLES)
         self._longest = 0.0
         self._due = float("inf")
-        """Monotonic seconds: when the sleeper should wake up."""
+        """Time at which the sleeper should wake up, monotonic seconds."""
         self._sleeper: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -37,11 +38,11 @@ class LoopDelay:
 
     @property
     def seconds(self) -> float:
-        """Also what the sleeper is late by now: whoever asks may run before it."""
+        """The longest delay. It includes the current delay of the sleeper, because the caller may run before it."""
         return max(*self._samples, time.monotonic() - self._due, 0.0)
 
     def take_longest(self) -> float:
-        """The longest delay, seconds, since this was last asked; also one that lasts."""
+        """The longest delay, seconds, since the last call of this method, including one that still lasts."""
         longest, self._longest = max(self._longest, self.seconds), 0.0
         return longest
 

@@ -1,12 +1,12 @@
-"""When a controller collects cyclic garbage: when no search runs, or when what it holds has grown.
+"""Garbage collection of a controller: a full one only while it is idle, or after its memory has grown.
 
-A collection of all generations looks at every object of the process: a few hundred milliseconds where large trees grow,
-in which nothing else runs. Searches need none: what they leave is freed by reference counting, their trees included
-(`search.run.disposal`). So the two young generations are collected as ever, in a millisecond or two, and the oldest one
-while nothing runs. What libraries leave in cycles of calls and streams is taken apart in `deployments.calls.dismantle`
-or found by the young generations, but for what nobody knows of: so without a moment of rest everything is collected
-when the process has grown by more than what searches come and go with. That takes 5 to 30 ms, the running searches'
-own: a thousand objects each, a microsecond for each where it is slow.
+A full collection visits every object of the process. With large trees it takes a few hundred milliseconds, in which
+nothing else runs. Searches do not need it: reference counting frees their objects, trees included
+(`search.run.disposal`). So the two young generations are collected as usual, in a millisecond or two, and the oldest
+one only while no search runs. Calls and streams of libraries leave cycles: `deployments.calls.dismantle` breaks them,
+or the young generations find them. In case of an unknown cycle, a controller that is never idle makes a full collection
+once its memory has grown by more than running searches explain. That takes 5 to 30 ms for the objects of the running
+searches: a thousand each, at up to a microsecond per object.
 """
 
 import asyncio
@@ -17,41 +17,42 @@ from collections.abc import Callable
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 YOUNG = (250, 4)
-"""Thresholds of the young generations. Less than Python's 700 and 10, for shorter collections: what is looked at are
-token ids of whole paths."""
+"""Thresholds of the young generations. Lower than Python's 700 and 10, for shorter collections: the young objects
+include the token ids of whole paths."""
 NEVER = 1 << 30
+"""Threshold at which Python does not collect the oldest generation by itself."""
 QUIET_S = 1.0
-"""Nothing runs this long after a search has ended, before everything is collected: the tree is freed meanwhile."""
+"""Seconds from the end of a search to the check for a full collection; the tree is freed meanwhile."""
 IDLE_INTERVAL_S = 10.0
-"""At most so often while nothing runs."""
+"""Minimum seconds between two full collections while no search runs."""
 BUSY_INTERVAL_S = 60.0
-"""At most so often while something runs."""
+"""Minimum seconds between two full collections while a search runs."""
 BUSY_GROWTH_BYTES = 4 << 20
-"""Of resident memory since everything was last collected."""
+"""Growth of resident memory since the last full collection that requires one while a search runs."""
 
 
 class GarbagePolicy:
-    """When the oldest generation is collected. One for a process, told by one event loop."""
+    """Decides when all generations are collected. One per process, used by one event loop."""
 
     def __init__(self, is_busy: Callable[[], bool], resident_bytes: Callable[[], int] | None = None) -> None:
-        """``is_busy``: whether a search runs now. ``resident_bytes``: of this process."""
+        """``is_busy``: whether a search runs now. ``resident_bytes``: resident memory of this process."""
         process = psutil.Process()
         self._is_busy = is_busy
         self._resident_bytes = resident_bytes or (lambda: int(process.memory_info().rss))
         self._collected = time.monotonic()
         self._held = 0
-        """Bytes, after the last collection."""
+        """Resident bytes after the last full collection."""
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        """To be called once, when what stays for good has been made: it is never looked at again."""
+        """To be called once, when all permanent objects exist: later collections do not visit them."""
         gc.collect()
         gc.freeze()
         gc.set_threshold(*YOUNG, NEVER)
         self._done()
 
     def place_freed(self) -> None:
-        """A search has ended: this may be the moment, if nothing else begins."""
+        """Schedules a check for a full collection after the end of a search."""
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(QUIET_S, self._look)
 

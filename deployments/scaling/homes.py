@@ -1,7 +1,7 @@
-"""Where searches are at home: which replica has worked on their paths, and when that is no longer worth it.
+"""Homes of searches: the replica that has a search's calls, and when the search moves to another.
 
-A replica knows the paths that it has worked on. So all calls of a search go where the first one went, which is to the
-least busy replica, until that one is far busier than the others; the least busy one then is its home for the rest.
+A replica caches the paths that it has worked on. So the first call of a search goes to the least busy replica, and all
+later calls go there too. If that replica is far busier than the others, the least busy one becomes the home.
 """
 
 import math
@@ -14,32 +14,32 @@ from typing import Generic, TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 BALANCE = 2.0
-"""A replica takes so many times its share of the calls at work before searches leave it, and at most halfway between
-its share and all of them: of two, 1.5 times. With less, they move about and their paths are read again; with two times,
-one of two would never have too many (docs/scaling.md)."""
+"""Load of a replica at which searches leave it, as a multiple of an even share of the open calls; at most halfway
+between that share and all calls: 1.5 with two replicas, where a multiple of 2 would never be exceeded. With less,
+searches move too often, and their paths are computed again (docs/scaling.md)."""
 PLACED = 64
-"""Of replicas with as many calls, the one is the least busy at which the fewest of so many searches are at home: some
-of them are with their reward model and will be back."""
+"""Between replicas with the same number of calls, the one that is home to the fewest of this many latest searches
+wins: some of these are at their reward model and will be back."""
 REMEMBERED = 16_384
-"""Searches whose home is known; one of which nothing was heard for longer gets a new one."""
+"""Maximum number of searches whose home is known. The one without a call for longest loses its home."""
 
 
 class Homes(Generic[Name]):
     """The homes of one process's searches among the replicas of a pool."""
 
     def __init__(self, balance: float = BALANCE, luck: random.Random | None = None) -> None:
-        """``luck`` chooses among those that are as busy."""
+        """``luck`` chooses among equally busy replicas."""
         self._balance = balance
         self._luck = luck or random.Random()
         self._homes: dict[str, Name] = {}
-        """By search, the one of which something was heard last at the end."""
+        """Home of each search; the search with the latest call is last."""
 
     def choose(self, search_id: str, calls: Mapping[Name, int], avoid: Collection[Name] = ()) -> Name:
-        """The replica for a search's next call: its home from now on.
+        """The replica for a search's next call, and its home from now on.
 
         Args:
-            calls: how many of this process each replica has; there is at least one.
-            avoid: replicas that are taken only if there is no other.
+            calls: number of this process's open calls at each replica; not empty.
+            avoid: replicas that are chosen only if there is no other.
         """
         home = self._homes.pop(search_id, None)
         if home is None or home in avoid or calls.get(home, math.inf) >= most_calls(calls, self._balance):
@@ -55,6 +55,6 @@ class Homes(Generic[Name]):
 
 
 def most_calls(calls: Mapping[Name, int], balance: float = BALANCE) -> int:
-    """How many calls a replica has that takes no more, of those at work and the next one."""
+    """Number of open calls at which a replica gets no more."""
     replicas = len(calls)
     return math.ceil(min(balance, (1 + replicas) / 2) * (sum(calls.values()) + 1) / replicas)

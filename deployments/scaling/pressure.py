@@ -1,27 +1,27 @@
-"""When a pool of replicas grows or shrinks: by what presses on them, never by how many calls there are.
+"""Autoscaling policy: a pool of replicas grows and shrinks by its load, not by its number of calls.
 
-A call is one branch or 256, and may be speculation. Every replica says how much work that is wanted it has, as a share
-of what one replica can do at once (`deployments.replica`): a generator its KV memory and its batch, a reward model its
-batch and how long steps wait for their rewards, a controller its places. What waits counts, so the share is above 1
-where it is too much for one.
+A call is one branch or 256, and may be speculation. So every replica reports the work that is wanted of it as a share
+of what it can do at once (`deployments.replica`): a generator of its KV memory and its batch, a reward model of its
+batch and of the time that steps may wait for their rewards, a controller of its places. Queued work counts, so an
+overloaded replica has a share above 1.
 """
 
 import math
 from typing import Any, Protocol
 
 PRESSURE = "pressure"
-"""The name under which replicas tell their share."""
+"""Name of the metric in which replicas report their share."""
 FULL = 0.8
-"""A pool grows until its replicas have at most this share each."""
+"""Maximum share of a replica, on average; above it the pool grows."""
 SPARE = 0.5
-"""It shrinks where those that are left would have at most this."""
+"""A pool shrinks if the remaining replicas would have at most this share, on average."""
 ENOUGH = "enough"
-"""The name under which Serve keeps for a pool how many it has had since it first had too many, and the most that would
-have been enough since then."""
+"""Key of the policy state that Serve keeps for a pool: the target since which it has too many replicas, and the largest
+number that would have been enough since then."""
 
 
 class Pool(Protocol):
-    """What Serve tells a policy of a deployment; see ``ray.serve.config.AutoscalingContext``."""
+    """A deployment as Serve shows it to a policy; see ``ray.serve.config.AutoscalingContext``."""
 
     @property
     def target_num_replicas(self) -> int: ...
@@ -34,29 +34,30 @@ class Pool(Protocol):
 
 
 def by_pressure(pool: Pool) -> tuple[int, dict[str, Any]]:
-    """How many replicas a pool should have, and what Serve is to keep of it; Serve applies the bounds and delays of its
-    configuration.
+    """The number of replicas that a pool should have, and the policy state for Serve to keep. Serve applies the bounds
+    and delays of its configuration.
 
-    A pool has too many for as long as its ``downscale_delay_s`` before it shrinks. It shrinks to the most that would
-    have been enough in that time, not to what is at its end: load comes in waves, and what is let go at the bottom of
-    one is wanted, and started again, at the next.
+    A pool shrinks after it had too many replicas for ``downscale_delay_s``. It shrinks to the largest number that would
+    have been enough in that time, not to the latest: load comes in waves, and a replica that is stopped between two of
+    them would have to be started again.
     """
-    told = (pool.aggregated_metrics or {}).get(PRESSURE, {})
+    reported = (pool.aggregated_metrics or {}).get(PRESSURE, {})
     now = pool.target_num_replicas
-    wanted = replicas_for(sum(told.values()), len(told), now)
+    wanted = replicas_for(sum(reported.values()), len(reported), now)
     if wanted >= now:
         return wanted, {}
-    of, most = (pool.policy_state or {}).get(ENOUGH, (now, wanted))
-    most = max(wanted, most) if of == now else wanted
+    target, most = (pool.policy_state or {}).get(ENOUGH, (now, wanted))
+    most = max(wanted, most) if target == now else wanted
     return most, {ENOUGH: (now, most)}
 
 
 def replicas_for(pressure: float, telling: int, now: int) -> int:
-    """
+    """Number of replicas that a pool should have.
+
     Args:
-        pressure: of all replicas that tell theirs.
-        telling: how many these are; while others are starting or silent, a pool does not shrink.
-        now: how many there are to be.
+        pressure: sum of the shares of all replicas that report theirs.
+        telling: number of these replicas; while others are starting or silent, the pool does not shrink.
+        now: the current target.
     """
     if (wanted := math.ceil(pressure / FULL)) > now:
         return wanted

@@ -1,11 +1,11 @@
 """The router of the engines' pools: it keeps a search's calls on one replica, unless that is far busier than the rest.
 
-A replica knows the paths that it has worked on: the generator keeps their KV, a reward model that and their rewards.
-Serve by itself sends a call to the less busy of two replicas, and a search of ten rounds reads its paths again on every
-one of them.
+A replica caches the paths that it has worked on: a generator their KV, a reward model their KV and rewards. Serve's
+default router sends a call to the less busy of two replicas, so a search of ten rounds would have its paths computed
+again on every replica.
 
-It lives in every process that has a handle: a controller's. Private parts of Ray 2.60: what a router sees of a call,
-how it is told which call it has found a replica for, and what becomes of calls.
+The router runs in every process that has a handle: the controllers. It uses private parts of Ray 2.60: the call as the
+router sees it, the matching of pending calls to replicas, and the callbacks at a call's start and end.
 """
 
 import random
@@ -20,25 +20,25 @@ from deployments.scaling.homes import Homes
 
 
 class Asked(NamedTuple):
-    """What a router goes by."""
+    """The fields of a call that the router uses."""
 
     search_id: str
     avoid: tuple[str, ...] = ()
-    """See `search.ports.ExpandRequest`: actors' ids."""
+    """Actor ids of replicas to avoid; see `search.ports.ExpandRequest`."""
 
 
 def asked(call: PendingRequest | None) -> Asked | None:
-    """What a call says of its search; None of a canary and its like."""
+    """The search of a call; None for a call without one, such as a canary."""
     request = call.args[0] if call is not None and call.args else None
     search_id = getattr(request, "search_id", None)
     return Asked(search_id, getattr(request, "avoid", ())) if isinstance(search_id, str) else None
 
 
 class CallMatching:
-    """Makes a router answer the call that it was asked for.
+    """Mixin: a chosen replica goes to the call for which it was chosen.
 
-    Serve finds a waiting call again by the id of the HTTP request that it came from. A search makes several at once;
-    all but one of them would wait for good.
+    Serve matches pending calls by the id of their HTTP request. A search makes several calls at once under one id, and
+    all but one of them would wait forever.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -59,10 +59,10 @@ class CallMatching:
 
 
 class HomeRouter(CallMatching, RequestRouter):
-    """A search's calls go to its home (`deployments.scaling.homes`).
+    """Sends a search's calls to its home (`deployments.scaling.homes`).
 
-    Of the calls at work it counts this process's own. What replicas tell of all is known to Serve only of those that
-    it has asked within ten seconds, and of a call without a stream only as it was when that began.
+    It counts only the open calls of this process. Serve knows the calls of all processes only for replicas that it has
+    asked within ten seconds, and for a call without a stream only as of its start.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -71,19 +71,19 @@ class HomeRouter(CallMatching, RequestRouter):
         self._candidates: list[RunningReplica] = []
         self._there: dict[str, RunningReplica] = {}
         self._calls: dict[str, int] = {}
-        """Of each replica that is there, by its name."""
+        """Number of this process's open calls at each current replica."""
 
     async def choose_replicas(
         self, candidate_replicas: list[RunningReplica], pending_request: PendingRequest | None = None
     ) -> list[list[RunningReplica]]:
-        """The search's home, and then any two. Serve goes on to these where the first is full or does not answer."""
+        """The search's home, then two random replicas. Serve tries these if the home is full or does not answer."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
         any_two = random.sample(candidate_replicas, min(2, len(candidate_replicas)))
         call = asked(pending_request)
         if call is None or not candidate_replicas:
-            return [any_two]  # the less busy one
-        if candidate_replicas is not self._candidates:  # Serve makes a new list of those that there are
+            return [any_two]  # Serve takes the less busy one
+        if candidate_replicas is not self._candidates:  # Serve makes a new list when replicas come or go
             self._candidates = candidate_replicas
             self._there = {each.replica_id.unique_id: each for each in candidate_replicas}
             self._calls = {name: self._calls.get(name, 0) for name in self._there}

@@ -1,1 +1,1 @@
-"""The engines' side of LMCache: lookups, stores, transfers, what is about to be evicted."""
+"""The engines' side of LMCache: lookups, stores, transfers, paths about to be evicted."""

@@ -1,4 +1,4 @@
-"""What a vLLM engine must be told to be a client of the node's cache server."""
+"""Engine arguments that make vLLM a client of the node's cache server."""
 
 import hashlib
 from typing import TYPE_CHECKING, Any
@@ -10,16 +10,16 @@ if TYPE_CHECKING:
     from vllm.config import KVTransferConfig
 
 IDENTITY = "banyan.identity"
-"""Under this name the connector is told whose KV it is."""
+"""Connector setting: a hash of everything that the keys and values depend on."""
 LEAST_TOKENS = "banyan.least_tokens"
-"""Under this name it is told how many tokens are worth a lookup or a store."""
+"""Connector setting: the minimum number of tokens for a lookup or a store."""
 PREFILLED = "banyan.prefilled"
-"""Under this name it is told whether prompts are stored as soon as they are computed, which others may lack as well."""
+"""Connector setting: whether prompts are stored as soon as they are computed, because other engines may lack them."""
 REPLY_TIMEOUT_S = 10.0
-"""Seconds for which an engine waits for the server's reply to a lookup, or to its registration. After that it takes the
-server for lost until that has answered a heartbeat, and computes what it asked for."""
+"""Seconds that an engine waits for the server's reply to a lookup or a registration. After that it computes the prefix
+itself, and treats the server as lost until it answers a heartbeat."""
 QUIET_ENVIRONMENT = {"LMCACHE_TRACK_USAGE": "false", "LMCACHE_DISABLE_BANNER": "1"}
-"""No reports to LMCache's statistics server, no banner. To be set before an engine starts."""
+"""Disables LMCache's usage reports and its banner. To be set before an engine starts."""
 
 
 def connector_arguments(
@@ -27,14 +27,19 @@ def connector_arguments(
 ) -> dict[str, Any]:
     """Keyword arguments of vLLM's ``KVTransferConfig``, also valid as JSON for ``--kv-transfer-config``.
 
-    Four values differ from the defaults because those would break a promise: the connector is LMCache's own but for
-    requests that are given up (see ``lmcache_connector``), a failed load recomputes the prefix
-    (default: fails the request), the transfer mode is the one the server speaks (default on a CPU: another one, which
-    it refuses, so that nothing is ever cached), and replies are waited for seconds (default: five minutes).
+    Four defaults would break a promise:
 
-    ``identity``: what keys and values depend on: engines for which it differs find nothing of each other's, also in a
-    second tier that outlives them. ``shared``: whether there may be other engines that can make use of what this one
-    computes; where the server is not ours, or has a second tier, there may.
+    - the connector is LMCache's own, with the fixes in ``lmcache_connector``;
+    - a failed load recomputes the prefix (default: the request fails);
+    - the transfer mode is the one that the server accepts (default on a CPU: one that it refuses, so nothing is
+      cached);
+    - the reply timeout is `REPLY_TIMEOUT_S` (default: five minutes).
+
+    Args:
+        identity: everything that keys and values depend on. Engines with different identities share no KV, not even in
+            a second tier that outlives them.
+        shared: whether other engines may use the KV of this one. It is assumed if the server is not Banyan's or has a
+            second tier.
     """
     alone = not shared and not settings.l2_adapters and not settings.host
     store = settings.store if settings.store != "auto" else "evicted" if alone else "prefilled"
@@ -58,15 +63,15 @@ def connector_arguments(
 
 
 def kv_name(model: str, identity: str) -> str:
-    """The name under which LMCache keeps an engine's KV, in memory and in second tiers: of the model's path the last
-    part, for who reads it there, and what the KV depends on. LMCache's own is the path, whatever is in it."""
+    """The model name under which LMCache stores an engine's KV, in memory and in second tiers: the last part of the
+    model's path, for readability, and ``identity``. LMCache's default is the path, whatever model it contains."""
     return f"{model.rstrip('/').rpartition('/')[2].replace('@', '-')}-{identity}"
 
 
 def connector_config(
     address: CacheAddress, settings: CacheSettings, identity: str, shared: bool = True
 ) -> "KVTransferConfig":
-    """As `connector_arguments`, for the ``kv_transfer_config`` engine argument. Imports vLLM, which takes seconds."""
+    """`connector_arguments` as the ``kv_transfer_config`` engine argument. Imports vLLM, which takes seconds."""
     from vllm.config import KVTransferConfig
 
     return KVTransferConfig(**connector_arguments(address, settings, identity, shared))

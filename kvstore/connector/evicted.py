@@ -1,8 +1,8 @@
-"""What an engine stores in LMCache only when it is about to lose it: few others make use of single steps.
+"""Stores a path in LMCache only when the engine is about to evict it: other engines rarely need a search's steps.
 
-LMCache's own policies for this look at all that waits to be stored in every step of the engine, or store after a time
-whatever happens. A search leaves thousands of short paths: here each is found by its last block, and a step costs as
-much as the few blocks that may go next. Imports LMCache.
+LMCache's own lazy policies scan all pending stores in every engine step, or store after a fixed time. A search leaves
+thousands of short paths. Here a path is found by its last block, so a step costs only a look at the few blocks that are
+evicted next. Imports LMCache.
 """
 
 import math
@@ -23,65 +23,71 @@ from kvstore.connector.recent import Recent
 from kvstore.connector.storing import StoringBlocks
 from kvstore.memory.running_quantile import RunningQuantile
 
-AHEAD = 2.5
-"""Blocks that may be taken before a store has begun, in those of a step."""
+EVICTION_HORIZON = 2.5
+"""Blocks that the engine may reallocate before a store has begun, as a multiple of the blocks allocated per step."""
 MOST = 64
-"""Paths stored in one step."""
-GAPS = 1024
+"""Maximum number of paths stored in one step."""
+GAP_WINDOW = 1024
+"""Window of the quantile of reuse gaps."""
 LOOK_EVERY = 64
+"""The quantile is recomputed after this many gaps."""
 QUANTILE = 0.99
 MARGIN = 3.0
-UNKNOWN_S = 60.0
-"""After how long a path is not come back to, until enough have been."""
-KNOWN = 1 << 17
-"""Blocks of which it is remembered that they were stored."""
+"""Reuse window, as a multiple of the quantile."""
+DEFAULT_WINDOW_S = 60.0
+"""Reuse window in seconds until ``LOOK_EVERY`` gaps are known."""
+STORED_WINDOW = 1 << 17
+"""Number of stored blocks whose hashes are remembered."""
 TRIES = 64
-"""So many lookups in vain, and only one of ``SELDOM`` is made of what this engine has not stored itself."""
+"""Consecutive misses after which few lookups are made for KV that this engine has not stored itself."""
 SELDOM = 16
+"""After ``TRIES`` misses only every 16th of those lookups is made."""
 
 
 class Returns:
-    """After how long a path is not come back to any more, by how long it took others.
+    """Reuse window: how long a path is likely to be used again, estimated from the gaps of reused paths.
 
-    What an engine loses is mostly of searches that have ended, and of branches that were pruned.
+    Most evicted paths belong to pruned branches, or to searches that have ended.
     """
 
     def __init__(self) -> None:
-        self._gaps: RunningQuantile[float] = RunningQuantile(QUANTILE, GAPS, LOOK_EVERY)
+        self._gaps: RunningQuantile[float] = RunningQuantile(QUANTILE, GAP_WINDOW, LOOK_EVERY)
 
     def came_back(self, after_s: float) -> None:
+        """Records that a path was used again after this gap."""
         self._gaps.saw(after_s)
 
     @property
     def within_s(self) -> float:
-        usual = self._gaps.value
-        return UNKNOWN_S if usual is None else MARGIN * usual
+        """Seconds after which a path is not expected to be used again."""
+        quantile = self._gaps.value
+        return DEFAULT_WINDOW_S if quantile is None else MARGIN * quantile
 
 
 class _Path(NamedTuple):
-    """What one request would store."""
+    """The pending store of one request."""
 
     meta: Any
     hashes: dict[int, Any]
-    """Of its blocks, in token order."""
+    """Hash of each block by its id, in token order."""
 
     @property
     def last(self) -> tuple[int, Any]:
-        """Its last block, and what that holds."""
+        """Id and hash of the last block."""
         return next(reversed(self.hashes.items()))
 
 
 class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
-    """Holds what requests would store until their last block is among those that the engine takes next; then it is
-    stored, if the path is young enough to be come back to (`Returns`).
+    """Holds pending stores until the engine is about to evict a path's last block. Then the path is stored, if it is
+    recent enough to be used again (`Returns`).
 
-    An engine frees a request's blocks from the last to the first, so a path's last block goes first; blocks that
-    another path shares go when that one has gone. Two requests with the same last block have the same path: one is
-    enough. A last block that holds something else by now has been taken: its path is given up.
+    An engine frees a request's blocks from the last to the first, so the last block of a path is evicted first. Blocks
+    that another path shares are evicted after that path. Two requests with the same last block have the same path, and
+    only the newer one is kept. If the last block has another hash by now, it was reallocated, and the path is dropped.
     """
 
     def __init__(self, pool: Any) -> None:
-        """``pool``: the scheduler's, which is only looked at."""
+        """``pool``: the scheduler's block pool, which is only read."""
         self._pool = pool
         self._paths: dict[str, _Path] = {}
         self._by_last: dict[int, str] = {}
@@ -89,36 +95,36 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._emptied: list[str] = []
         self._per_step = 0.0
         self._added_at: dict[Any, float] = {}
-        """When a path got its last block, by that block's hash."""
+        """Time at which a path was added, by the hash of its last block."""
         self._returns = Returns()
-        self.stored: Recent[Any] = Recent(KNOWN)
-        """The hashes of the blocks that were stored last."""
+        self.stored: Recent[Any] = Recent(STORED_WINDOW)
+        """Hashes of the blocks that were stored last."""
 
     def add(self, meta: Any, block_hashes: dict[int, Any]) -> None:
-        """All that a request that has ended would store."""
+        """Adds the pending store of a request that has ended."""
         name = meta.request_id
         if not block_hashes or any(block_hash is None for block_hash in block_hashes.values()):
-            return  # nothing would tell that a block without a hash was taken
+            return  # the reallocation of a block without a hash cannot be detected
         self._drop(name)
         path = self._paths[name] = _Path(meta, block_hashes)
         block, _ = path.last
-        if (other := self._by_last.get(block)) is not None:
-            self._forget(other)
+        if (older := self._by_last.get(block)) is not None:
+            self._forget(older)
         self._by_last[block] = name
         self._added_at[path.last[1]] = time.monotonic()
 
     def store_now(self, meta: Any, block_hashes: dict[int, Any]) -> None:
-        """What a request computes in this step, to be stored in it."""
+        """Adds a store of blocks that a request computes in this step, to be made in this step."""
         if all(block_hash is not None for block_hash in block_hashes.values()):
             self._now.append(PendingStoreItem(meta.request_id, [(meta, block_hashes)]))
 
     def gone_on_with(self, last: Any) -> None:
-        """A request continues a path that ends in the block of hash ``last``."""
+        """Records that a request continues the path whose last block has the hash ``last``."""
         if (added_at := self._added_at.get(last)) is not None:
             self._returns.came_back(time.monotonic() - added_at)
 
     def due(self, new_blocks: int) -> bool:
-        """Whether a drain has anything to do. To be called once for every step, with the blocks that it took."""
+        """Whether a drain has anything to do. To be called once per step, with the number of allocated blocks."""
         self._per_step = max(float(new_blocks), 0.7 * self._per_step)
         return (
             bool(self._now)
@@ -160,20 +166,20 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._drop(request_id)
 
     def release_request(self, request_id: str) -> None:
-        """Nothing is kept of it."""
+        """Does nothing: no state is kept per request."""
 
     def mark_store_failed(self, request_id: str) -> int:
-        """Nothing is dropped: what is still held of that request is its whole path."""
+        """Drops nothing: a pending store of the request covers its whole path."""
         return 0
 
     def log_final_stats(self) -> None:
-        """Nothing is logged."""
+        """Logs nothing."""
 
     def _next_blocks(self) -> Iterator[int]:
-        """Those that the engine takes next, as many as it may before a store has begun."""
+        """Ids of the blocks that the engine may reallocate before a store has begun, in that order."""
         block = self._pool.free_block_queue.fake_free_list_head.next_free_block
-        for _ in range(math.ceil(AHEAD * self._per_step)):
-            if block is None or block.next_free_block is None:  # the queue's end is no block
+        for _ in range(math.ceil(EVICTION_HORIZON * self._per_step)):
+            if block is None or block.next_free_block is None:  # the sentinel at the end of the queue
                 return
             yield block.block_id
             block = block.next_free_block
@@ -194,30 +200,31 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
 
 
 class Lookups:
-    """Whether a lookup is worth its price: the branches of a search wait for theirs, each for its own.
+    """Decides whether a lookup is worth its latency: every branch of a search waits for its own.
 
-    What an engine has stored itself is known. What one before it has stored is not, so the first lookups are all made,
-    and after many in vain some, until one finds something.
+    An engine knows which blocks it has stored itself, but not those of an earlier engine. So the first lookups are all
+    made; after ``TRIES`` consecutive misses only one in ``SELDOM``, until one is a hit.
     """
 
     def __init__(self, stored: Container[Any]) -> None:
         self._stored = stored
-        self._in_vain = 0
-        self._asked = 0
+        self._misses = 0
+        self._candidates = 0
 
     def worth(self, first_missing: Any) -> bool:
-        """``first_missing``: the hash of the first block that the engine does not hold."""
-        if first_missing in self._stored or self._in_vain < TRIES:
+        """Whether to make a lookup. ``first_missing``: hash of the first block that the engine lacks."""
+        if first_missing in self._stored or self._misses < TRIES:
             return True
-        self._asked += 1
-        return self._asked % SELDOM == 0
+        self._candidates += 1
+        return self._candidates % SELDOM == 0
 
     def ended(self, found: bool) -> None:
-        self._in_vain = 0 if found else self._in_vain + 1
+        """Records the result of a lookup."""
+        self._misses = 0 if found else self._misses + 1
 
 
 class _Registry(LazyOffloadRequestRegistry):  # type: ignore[misc]
-    """LMCache's registry of the stores that are under way; tells of the blocks that they hold."""
+    """LMCache's registry of the stores in flight, which also tells `StoringBlocks` which blocks they hold."""
 
     def __init__(self, storing: StoringBlocks) -> None:
         super().__init__()
@@ -225,7 +232,7 @@ class _Registry(LazyOffloadRequestRegistry):  # type: ignore[misc]
         self._in_flight: set[str] = set()
 
     def register_batch(self, request_id: str, block_ids: list[int]) -> None:
-        # They are freed in this order, and an engine that frees a path's first block first loses all of it.
+        # Blocks are freed in this order. If a path's first block were evicted first, the whole path would be lost.
         super().register_batch(request_id, block_ids[::-1])
         self._in_flight.add(request_id)
         self._storing.begins(request_id, block_ids)
@@ -236,12 +243,12 @@ class _Registry(LazyOffloadRequestRegistry):  # type: ignore[misc]
         return super().complete_batch(request_id)
 
     def in_flight_request_ids(self) -> set[str]:
-        """Asked for in every step; LMCache's looks at all requests that may still store something: thousands."""
+        """Called in every step. LMCache's version scans all requests with pending stores: thousands."""
         return self._in_flight
 
 
 class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
-    """LMCache's manager of such stores with that policy, asked only when there is something to do."""
+    """LMCache's manager of lazy stores with the `EvictedPaths` policy. Does nothing in steps without a store."""
 
     lookups: Lookups
     gone_on_with: Callable[[Any], None]
@@ -255,11 +262,12 @@ class EvictedPathsManager(LazyOffloadManager):  # type: ignore[misc]
         self._policy = EvictedPaths(gpu_block_pool)
         self.lookups = Lookups(self._policy.stored)
         self.gone_on_with = self._policy.gone_on_with
-        # It would be gathered anew for every drain, from thousands of requests, and the policy does not look at it.
+        # LMCache would rebuild this set from thousands of requests for every drain, and the policy does not use it.
         self._requests.finished_request_ids = set
 
     def add_store_candidate(self, metadata: Any) -> None:
-        """As LMCache's, which makes many parts of a request share its tokens: here there is one."""
+        """Adds a pending store. LMCache's version also makes a request's parts share their tokens: here it has one
+        part."""
         self._require_policy().add(metadata, self._hashes(metadata))
 
     def store_now(self, metadata: Any) -> None:

@@ -1,7 +1,7 @@
-"""Of requests that lack the same KV, one fetches it and the others wait until their engine has it.
+"""Deduplicates fetches: of the requests that lack the same KV, one fetches it and the others wait.
 
-The branches of a node come together. Where their prefix is not in the engine any more, each would look it up, have it
-loaded, and hold blocks of its own for it until it is there: a beam of 16 would load it sixteen times.
+The branches of a node arrive together. If the engine has evicted their prefix, each branch would look it up, load it
+and hold blocks for its own copy: a beam of 16 would load the prefix 16 times.
 """
 
 import math
@@ -9,41 +9,42 @@ from typing import Any
 
 
 class Fetches:
-    """Follows what the requests of one scheduler fetch. Blocks are named by their hashes."""
+    """Fetches in progress at one scheduler. Blocks are identified by their hashes."""
 
     def __init__(self) -> None:
         self._lacks: dict[str, Any] = {}
-        """The first block that each lacks, of those that have asked and have not ended."""
+        """The first missing block of every request that has looked it up and has not ended."""
         self._fetched_by: dict[Any, tuple[str, float]] = {}
-        """And its place in the engine's queue: how certain it is to go on."""
+        """The request that fetches a block, and its priority."""
 
-    def awaits(self, block: Any, request_id: str, place: float = 0) -> bool:
-        """Whether another request fetches ``block`` already that goes on no later than this one does.
+    def awaits(self, block: Any, request_id: str, priority: float = 0) -> bool:
+        """Whether another request with at least this priority already fetches ``block``.
 
-        ``place``: lower goes first. Who waited for one behind it could wait for as long as others go before that one.
+        ``priority``: lower goes first. A fetch by a request of lower priority could be delayed for as long as other
+        requests overtake it.
         """
-        other, before = self._fetched_by.get(block, (request_id, place))
-        return other != request_id and before <= place
+        other, others_priority = self._fetched_by.get(block, (request_id, priority))
+        return other != request_id and others_priority <= priority
 
-    def asks(self, block: Any, request_id: str, place: float = 0) -> None:
-        """A request looks up what begins with ``block``, which it does not await."""
+    def asks(self, block: Any, request_id: str, priority: float = 0) -> None:
+        """Records that a request looks up the KV from ``block`` on. Only for a request that need not await it."""
         self._drop(request_id)
         self._lacks[request_id] = block
-        self._fetched_by[block] = (request_id, place)
+        self._fetched_by[block] = (request_id, priority)
 
     def answered(self, request_id: str) -> None:
-        """The lookup has ended. What was not found is computed; what was found is fetched once there is room for it,
-        and until then nobody waits for it."""
+        """Records the end of a lookup. KV that was not found is computed. KV that was found is loaded once blocks are
+        free, and until then no request waits for it."""
         self._drop(request_id)
 
     def loads(self, request_id: str) -> None:
-        """There is room: what was found is being loaded."""
+        """Records that a request has its blocks, and that the KV found for it is being loaded."""
         block = self._lacks.get(request_id)
         if block is not None and self._fetched_by.get(block, (request_id,))[0] == request_id:
-            self._fetched_by[block] = (request_id, -math.inf)  # it comes, wherever it stood
+            self._fetched_by[block] = (request_id, -math.inf)  # being loaded, whatever the request's priority
 
     def ends(self, request_id: str) -> None:
-        """It is loaded, or the request has ended."""
+        """Records that the KV is loaded or the request has ended."""
         self._drop(request_id)
         self._lacks.pop(request_id, None)
 

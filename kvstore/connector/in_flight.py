@@ -1,9 +1,9 @@
-"""What a cache server owes an engine: copies from the engine's blocks and into them, which it makes itself.
+"""Transfers in flight: copies from and to an engine's blocks, which the cache server makes itself.
 
-LMCache takes all of it for ended when the server misses a heartbeat, and the engine gives the blocks to other paths. A
-server that was only slow copies all the same when it comes to it: another path's keys and values under the name of the
-one that was to be stored, for every engine to find, or one path's over another's. So what was asked is waited for until
-it is done, or until nobody is left to do it.
+LMCache treats all of them as ended when the server misses a heartbeat, and the engine reallocates the blocks. A server
+that was only slow still makes the copies later: it stores another path's keys and values under the wrong hashes, for
+every engine to find, or overwrites the blocks of another path. So a transfer keeps its blocks until it is done or its
+server is gone.
 
 Imports LMCache.
 """
@@ -18,25 +18,25 @@ import psutil  # type: ignore[import-untyped, unused-ignore]
 from lmcache.integration.vllm.vllm_multi_process_adapter import LMCacheMPWorkerAdapter
 
 HELD_S = 60.0
-"""For so long at most, while the engine runs. Who started a server that does not answer has killed it long before
-(`CacheKeeper`). Of one on another host it cannot be seen that it is gone, and one that could not do what it was asked
-may never say so."""
+"""Longest wait for a transfer, in seconds of the engine's running time, before it counts as failed. Long before that,
+`CacheKeeper` kills a server of its own that does not answer. The process of a server on another host cannot be seen,
+and a server that cannot make a transfer may never report it."""
 LOOK_EVERY_S = 1.0
-"""How often a server's process is looked at, and as how much a pause counts in which the engine stood still too."""
+"""Seconds between two checks of a server's process. A longer pause counts as this: the engine stood still too."""
 
 
 class Asked(NamedTuple):
-    """Of one transfer."""
+    """Start and server of one transfer."""
 
     at: float
-    """When, on the adapter's clock."""
+    """Start time on the adapter's clock, seconds."""
     server: psutil.Process | None
-    """Of which; None where its process cannot be seen."""
+    """Process of the server; None if it cannot be seen."""
 
 
 class Reply:
-    """The server's reply to one transfer, as LMCache asks a future of it. One that the server could not make, or that
-    nobody is left to make, is done and did not go well."""
+    """The server's reply to one transfer, with the methods of LMCache's future. A transfer that failed, or whose server
+    is gone, is done and unsuccessful."""
 
     def __init__(self, future: Any) -> None:
         self._future = future
@@ -47,24 +47,24 @@ class Reply:
             return True
         try:
             return bool(self._future.query())
-        except Exception:  # the server's; raised further it would end the engine
+        except Exception:  # the server's; raised here it would end the engine
             self._lost = True
             return True
 
     def result(self, timeout: float | None = None) -> bool:
-        """Once it is done."""
+        """Whether the transfer succeeded; waits until it is done."""
         return not self._lost and bool(self._future.result(timeout=timeout))
 
     def lose(self) -> None:
-        """It will not come."""
+        """Marks the transfer as failed: no reply will come."""
         self._lost = True
 
 
 class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
-    """LMCache's side in a worker, which waits for a server that does not answer.
+    """LMCache's adapter in a worker, but it waits for the transfers of a server that does not answer.
 
-    Nothing more is asked of such a one, as before. What a server that is gone leaves undone has failed: a path that was
-    to be loaded is computed, one that was to be stored is not.
+    Such a server gets no new transfers, as in LMCache. The open transfers of a server that is gone have failed: a path
+    that was to be loaded is computed, and a path that was to be stored is not stored.
     """
 
     def __init__(self, server_url: str, *args: Any, **kwargs: Any) -> None:
@@ -79,7 +79,7 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
 
     @property
     def is_healthy(self) -> bool:
-        """Whether the server answers. While replies are collected it does, or LMCache would drop those to come."""
+        """Whether the server answers. Always true while replies are collected, or LMCache would drop the open ones."""
         return self._collects or bool(super().is_healthy)
 
     def submit_store_request(self, request_id: str, *args: Any, **kwargs: Any) -> None:
@@ -89,12 +89,12 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
 
     def submit_retrieve_request(self, request_id: str, *args: Any, **kwargs: Any) -> None:
         super().submit_retrieve_request(request_id, *args, **kwargs)
-        if (told := self.retrieve_futures.get(request_id)) is not None:
-            future, block_ids = told
+        if (retrieval := self.retrieve_futures.get(request_id)) is not None:
+            future, block_ids = retrieval
             self.retrieve_futures[request_id] = (Reply(future), block_ids)
 
     def handle_preemptions(self, need_flush_before_forward: bool) -> None:
-        """Nothing is waited for: what is being stored of a request that is put back keeps its blocks."""
+        """Waits for nothing: a store keeps the blocks of a preempted request."""
 
     def get_finished_with_lazy_offload(self) -> tuple[set[str] | None, set[str] | None]:
         self._give_up()
@@ -110,7 +110,7 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
         self._server = listening_at(self._url)
 
     def _give_up(self) -> None:
-        """What a server owes that is gone, and what has taken too long."""
+        """Fails the transfers whose server is gone, and those that took longer than ``HELD_S``."""
         last, self._now = self._now, time.monotonic()
         self._clock += min(self._now - last, LOOK_EVERY_S)
         in_flight = [*self.store_futures.values(), *(reply for reply, _ in self.retrieve_futures.values())]
@@ -121,13 +121,13 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
             self._looked_at = self._clock
             self._gone = {each.server for each in self._asked.values() if each.server and not is_there(each.server)}
         for reply, asked in self._asked.items():
-            late = asked.server in self._gone or self._clock - asked.at >= HELD_S
-            if late and not reply.query():
+            failed = asked.server in self._gone or self._clock - asked.at >= HELD_S
+            if failed and not reply.query():
                 reply.lose()
 
 
 def listening_at(url: str) -> psutil.Process | None:
-    """The process of this machine that listens at a loopback address; None for another one's or if none is seen."""
+    """The process that listens at a loopback address; None for other addresses, or if no process can be seen."""
     where = urlsplit(url)
     host = "127.0.0.1" if where.hostname == "localhost" else where.hostname or ""
     try:
@@ -144,7 +144,7 @@ def listening_at(url: str) -> psutil.Process | None:
 
 
 def is_there(process: psutil.Process) -> bool:
-    """Whether it has not ended."""
+    """Whether the process is still running."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:

@@ -1,4 +1,4 @@
-"""LMCache's connector as vLLM loads it, made good for requests that are given up, and for engines that run for long.
+"""LMCache's connector for vLLM, with fixes for aborted requests and for long-running engines.
 
 Imports vLLM and LMCache.
 """
@@ -23,20 +23,20 @@ from kvstore.connector.in_flight import PatientWorkerAdapter
 from kvstore.connector.storing import STORING, StoringBlocks
 
 logger = logging.getLogger(__name__)
-ASK_EVERY_S = 0.01
-"""The pause before a lookup that has not ended is asked for again."""
+LOOKUP_POLL_S = 0.01
+"""Seconds between two polls of an aborted request's lookup."""
 
 
-lmcache_mp_connector.LMCacheMPWorkerAdapter = PatientWorkerAdapter  # the one that LMCache's own constructor makes
+lmcache_mp_connector.LMCacheMPWorkerAdapter = PatientWorkerAdapter  # LMCache's own constructor creates it
 
 
 class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: ignore[misc]
-    """Under the name that vLLM knows. With an engine that has no prefix caching it neither stores nor asks."""
+    """The connector, under the name that vLLM knows. Without prefix caching it makes no stores and no lookups."""
 
     def __init__(self, vllm_config: Any, *args: Any, **kwargs: Any) -> None:
         settings = vllm_config.kv_transfer_config.kv_connector_extra_config
         if not vllm_config.cache_config.enable_prefix_caching:
-            # Whether a block still holds what is to be stored is told by its hash, and there are none.
+            # Only a block's hash shows whether it still holds the KV to store, and here blocks have none.
             settings["lmcache.mp.lazy_offload"] = False
         super().__init__(vllm_config, *args, **kwargs)
         self._can_store &= self.lazy_offload
@@ -54,7 +54,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             self._least_tokens: int = settings[LEAST_TOKENS]
             self._prefilled: bool = settings[PREFILLED]
             self._prefilling: set[str] = set()
-            """Requests whose prompt is computed in several steps and stored then."""
+            """Requests whose prompt is still being computed and is stored when it is complete."""
             if self.lazy_offload:
                 self._lazy_offload_manager = EvictedPathsManager(
                     settings, self._group_tokens_per_block, self.scheduler_adapter, storing=self._storing
@@ -64,13 +64,13 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
 
     def register_kv_caches(self, *args: Any, **kwargs: Any) -> None:
         super().register_kv_caches(*args, **kwargs)
-        if current_platform.is_cpu():  # elsewhere what is captured now must not be disturbed
+        if current_platform.is_cpu():  # on other devices it must not disturb the graph capture
             self.worker_adapter._ensure_heartbeat_started()
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         finished: tuple[set[str] | None, set[str] | None] = super().get_finished(finished_req_ids)
-        # LMCache's own begins with the first store. A server that has heard nothing for an hour, or was started again
-        # meanwhile, would refuse that one and all that follow.
+        # LMCache starts its heartbeat with the first store. A server that got no heartbeat for an hour, or that was
+        # restarted meanwhile, would refuse this store and all later ones.
         self.worker_adapter._ensure_heartbeat_started()
         return finished
 
@@ -78,12 +78,12 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         if not self.lazy_offload:
             self._get_or_create_request_tracker(request)
             return 0, False
-        whole = self._worth_having(request.num_tokens)
+        whole = self._whole_chunk_tokens(request.num_tokens)
         lacks = None if num_computed_tokens >= whole else self._block_at(request, num_computed_tokens)
-        asked = request.request_id in self._sessions
-        if not asked and lacks is not None and self._fetches.awaits(lacks, request.request_id, request.priority):
+        looked_up = request.request_id in self._sessions
+        if not looked_up and lacks is not None and self._fetches.awaits(lacks, request.request_id, request.priority):
             return None, True
-        if not asked and self._need_not_ask(request, num_computed_tokens, whole):
+        if not looked_up and self._needs_no_lookup(request, num_computed_tokens, whole):
             tracker = self._get_or_create_request_tracker(request)
             alignment = self._hit_alignment_tokens
             tracker.num_vllm_hit_tokens = num_computed_tokens // alignment * alignment
@@ -98,9 +98,9 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
                 self._lazy_offload_manager.lookups.ended(found[0] > 0)
         return found
 
-    def _need_not_ask(self, request: Any, computed: int, whole: int) -> bool:
-        """Whether a request need not ask what the server has of it: it has no whole chunk, the engine lacks so little
-        of it that computing that is less work, or nobody has stored what it lacks."""
+    def _needs_no_lookup(self, request: Any, computed: int, whole: int) -> bool:
+        """Whether a request skips the lookup: it has no whole chunk, it lacks so few tokens that computing them is less
+        work, or the missing KV has probably not been stored."""
         if not whole:
             return True
         if (last := self._block_before(request, whole)) is not None:
@@ -112,20 +112,20 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         missing = self._block_at(request, computed)
         return not self._lazy_offload_manager.lookups.worth(make_block_hash_with_group_id(missing, 0))
 
-    def _worth_having(self, tokens: int) -> int:
-        """How many of the first ``tokens`` an engine would ask for: whole chunks, and it computes the last token in any
-        case."""
+    def _whole_chunk_tokens(self, tokens: int) -> int:
+        """Number of tokens in whole chunks among the first ``tokens``. The last token is not counted: the engine always
+        computes it."""
         chunk: int = self.scheduler_adapter.lmcache_tokens_per_chunk
         return (tokens - 1) // chunk * chunk
 
     def _block_before(self, request: Any, tokens: int) -> Any:
-        """The hash of the last whole chunk within the first ``tokens``; None where there is none."""
+        """Hash of the block that ends the last whole chunk of the first ``tokens``; None if there is no whole chunk."""
         chunk = self.scheduler_adapter.lmcache_tokens_per_chunk
         last = tokens // chunk * chunk // self._hashed_tokens - 1
         return request.block_hashes[last] if 0 <= last < len(request.block_hashes) else None
 
     def _block_at(self, request: Any, tokens: int) -> Any:
-        """The hash of the block behind the first ``tokens``, of which a whole chunk follows."""
+        """Hash of the block after the first ``tokens``; at least one whole chunk must follow them."""
         return request.block_hashes[tokens // self._hashed_tokens]
 
     def build_connector_meta(self, scheduler_output: Any) -> Any:
@@ -139,14 +139,14 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             return
         for new in scheduler_output.scheduled_new_reqs:
             self._prefilling.discard(new.req_id)
-            whole = self._worth_having(self.request_trackers[new.req_id].num_prompt_tokens)
+            whole = self._whole_chunk_tokens(self.request_trackers[new.req_id].num_prompt_tokens)
             if whole - new.num_computed_tokens >= self._least_tokens:
                 self._prefilling.add(new.req_id)
                 self._prefills(new.req_id, new.num_computed_tokens, scheduler_output)
 
     def _process_cached_requests(self, scheduler_output: Any, metadata: Any) -> None:
-        """Only of prompts that are stored as soon as they are computed. What is about to be lost is no request's, so
-        what that would be is put together at a request's end, not in every step."""
+        """Handles only prompts that are stored as soon as they are computed. Blocks that may be evicted belong to no
+        running request, so their stores are prepared when a request ends, not in every step."""
         if not self._prefilling:
             return
         going_on = scheduler_output.scheduled_cached_reqs
@@ -155,14 +155,13 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
                 self._prefills(request_id, computed, scheduler_output)
 
     def _prefills(self, request_id: str, computed: int, scheduler_output: Any) -> None:
-        """A prompt that others may lack as this engine did, ``computed`` tokens of it before this step: it is stored in
-        the step that computes the last of them."""
+        """Stores a prompt in the step that computes its last token. ``computed``: tokens computed before this step."""
         tracker = self.request_trackers[request_id]
         computed += scheduler_output.num_scheduled_tokens[request_id]
         if computed < tracker.num_prompt_tokens:
             return
         self._prefilling.discard(request_id)
-        # Those that it has now: where layers look back over a window only, the first are another's by now.
+        # The blocks that it holds now: with a sliding window its first blocks may belong to another request by now.
         tracker.allocated_block_ids = dict(
             enumerate(scheduler_output.kv_connector_block_state.get_block_ids(request_id))
         )
@@ -170,12 +169,12 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         begin = tracker.num_stored_tokens
         if (prompt := self._to_store(tracker, decoded=False)) is not None:
             self._lazy_offload_manager.store_now(prompt)
-        # What is stored of it when it is lost is all of it: by then the server may have lost the prompt.
+        # A store on eviction covers the whole path again: by then the server may have evicted the prompt.
         tracker.num_stored_tokens = begin
 
     def _offer(self, tracker: Any, computed: int, block_ids: Iterable[list[int]]) -> None:
-        """From now on the engine may lose these blocks: of one request, by group, ``computed`` tokens in all. Nothing
-        is offered of a path so short that nobody would ask for it."""
+        """Adds a pending store of blocks that the engine may evict from now on, unless the path is too short for a
+        lookup. ``computed``: tokens in these blocks. ``block_ids``: the blocks of one request, by group."""
         if computed < self._least_tokens:
             return
         tracker.allocated_block_ids = dict(enumerate(block_ids))
@@ -184,7 +183,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             self._lazy_offload_manager.add_store_candidate(offered)
 
     def _to_store(self, tracker: Any, decoded: bool) -> Any:
-        """What of a request is computed and not stored; ``decoded``: also of what it has written."""
+        """The store of a request's computed, unstored tokens. ``decoded``: include the tokens that it wrote."""
         if not self._can_store:
             return None
         return LMCacheMPRequestMetadata.GetStoreMetadata(
@@ -195,7 +194,7 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
         )
 
     def _report_block_allocation_deltas(self, scheduler_output: Any) -> None:
-        """Nothing: the server would only count, and every step would send it all new tokens."""
+        """Reports nothing: the server would only count the blocks, and every step would send it all new tokens."""
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         super().update_state_after_alloc(request, blocks, num_external_tokens)
@@ -241,20 +240,20 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
 
 
 def _found(tracker: Any) -> int:
-    """Tokens of a request that the engine had, or got from the server."""
+    """Tokens of a request that were in the engine's prefix cache or came from the server."""
     found: int = max(tracker.num_vllm_hit_tokens, tracker.num_lmcache_hit_tokens)
     return found
 
 
 class StoringStats(LMCacheMPConnectorStats):  # type: ignore[misc]
-    """LMCache's own and how many blocks only stores hold."""
+    """LMCache's stats, and the number of blocks that only stores hold."""
 
     def is_empty(self) -> bool:
         return False
 
 
 class Sessions:
-    """Spares the servers the end of sessions that they never began: of requests that neither looked up nor stored."""
+    """Sends ``end_session`` only for requests that have a session: those that made a lookup or a store."""
 
     def __init__(self, adapter: Any) -> None:
         self._begun: set[str] = set()
@@ -268,7 +267,7 @@ class Sessions:
         self._begun.add(request_id)
 
     def forget(self, request_id: str) -> None:
-        """Somebody else ends that one."""
+        """Forgets a session that is ended elsewhere (`GivenUpLookups`)."""
         self._begun.discard(request_id)
 
     def _end(self, request_id: str) -> None:
@@ -278,8 +277,8 @@ class Sessions:
 
 
 class _Lookup(NamedTuple):
-    """One that was asked of the servers and will not be followed by a load. By server: the futures of its
-    acknowledgement and of its result, and the result."""
+    """A lookup that no load will follow. By server: the futures of its acknowledgement and of its result, and the
+    result."""
 
     tracker: Any
     acknowledged: dict[str, Any]
@@ -288,12 +287,12 @@ class _Lookup(NamedTuple):
 
 
 class GivenUpLookups:
-    """Gives back what the lookups of requests hold that ended before they were scheduled.
+    """Releases the locks of lookups whose requests ended before they were scheduled.
 
-    A lookup locks what it finds until it is loaded. LMCache ends the session of such a request without releasing the
-    locks: nothing of that prefix could be evicted for five minutes, and the server kept the lookup for good. A search
-    that stops leaves dozens of them. The server handles requests in any order, so each step waits for the one before;
-    that happens on a thread of its own, because the scheduler has better to do.
+    A lookup locks the chunks that it finds until they are loaded. LMCache ends the session of such a request without
+    releasing the locks: the prefix could not be evicted for five minutes, and the server would keep the lookup forever.
+    A search that stops leaves dozens of them. The server handles messages in any order, so every message waits for the
+    reply to the previous one; a thread does this, so that the scheduler does not wait.
     """
 
     def __init__(self, adapter: Any) -> None:
@@ -303,7 +302,7 @@ class GivenUpLookups:
         Thread(target=self._give_back_all, name="given-up-lookups", daemon=True).start()
 
     def take(self, tracker: Any) -> bool:
-        """Take over the lookup of a request that has ended, and its session; False if it has none to be given back."""
+        """Take over the lookup and the session of a request that has ended; False if it has no pending lookup."""
         adapter, request_id = self._adapter, tracker.request_id
         if request_id not in adapter._pending_lookups:
             return False
@@ -327,7 +326,7 @@ class GivenUpLookups:
                 try:
                     self._give_back_at(url, lookup)
                 except Exception:
-                    # The server is gone or hangs. Its locks expire, and a new one has none.
+                    # The server is gone or hangs. Its locks expire, and a new server has none.
                     logger.debug("a lookup's locks at %s are left to expire", url, exc_info=True)
 
     def _give_back_at(self, url: str, lookup: _Lookup) -> None:
@@ -340,13 +339,12 @@ class GivenUpLookups:
             hits = lookup.asked[url].result(timeout_s)
         deadline = time.monotonic() + timeout_s
         while hits is None:
-            # Asked again and again: a call that waits at the server occupies the one worker that all lookups share,
-            # and the answers to heartbeats.
+            # Polled: a call that waits at the server would occupy its only worker for lookups and heartbeats.
             hits = client.query_prefetch_status(tracker.request_id).result(timeout_s)
             if hits is None:
                 if time.monotonic() >= deadline:
                     raise TimeoutError(f"the lookup of {tracker.request_id} has not ended in {timeout_s:g} s")
-                time.sleep(ASK_EVERY_S)
+                time.sleep(LOOKUP_POLL_S)
         if hits:
             key = adapter._create_key(
                 tracker.get_token_ids(),

@@ -1,4 +1,4 @@
-"""A set that forgets the oldest."""
+"""A set of bounded size that drops its oldest names."""
 
 from collections import deque
 from collections.abc import Hashable, Iterable
@@ -8,7 +8,7 @@ Name = TypeVar("Name", bound=Hashable)
 
 
 class Recent(set[Name]):
-    """The last ``most`` names that were added with ``update``. Nothing else may add to it."""
+    """Set of the last ``most`` names. Names may be added with ``update`` only."""
 
     def __init__(self, most: int) -> None:
         super().__init__()

@@ -1,1 +1,1 @@
-"""KV memory: how much there is, and who has it."""
+"""KV memory: the capacity of an engine, and the blocks that its requests reserve."""

@@ -1,4 +1,4 @@
-"""Whether an engine has KV memory for one more request: what is reserved, and how far it may overcommit."""
+"""Admission by KV memory: reserves blocks for requests, with a bounded overcommit."""
 
 from collections.abc import Callable, Sequence
 
@@ -10,22 +10,23 @@ SPARE_SHARE = 0.02
 LENGTH_WINDOW = 512
 """Window of the step-length quantile."""
 MIN_LENGTHS = 16
-"""Samples required before the quantile is used; until then a step is expected to use all that it may."""
+"""Samples required before the quantile is used; until then a step is expected to use its ``max_tokens``."""
 QUANTILE = 0.9
 WITHHELD_DECAY = 0.98
-"""Factor, per engine step, by which the number of blocks that the cache connector holds is forgotten."""
+"""Decay, per engine step, of the number of blocks that the cache connector withholds."""
 MAX_PREEMPTED = 0.1
-"""Share of the requests that an engine may preempt. That costs little where steps are short: they begin again behind a
-prefix that is mostly still cached. An engine that never preempts has blocks that nobody uses."""
+"""Maximum share of requests that the engine preempts in the long run. A preemption costs little where steps are short:
+the request starts again behind a prefix that is mostly still cached. An engine that never preempts leaves blocks
+unused."""
 MAX_OVERCOMMIT = 1.0
-"""Maximum overcommit, as a multiple of capacity. Requests past the engine's memory wait in its own queue and begin when
-another has ended, not when the replica has heard of that."""
+"""Maximum overcommit, as a multiple of capacity. Overcommitted requests wait in the engine's own queue and start as
+soon as another request ends, without a round trip to the replica."""
 OVERCOMMIT_STEP = 0.02
-"""Rise of the overcommit, as a share of capacity, once as many requests have finished as run."""
+"""Rise of the overcommit, as a share of capacity, by the time that as many requests have finished as are running."""
 
 
 class StepLengths:
-    """Expected length of what a request writes: a running quantile, in tokens."""
+    """Expected output length of a request, in tokens: a running quantile."""
 
     def __init__(self) -> None:
         self._quantile: RunningQuantile[int] = RunningQuantile(QUANTILE, LENGTH_WINDOW, MIN_LENGTHS)
@@ -41,32 +42,32 @@ class StepLengths:
 
 
 class KVClamp:
-    """Reserves KV blocks for requests, more than there are while few requests use all that they reserved.
+    """Reserves KV blocks for requests, and overcommits while few requests use their whole reservation.
 
-    A request that finds nothing reserved gets its blocks in any case, so that one always runs.
+    A request gets its blocks in any case if no others are reserved, so at least one request always runs.
     """
 
     def __init__(self, ledger: KVLedger) -> None:
         self.ledger = ledger
         self.on_room: Callable[[], None] = _nothing
-        """Called when there may be room that was not there before."""
+        """Called when blocks may have become free."""
         self._spare = int(SPARE_SHARE * ledger.capacity)
         self._requested_fixed = self._requested_growth = 0
         self.overcommit = 0.0
-        """Blocks that may be reserved beyond capacity: few requests need all of theirs, and none from the beginning.
-        It rises while requests wait for memory and falls with every preemption."""
+        """Blocks that may be reserved beyond capacity: few requests need their whole reservation, and none at its
+        start. It rises while requests wait for memory and falls with every preemption."""
         self.running = 0
-        """Requests that have their blocks."""
+        """Number of requests with a reservation."""
 
     def prefix(self, token_ids: Sequence[int], salt: str) -> Prefix:
-        """``token_ids`` in blocks: the same for all requests that continue them."""
+        """Splits ``token_ids`` into blocks. All requests that continue these tokens can use the same result."""
         return Prefix.of(token_ids, self.ledger.block_size, salt)
 
     def needs(self, prefix: Prefix, growth: int) -> Needs:
         """Blocks of a request that writes ``growth`` tokens behind ``prefix``.
 
         Raises:
-            TooLarge: the prefix fits into no empty cache.
+            TooLarge: the prefix does not fit into an empty cache.
         """
         return self.ledger.needs(prefix, growth)
 
@@ -76,11 +77,11 @@ class KVClamp:
         self._requested_growth += needs.growth
 
     def reserve(self, prefix: Prefix, needs: Needs, overcommit: bool = True) -> Hold | None:
-        """Reserves blocks for a request; None where there are too few.
+        """Reserves blocks for a request; None if there are too few.
 
         Args:
-            overcommit: whether it may have blocks that are not free yet, as far as ``overcommit`` goes; otherwise it
-                may have half of what others reserved to grow by, the share that they use on average.
+            overcommit: whether the request may use the whole ``self.overcommit``. If not, the overcommit is half of the
+                growth that other requests reserved: on average half of a reservation stays unused.
         """
         beyond = self.overcommit if overcommit else self.ledger.growth / 2
         hold = self.ledger.reserve(prefix, needs, self._spare, int(beyond))
@@ -88,10 +89,10 @@ class KVClamp:
         return hold
 
     def remove(self, needs: Needs, hold: Hold | None, others_wait: bool = False) -> None:
-        """A request has ended and gives its blocks back.
+        """Releases the blocks of a request that has ended.
 
         Args:
-            others_wait: whether it has finished, and others wait for memory.
+            others_wait: whether the request has finished and others wait for memory; the overcommit then rises.
         """
         self._requested_fixed -= needs.fixed
         self._requested_growth -= needs.growth
@@ -104,12 +105,11 @@ class KVClamp:
         self.running -= 1
 
     def stepped(self, withheld: int, preempted: int) -> None:
-        """Called after every step of the engine.
+        """Records an engine step; to be called after every one.
 
         Args:
-            withheld: blocks that no request holds and that cannot be given out. That is so for some steps only, but it
-                comes again, and always after the blocks of a step were given out, so room is left for as much as there
-                was lately.
+            withheld: blocks that no request holds and that the engine cannot allocate. The number varies from step to
+                step and is known only after a step's blocks are allocated, so its recent maximum is kept free.
             preempted: requests that the engine preempted.
         """
         ledger = self.ledger
@@ -121,11 +121,11 @@ class KVClamp:
 
     @property
     def pressure(self) -> float:
-        """Blocks requested over capacity, above 1 where they do not suffice. Of what requests reserve to grow by half
-        counts, as they use on average."""
+        """Requested blocks over capacity; above 1 if memory is too small for the demand. Growth counts half: requests
+        use half of it on average."""
         ledger = self.ledger
         return (ledger.shared + self._requested_fixed + self._requested_growth / 2) / ledger.capacity
 
 
 def _nothing() -> None:
-    """Nobody waits for room."""
+    """Default of ``on_room``: does nothing."""

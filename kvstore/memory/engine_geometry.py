@@ -1,6 +1,6 @@
 """The KV geometry of an engine: from its configuration before it starts, and from its own process once it runs.
 
-What a layer keeps is told here; how vLLM groups the layers it says itself. Imports vLLM.
+The KV spec of each layer is derived here; vLLM's own code groups the layers. Imports vLLM.
 """
 
 from copy import copy
@@ -27,25 +27,26 @@ from kvstore.memory.geometry import KVGeometry, KVGroup, UnknownGeometry
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
-PLAIN = {"auto", "float32", "float16", "half", "bfloat16"}
-BYTES = {"fp8", "fp8_e4m3", "fp8_e5m2"}
+UNQUANTIZED_DTYPES = {"auto", "float32", "float16", "half", "bfloat16"}
+FP8_DTYPES = {"fp8", "fp8_e4m3", "fp8_e5m2"}
 ANY_LAYOUT = "LBHNC"
+"""A layout with which vLLM can group layers before an engine has chosen its own."""
 
 
 def expected_geometry(config: VllmConfig) -> KVGeometry:
-    """What an engine with this configuration will keep. Takes no time and no device.
+    """KV geometry of an engine with this configuration. Fast, and needs no device.
 
     Raises:
-        UnknownGeometry: that cannot be told from the configuration.
+        UnknownGeometry: it cannot be derived from the configuration.
     """
-    specs = {f"layer {place}": spec for place, spec in enumerate(_layers(config))}
+    specs = {f"layer {index}": spec for index, spec in enumerate(_layers(config))}
     groups = get_kv_cache_groups(_with_layout(config), specs)
-    return _geometry(config, groups, max(sum(_pages(group)) for group in groups))
+    return _geometry(config, groups, max(sum(_page_bytes(group)) for group in groups))
 
 
 def _with_layout(config: VllmConfig) -> VllmConfig:
-    """A configuration that says how blocks lie in memory, as only an engine decides. It makes no difference for layers
-    that all keep as much, but vLLM wants to know before it groups them."""
+    """The configuration with a KV cache layout, which vLLM needs to group layers and only a running engine chooses. The
+    layout makes no difference if all layers have the same page size."""
     if config.cache_config.kv_cache_layout is not None:
         return config
     decided = copy(config)
@@ -55,21 +56,21 @@ def _with_layout(config: VllmConfig) -> VllmConfig:
 
 
 class GeometryReport:
-    """What vLLM is told to add to its workers (``worker_extension_cls``), so that they can be asked."""
+    """A vLLM worker extension (``worker_extension_cls``) that reports the KV geometry of a running engine."""
 
     def kv_geometry(self: Any) -> tuple[list[list[int | None]], int]:
-        """The arguments of `KVGeometry.of`: the groups, none where nothing is kept, and the bytes of a block."""
-        kept = self.model_runner.kv_cache_config
-        if not kept.kv_cache_tensors:
+        """The arguments of `KVGeometry.of`: the groups (none if the worker has no KV cache) and the bytes per block."""
+        cache = self.model_runner.kv_cache_config
+        if not cache.kv_cache_tensors:
             return [], 0
-        bytes_per_block = kept.kv_cache_tensors[0].size // kept.num_blocks
-        geometry = _geometry(self.vllm_config, kept.kv_cache_groups, bytes_per_block)
+        bytes_per_block = cache.kv_cache_tensors[0].size // cache.num_blocks
+        geometry = _geometry(self.vllm_config, cache.kv_cache_groups, bytes_per_block)
         return [list(group) for group in geometry.groups], geometry.bytes_per_block
 
 
 def _geometry(config: VllmConfig, groups: list[KVCacheGroupSpec], bytes_per_block: int) -> KVGeometry:
-    kept = (group for group in groups if not isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec))
-    return KVGeometry(tuple(_group(config, group) for group in kept), bytes_per_block)
+    cached = (group for group in groups if not isinstance(group.kv_cache_spec, EncoderOnlyAttentionSpec))
+    return KVGeometry(tuple(_group(config, group) for group in cached), bytes_per_block)
 
 
 def _group(config: VllmConfig, group: KVCacheGroupSpec) -> KVGroup:
@@ -80,12 +81,12 @@ def _group(config: VllmConfig, group: KVCacheGroupSpec) -> KVGroup:
     if not isinstance(spec, FullAttentionSpec):
         most = -(-spec.max_memory_usage_bytes(config) // spec.page_size_bytes)
     of_tokens = isinstance(spec, FullAttentionSpec | SlidingWindowSpec | ChunkedLocalAttentionSpec)
-    # A stage of a pipeline may have no layer of a group.
-    return KVGroup(len(group.layer_names), max(_pages(group), default=0), spec.block_size, most, of_tokens)
+    # A pipeline stage may have no layer of a group.
+    return KVGroup(len(group.layer_names), max(_page_bytes(group), default=0), spec.block_size, most, of_tokens)
 
 
-def _pages(group: KVCacheGroupSpec) -> list[int]:
-    """Bytes of each layer's part of a block."""
+def _page_bytes(group: KVCacheGroupSpec) -> list[int]:
+    """Bytes of a block in each layer of the group."""
     spec = group.kv_cache_spec
     if isinstance(spec, UniformTypeKVCacheSpecs):
         return [each.page_size_bytes for each in spec.kv_cache_specs.values()]
@@ -94,12 +95,12 @@ def _pages(group: KVCacheGroupSpec) -> list[int]:
 
 def _layers(config: VllmConfig) -> list[KVCacheSpec]:
     model, cache = config.model_config, config.cache_config
-    if reason := _not_to_be_told(config):
+    if reason := _why_unknown(config):
         raise UnknownGeometry(f"{model.architecture}: {reason}")
     dtype = kv_cache_dtype_str_to_dtype(cache.cache_dtype, model)
     start, end = model.get_layers_start_end_indices(config.parallel_config)
     if model.use_mla:
-        # One latent vector for all heads; what rotates stands behind it.
+        # One latent vector for all heads, followed by the rotary part.
         latent = MLAAttentionSpec(
             block_size=cache.block_size, num_kv_heads=1, head_size=model.get_head_size(), dtype=dtype
         )
@@ -108,10 +109,11 @@ def _layers(config: VllmConfig) -> list[KVCacheSpec]:
     return [_attention(config, kind, dtype) for kind in kinds]
 
 
-def _not_to_be_told(config: VllmConfig) -> str | None:
-    """Why nothing is expected of a model: what is not listed here is refused where it turns out to be otherwise."""
+def _why_unknown(config: VllmConfig) -> str | None:
+    """Why the geometry of this model cannot be derived; None if it can. Cases that are missing here are found when the
+    running engine reports another geometry."""
     model, cache = config.model_config, config.cache_config
-    dtypes = PLAIN if model.use_mla else PLAIN | BYTES
+    dtypes = UNQUANTIZED_DTYPES if model.use_mla else UNQUANTIZED_DTYPES | FP8_DTYPES
     reasons = {
         "it has layers that are no attention": model.is_attention_free or model.is_hybrid or model.has_noops,
         "its layers differ in their heads": getattr(model.model_arch_config, "per_layer_overrides", None) is not None,
@@ -126,7 +128,7 @@ def _not_to_be_told(config: VllmConfig) -> str | None:
 
 
 def _kinds(config: VllmConfig) -> list[str]:
-    """How far each layer looks back."""
+    """Attention type of each layer: ``FULL`` or ``SLIDING``."""
     model = config.model_config
     text = model.hf_text_config
     kinds = getattr(text, "layer_types", None)

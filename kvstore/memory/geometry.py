@@ -1,8 +1,8 @@
-"""What an engine's KV cache is made of: groups of layers, each with blocks of its own, all from one pool.
+"""KV cache geometry of an engine: groups of layers, each with its own blocks, all from one pool.
 
-An engine takes its memory when it starts and cuts it into blocks. Most models have one group: a sequence holds a block
-for every ``block_size`` tokens. Models whose layers look back differently far have several: a sequence holds blocks of
-each, and of those of a sliding window never more than the window needs. `kvstore.memory.engine_geometry` reads it.
+An engine allocates its KV memory when it starts and splits it into blocks. Most models have one group: a sequence holds
+one block per ``block_size`` tokens. Models with different attention spans have several groups: a sequence holds blocks
+in each, and in a sliding-window group at most as many as the window needs. `kvstore.memory.engine_geometry` derives it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -10,25 +10,25 @@ from typing import Any, NamedTuple
 
 
 class UnknownGeometry(ValueError):
-    """A model that keeps something else than keys and values per head, or a latent vector, for each token."""
+    """The model caches something other than keys and values per head, or one latent vector, for each token."""
 
 
 class KVGroup(NamedTuple):
-    """Layers whose keys and values are given out together."""
+    """Layers whose KV blocks are allocated together."""
 
     layers: int
     page_bytes: int
-    """What one layer keeps in a block."""
+    """Bytes of a block in one layer."""
     block_size: int
     """Tokens per block."""
     most_blocks: int | None = None
-    """So many at most for one sequence, however long: of a sliding window as vLLM reckons it, with the tokens that are
-    computed in one step. None: a block for all of its tokens."""
+    """Maximum number of blocks per sequence, whatever its length. For a sliding window it is vLLM's own figure, which
+    includes the tokens of one engine step. None: no maximum."""
     of_tokens: bool = True
-    """Whether sequences that begin alike share its blocks. False for a state, of which each sequence has its own."""
+    """Whether sequences with the same prefix share its blocks. False for a state: each sequence has its own."""
 
     def blocks_for(self, tokens: int) -> int:
-        """Blocks that a sequence holds."""
+        """Blocks that a sequence of ``tokens`` tokens holds."""
         blocks = -(-max(0, tokens) // self.block_size)
         return blocks if self.most_blocks is None else min(blocks, self.most_blocks)
 
@@ -38,11 +38,11 @@ class KVGeometry(NamedTuple):
 
     groups: tuple[KVGroup, ...]
     bytes_per_block: int
-    """Of the pool: a block serves any one of the groups."""
+    """Size of a block of the pool; every group can use it."""
 
     @classmethod
     def of(cls, groups: Iterable[Sequence[Any]], bytes_per_block: int) -> "KVGeometry":
-        """From what an engine's process tells: plain lists."""
+        """The geometry from the plain lists that an engine's process reports."""
         return cls(tuple(KVGroup(*group) for group in groups), bytes_per_block)
 
     def blocks_for(self, tokens: int) -> int:
@@ -50,7 +50,7 @@ class KVGeometry(NamedTuple):
         return sum(group.blocks_for(tokens) for group in self.groups)
 
     def blocks_to_start(self, longest: int) -> int:
-        """Blocks without which an engine for sequences of so many tokens does not start."""
+        """Minimum number of blocks with which an engine for sequences of ``longest`` tokens starts."""
         # One is vLLM's null block: never free, never used.
         most = (group.blocks_for(longest) if group.most_blocks is None else group.most_blocks for group in self.groups)
         return sum(most) + 1

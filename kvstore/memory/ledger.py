@@ -1,6 +1,6 @@
-"""The KV blocks of one engine: what its requests hold, and what they have reserved to grow by.
+"""Ledger of one engine's KV blocks: those that requests hold, and those that are reserved for their growth.
 
-The engine itself knows only which blocks it has given out so far. Used from one thread; nothing in it waits.
+The engine itself knows only the blocks that it has allocated so far. Single-threaded; no call waits.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,16 +10,16 @@ from typing import NamedTuple
 from kvstore.memory.geometry import KVGeometry
 
 ROOT = 0
-"""The key of no block: every chain of keys begins with it."""
+"""Parent key of every first block; no block has this key."""
 LARGE_RATIO = 4
-"""A request is large if it brings in more than this many times the blocks that it writes. For a large request the
-engine would have to evict prefixes that others come back to."""
+"""A request is large if its uncached prompt takes more than this many times the blocks that it writes. For a large
+request the engine would have to evict prefixes that other requests will need again."""
 LARGE_OVERCOMMIT = 0.1
 """Overcommit limit for a large request, as a share of capacity."""
 
 
 class TooLarge(ValueError):
-    """A prefix that with one more token does not fit into the empty cache."""
+    """A prefix and one more token do not fit into an empty cache."""
 
     def __init__(self, needed: int, capacity: int) -> None:
         super().__init__(f"needs {needed} KV blocks, there are {capacity}")
@@ -28,19 +28,20 @@ class TooLarge(ValueError):
 
 
 class Prefix(NamedTuple):
-    """A prefix as an engine caches it: in whole blocks."""
+    """A prefix in whole blocks, as an engine caches it."""
 
     keys: tuple[int, ...]
-    """A block's key is a hash of its tokens and of the key before it: the same key, the same tokens from the first."""
+    """A block's key is a hash of its tokens and of the previous key, so equal keys mean equal tokens from the start."""
     tokens: int
 
     @classmethod
     def of(cls, token_ids: Sequence[int], block_size: int, salt: str = "") -> "Prefix":
-        """
+        """Splits ``token_ids`` into blocks.
+
         Args:
-            salt: whose cache it is: prefixes of different salts share nothing.
+            salt: cache salt; prefixes with different salts share no blocks.
         """
-        # The engine computes the last token of a prompt in any case, and its block with it.
+        # The engine always computes the last token of a prompt, so the block of that token is never shared.
         whole = max(0, len(token_ids) - 1) // block_size * block_size
         key = hash((ROOT, salt))
         keys: list[int] = []
@@ -51,20 +52,22 @@ class Prefix(NamedTuple):
 
 
 class Needs(NamedTuple):
-    """Blocks that a request does not share."""
+    """Blocks that a request does not share with others."""
 
     fixed: int
     """Held from the request's first engine step on."""
     growth: int
-    """Reserved for the tokens that it writes; used one after the other, and not all if it writes less."""
+    """Reserved for the tokens that it writes. They are used one by one, and not all if it writes less."""
 
 
 @dataclass(slots=True)
 class _Shared:
-    """A block of a prefix, and the number of requests and blocks behind it that need it."""
+    """A block of a prefix, with its reference count."""
 
     before: int
+    """Key of the previous block."""
     users: int = 0
+    """Requests whose prefix ends with this block, and blocks that follow it."""
 
 
 class KVLedger:
@@ -73,9 +76,9 @@ class KVLedger:
     A request holds the blocks of its prefix, which others may share, and blocks of its own for the rest of its prompt
     and for what it will write. A block that several requests hold is counted once, as in an engine with prefix caching.
 
-    Models with several groups of layers (sliding windows) take a block in each group, as if all groups kept all tokens:
-    what siblings share in a window saves more than what the window leaves out. A request that fits only because its
-    windows do not keep all tokens gets all blocks, alone.
+    In models with several groups of layers (sliding windows) a block counts once per group, as if every group kept all
+    tokens: sharing between siblings saves more than the windows do. A request that fits only because of its windows
+    runs alone and gets all blocks.
     """
 
     def __init__(
@@ -92,8 +95,8 @@ class KVLedger:
             block_size: tokens per block.
             groups: number of groups of layers that keep tokens; see `KVGeometry`.
             states: blocks that every request holds whatever its length (state space layers).
-            alone: number of blocks that a request of a given number of tokens holds in an empty cache, if that is fewer
-                than a block per group and ``block_size`` tokens.
+            alone: returns the number of blocks that a request of a given number of tokens holds in an empty cache. By
+                default it is one block per group and ``block_size`` tokens.
         """
         if capacity < 1 or block_size < 1:
             raise ValueError(f"capacity and block_size must be positive, got {capacity} and {block_size}")
@@ -110,12 +113,12 @@ class KVLedger:
 
     @property
     def reserved(self) -> int:
-        """Blocks that are reserved, overcommitted ones not counted."""
+        """Reserved blocks, without overcommitted ones."""
         return min(self.capacity, self.held + self._growth)
 
     @property
     def growth(self) -> int:
-        """Blocks that are reserved for what requests write, used or not."""
+        """Blocks reserved for the tokens that requests write, used or not."""
         return self._growth
 
     @property
@@ -135,18 +138,18 @@ class KVLedger:
 
     @classmethod
     def of(cls, capacity: int, geometry: KVGeometry) -> "KVLedger":
-        """For the cache of an engine."""
+        """The ledger of an engine with this geometry."""
         tokens = [group for group in geometry.groups if group.of_tokens]
-        # Where the sizes differ, as if all groups had the smallest blocks: never too little.
+        # With different block sizes all groups count with the smallest: never an underestimate.
         block_size = min((group.block_size for group in tokens), default=1)
         states = sum(group.most_blocks or 0 for group in geometry.groups if not group.of_tokens)
         return cls(capacity, block_size, len(tokens), states, geometry.blocks_for)
 
     def reserve(self, prefix: Prefix, needs: Needs, spare: int = 0, overcommit: int = 0) -> "Hold | None":
-        """Reserves the blocks of a prefix and what the request ``needs`` besides; None if fewer than ``spare`` blocks
-        would be left.
+        """Reserves the blocks of a prefix and the request's own ``needs``; None if fewer than ``spare`` blocks would be
+        left.
 
-        A request that is alone gets what it needs, or all blocks if it needs more than there are.
+        A request that is alone gets the blocks that it needs, or all blocks if there are fewer.
 
         Args:
             overcommit: blocks that may be reserved beyond capacity; at most `LARGE_OVERCOMMIT` for a large request.
@@ -168,23 +171,23 @@ class KVLedger:
         return Hold(self, prefix.keys[-1] if prefix.keys else ROOT, needs)
 
     def needs(self, prefix: Prefix, growth: int) -> Needs:
-        """The blocks that a request which writes ``growth`` tokens, at least one, does not share.
+        """The unshared blocks of a request that writes ``growth`` tokens, at least one.
 
         Raises:
-            TooLarge: the prefix with one more token does not fit into the empty cache.
+            TooLarge: the prefix and one more token do not fit into an empty cache.
         """
         tokens = prefix.tokens
         if self._whole(tokens + 1) > self.capacity and (whole := self._alone(tokens + 1)) > self.capacity:
             raise TooLarge(whole, self.capacity)
-        begins = self._whole(tokens)
-        return Needs(begins - self._groups * len(prefix.keys), self._whole(tokens + max(growth, 1)) - begins)
+        prompt = self._whole(tokens)
+        return Needs(prompt - self._groups * len(prefix.keys), self._whole(tokens + max(growth, 1)) - prompt)
 
     def _whole(self, tokens: int) -> int:
-        """Blocks of a request that shares nothing."""
+        """Blocks of a request that shares none."""
         return self._groups * -(-tokens // self.block_size) + self._states
 
     def _missing(self, prefix: Prefix) -> int:
-        """The number of its whole blocks that no request holds yet."""
+        """Number of the prefix's blocks that no request holds yet."""
         shared = self._shared
         for missing, key in enumerate(reversed(prefix.keys)):
             if key in shared:
@@ -193,11 +196,11 @@ class KVLedger:
 
     def _take(self, prefix: Prefix) -> None:
         keys = prefix.keys
-        for place in range(len(keys) - 1, -1, -1):
-            block = self._shared.get(keys[place])
+        for index in range(len(keys) - 1, -1, -1):
+            block = self._shared.get(keys[index])
             known = block is not None
             if block is None:
-                block = self._shared[keys[place]] = _Shared(keys[place - 1] if place else ROOT)
+                block = self._shared[keys[index]] = _Shared(keys[index - 1] if index else ROOT)
             block.users += 1
             if known:
                 return
@@ -216,7 +219,7 @@ class KVLedger:
 
 
 class Hold:
-    """The blocks that one request has reserved, until it releases them."""
+    """The reservation of one request, until it is released."""
 
     __slots__ = ("_last", "_ledger", "_needs")
 
@@ -226,7 +229,7 @@ class Hold:
         self._needs = needs
 
     def release(self) -> None:
-        """Gives it back. A second time does nothing."""
+        """Releases the reservation. A second call does nothing."""
         ledger, self._ledger = self._ledger, None
         if ledger is not None:
             ledger._give_back(self._last, self._needs)

@@ -1,7 +1,7 @@
-"""How the memory of one device is split between the engines on it, before they start.
+"""Splits the memory of one device between its engines, before they start.
 
-Weights and what an engine works with are given; what is left holds keys and values, in the ratio of the tokens that
-each holds.
+Weights and working memory are given. The rest is KV memory, split in proportion to the tokens that each engine holds
+and to the bytes of a token.
 """
 
 from collections.abc import Sequence
@@ -10,43 +10,43 @@ from typing import NamedTuple
 from kvstore.memory.geometry import KVGeometry
 
 STEP = 1000
-"""Shares of a device are told in thousandths: rounded up, so that an engine finds what it was promised."""
+"""Shares of a device are rounded up to thousandths, so that an engine gets at least what was planned."""
 
 TOKENS = {"generator": 4.0, "prm": 1.0}
-"""What the engines hold where nobody has measured it: the generator its branches for as long as it writes them, the
-reward model a path for the one pass that reads it. Chosen by `benchmarks.memory_split`."""
+"""Default ratio of the tokens that the engines hold, where it was not measured. The generator holds a branch while it
+writes it, the reward model holds a path for one forward pass. Chosen by `benchmarks.memory_split`."""
 
 
 class DoesNotFit(ValueError):
-    """The device is too small; says by how much."""
+    """The device is too small; the message says by how much."""
 
 
 class Role(NamedTuple):
-    """An engine that is to run."""
+    """An engine that gets a share of the device."""
 
     name: str
     weight_bytes: int
     working_bytes: int
-    """Beside weights and KV: the runtime's own, activations, captured graphs."""
+    """Memory beside weights and KV: runtime, activations, captured graphs."""
     geometry: KVGeometry
     longest: int
-    """Tokens of the longest sequence: less memory than for one is no use."""
+    """Tokens of the longest sequence. KV memory must hold at least one of these."""
     tokens: float = 1.0
-    """Tokens that it holds, against those of the others."""
+    """Tokens that it holds, relative to the other engines."""
 
     @property
     def token_bytes(self) -> float:
-        """What a token takes in a sequence of the longest."""
+        """KV bytes per token in a sequence of ``longest`` tokens."""
         return self.geometry.blocks_for(self.longest) * self.geometry.bytes_per_block / self.longest
 
 
 class Share(NamedTuple):
-    """What one engine gets."""
+    """The share of one engine."""
 
     role: Role
     blocks: int
     device: float
-    """Of the device, all in all: vLLM's ``gpu_memory_utilization``, Ray's ``num_gpus``."""
+    """Share of the device's whole memory: vLLM's ``gpu_memory_utilization``, Ray's ``num_gpus``."""
 
     @property
     def kv_bytes(self) -> int:
@@ -55,7 +55,7 @@ class Share(NamedTuple):
 
     @property
     def sequences(self) -> float:
-        """Of the longest that fit at once, without any prefix that they share."""
+        """Number of longest sequences that fit at once without a shared prefix."""
         return (self.blocks - 1) / self.role.geometry.blocks_for(self.role.longest)
 
 
@@ -63,11 +63,11 @@ def split(roles: Sequence[Role], device_bytes: int, used: float = 0.95) -> list[
     """The shares of engines that start on an empty device.
 
     Args:
-        device_bytes: the whole of it.
-        used: at most so much of it is given out: others' contexts and fragments take some.
+        device_bytes: all memory of the device.
+        used: share of it that is given out at most; contexts of other processes and fragmentation take the rest.
 
     Raises:
-        DoesNotFit: not even one sequence of the longest for each.
+        DoesNotFit: there is too little memory for one longest sequence per engine.
     """
     granted = int(device_bytes * used)
     fixed = sum(role.weight_bytes + role.working_bytes for role in roles)
@@ -83,20 +83,20 @@ def split(roles: Sequence[Role], device_bytes: int, used: float = 0.95) -> list[
 
 
 def _proportions(roles: Sequence[Role], least: Sequence[int], left: int) -> list[int]:
-    """Bytes of KV for each: by the tokens that it holds and what they take, and never less than the least."""
+    """KV bytes of each engine: in proportion to its tokens times their bytes, but at least its ``least``."""
     bytes_of = [0] * len(roles)
-    open_ = set(range(len(roles)))
-    while open_:
-        wanted = {place: roles[place].tokens * roles[place].token_bytes for place in open_}
-        whole = sum(wanted.values())
-        bytes_of = [int(left * wanted[place] / whole) if place in open_ else kv for place, kv in enumerate(bytes_of)]
-        short = {place for place in open_ if bytes_of[place] < least[place]}
+    flexible = set(range(len(roles)))
+    while flexible:
+        wanted = {index: roles[index].tokens * roles[index].token_bytes for index in flexible}
+        total = sum(wanted.values())
+        bytes_of = [int(left * wanted[index] / total) if index in flexible else kv for index, kv in enumerate(bytes_of)]
+        short = {index for index in flexible if bytes_of[index] < least[index]}
         if not short:
             break
-        for place in short:
-            bytes_of[place] = least[place]
-            left -= least[place]
-        open_ -= short
+        for index in short:
+            bytes_of[index] = least[index]
+            left -= least[index]
+        flexible -= short
     return bytes_of
 
 

@@ -1,4 +1,4 @@
-"""What most of the last values do not exceed."""
+"""A quantile of the most recent values."""
 
 from collections import deque
 from typing import Generic, TypeVar
@@ -7,7 +7,7 @@ Value = TypeVar("Value", int, float)
 
 
 class RunningQuantile(Generic[Value]):
-    """A quantile of the last ``most`` values, looked at anew with every ``every``-th of them."""
+    """A quantile of the last ``most`` values, recomputed with every ``every``-th value."""
 
     def __init__(self, quantile: float, most: int, every: int) -> None:
         self._quantile = quantile
@@ -18,6 +18,7 @@ class RunningQuantile(Generic[Value]):
         """None until ``every`` values were seen."""
 
     def saw(self, value: Value) -> None:
+        """Adds a value."""
         self._last.append(value)
         self._seen += 1
         if self._seen % self._every == 0:

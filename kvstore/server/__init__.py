@@ -1,1 +1,1 @@
-"""A node's LMCache server: its process, who keeps it, what it leaves behind."""
+"""A node's LMCache server: its process, its keeper, its metrics, and the shared memory to clean up."""

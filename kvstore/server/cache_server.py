@@ -36,18 +36,18 @@ _POLL_S = 0.1
 _MISSED_MARGIN_S = 0.5
 _PROBE_TIMEOUT_S = 3.0
 PROBE_INTERVAL_S = 5.0
-"""Seconds between two health checks of the server by its keeper. One that has died is noticed at once."""
+"""Seconds between two health checks of the server by its keeper. The end of its process is noticed at once."""
 PROBE_FAILURES = 3
 """The number of failed health checks in a row after which the keeper kills the server and starts it again."""
 _REFUSED = re.compile(r"^\S+: error: (.+)\Z", re.MULTILINE)
-"""The last line of a server that does not take its command line; pages of usage stand before it."""
+"""Last line of a server that rejects its command line; pages of usage precede it."""
 _RESTART_PAUSES_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
 _ARGUMENTS: dict[str, Any] = {
     "eviction_policy": "LRU",  # LMCache has no default
-    "l1_init_size_gb": 1,  # the least it takes; the rest of a larger cache is allocated when it is needed
-    "kv_event_log_size": 0,  # nobody reads it: 1.7 kB for each of the last 32,768 chunks that were stored
+    "l1_init_size_gb": 1,  # its minimum; the rest of a larger cache is allocated on demand
+    "kv_event_log_size": 0,  # not used; takes 1.7 kB for each of the last 32,768 stored chunks
 }
-"""Arguments of ``lmcache server`` that differ from its defaults, where ``lmcache_args`` does not name them."""
+"""Banyan's defaults for ``lmcache server``; ``lmcache_args`` overrides them."""
 _ENVIRONMENT_KEPT = (
     *("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
     *("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"),
@@ -62,8 +62,8 @@ _ENVIRONMENT_SET = {
 
 
 class CacheServerError(RuntimeError):
-    """The cache server did not start or did not answer. The message ends with the tail of its log, if any; of a command
-    line that it does not take, with what it said of that."""
+    """The cache server did not start or did not answer. The message ends with the tail of its log, if any; if it
+    rejected its command line, with the reason."""
 
 
 class CacheAddress(NamedTuple):
@@ -83,9 +83,9 @@ class CacheAddress(NamedTuple):
 class CacheServer:
     """One ``lmcache server`` on loopback. It ends with this process, however this process ends.
 
-    Without an ``address`` free ports are chosen (or those of the settings taken); once started, they are kept over
-    every ``restart``, since engines cannot be told another. ``relied_on``: engines may know the address from a
-    predecessor. Not started by the constructor. Thread-safe.
+    Without an ``address`` it uses the ports of the settings, or free ones. Once started it keeps its ports over every
+    ``restart``, because engines cannot change the address. ``relied_on``: engines may know the address from a
+    predecessor. The constructor does not start the server. Thread-safe.
     """
 
     def __init__(self, settings: CacheSettings, address: CacheAddress | None = None, *, relied_on: bool = True) -> None:
@@ -98,7 +98,7 @@ class CacheServer:
         self._pidfd = -1
         self._gone_since = time.monotonic()
         self.pid: int | None = None
-        """The server's process, None when there is none."""
+        """Process id of the server; None if there is none."""
         handle, path = tempfile.mkstemp(prefix="banyan-lmcache-", suffix=".log")
         os.close(handle)
         self._log = Path(path)
@@ -120,7 +120,7 @@ class CacheServer:
         return self._address
 
     def start(self) -> CacheAddress:
-        """Start the server and wait until it answers ``/healthcheck``; nothing if it already runs.
+        """Start the server and wait until it answers ``/healthcheck``; do nothing if it already runs.
 
         Raises:
             CacheServerError: it ended early, or gave no answer within ``start_timeout_s``; nothing is left running.
@@ -142,7 +142,7 @@ class CacheServer:
                     lost_port = self.pid is not None and not self.alive() and "in use" in self._tail()
                     self._end()
                     if lost_port and time.monotonic() < deadline and not self._closing.is_set():
-                        continue  # somebody took a chosen port between the choice and the server's bind
+                        continue  # another process took a chosen port before the server bound it
                     raise
                 self._address, self._relied_on = address, True
                 return address
@@ -157,7 +157,7 @@ class CacheServer:
         return pidfd < 0 or _readable(pidfd, timeout_s)
 
     def healthy(self) -> bool:
-        """Whether ``/healthcheck`` says so within three seconds."""
+        """Whether ``/healthcheck`` reports a healthy server within three seconds."""
         if not self.alive():
             return False
         try:
@@ -166,7 +166,7 @@ class CacheServer:
             return False
 
     def stop(self) -> None:
-        """End the process, also one that is only starting: SIGTERM, then SIGKILL after ``stop_timeout_s``."""
+        """End the process, even while it is starting: SIGTERM, then SIGKILL after ``stop_timeout_s``."""
         self._closing.set()
         with self._lock:
             self._end()
@@ -179,7 +179,7 @@ class CacheServer:
         return self.start()
 
     def sweep(self) -> None:
-        """Remove what dead engines left in shared memory and keep the log short. Cheap; to be called now and then."""
+        """Remove the shared memory of dead engines and truncate a long log. Cheap; to be called periodically."""
         for name in remove_orphans():
             logger.warning("removed %s from shared memory: its engine is gone", name)
         with suppress(FileNotFoundError):
@@ -207,7 +207,7 @@ class CacheServer:
         self._guard.stdin.write(spec.to_json() + "\n")
         self._guard.stdin.flush()
         line = self._guard.stdout.readline()
-        self._guard.wait()  # only the fork that detached; the guard itself has another parent
+        self._guard.wait()  # reaps the process that forked; the guard itself is detached
         if not line:
             raise CacheServerError("the cache server's guard process did not start")
         self.pid = int(line)
@@ -217,10 +217,10 @@ class CacheServer:
             self._pidfd = -1
 
     def _await_missed(self) -> None:
-        """Until every engine has missed the server that had this address before.
+        """Wait until every engine has noticed the loss of the previous server at this address.
 
-        An engine registers again when a heartbeat of its went unanswered. One that is sent meanwhile is answered by the
-        new server, so one that is back sooner would refuse all that the engine stores, for good.
+        An engine registers again only after an unanswered heartbeat. A new server that is there before the next
+        heartbeat would answer it, the engine would never register, and the server would refuse all of its stores.
         """
         if not self._relied_on:
             return
@@ -229,7 +229,7 @@ class CacheServer:
             raise CacheServerError("the cache server was stopped while it started")
 
     def _await_free_ports(self, address: CacheAddress, deadline: float) -> None:
-        # A predecessor on these ports may still be on its way out: its guard gives it its grace.
+        # A predecessor on these ports may still be stopping, within the grace period of its guard.
         while taken := [port for port in (address.port, address.http_port) if not _port_free(port)]:
             if time.monotonic() > deadline:
                 raise CacheServerError(f"port {taken[0]} on {LOOPBACK} is in use")
@@ -257,10 +257,10 @@ class CacheServer:
             return
         assert guard.stdin is not None
         assert guard.stdout is not None
-        with suppress(BrokenPipeError):  # then the guard is gone, and the server with it
+        with suppress(BrokenPipeError):  # the guard is gone, and the server with it
             guard.stdin.write("x")
             guard.stdin.flush()
-        # Until the guard has closed its end: it has then reaped the server.
+        # The guard closes its end of the pipe once it has reaped the server.
         _readable(guard.stdout.fileno(), self._settings.stop_timeout_s + 10.0)
         with suppress(BrokenPipeError):
             guard.stdin.close()
@@ -302,7 +302,7 @@ class CacheKeeper:
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self.restarts = 0
-        """Times the server was started again."""
+        """Number of restarts."""
 
     @property
     def server(self) -> CacheServer:
@@ -357,10 +357,10 @@ class CacheKeeper:
 
 
 def existing_server(settings: CacheSettings) -> CacheAddress:
-    """The server at ``settings.host`` once it answers, which is waited for as long as for one that is started.
+    """Waits up to ``start_timeout_s`` for the server at ``settings.host`` to answer, and returns its address.
 
     Raises:
-        CacheServerError: it does not answer at both ports, or keeps chunks of another size than the settings say.
+        CacheServerError: it does not answer at both ports, or its chunk size differs from the settings.
     """
     address = CacheAddress(settings.host, settings.port, settings.http_port)
     answering = Retrying(
@@ -382,10 +382,10 @@ def existing_server(settings: CacheSettings) -> CacheAddress:
 
 
 def _command(settings: CacheSettings, address: CacheAddress) -> list[str]:
-    # The module behind `lmcache server`, without the imports of LMCache's other commands: two seconds sooner.
+    # The module behind `lmcache server`: it starts two seconds sooner without the imports of LMCache's other commands.
     command = [sys.executable, "-m", "lmcache.v1.multiprocess.http_server"]
     further = {name.replace("-", "_"): value for name, value in settings.lmcache_args.items()}
-    # The server takes the last of two values, and names cut short: a further one must not undo one of these.
+    # Banyan's own arguments come last: the server accepts abbreviated names, and the last of two values wins.
     options = (
         _ARGUMENTS
         | further
@@ -423,14 +423,14 @@ def _text(value: Any) -> str:
 
 
 def _environment() -> dict[str, str]:
-    """What the server needs and nothing more: it shows its environment on ``/env``."""
+    """Only the variables that the server needs: it publishes its environment on ``/env``."""
     kept = {name: os.environ[name] for name in _ENVIRONMENT_KEPT if name in os.environ}
     return kept | _ENVIRONMENT_SET
 
 
 def choose_address(settings: CacheSettings) -> CacheAddress:
-    """Ports that are free now, or those of the settings."""
-    # Both sockets are held until both ports are known, or the two could be the same.
+    """A loopback address with the ports of the settings, or with ports that are free now."""
+    # Both sockets stay open until both ports are known: otherwise the ports could be the same.
     with socket.socket() as first, socket.socket() as second:
         chosen = []
         for holder, wanted in ((first, settings.port), (second, settings.http_port)):
@@ -443,7 +443,7 @@ def choose_address(settings: CacheSettings) -> CacheAddress:
 
 
 def _connect(address: CacheAddress) -> None:
-    """Raises CacheServerError where nobody listens for engines: one that finds out for itself ends its replica."""
+    """Raises CacheServerError if the engines' port is closed: an engine that cannot connect would end its replica."""
     try:
         socket.create_connection((address.host, address.port), _PROBE_TIMEOUT_S).close()
     except OSError as error:
@@ -452,7 +452,7 @@ def _connect(address: CacheAddress) -> None:
 
 def _port_free(port: int) -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server will: TIME_WAIT is no obstacle
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does; ignores TIME_WAIT
         try:
             probe.bind((LOOPBACK, port))
             return True
@@ -467,7 +467,7 @@ def _readable(fd: int, timeout_s: float) -> bool:
 
 
 def request_text(address: CacheAddress, method: str, path: str) -> str:
-    """What the server answers within three seconds. May raise ``CacheServerError``."""
+    """The server's reply, as text. Raises ``CacheServerError`` if there is none within three seconds."""
     request = urllib.request.Request(address.http + path, method=method)
     # Never through a proxy from the environment: the server is on this node.
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))

@@ -1,4 +1,4 @@
-"""What a cache server says of itself to Prometheus: how much it keeps, and what came and went."""
+"""Metrics of a cache server: bytes in use, and chunks written, read and evicted."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -15,40 +15,40 @@ TOTALS = {
     "lmcache_mp_l2_store_completed_objects_chunks_total": "lmcache_second_tier_written_chunks",
     "lmcache_mp_l2_prefetch_load_completed_chunks_total": "lmcache_second_tier_read_chunks",
 }
-"""LMCache's names, of which it tells those that have moved, and ours."""
+"""LMCache's names and ours. LMCache reports a counter once it is above zero."""
 UP = "lmcache_up"
 
 
 class ServerFigures:
-    """Of one server, over its restarts: it counts from zero again, what is told of it does not."""
+    """Metrics of one server. They continue over its restarts, after which its own counters begin at zero."""
 
     def __init__(self) -> None:
         self._last: Counter[str] = Counter()
-        self._told: dict[str, int] = {}
+        self._figures: dict[str, int] = {}
 
     def read(self, address: CacheAddress) -> Mapping[str, int]:
-        """Bytes and counts by name, of what the server has told; where it does not answer within three seconds
-        ``lmcache_up`` is 0, and the others are as they were."""
+        """Bytes and counts by name, as the server has reported them. If it does not answer within three seconds,
+        ``lmcache_up`` is 0 and the other values stay as they were."""
         try:
-            said = parsed(request_text(address, "GET", "/metrics"))
+            current = parsed(request_text(address, "GET", "/metrics"))
         except CacheServerError:
-            self._told[UP] = 0
-            return dict(self._told)
-        self._told[UP] = 1
-        for theirs, value in said.items():
+            self._figures[UP] = 0
+            return dict(self._figures)
+        self._figures[UP] = 1
+        for theirs, value in current.items():
             if theirs in GAUGES:
-                self._told[GAUGES[theirs]] = value
+                self._figures[GAUGES[theirs]] = value
             else:
-                since = self._last[theirs] if value >= self._last[theirs] else 0
-                self._told[TOTALS[theirs]] = self._told.get(TOTALS[theirs], 0) + value - since
-        self._last = said
-        return dict(self._told)
+                previous = self._last[theirs] if value >= self._last[theirs] else 0
+                self._figures[TOTALS[theirs]] = self._figures.get(TOTALS[theirs], 0) + value - previous
+        self._last = current
+        return dict(self._figures)
 
 
 def parsed(text: str) -> Counter[str]:
-    """Sums over all labels, of what is in `GAUGES` and `TOTALS`. Raises CacheServerError where it is no such text."""
+    """Sum over all labels of each metric in `GAUGES` and `TOTALS`. Raises CacheServerError if it cannot be parsed."""
     found: Counter[str] = Counter()
-    # The rest, which grows with the API keys, is not looked at: the parser takes its time.
+    # Only these lines are parsed: the parser is slow, and the other metrics grow with the number of API keys.
     wanted = "".join(f"{line}\n" for line in text.splitlines() if line.startswith((*GAUGES, *TOTALS)))
     try:
         for family in text_string_to_metric_families(wanted):
@@ -56,5 +56,5 @@ def parsed(text: str) -> Counter[str]:
                 if sample.name in GAUGES or sample.name in TOTALS:
                     found[sample.name] += int(sample.value)
     except (ValueError, ArithmeticError, LookupError) as error:
-        raise CacheServerError(f"the cache server's metrics are none: {error}") from error
+        raise CacheServerError(f"the cache server's metrics cannot be parsed: {error}") from error
     return found

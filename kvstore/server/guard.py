@@ -1,13 +1,13 @@
-"""The process between the owner of a cache server and the server: it sees to it that nothing outlives the owner.
+"""The process between a cache server and its owner: it ensures that nothing outlives the owner.
 
 ``python -m kvstore.server.guard`` reads a ``GuardSpec`` from stdin, starts the server and answers with its pid. Any
-further byte on stdin is the owner's order to stop the server. When stdin ends, which happens however the owner dies, it
-stops the server as well and waits for the engines, which are dying too, to remove the shared memory they leave.
+further byte on stdin is the owner's order to stop the server. Stdin ends however the owner dies. The guard then stops
+the server too, waits for the engines, which are dying as well, and removes their shared memory.
 
-Why a process of its own, and a detached one: Ray kills a worker's direct children together with it, with no chance to
-clean up, and a parent-death signal (``prctl(2)``) would fire when the *thread* that forked ends, which for an actor's
-method is soon. The guard has one thread, so its server can carry that signal: killing the guard kills the server.
-Standard library only, so that it is there in milliseconds.
+Why a separate, detached process: Ray kills a worker's direct children together with it, with no chance to clean up. A
+parent-death signal (``prctl(2)``) would fire when the *thread* that forked ends, which for an actor's method is soon.
+The guard has one thread, so its server can have that signal: killing the guard kills the server. Standard library only,
+so that it starts in milliseconds.
 """
 
 import ctypes
@@ -27,12 +27,12 @@ from kvstore.server.segments import creator, mapped_by, remove_orphans
 
 PR_SET_PDEATHSIG = 1
 _LINGER_S = 20.0
-"""How long engines are given to end after their server, before their shared memory is left to the next sweep."""
+"""Seconds in which engines may end after their server. Later their shared memory is left to the next sweep."""
 
 
 @dataclass(frozen=True)
 class GuardSpec:
-    """What to run, for whom. Travels as one line of JSON."""
+    """Command, environment and log of a server. Sent as one line of JSON."""
 
     command: list[str]
     environment: dict[str, str]
@@ -52,7 +52,7 @@ class _Stop(Exception):
 
 
 def main(spec: GuardSpec) -> NoReturn:
-    """Detach, start the server, wait for its end, the owner's or an order to stop."""
+    """Detach, start the server, and wait for its end, for the owner's end or for an order to stop."""
     if os.fork():
         os._exit(0)
     os.setsid()
@@ -101,7 +101,7 @@ def _start(spec: GuardSpec) -> subprocess.Popen[bytes]:
 
 
 def _await_end(server: subprocess.Popen[bytes]) -> bool:
-    """Wait until the server has ended or stdin says something; False when what it says is its end, the owner's."""
+    """Wait for the server's end or for stdin; False at the end of stdin: the owner is gone."""
     pidfd = os.pidfd_open(server.pid)
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
@@ -122,7 +122,7 @@ def _stop(server: subprocess.Popen[bytes], grace_s: float) -> None:
         server.terminate()
         _await_exit(server.pid, grace_s)
         with suppress(ProcessLookupError):
-            os.killpg(server.pid, signal.SIGKILL)  # not reaped yet, so this is still its group
+            os.killpg(server.pid, signal.SIGKILL)  # not reaped yet, so the group id is still its own
     server.wait()
 
 

@@ -1,4 +1,4 @@
-"""Which of some processes of this machine still run. Standard library only."""
+"""A set of local processes, without those that have ended. Standard library only."""
 
 import os
 import select
@@ -6,14 +6,14 @@ import threading
 
 
 class Processes:
-    """Process ids, held so that another process under a recycled number is not taken for one of them. Thread-safe."""
+    """A set of process ids. Pidfds keep them apart from other processes with a recycled id. Thread-safe."""
 
     def __init__(self) -> None:
         self._pidfds: dict[int, int] = {}
         self._lock = threading.Lock()
 
     def add(self, pid: int) -> None:
-        """Does nothing for one that has ended, or that is there already."""
+        """Does nothing if the process has ended or is in the set already."""
         with self._lock:
             self._forget_ended()
             if pid not in self._pidfds:
@@ -23,12 +23,12 @@ class Processes:
                     return
 
     def remove(self, pid: int) -> None:
-        """Does nothing if it is not there."""
+        """Does nothing if the process is not in the set."""
         with self._lock:
             self._close(pid)
 
     def living(self) -> set[int]:
-        """Those that have not ended."""
+        """Ids of the processes that have not ended."""
         with self._lock:
             self._forget_ended()
             return set(self._pidfds)

@@ -1,9 +1,9 @@
 """Shared memory through which engines without a GPU hand their KV to the cache server.
 
-Who makes what, in LMCache 0.5.6: the *engine's* worker process creates one segment per KV tensor, named
-``lmcache_kv_<its pid>_<n>``, and unlinks it when it exits in good order; the server maps it and creates none. So the
-server's death leaves nothing behind, but an engine that is killed leaves its whole KV cache in ``/dev/shm``.
-Only segments whose creator is gone are ever removed. Standard library only: the guard process imports this.
+In LMCache 0.5.6 the *engine's* worker process creates one segment per KV tensor, named ``lmcache_kv_<its pid>_<n>``,
+and unlinks it at an orderly exit. The server maps segments and creates none. So the server's death leaves nothing
+behind, but an engine that is killed leaves its whole KV cache in ``/dev/shm``. Only segments whose creator is gone are
+removed. Standard library only: the guard process imports this.
 """
 
 import os
@@ -18,9 +18,9 @@ SHM = Path("/dev/shm")
 _NAME = re.compile(r"lmcache_kv_(?P<pid>\d+)_\d+")
 _PROMISE = re.compile(r"banyan_kv_(?P<pid>\d+)_(?P<size>\d+)")
 _PROMISED_S = 900.0
-"""An engine that has not started after this time will not; the process may be another under the same pid."""
+"""Maximum age of a promise, seconds. An older engine never started, and its pid may be another process by now."""
 _SETTLED_S = 5.0
-"""A segment this old has long been mapped by its creator."""
+"""Age in seconds at which the creator of a segment has certainly mapped it."""
 
 
 def creator(name: str) -> int | None:
@@ -38,50 +38,50 @@ def segments() -> set[str]:
 
 
 def free_bytes() -> int:
-    """Shared memory that is left on this machine."""
-    room = os.statvfs(SHM)
-    return room.f_bavail * room.f_frsize
+    """Free shared memory on this machine."""
+    stat = os.statvfs(SHM)
+    return stat.f_bavail * stat.f_frsize
 
 
 class Promise:
-    """Shared memory that an engine is about to take, told to those that start beside it on this machine."""
+    """Reservation of shared memory by an engine that is starting, visible to the other engines of this machine."""
 
     def __init__(self, size: int, pid: int | None = None) -> None:
         """
         Args:
             size: bytes.
-            pid: of the process that starts the engine, with which the promise ends; this one.
+            pid: id of the process that starts the engine; the promise ends with it. By default this process.
         """
         self._path = SHM / f"banyan_kv_{pid or os.getpid()}_{size}"
         self._path.touch()
 
     def before(self) -> int:
-        """Bytes that others promised themselves earlier and may not have taken yet."""
-        own = _made(self._path)
-        return sum(size for path, size in _promises().items() if _made(path) < own)
+        """Bytes of the older promises of other engines, which may not have taken them yet."""
+        own = _created(self._path)
+        return sum(size for path, size in _promises().items() if _created(path) < own)
 
     def end(self) -> None:
-        """It is taken, or will not be."""
+        """Ends the promise: the memory is taken, or never will be."""
         self._path.unlink(missing_ok=True)
 
 
 def _promises() -> dict[Path, int]:
-    """Those that stand, and how many bytes each is of. What processes that are gone have left is removed."""
+    """Size in bytes of each valid promise. Removes expired promises and those of dead processes."""
     found = {}
     for path in SHM.iterdir():
         match = _PROMISE.fullmatch(path.name)
         if match is None:
             continue
-        if Path(f"/proc/{match['pid']}").exists() and time.time() - _made(path)[0] / 1e9 < _PROMISED_S:
+        if Path(f"/proc/{match['pid']}").exists() and time.time() - _created(path)[0] / 1e9 < _PROMISED_S:
             found[path] = int(match["size"])
             continue
-        with suppress(OSError):  # another user's, or gone
+        with suppress(OSError):  # it is another user's, or gone
             path.unlink()
     return found
 
 
-def _made(path: Path) -> tuple[int, str]:
-    """When, and for two of the same moment one before the other; what is gone counts as later than anything."""
+def _created(path: Path) -> tuple[int, str]:
+    """Sort key by creation time, then name. A file that is gone sorts last."""
     try:
         return path.stat().st_mtime_ns, path.name
     except OSError:
@@ -89,7 +89,7 @@ def _made(path: Path) -> tuple[int, str]:
 
 
 def mapped_by(pid: int) -> set[str]:
-    """Names of the KV segments that a process has mapped; empty if it is gone or not ours to look into."""
+    """Names of the KV segments that a process has mapped; empty if it is gone or we may not read it."""
     try:
         lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
     except OSError:
@@ -120,7 +120,7 @@ def is_orphan(name: str) -> bool:
 
 
 def remove_orphans(names: Iterable[str] | None = None) -> list[str]:
-    """Unlink those of ``names`` (None: of all KV segments) that are orphans; the names unlinked."""
+    """Unlink the orphans among ``names`` (None: among all KV segments) and return their names."""
     if names is None:
         with suppress(OSError):
             _promises()
