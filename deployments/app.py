@@ -1,7 +1,7 @@
-"""The application: its deployments, tied together."""
+"""Builds the Serve application: its deployments, their options and how they are bound together."""
 
-# No `from __future__ import annotations` here: Serve reads the type of `args` to check serve_config.yaml
-# against it, and would silently pass a plain dict where that is a string.
+# No `from __future__ import annotations` here: Serve checks serve_config.yaml against the annotation of `args`. If the
+# annotation is a string, Serve silently passes a plain dict.
 
 import os
 from typing import Any
@@ -26,25 +26,27 @@ from deployments.store import Store, StoreSettings
 from search.budget import MAX_SECONDS
 
 MAX_REQUESTS = 16_384
-"""Requests that a controller takes at once, far more than have a place: it refuses what has none by itself, at once and
-in OpenAI's words. What Serve held back instead would wait only to be refused, and /health with it."""
+"""Requests that Serve passes to one controller at a time, far more than it has places. The controller itself refuses a
+request without a place, at once and with an OpenAI error. Requests held back by Serve would only wait to be refused,
+and /health would wait with them."""
 ENGINE_DRAIN_S = 10.0
+"""Default time in which an engine's replica may finish its calls before it is stopped."""
 ENGINE_ROUTER = "deployments.scaling.router:HomeRouter"
 LOOK_BACK_S = 15.0
-"""What presses is a mean over this time; replicas tell every 10 s."""
+"""Autoscaling averages the pressure over this time; replicas report it every 10 s."""
 MAX_QUEUED = 4096
-"""Calls that wait in one process for a replica; one more fails and is made again after a pause."""
+"""Maximum number of calls that wait in one process for a replica. Further calls fail and are retried after a pause."""
 
 
 def build(args: AppConfig) -> serve.Application:
-    """What ``serve run serve_config.yaml`` builds.
+    """Builds the application for ``serve run serve_config.yaml``.
 
     Raises:
         ValueError: settings contradict each other or the models that they name (a line for each, with its path), the
-            API keys cannot be read, the store's directory cannot be used, or the cluster is open to all.
+            API keys cannot be read, the store's directory cannot be used, or the cluster has no token authentication.
     """
     check_settings(args)
-    if ray.is_initialized():  # in the task in which Serve builds; otherwise the controller's replicas ask
+    if ray.is_initialized():  # true in the task in which Serve builds; otherwise only the controller's replicas check
         require_authenticated_cluster(args.http)
     keys = read_records(args.http.api_keys_file)
     logging_config = {"log_level": args.log_level, "enable_access_log": False}
@@ -61,12 +63,11 @@ def build(args: AppConfig) -> serve.Application:
     controller = args.controller
     batches = None
     if (store_id := _store_id(controller.store)) is not None:
-        # Controllers keep to their limit, which may change while they serve: the runner waits for any.
-        bound = (controller.store, store_id, MAX_SECONDS)
-        batches = BatchRunner.options(logging_config=logging_config).bind(*bound)
-    taken = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
+        # Not limits.seconds: controllers apply that limit themselves, and it may change while they serve.
+        batches = BatchRunner.options(logging_config=logging_config).bind(controller.store, store_id, MAX_SECONDS)
+    max_ongoing = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(
-        **{**_replicas(controller.replicas, controller.limits.seconds), "max_ongoing_requests": taken},
+        **{**_replicas(controller.replicas, controller.limits.seconds), "max_ongoing_requests": max_ongoing},
         max_queued_requests=MAX_QUEUED,
         backpressure_config=BackpressureConfig(status_code=429, retry_after_s=1),
         logging_config=logging_config,
@@ -75,7 +76,8 @@ def build(args: AppConfig) -> serve.Application:
 
 
 def _store_id(settings: StoreSettings) -> str | None:
-    """
+    """Creates the store's directory if it is missing and returns its id; None without a store.
+
     Raises:
         ValueError: the directory cannot be used.
     """
@@ -87,14 +89,14 @@ def _store_id(settings: StoreSettings) -> str | None:
 
 
 def _built(engine: GeneratorSettings | PrmSettings | None = None, store: str | None = None) -> Built:
-    """What replicas on every node must find as it is here."""
+    """The environment variables, model and store that replicas must find unchanged on every node."""
     shared = {name: os.environ.get(name) for name in variables() if name.startswith("RAY_SERVE_")}
     return Built(shared, model_digest(engine) if isinstance(engine, EngineSettings) else None, store)
 
 
 def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S, router: str | None = None) -> dict[str, Any]:
-    """A deployment's options for one set of replica settings. ``drain_s``, ``router``: where these name none; without a
-    router Serve has its own."""
+    """The options of a deployment with these replica settings. ``drain_s`` and ``router`` are the defaults where the
+    settings name none; without a router Serve uses its own."""
     options: dict[str, Any] = {
         "graceful_shutdown_timeout_s": settings.drain_s or drain_s,
         "max_ongoing_requests": settings.max_ongoing_requests,

@@ -1,4 +1,4 @@
-"""The one settings tree: what ``args:`` in ``serve_config.yaml`` may say, with defaults and bounds.
+"""The settings tree: everything that ``args:`` in ``serve_config.yaml`` may contain, with defaults and bounds.
 
 Checked when the application is built; a wrong value is refused with its path and what is allowed.
 """
@@ -50,16 +50,16 @@ LiveName = Literal["searches", "flex_places", "queue", "max_loop_delay_s", "defa
 """The settings of the controller that may change while it serves."""
 
 
-def _a_search(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
-    if "strategies" in info.data:  # else these are refused already
+def _valid_search(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+    if "strategies" in info.data:  # missing where the strategies themselves were refused
         parse_search(given, catalog_of(info.data["strategies"]))
     return given
 
 
-Search = Annotated[dict[str, Any], AfterValidator(_a_search)]
-"""A search as requests write it, of the strategies that the controller has."""
+Search = Annotated[dict[str, Any], AfterValidator(_valid_search)]
+"""A search in the form in which requests write it. Its strategy must be one of the controller's."""
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
-"""The words of OpenAI's ``reasoning_effort``."""
+"""The values of OpenAI's ``reasoning_effort``."""
 EFFORTS: dict[str, dict[str, Any]] = {
     "low": {"strategy": "beam_search", "n": 4, "m": 4},
     "medium": {"strategy": "beam_search", "n": 16, "m": 4},
@@ -172,29 +172,29 @@ class ControllerSettings(Settings):
 
     @field_validator("efforts", mode="before")
     @classmethod
-    def _with_the_usual_ones(cls, given: Any) -> Any:
+    def _with_default_efforts(cls, given: Any) -> Any:
         return {**EFFORTS, **given} if isinstance(given, Mapping) else given
 
     @property
     def most_inside(self) -> int:
-        """Requests that work or wait for a place."""
+        """Maximum number of requests that work or wait for a place, per replica."""
         return self.searches + self.queue.places
 
     def changed(self, given: Mapping[LiveName, Any]) -> "ControllerSettings":
-        """These with what is ``given`` in their place, mappings within by their keys.
+        """Returns these settings with ``given`` merged over them, nested mappings by key.
 
         Raises:
             ValidationError: the result is malformed.
-            ValueError: paths would be deeper than the reward model's context was checked for, or searches longer than
-                a controller that is to end has to finish them.
+            ValueError: paths could be deeper than the reward model's context was checked for, or searches longer than
+                a stopping controller waits for them.
         """
         changed = ControllerSettings.model_validate(merged(self.model_dump(), given))
         if changed.limits.depth > self.limits.depth:
-            raise ValueError(f"limits.depth may be at most {self.limits.depth}, what the application was built with")
+            raise ValueError(f"limits.depth may be at most {self.limits.depth}, with which the application was built")
         if changed.limits.seconds > (most := max(self.limits.seconds, self.replicas.drain_s or 0.0)):
             raise ValueError(
-                f"limits.seconds may be at most {most:g}: a controller that ends has no longer to finish its "
-                "searches, by what the application was built with (replicas.drain_s, limits.seconds)"
+                f"limits.seconds may be at most {most:g}: a controller that ends has only this long to finish its "
+                "searches; it was set when the application was built (replicas.drain_s, limits.seconds)"
             )
         return changed
 
@@ -205,7 +205,7 @@ class ControllerSettings(Settings):
 
     @property
     def extractor(self) -> AnswerExtractor:
-        """What finds the answer in a path's text."""
+        """The function that finds the answer in a path's text."""
         return extract_answer if self.answer_extractor is None else imported_function(self.answer_extractor)
 
 
@@ -247,7 +247,7 @@ class TelemetrySettings(Settings):
 
 
 UNSEEN = TelemetrySettings(metrics=False, search_log=False)
-"""Of a replica that no application has: nothing is published."""
+"""Telemetry settings of a replica that belongs to no application: nothing is published."""
 
 
 class AppConfig(Settings):
@@ -263,10 +263,10 @@ class AppConfig(Settings):
 
     @property
     def search_context(self) -> int:
-        """Tokens of a prompt and a path together, at most, that the generator writes and the reward model still reads.
+        """Longest prompt and path together that fit both models' contexts, in the generator's tokens.
 
-        In the generator's tokens. Of models with contexts of equal length that is somewhat less than either, for what
-        the reward model's format adds; where its tokens hold less text, ``checks`` has asked for a longer context.
+        The reward model's format adds tokens, so with contexts of equal length this is less than either. Where the
+        reward model's tokens hold less text, ``deployments.startup.checks`` requires a longer context.
         """
         if isinstance(self.prm, FunctionSettings):
             return self.generator.max_model_len
@@ -301,16 +301,16 @@ class ControllerUserConfig(Settings):
 
 
 def merged(old: Mapping[str, Any], new: Mapping[Any, Any]) -> dict[str, Any]:
-    """Nested settings as one, the new ones over the old.
+    """Returns ``old`` with ``new`` merged over it, nested settings by name.
 
-    A search is one thing: of another strategy's settings nothing stays.
+    A search is replaced as a whole: no setting of the old search's strategy stays.
     """
-    laid_over = dict(old)
+    result = dict(old)
     for name, value in new.items():
         if not isinstance(value, Mapping) or not isinstance(old.get(name), Mapping) or name == "default_search":
-            laid_over[name] = value
+            result[name] = value
         elif name == "efforts":
-            laid_over[name] = {**old[name], **value}
+            result[name] = {**old[name], **value}
         else:
-            laid_over[name] = merged(old[name], value)
-    return laid_over
+            result[name] = merged(old[name], value)
+    return result

@@ -44,13 +44,14 @@ from search.answers.equivalence import AnswerMatcher
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
 
-LOOK_TIMEOUT_S = 10.0
-"""How long a look at all replicas may take."""
+QUERY_TIMEOUT_S = 10.0
+"""Timeout of one query to all replicas of a deployment."""
 
 
 @serve.ingress()
 class SearchControllerReplica:
-    """What runs in each replica. It has no engine: a tokenizer, the searches, and two handles."""
+    """The class of each controller replica. It has no engine: it holds a tokenizer, the running searches, and the
+    handles of the generator and the PRM."""
 
     async def __init__(  # type: ignore[misc]
         self,
@@ -60,15 +61,15 @@ class SearchControllerReplica:
         built: Built | None = None,
         batches: DeploymentHandle[Any] | None = None,
     ) -> None:
-        """``batches``: of who does the batches that are kept here.
+        """``batches``: handle of BatchRunner; None without a store.
 
         Raises:
-            NodeDiffers: the node is not like the one where the application was built.
-            AccessError: the cluster is open to all.
+            NodeDiffers: the node differs from the one where the application was built.
+            AccessError: the cluster has no token authentication.
             ValueError: the default search is malformed.
             OSError: the tokenizer cannot be read, or the store's directory cannot be used.
-            OtherStore: that is another on this node.
-            SolverError: the solver's process cannot be started, or cannot import what step_clusters names.
+            OtherStore: on this node the store's directory holds another store.
+            SolverError: the solver's process cannot be started, or cannot import the function of step_clusters.
         """
         if built:
             built.check()
@@ -76,7 +77,7 @@ class SearchControllerReplica:
         self._config = config
         self._keys = ApiKeys()
         self._door = Door()
-        async with asyncio.timeout(LOOK_TIMEOUT_S):
+        async with asyncio.timeout(QUERY_TIMEOUT_S):
             self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
         self._batches = batches
@@ -130,21 +131,23 @@ class SearchControllerReplica:
         self._loop_delay.start()
 
     def __serve_build_asgi_app__(self) -> FastAPI:
-        """Called by Serve once the replica is made."""
+        """Called by Serve after the constructor."""
         return self._app(self._keys)
 
     async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Answer:
-        """What the endpoint answers to a request: status, headers and body, whole. For jobs on the cluster, which need
-        neither HTTP nor a key; they find places among all others, as one client. Batches are asked for as their
-        ``owner``, by the limits and with the cache of the key.
+        """Returns the endpoint's complete answer to a request: status, headers and body.
+
+        For jobs on the cluster, which need neither HTTP nor a key. They compete for places with all other requests and
+        together count as one client. A request with an ``owner``, such as a batch's, has the limits and the cache salt
+        of the owner's API key.
 
         Raises:
-            httpx.InvalidURL: the path is none.
+            httpx.InvalidURL: the path is malformed.
         """
         return await self._inside.answer(method, path, body, owner)
 
     async def answer_row(self, row: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """What the endpoint answers to a row of a Ray Data pipeline (`deployments.http.rows`): one item, whole.
+        """Yields the endpoint's complete answer to a row of a Ray Data pipeline (`deployments.http.rows`), as one item.
 
         Raises:
             ValueError, TimeoutError, RuntimeError: see `reply_to`.
@@ -157,67 +160,69 @@ class SearchControllerReplica:
         return app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
-        """Called by Serve with the deployment's ``user_config``, at the start and whenever it changed.
+        """Called by Serve with the deployment's ``user_config``, at the start and after every change.
 
         Raises:
-            AccessError: it is malformed, or leaves the endpoint open though nothing says that it should be.
-                Serve then stops the replica.
+            AccessError: it is malformed, or has no API keys although the endpoint needs some. Serve then stops the
+                replica.
         """
-        told = read_user_config(user_config)
-        now = changed_settings(self._config, told)
-        require_keys(told.keys, self._config.http, self._host)
-        self._keys.replace(told.keys)
-        self._live.change(now)
+        parsed = read_user_config(user_config)
+        settings = changed_settings(self._config, parsed)
+        require_keys(parsed.keys, self._config.http, self._host)
+        self._keys.replace(parsed.keys)
+        self._live.change(settings)
 
     async def check_health(self) -> None:
         """Called by Serve before the first request and every few seconds.
 
         Raises:
-            AccessError: the replica was never told which keys are accepted.
+            AccessError: the replica has received no ``user_config``, and so does not know the API keys.
         """
         if not self._keys.told:
-            raise AccessError("SearchController has no user_config, in which its API keys should be")
+            raise AccessError("SearchController has no user_config, which should contain its API keys")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve where the pool may grow; see `deployments.scaling.pressure`."""
+        """Called by Serve where the pool autoscales; see `deployments.scaling.pressure`."""
         places = self._service.places
         return {PRESSURE: (places.held + places.waiting) / places.count}
 
     async def stop(self, grace_s: float) -> None:
-        """Serves nobody any more; what has begun is finished within ``grace_s``, or told that it will not be."""
+        """Refuses new requests and waits for those at work. A request that is not done within ``grace_s`` seconds is
+        ended with an error."""
         await self._door.close(grace_s)
 
     async def status(self) -> dict[str, Any]:
-        """Searches that run in this replica, counters of every engine, and what is wrong if anything is."""
+        """The status page: this replica's searches, every engine's counters, and problems found by `integrity`."""
         counters = await asyncio.gather(
-            *(everywhere(handle, "stats", LOOK_TIMEOUT_S) for handle in self._handles.values())
+            *(everywhere(handle, "stats", QUERY_TIMEOUT_S) for handle in self._handles.values())
         )
         return {
             "searches": self._service.running,
             "queued": self._service.places.waiting,
             "loop_delay_s": round(self._loop_delay.seconds, 3),
-            **({"batches": await self._batches_told(self._batches)} if self._batches else {}),
+            **({"batches": await self._batch_status(self._batches)} if self._batches else {}),
             **{
-                name: [_told(reply) for reply in replies] for name, replies in zip(self._handles, counters, strict=True)
+                name: [_reply_or_error(reply) for reply in replies]
+                for name, replies in zip(self._handles, counters, strict=True)
             },
             "integrity": await self.integrity(),
         }
 
-    async def _batches_told(self, batches: DeploymentHandle[Any]) -> list[Any]:
-        return [_told(reply) for reply in await everywhere(batches, "status", LOOK_TIMEOUT_S)]
+    async def _batch_status(self, batches: DeploymentHandle[Any]) -> list[Any]:
+        return [_reply_or_error(reply) for reply in await everywhere(batches, "status", QUERY_TIMEOUT_S)]
 
     async def integrity(self) -> list[str]:
-        """What is left over in this replica and in all engines though nothing runs; empty when all is
-        well. Meaningful only while no search runs."""
+        """Leak check of this replica and all engines: a sentence for everything left over although nothing runs.
+        Meaningful only while no search runs."""
         problems = [f"controller: {problem}" for problem in self._service.check_integrity()]
         for name, handle in self._handles.items():
-            for index, reply in enumerate(await everywhere(handle, "check_integrity", LOOK_TIMEOUT_S)):
+            for index, reply in enumerate(await everywhere(handle, "check_integrity", QUERY_TIMEOUT_S)):
                 found = [type(reply).__name__] if isinstance(reply, Exception) else reply
                 problems += [f"{name} {index}: {problem}" for problem in found]
         return problems
 
     def __del__(self) -> None:
-        """Called by Serve when the replica is stopped; and by Python, also after a failed start."""
+        """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
         for worker in ("_matcher", "_solver", "_telemetry"):
             if hasattr(self, worker):
                 getattr(self, worker).close()
@@ -229,7 +234,7 @@ SearchController = serve.deployment(
     health_check_timeout_s=20.0,
     graceful_shutdown_wait_loop_s=0.2,
 )(SearchControllerReplica)
-"""To be bound with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
+"""Bind it with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
 
 
 def load_encoder(model_path: str) -> Encoder:
@@ -242,10 +247,10 @@ def load_encoder(model_path: str) -> Encoder:
 
 
 async def _canary(handle: DeploymentHandle[Any], timeout_s: float) -> float:
-    """One canary on one replica, whichever Serve picks. Its timeout ends it on the replica too."""
+    """Runs a canary on one replica, which Serve picks; returns its seconds. The timeout also holds on the replica."""
     seconds: float = await handle.canary.remote(timeout_s)
     return seconds
 
 
-def _told(reply: Any) -> Any:
+def _reply_or_error(reply: Any) -> Any:
     return {"error": type(reply).__name__} if isinstance(reply, Exception) else reply

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class GeneratorReplica(EngineReplica):
-    """What runs in each replica: a ``GenerationEngine``; see there for what its methods do."""
+    """The class of each generator replica: it holds a ``GenerationEngine``, which documents the methods."""
 
     _engine: "GenerationEngine"
 
@@ -37,14 +37,14 @@ class GeneratorReplica(EngineReplica):
     ) -> None:
         """
         Raises:
-            NodeDiffers: the node is not like the one where the application was built.
-            CacheServerError: the node can have no cache server, and one is required.
-            EngineStartError: the engine does not come up.
+            NodeDiffers: the node differs from the one where the application was built.
+            CacheServerError: the node has no usable cache server, and the settings require one.
+            EngineStartError: the engine did not start.
         """
         if built:
             built.check(settings)
         self._telemetry = EngineTelemetry(telemetry, log_level)
-        # Here and not above: it imports vLLM, ten seconds that only replicas should spend.
+        # Imported here: it imports vLLM, which takes ten seconds that only replicas should spend.
         from deployments.engines.arguments import shared_memory_bytes
         from deployments.engines.generation import GenerationEngine
 
@@ -64,16 +64,16 @@ class GeneratorReplica(EngineReplica):
             self._cache.engine_started()
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
-        """A streaming method: cancelling the call aborts its branches at the engine."""
-        # Closed here and now, not when the garbage is collected: leaving it is what aborts the branches.
-        with self._leaving():
+        """Streams groups of finished children. Cancelling the call aborts its branches at the engine."""
+        # Closing the generator aborts the branches: `aclosing` does so at once, not at garbage collection.
+        with self._exit_if_engine_dies():
             async with aclosing(self._engine.expand(request)) as groups:
                 async for group in groups:
                     yield group
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Cancelling the call aborts its requests at the engine."""
-        with self._leaving():
+        with self._exit_if_engine_dies():
             return await self._engine.token_beam(request)
 
     def _figures(self) -> dict[str, int]:
@@ -81,10 +81,10 @@ class GeneratorReplica(EngineReplica):
 
     async def check_health(self) -> None:
         await super().check_health()
-        # Not awaited: that a cache is slow to come back says nothing about the engine.
+        # Not awaited: a cache server that is slow to come back says nothing about the engine's health.
         if self._keeping is None or self._keeping.done():
             self._keeping = asyncio.create_task(self._cache.keep())
 
 
 Generator = serve.deployment(name="Generator", **ENGINE_DEPLOYMENT)(GeneratorReplica)
-"""To be bound with ``GeneratorSettings`` and ``CacheSettings``, after ``options`` for the replicas."""
+"""Set the replica options with ``options``, then bind it with ``GeneratorSettings`` and ``CacheSettings``."""

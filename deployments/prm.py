@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PrmReplica(EngineReplica):
-    """What runs in each replica: a ``ScoringEngine`` or a ``FunctionScorer``; see there for what its methods do."""
+    """The class of each PRM replica: it holds a ``ScoringEngine`` or ``FunctionScorer``, which document the methods."""
 
     _engine: "ScoringEngine | FunctionScorer"
 
@@ -30,8 +30,8 @@ class PrmReplica(EngineReplica):
     ) -> None:
         """
         Raises:
-            NodeDiffers: the node is not like the one where the application was built.
-            EngineStartError: the engine does not come up.
+            NodeDiffers: the node differs from the one where the application was built.
+            EngineStartError: the engine did not start.
         """
         if built:
             built.check(None if isinstance(settings, FunctionSettings) else settings)
@@ -39,18 +39,18 @@ class PrmReplica(EngineReplica):
         if isinstance(settings, FunctionSettings):
             self._engine = FunctionScorer(settings)
         else:
-            # Here and not above: it imports vLLM, ten seconds that only replicas with a model should spend.
+            # Imported here: it imports vLLM, which takes ten seconds that only replicas with a model should spend.
             from deployments.engines.scoring import ScoringEngine
 
-            # No client of the KV cache server: its own prefix cache holds what one new step stands on.
+            # Not a client of the KV cache server: the engine's own prefix cache holds the path before a new step.
             self._engine = ScoringEngine(settings)
         await self._start(settings.max_num_seqs)
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
-        """Cancelling the call aborts its requests at the engine."""
-        with self._leaving():
+        """Scores steps. Cancelling the call aborts its requests at the engine."""
+        with self._exit_if_engine_dies():
             return await self._engine.score(request)
 
 
 ProcessRewardModel = serve.deployment(name="ProcessRewardModel", **ENGINE_DEPLOYMENT)(PrmReplica)
-"""To be bound with ``PrmSettings``, after ``options`` for the replicas."""
+"""Set the replica options with ``options``, then bind it with ``PrmSettings``."""

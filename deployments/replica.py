@@ -1,4 +1,4 @@
-"""What the replicas of the generator and of the process reward model have in common: an engine that is looked after."""
+"""Base class of the generator's and the process reward model's replicas: it holds an engine and watches it."""
 
 import asyncio
 import logging
@@ -18,22 +18,23 @@ logger = logging.getLogger("banyan.replica")
 
 ENGINE_DEPLOYMENT: dict[str, Any] = {
     "max_ongoing_requests": 512,
-    # A process that hangs fails three checks in a row and is replaced within 20 s; an engine that hangs is found by its
-    # own watch, and its process ends: the next check, which fails at once, is soon enough.
+    # A replica process that hangs fails three checks in a row and is replaced within 20 s. An engine that hangs needs
+    # no shorter period: its own watch kills it, the replica's process exits, and the next check fails at once.
     "health_check_period_s": 3.0,
     "health_check_timeout_s": 5.0,
     "graceful_shutdown_wait_loop_s": 0.2,
 }
 """The options of a deployment whose replicas hold an engine."""
 LOOK_EVERY_S = 0.5
-LEAVE_S = 8.0
-"""More than vLLM takes to end an engine's processes."""
+"""Interval at which a replica checks that its engine is alive."""
+EXIT_TIMEOUT_S = 8.0
+"""Time for an orderly engine shutdown before the process exits by force; vLLM needs less."""
 FAILED = 70
 """The exit status of a replica whose engine is dead."""
 
 
 class Engine(Protocol):
-    """What is asked of every engine whatever it does; see ``deployments.engines.lifecycle.EngineLifecycle``."""
+    """The interface of every engine; see ``deployments.engines.lifecycle.EngineLifecycle``."""
 
     @property
     def pressure(self) -> float: ...
@@ -55,35 +56,38 @@ class Engine(Protocol):
 
 
 class EngineReplica:
-    """Base of a replica: whoever derives from it makes the engine and has it started.
+    """Base class of a replica with an engine. A subclass creates the engine and calls ``_start``.
 
-    A replica whose engine is dead ends its own process. Serve would take three health checks to see it, and meanwhile
-    send it calls, the more of them the faster they fail; a process that is gone gets none, and its calls are made again
-    elsewhere at once.
+    A replica whose engine is dead ends its own process. Serve would need three health checks to notice the failure.
+    Until then it would send the replica calls, and more of them the faster they fail. A replica whose process has
+    exited gets no calls, and its open calls are retried elsewhere at once.
     """
 
     _engine: Engine
     _telemetry: EngineTelemetry
 
     async def _start(self, max_num_seqs: int | None) -> None:
-        """``max_num_seqs``: requests in a full batch of the engine. Raises EngineStartError, which names the node."""
+        """Starts the engine, its telemetry and its watch.
+
+        ``max_num_seqs``: requests in a full batch of the engine. Raises EngineStartError, which names the node.
+        """
         try:
             await self._engine.start(self._telemetry.stat_loggers)
         except EngineStartError as error:
             raise EngineStartError(f"{this_node()}: {error}") from error
         self._telemetry.start(self._figures, max_num_seqs)
-        self._watch = asyncio.create_task(self._leave_with_engine())
+        self._watch = asyncio.create_task(self._watch_engine())
 
     async def canary(self, deadline_s: float = 20.0) -> float:
-        with self._leaving():
+        with self._exit_if_engine_dies():
             return await self._engine.canary(deadline_s)
 
     async def silent_s(self) -> float:
-        """For how long the engine has neither said nor computed anything although it owes a reply, seconds."""
+        """Seconds for which the engine has neither sent nor computed anything although it owes a reply."""
         return self._engine.silent_s
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """Called by Serve where the pool may grow; see `deployments.scaling.pressure`."""
+        """Called by Serve where the pool autoscales; see `deployments.scaling.pressure`."""
         return {PRESSURE: float(self._engine.pressure)}
 
     async def stats(self) -> dict[str, int]:
@@ -97,11 +101,11 @@ class EngineReplica:
         self._engine.check_alive()
 
     def _figures(self) -> dict[str, int]:
-        """What is told of this replica, on the status page and as metrics."""
+        """This replica's counters for the status page and the metrics."""
         return self._engine.stats()
 
     def __del__(self) -> None:
-        """Called by Serve when the replica is stopped; and by Python, also after a failed start."""
+        """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
         if hasattr(self, "_watch"):
             with suppress(RuntimeError):  # its loop is closed
                 self._watch.cancel()
@@ -111,30 +115,30 @@ class EngineReplica:
             self._engine.shutdown()
 
     @contextmanager
-    def _leaving(self) -> Iterator[None]:
-        """Around a call of the engine: where it fails because the engine is dead, the replica ends now, before it gets
-        another call."""
+    def _exit_if_engine_dies(self) -> Iterator[None]:
+        """Context of one engine call. If the call fails because the engine is dead, the replica exits at once, before
+        it gets another call."""
         try:
             yield
         except SearchError:
-            self._leave_if_dead()
+            self._exit_if_dead()
             raise
 
-    async def _leave_with_engine(self) -> None:
+    async def _watch_engine(self) -> None:
         while True:
             await asyncio.sleep(LOOK_EVERY_S)
-            self._leave_if_dead()
+            self._exit_if_dead()
 
-    def _leave_if_dead(self) -> None:
+    def _exit_if_dead(self) -> None:
         try:
             self._engine.check_alive()
         except SearchError as error:
-            logger.error("%s; this replica ends", error)
-            # By force after that time: nothing here may keep the process alive.
-            threading.Timer(LEAVE_S, os._exit, (FAILED,)).start()
+            logger.error("%s; this replica exits", error)
+            # Exits by force after the timeout: nothing below may keep the process alive.
+            threading.Timer(EXIT_TIMEOUT_S, os._exit, (FAILED,)).start()
             try:
                 self._engine.shutdown()
             except BaseException:
-                logger.exception("the engine's end failed")
+                logger.exception("the engine's shutdown failed")
             finally:
                 os._exit(FAILED)

@@ -1,8 +1,9 @@
-"""The memory allocator of engine processes, which is not that of the other processes (``environment.sh``).
+"""The memory allocator of engine processes. That of all other processes is set in ``environment.sh``.
 
 A forward pass on a CPU allocates and frees tensors of megabytes for every layer. An allocator that returns each of them
 to the operating system makes the engine wait for page faults; one that keeps them makes a controller, with millions of
-small objects, grow for ever. Hence: what ``environment.sh`` says for all processes, and this for engines.
+small objects, grow for ever. Hence ``environment.sh`` sets the first kind for all processes, and this module the second
+kind for engines.
 
 Beam search n = 16, m = 4 with 16 searches in flight on two cores, problems per second and resident memory of the
 generator's engine, by the allocator of the engines, in one session:
@@ -23,11 +24,11 @@ import os
 from ctypes.util import find_library
 from functools import cache
 
-KEEP = 1 << 30
-"""Bytes. glibc returns only larger allocations to the operating system, and free memory only beyond this."""
-GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(KEEP), "MALLOC_TRIM_THRESHOLD_": str(KEEP)}
+KEEP_BYTES = 1 << 30
+"""Free memory that glibc keeps. It returns larger allocations, and free memory beyond this, to the operating system."""
+GLIBC = {"MALLOC_MMAP_THRESHOLD_": str(KEEP_BYTES), "MALLOC_TRIM_THRESHOLD_": str(KEEP_BYTES)}
 LIBRARIES = ("tcmalloc_minimal", "tcmalloc")
-"""By preference. The Debian package of the first is libtcmalloc-minimal4."""
+"""tcmalloc's library names, the preferred one first. Its Debian package is libtcmalloc-minimal4."""
 
 
 def allocator_environment(preload: bool) -> dict[str, str]:
@@ -37,18 +38,18 @@ def allocator_environment(preload: bool) -> dict[str, str]:
         preload: whether tcmalloc may be used; measured on CPUs only.
     """
     preloaded = os.environ.get("LD_PRELOAD", "")
-    # An operator's own choice stays; glibc's variables mean nothing to another allocator.
+    # An allocator that the operator preloads stays; it ignores glibc's variables.
     if not preload or "malloc" in preloaded or (library := tcmalloc()) is None:
         return GLIBC
-    # Without the second it reports every allocation of a gigabyte, such as KV memory, on stderr.
+    # At the default threshold tcmalloc reports every allocation of a gigabyte, such as KV memory, on stderr.
     return {**GLIBC, "LD_PRELOAD": f"{library} {preloaded}".strip(), "TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": "0"}
 
 
 def release_free_memory() -> None:
     """Returns the free memory of this process to the operating system.
 
-    Engines do so once, after their warm-up, which needs far more than the steps of searches: the heavy pair's reward
-    model then has 2.1 GB resident after some searches instead of 4.6 GB.
+    Called once in every engine, after its warm-up, which needs far more memory than the steps of searches: the heavy
+    pair's reward model then has 2.1 GB resident after some searches instead of 4.6 GB.
     """
     process = ctypes.CDLL(None)
     for name, arguments in (("MallocExtension_ReleaseFreeMemory", ()), ("malloc_trim", (0,))):

@@ -1,4 +1,4 @@
-"""What vLLM is told: the one place that knows what a CPU and a GPU want.
+"""vLLM's engine arguments and environment variables: the one module that treats CPUs and GPUs differently.
 
 Importing this module imports vLLM (seconds): deployments import it inside their constructors.
 """
@@ -27,7 +27,7 @@ from search.token_beam import MAX_WIDTH
 CPU_KV_BYTES = 256 << 20
 CPU_BATCH_TOKENS = 4096
 GPU_SHARE = 0.92
-"""Of a device or of a part of it: vLLM's own default for a whole one."""
+"""Share of a GPU's memory that an engine uses, or of its part of a GPU; vLLM's default for a whole GPU."""
 
 
 def engine_args(
@@ -38,7 +38,7 @@ def engine_args(
     pooler: PoolerConfig | None = None,
     architecture: str | None = None,
 ) -> AsyncEngineArgs:
-    """vLLM's arguments for this machine. ``settings.engine_args`` has the last word.
+    """vLLM's engine arguments for this machine. ``settings.engine_args`` overrides them.
 
     Raises:
         EngineStartError: the model directory holds no model, or an argument is unknown or forbidden.
@@ -79,12 +79,13 @@ def engine_args(
 
 
 def shared_memory_bytes(settings: EngineSettings) -> int:
-    """What an engine that is a client of the cache server takes of the node's shared memory: on a CPU all its KV."""
+    """Bytes of the node's shared memory that an engine takes as a client of the cache server: on a CPU its whole KV
+    memory, on a GPU none."""
     return (settings.kv_cache_memory_bytes or CPU_KV_BYTES) if current_platform.is_cpu() else 0
 
 
 def engine_environment(settings: EngineSettings) -> dict[str, str]:
-    """Environment variables of the engine's processes, for what vLLM takes no argument for."""
+    """Environment variables of the engine's processes: settings for which vLLM has no argument."""
     if not current_platform.is_cpu():
         return allocator_environment(preload=False)
     return {
@@ -92,9 +93,9 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         # "auto" would bind every engine of the machine to the same core.
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "OMP_NUM_THREADS": str(cpu_threads(settings)),
-        # Threads that wait for their next task sleep: spinning, they would take the cores from the other engine.
+        # Idle threads sleep. If they spun, they would take the cores from the other engine.
         "OMP_WAIT_POLICY": "PASSIVE",
-        # The model runs in the engine's process: a process of its own costs a message each way at every step.
+        # The model runs in the engine's process: a separate worker process costs a message each way at every step.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     }
 
@@ -107,8 +108,8 @@ def can_compile() -> bool:
 
 def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
     return {
-        # A float32 checkpoint stays float32: most CPUs have no fast path for anything shorter, and
-        # sampling under a seed is then reproducible whatever else is in the batch.
+        # A float32 checkpoint stays float32: most CPUs have no fast path for shorter types, and in float32 sampling
+        # under a seed is reproducible whatever else is in the batch.
         "dtype": "float32" if settings.dtype == "auto" else settings.dtype,
         "block_size": settings.block_size or CPU_BLOCK_SIZE,
         # Unset, vLLM takes most of the host's memory and the second engine dies.
@@ -122,13 +123,13 @@ def _cpu_args(settings: EngineSettings) -> dict[str, Any]:
 
 
 def _gpu_args(settings: EngineSettings) -> dict[str, Any]:
-    part = settings.replicas.num_gpus
+    gpus = settings.replicas.num_gpus
     # vLLM refuses to start unless this much of the device is free, even where the KV memory is given.
-    return {"gpu_memory_utilization": round(GPU_SHARE * part, 3)} if 0 < part < 1 else {}
+    return {"gpu_memory_utilization": round(GPU_SHARE * gpus, 3)} if 0 < gpus < 1 else {}
 
 
 def _check_model(path: str) -> None:
-    """A missing directory is told as such, not as a malformed or unreachable hub id."""
+    """Reports a missing model directory as such: vLLM would call it a malformed or unreachable hub id."""
     looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
     if looks_local and not (Path(path) / "config.json").is_file():
         raise EngineStartError(f"no model at {path!r}: there is no config.json")

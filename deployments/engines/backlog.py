@@ -1,4 +1,4 @@
-"""How long a call would wait that comes now: what presses on a reward model."""
+"""How long a new call would wait at a reward model: the pressure by which its pool autoscales."""
 
 import math
 import time
@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 LATELY_S = 10.0
-"""As often as Serve asks what presses: what was longer ago counts little (a factor of e for each of these)."""
+"""Time constant of the moving averages: about the interval at which Serve asks for the pressure."""
 
 
 class Backlog:
-    """The calls that are open at one replica, and what they take.
+    """Moving averages over the calls of one replica: how many are open, and how long each takes.
 
-    Nothing else tells when a reward model has too much to do: how many steps it reads in one pass before that takes
-    longer with more of them depends on model, device and paths, and is fewer than its largest batch may be. How long
-    calls took would not tell either: one that is alone takes as long on each of two replicas as on one.
+    Nothing simpler shows that a reward model is overloaded. The batch size above which a forward pass takes longer
+    depends on model, device and paths, and is smaller than the largest batch. The latency of calls does not show it
+    either: a call that is alone takes as long on each of two replicas as on one.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -22,11 +22,11 @@ class Backlog:
         self._open = 0
         self._at = clock()
         self._calls = self._busy = self._ended = 0.0
-        """Lately: how many were open on average, the share of the time with any, and how many ended a second."""
+        """Moving averages: number of open calls, share of the time with an open call, calls ended per second."""
 
     @contextmanager
     def call(self) -> Iterator[None]:
-        """Around the work on one."""
+        """Context in which a call counts as open."""
         self._advance()
         self._open += 1
         try:
@@ -38,15 +38,18 @@ class Backlog:
 
     @property
     def seconds(self) -> float:
-        """The calls that were open, times what each took of the time in which there were any: the replicas of a pool
-        have as much together as one of them would have alone. Where none end, each is taken for one of `LATELY_S`."""
+        """Expected wait of a new call: the number of open calls times the busy time per ended call.
+
+        Summed over the replicas of a pool, it is what one replica would have alone. Where no call ends, each counts as
+        one of `LATELY_S`.
+        """
         self._advance()
         return self._calls * self._busy / max(self._ended, 1 / LATELY_S)
 
     def _advance(self) -> None:
         now = self._clock()
-        kept = math.exp((self._at - now) / LATELY_S)
+        decay = math.exp((self._at - now) / LATELY_S)
         self._at = now
-        self._calls = self._open + kept * (self._calls - self._open)
-        self._busy = bool(self._open) + kept * (self._busy - bool(self._open))
-        self._ended *= kept
+        self._calls = self._open + decay * (self._calls - self._open)
+        self._busy = bool(self._open) + decay * (self._busy - bool(self._open))
+        self._ended *= decay

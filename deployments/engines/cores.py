@@ -7,9 +7,10 @@ from pathlib import Path
 from deployments.engines.settings import EngineSettings
 
 SMALL_MODEL_BYTES = 64 << 20
-"""Weights up to which a model has one thread, bytes: waking a second one takes as long as its part of the work.
+"""Size of the weights below which a model gets one thread, bytes: waking a second one takes as long as its part of the
+work.
 
-Beam search on two cores, both engines on two threads over both on one, by the weights of generator and reward model:
+Beam search on two cores, two threads per engine relative to one, by the weights of generator and reward model:
 
 ==================  ====================  =====================
 weights (MB)        throughput at 16      latency of one search
@@ -23,7 +24,7 @@ CGROUP_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def cpu_threads(settings: EngineSettings) -> int:
-    """As set; else one for a small model, and all cores for any other."""
+    """Number of threads: the setting, or else one for a small model and one per core for any other."""
     if settings.cpu_threads is not None:
         return settings.cpu_threads
     return 1 if is_small_model(settings.model_path) else usable_cores()
@@ -38,7 +39,7 @@ def is_small_model(path: str) -> bool:
 def usable_cores() -> int:
     """Cores that this process may use: its affinity, or its container's quota where that is less."""
     cores = len(os.sched_getaffinity(0))
-    # Without a quota, or without cgroups of version 2, there is no number.
+    # The file has no number where there is no quota, and is missing without cgroups v2.
     with suppress(OSError, ValueError):
         quota, period = CGROUP_QUOTA.read_text(encoding="ascii").split()
         cores = min(cores, max(1, int(quota) // int(period)))

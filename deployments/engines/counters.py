@@ -1,4 +1,4 @@
-"""The engine's own counters, kept where the engine's client runs, and whether the engine is idle."""
+"""The engine's counters, kept in the process of the engine's client, and whether the engine is idle."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from search.ports import Headroom
 
 
 class EngineFigures(NamedTuple):
-    """What an engine says about itself. Counters run since its start, tokens unless said otherwise."""
+    """The engine's figures at one time. Counters run since its start and count tokens unless said otherwise."""
 
     generated_tokens: int
     prompt_tokens: int
@@ -27,7 +27,7 @@ class EngineFigures(NamedTuple):
     engine_steps: int
     """Forward passes."""
     engine_step_requests: int
-    """Requests in a forward pass, summed over all: over ``engine_steps``, the mean batch."""
+    """Batch sizes summed over all forward passes; divided by ``engine_steps``, the mean batch."""
     running: int
     waiting: int
     free_blocks: int
@@ -36,16 +36,16 @@ class EngineFigures(NamedTuple):
 
 
 class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
-    """The engine's own counters, kept in this process.
+    """The engine's counters, updated from the statistics that it sends with every step.
 
-    It is a PrometheusStatLogger only so that vLLM adds none of its own: the histograms it would
-    observe for every token cost more than all else this process does for that token.
+    The class is a PrometheusStatLogger only so that vLLM adds none of its own, whose per-token histograms cost more
+    than everything else that this process does for a token.
     """
 
     def __init__(self, vllm_config: VllmConfig, engine_indexes: list[int] | None = None) -> None:
         self.total_blocks = vllm_config.cache_config.num_gpu_blocks or 0
         self.idle = asyncio.Event()
-        """Set while the engine says that it neither runs nor queues anything."""
+        """Set while the engine reports that it neither runs nor queues a request."""
         self.idle.set()
         self._generated = self._prompt = self._preemptions = 0
         self._steps = self._step_requests = 0
@@ -53,10 +53,11 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self._running = self._waiting = 0
         self._usage = 0.0
         self.on_step: Callable[[int, int], None] = lambda storing, preempted: None
-        """Told after every step how many KV blocks only stores of LMCache hold and how many requests were preempted."""
+        """Called after every step with the number of KV blocks that only LMCache's stores hold, and the number of
+        preempted requests."""
         self.reports = self.progress = 0
-        """Messages of the engine, one for each of its steps, and how many of them told of tokens or of a change in what
-        it runs, queues or holds in memory."""
+        """Messages of the engine, one per step; and how many of them reported tokens or a change in running requests,
+        waiting requests or KV usage."""
 
     @classmethod
     def of(cls, engine: AsyncLLM) -> "EngineCounters":
@@ -132,7 +133,7 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         )
 
     def log(self) -> None:
-        """Nothing is logged: the figures are asked for."""
+        """Nothing is logged: `figures` is read on request."""
 
     def log_engine_initialized(self) -> None:
         """Nothing is logged."""
@@ -141,19 +142,19 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         """Engines here never sleep."""
 
     def record_admission_rejection(self, reason: str) -> None:
-        """The engine refuses nothing: requests wait in the replica's queue."""
+        """The engine rejects no request: requests wait in the replica's queue."""
 
 
 async def engine_leftovers(engine: AsyncLLM, settle_s: float) -> list[str]:
-    """What an engine still works on, in words; empty when it is idle.
+    """Describes what an engine still works on; empty when it is idle.
 
-    ``settle_s`` is how long it has to report that it took notice of the last aborts.
+    The engine has ``settle_s`` seconds to report that it has processed the last aborts.
     """
     counters = EngineCounters.of(engine)
     try:
         async with asyncio.timeout(settle_s):
-            # The engine takes its messages in order: after this reply it has seen every abort, and the
-            # first report that then says idle is true.
+            # The engine processes its messages in order. At this reply it has processed every abort, so the next
+            # report that says idle is true.
             await engine.is_sleeping()
             await counters.idle.wait()
     except TimeoutError:

@@ -1,4 +1,4 @@
-"""Text to token ids, so that no text of a user or a model can pose as the chat template's own tokens.
+"""Encodes text so that no text of a user or a model can pose as the chat template's own tokens.
 
 A tokenizer turns ``<|im_end|>`` inside a question into the token that ends the turn. Here such a text
 is cut after its first character before it is tokenized, so its letters reach the model as letters.
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _CUT = "\ufdd0"
 """A Unicode noncharacter: it marks a cut inside a rendered template and is dropped from every input."""
-_GIVEN = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
+_BUILTIN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
 """Variables of chat templates that are set by transformers."""
 
 
@@ -30,22 +30,22 @@ class ChatEncoder:
         guarded = {text: token for text, token in added.items() if text.strip()}
         self._guarded_ids = frozenset(guarded.values())
         self._texts: dict[int, str] = {}
-        """Of the tokens that were asked for: decoding one takes longer than all else that is done with it."""
+        """Cache of decoded tokens: decoding a token takes longer than everything else that is done with it."""
         longest_first = sorted(guarded, key=len, reverse=True)
         self._guarded = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
 
     @property
     def vocabulary(self) -> int:
-        """How many tokens there are: every id is below this."""
+        """Number of tokens: every id is below this."""
         return len(self._tokenizer)
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token, at least: a text has no fewer tokens than its length over this."""
+        """Upper bound on the characters of a token: a text has at least its length over this many tokens."""
         return max(map(len, self._tokenizer.get_vocab()))
 
     def encode_text(self, text: str) -> list[int]:
-        """Ids of a text without any special token, whatever the text says.
+        """Ids of a text, without any special token even if the text spells one.
 
         Raises:
             ValueError: the text is not valid Unicode.
@@ -57,18 +57,18 @@ class ChatEncoder:
 
     @cached_property
     def template_variables(self) -> frozenset[str]:
-        """What the model's chat template reads beside the messages and the special tokens, as ``enable_thinking``."""
-        # Private, but the parser of templates is transformers' own dialect of Jinja's.
+        """Variables that the chat template reads beside messages and special tokens, such as ``enable_thinking``."""
+        # A private function, but only transformers parses its own dialect of Jinja.
         from transformers.utils.chat_template_utils import _get_template_variables
 
         read: frozenset[str] = _get_template_variables(self._tokenizer.get_chat_template())
-        return read - {*_GIVEN, *self._tokenizer.special_tokens_map}
+        return read - {*_BUILTIN_VARIABLES, *self._tokenizer.special_tokens_map}
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """What each token says alone; special ones say nothing."""
+        """The text of each token by itself; empty for special tokens."""
         if new := list(set(token_ids) - self._texts.keys()):
-            said = self._tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
-            self._texts.update(zip(new, said, strict=True))
+            texts = self._tokenizer.batch_decode([[token] for token in new], skip_special_tokens=True)
+            self._texts.update(zip(new, texts, strict=True))
         return [self._texts[token] for token in token_ids]
 
     def encode_chat(
@@ -77,24 +77,25 @@ class ChatEncoder:
         answered: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of ``role``/``content`` messages in the model's chat template, ready for the assistant's turn; or with
-        that turn as the last, ``answered``. The template is told ``template_kwargs`` as far as it reads them
-        (``template_variables``).
+        """Ids of ``role``/``content`` messages in the model's chat template.
+
+        They end where the assistant's turn begins or, if ``answered``, with that turn as the last message. Of
+        ``template_kwargs`` the template gets those that it reads (``template_variables``).
 
         Raises:
             ValueError: the text is not valid Unicode, or the template refuses the messages.
         """
         cut = [{"role": message["role"], "content": self._cut(message["content"])} for message in messages]
-        told = {
+        kwargs = {
             name: self._cut(value) if isinstance(value, str) else value
             for name, value in (template_kwargs or {}).items()
             if name in self.template_variables
         }
         try:
             rendered = self._tokenizer.apply_chat_template(
-                cut, tokenize=False, add_generation_prompt=not answered, **told
+                cut, tokenize=False, add_generation_prompt=not answered, **kwargs
             )
-        except TemplateError as error:  # what the template itself raises is written for who wrote the messages
+        except TemplateError as error:  # raised by the template, with a message for the messages' author
             raise ValueError(f"the chat template refuses these messages: {error.message}") from error
         except Exception as error:
             raise ValueError("the chat template cannot take these messages") from error

@@ -1,7 +1,7 @@
-"""A set of engine requests that belong to one call: submitted, awaited and aborted together.
+"""The engine requests of one call: submitted, awaited and aborted together.
 
-vLLM offers an async generator per request, which wants a task per branch. Here all requests of a call
-share one event instead: a call costs one task whatever its width.
+vLLM offers an async generator per request, which needs a task per branch. Here all requests of a call share one event:
+a call costs one task whatever its width.
 """
 
 import asyncio
@@ -22,19 +22,19 @@ Label = TypeVar("Label")
 
 
 class EngineCallError(RuntimeError):
-    """The engine could not do what it was asked: it died, refused the request, or time ran out."""
+    """A call failed: the engine died or refused a request, or the deadline passed."""
 
 
 class RequestRefused(EngineCallError):
-    """The engine will not take a request, for reasons of the request."""
+    """The engine refused a request because of its content."""
 
 
 class NeverFits(RequestRefused):
-    """No memory would be enough for it, however long it waited."""
+    """The request needs more KV memory than the engine has, however long it waits."""
 
 
 class PortRequest(Protocol):
-    """What the requests of `search.ports` share."""
+    """The fields that all requests of `search.ports` share."""
 
     @property
     def search_id(self) -> str: ...
@@ -53,11 +53,11 @@ class Finished(NamedTuple, Generic[Label]):
     label: Label
     output: Output
     waited: bool
-    """Whether it had to wait for KV memory."""
+    """Whether the request had to wait for KV memory."""
 
 
 class EngineCall(Generic[Label]):
-    """The requests of one call. An async context manager: what is unfinished on leaving is aborted.
+    """The requests of one call. An async context manager: unfinished requests are aborted on exit.
 
     Labels are the caller's names for its requests.
     """
@@ -71,7 +71,7 @@ class EngineCall(Generic[Label]):
     ) -> None:
         """
         Args:
-            on_discard: gets what an aborted request had generated so far.
+            on_discard: gets the partial output of an aborted request.
         """
         self._engine = engine
         self._queue = queue
@@ -79,7 +79,7 @@ class EngineCall(Generic[Label]):
         self._on_discard = on_discard
         self._open: set[EngineRequest] = set()
         self._ended: list[EngineRequest] = []
-        """Not taken yet."""
+        """Requests that ended and were not taken yet."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
         self._aborting: set[asyncio.Task[None]] = set()
@@ -87,7 +87,7 @@ class EngineCall(Generic[Label]):
 
     @property
     def pending(self) -> int:
-        """Requests that were neither taken nor aborted."""
+        """Number of requests that were neither taken nor aborted."""
         return len(self._open) + len(self._ended)
 
     async def __aenter__(self) -> "EngineCall[Label]":
@@ -100,7 +100,7 @@ class EngineCall(Generic[Label]):
         assert self._timer is not None
         self._timer.cancel()
         self.stop("the caller is gone")
-        await self.aborted()  # the aborts themselves go on if this wait is cancelled once more
+        await self.aborted()  # the aborts go on even if this wait is cancelled
 
     def submit(
         self,
@@ -113,16 +113,16 @@ class EngineCall(Generic[Label]):
         reserve: bool = False,
         optional: bool = False,
     ) -> bool:
-        """Queues one request.
+        """Queues one request. Returns whether it was queued: an ``optional`` one may not be.
 
         Args:
-            prefix: ``token_ids`` in blocks, where the caller has them for several requests, or the engine is not to
-                share any of it.
-            growth: tokens that it is expected to write.
+            prefix: ``token_ids`` as blocks, given where several requests share them, or where the engine must not
+                share any.
+            growth: number of tokens that the request is expected to write.
             reserve, optional: see `RequestQueue.submit`.
 
         Raises:
-            NeverFits: the KV cache is smaller than it.
+            NeverFits: the request is larger than the KV cache.
             EngineCallError: the call was stopped.
         """
         if self._stopped:
@@ -134,20 +134,20 @@ class EngineCall(Generic[Label]):
             params,
             self._request.cache_salt,
             self._request.lane,
-            self._ends,
+            self._on_end,
             prefix,
             growth,
         )
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional)
         except TooLarge as error:
-            raise NeverFits(f"a path {error}; generator.kv_cache_memory_bytes gives it that many") from None
+            raise NeverFits(f"a path {error}; generator.kv_cache_memory_bytes sets their number") from None
         if queued:
             self._open.add(request)
         return queued
 
     async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
-        """Takes what has finished, waiting until there is something, or ``within_s`` have passed.
+        """Waits for finished requests and takes them; returns an empty list after ``within_s`` seconds.
 
         Raises:
             EngineCallError: the engine died or the call was stopped; all its requests have ended.
@@ -165,7 +165,7 @@ class EngineCall(Generic[Label]):
                 return []
 
     def take(self) -> list[Finished[Label]]:
-        """What has finished and was not taken yet, without waiting.
+        """Takes the finished requests without waiting.
 
         Raises:
             EngineCallError: a request failed; the others are being aborted.
@@ -179,7 +179,8 @@ class EngineCall(Generic[Label]):
         return [Finished(request.label, request.output, request.waited) for request in ended]
 
     def stop(self, reason: str) -> None:
-        """Aborts every pending request, now; the caller is told why. Does nothing if already stopped."""
+        """Aborts every pending request at once; ``reason`` is the error that the caller gets. Does nothing if already
+        stopped."""
         self._stopped = self._stopped or reason
         self._changed.set()
         for request in self._ended:
@@ -188,13 +189,13 @@ class EngineCall(Generic[Label]):
         aborted, self._open = self._open, set()
         for request in aborted:
             self._queue.end(request, Ending.ABORTED)
-        # The engine has heard of the others neither, or hears that they are aborted from `hand_over`.
+        # The engine does not know the other requests yet; `hand_over` aborts those that are on their way to it.
         if at_engine := [request for request in aborted if request.collector is not None]:
             task = asyncio.get_running_loop().create_task(self._abort(at_engine))
             self._aborting.add(task)
             task.add_done_callback(self._aborting.discard)
 
-    def _ends(self, request: EngineRequest) -> None:
+    def _on_end(self, request: EngineRequest) -> None:
         if request in self._open:
             self._open.discard(request)
             self._ended.append(request)
@@ -215,9 +216,9 @@ class EngineCall(Generic[Label]):
             self._on_discard(output)
 
 
-class _Ready:
-    """In place of the event of a request's collector, which vLLM sets when the request has finished: its slot and its
-    memory are the next one's from then on, not when its output is looked at."""
+class _FinishedEvent:
+    """Replaces the event of a request's collector, which vLLM sets when the request has finished: the request's slot
+    and memory are freed at once, not when its output is read."""
 
     def __init__(self, queue: RequestQueue, request: EngineRequest) -> None:
         self._queue = queue
@@ -238,7 +239,7 @@ async def feed(engine: AsyncLLM, queue: RequestQueue) -> None:
 
 
 async def hand_over(engine: AsyncLLM, queue: RequestQueue, request: EngineRequest) -> None:
-    """Hands a started request to the engine. If the engine does not take it the request has failed."""
+    """Hands a started request to the engine. A request that the engine does not accept has failed."""
     prompt = tokens_input(list(request.token_ids), cache_salt=request.cache_salt or None)
     try:
         collector = await engine.add_request(request.request_id, prompt, request.params, priority=request.priority)
@@ -248,12 +249,12 @@ async def hand_over(engine: AsyncLLM, queue: RequestQueue, request: EngineReques
             queue.end(request, Ending.FAILED)
         return
     if request.ending is not None:
-        # Aborted meanwhile, perhaps before the engine had heard of the request.
+        # Aborted meanwhile, perhaps before the engine knew the request.
         await engine.abort(collector.request_id, internal=True)
         return
     request.collector = collector
-    collector.ready = _Ready(queue, request)
-    if collector.output is not None:  # it came before
+    collector.ready = _FinishedEvent(queue, request)
+    if collector.output is not None:  # it came before the event was replaced
         collector.ready.set()
 
 

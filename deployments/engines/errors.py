@@ -1,5 +1,5 @@
-"""What is raised when an engine does not come up. Light: settings and reward families import it without vLLM."""
+"""The error of an engine's start. A module of its own: settings and reward families import it without vLLM."""
 
 
 class EngineStartError(RuntimeError):
-    """An engine did not come up; the message names the model and the reason."""
+    """An engine did not start; the message names the model and the reason."""

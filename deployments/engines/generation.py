@@ -1,7 +1,7 @@
 """The generation engine: writes the branches of expand calls on one vLLM engine.
 
-It owns the engine and the registry of its branches, knows nothing of Ray, and is what the Generator
-deployment, the benchmarks and the tests have in common.
+It owns the engine and the queue of its branches, and knows nothing of Ray: the Generator deployment, the benchmarks and
+the tests all use it.
 """
 
 import asyncio
@@ -50,41 +50,42 @@ from search.token_beam import TokenBeamSettings, token_beam_search
 from search.tree import NodeId, StepEnd
 
 HEARTBEAT_S = 5.0
-"""The longest silence of a call while its engine is at work."""
+"""Longest time between two messages of an ``expand`` call while its engine is at work."""
 GROUP_S = 0.004
-"""How long finished children wait for others: a message costs as much as a good part of a small model's step."""
+"""How long a finished child waits for others to share its message: sending one takes a good part of the time of a small
+model's engine step."""
 
 
-class _Wanted(NamedTuple):
-    """Which child a request writes, how, and what earlier requests for it have written."""
+class _ChildRequest(NamedTuple):
+    """A request for one child: which child, the sampling parameters, and the output of earlier requests for it."""
 
     parent: NodeId
     child: int
     params: SamplingParams
-    begun: "_Written"
+    earlier: "_Written"
     waited: bool = False
     """Whether an earlier request had to wait for KV memory."""
 
 
 class _Written(NamedTuple):
-    """What the requests for one child have written, one going on where the other stopped."""
+    """The joined output of the requests for one child, each of which continues the one before."""
 
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[float, ...] | None = None
-    """None unless asked for."""
+    """None unless requested."""
     cached_tokens: int = 0
-    """Of the first request: what the others find cached was written here."""
+    """Cached prefix tokens of the first request. Later requests do not count: this replica wrote what they find."""
 
 
-class _Part(NamedTuple):
-    """What a call asks for below one node: either ``full`` or ``branches`` is empty."""
+class _Expansion(NamedTuple):
+    """The requests of a call below one node: either ``full`` or ``branches`` is empty."""
 
     full: tuple[Child, ...]
-    """Children for which the context has no room."""
+    """Empty children, where the prefix already fills the context."""
     prefix: Prefix | None
-    """``token_ids`` as the clamp wants them, where there is one."""
+    """``token_ids`` as blocks; None without a clamp."""
     token_ids: tuple[int, ...]
-    branches: Sequence[_Wanted]
+    branches: Sequence[_ChildRequest]
 
 
 @dataclass(frozen=True)
@@ -94,7 +95,7 @@ class _Running(StartedEngine):
     chat: ChatEncoder
     splitter: StepSplitter
     eos: int | None
-    """The tokenizer's end of the sequence."""
+    """The tokenizer's end-of-sequence token."""
     block_size: int
     """Tokens per KV block."""
     clamp: KVClamp | None
@@ -136,21 +137,21 @@ class GenerationEngine(EngineLifecycle[_Running]):
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
 
-        Groups are empty where nothing was finished for ``HEARTBEAT_S`` and the engine is at work.
+        A group is empty where no child has finished for ``HEARTBEAT_S`` and the engine is at work.
 
         A branch whose prefix already fills the context comes back as an empty step cut off by LENGTH.
 
         Raises:
-            GeneratorRefused: the engine will not take a request of it, or has another model than it names.
+            GeneratorRefused: the engine refuses a request of the call, or has another model than the call names.
             GeneratorError: the engine failed, or the deadline passed.
         """
         if request.model not in ("", self._settings.served_name):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
         try:
             async with self._call(request) as call:
-                parts = self._parts(request)
-                given_back = self._submit(call, request, parts)
-                now = [child for part in parts for child in part.full] + given_back
+                expansions = self._expansions(request)
+                given_back = self._submit(call, request, expansions)
+                now = [child for expansion in expansions for child in expansion.full] + given_back
                 if now:
                     yield ChildGroup(tuple(now), self._headroom)
                 while call.pending:
@@ -166,13 +167,13 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     if children := [child for done in finished if (child := self._child(call, request, done))]:
                         yield ChildGroup(tuple(children), self._headroom)
         except EngineCallError as error:
-            raise _told(error) from error
+            raise _as_search_error(error) from error
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
         """Token-level beam search; see ``search.token_beam``.
 
         Raises:
-            GeneratorRefused: the engine will not take a request of it.
+            GeneratorRefused: the engine refuses a request of the call.
             GeneratorError: the engine failed, or the deadline passed.
         """
         running = self._running
@@ -184,7 +185,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
                 finally:
                     self._written_tokens += steps.generated_tokens
         except EngineCallError as error:
-            raise _told(error) from error
+            raise _as_search_error(error) from error
         rows = (
             tuple(WrittenSequence(running.splitter.text(sequence.token_ids), sequence) for sequence in row)
             for row in found
@@ -195,7 +196,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """Prompt ids of ``role``/``content`` messages, ready for the first step.
 
         Raises:
-            ValueError: not valid Unicode, or refused by the chat template.
+            ValueError: a text is not valid Unicode, or the chat template refuses the messages.
         """
         return self._running.chat.encode_chat(messages)
 
@@ -209,17 +210,16 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     @property
     def pressure(self) -> float:
-        """The greater of its batch's and its KV memory's."""
+        """The greater of the pressures on the batch and on KV memory."""
         clamp = self._running.clamp
         if clamp is None:
             return super().pressure
         return max(super().pressure, clamp.pressure)
 
     def stats(self) -> dict[str, int]:
-        """The engine's counters and this one's: ``written_tokens`` by finished requests,
-        ``discarded_tokens`` in aborted branches; together the engine's ``generated_tokens``;
-        ``recomputed_tokens`` of paths, of which some engine had the KV before; KV blocks
-        that are reserved; and branches that waited for KV memory or were given back."""
+        """The engine's counters, and besides: ``written_tokens`` of finished requests and ``discarded_tokens`` of
+        aborted branches, together the engine's ``generated_tokens``; ``recomputed_tokens`` of paths whose KV some
+        engine had before; reserved KV blocks; and branches that waited for KV memory or were given back."""
         running = self._running
         clamp, clamped = running.clamp, {}
         if clamp is not None:
@@ -251,68 +251,70 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     @property
     def _headroom(self) -> Headroom:
-        """What the replica can still afford."""
+        """Free KV blocks and numbers of requests, sent with every reply."""
         running = self._running
-        told, clamp = running.counters.headroom, running.clamp
-        free = told.free_blocks if clamp is None else clamp.ledger.free
-        return Headroom(free, told.total_blocks, told.running, told.waiting + running.queue.queued)
+        reported, clamp = running.counters.headroom, running.clamp
+        free = reported.free_blocks if clamp is None else clamp.ledger.free
+        return Headroom(free, reported.total_blocks, reported.running, reported.waiting + running.queue.queued)
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         left = [f"{self._open_calls} calls are open"] if self._open_calls else []
         return [*left, *await super().check_integrity(settle_s)]
 
-    def _submit(self, call: EngineCall[_Wanted], request: ExpandRequest, parts: Sequence[_Part]) -> list[Child]:
-        """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the others,
-        without steps."""
+    def _submit(
+        self, call: EngineCall[_ChildRequest], request: ExpandRequest, expansions: Sequence[_Expansion]
+    ) -> list[Child]:
+        """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the other
+        branches as children without steps."""
         lengths = self._lengths[request.stop_condition]
         shrinks = self._settings.clamp == "shrink" and self._running.clamp is not None
 
-        def queue(expansion: int, index: int, needed: bool) -> bool:
-            part = parts[expansion]
-            branch = part.branches[index]
+        def queue(number: int, index: int, needed: bool) -> bool:
+            expansion = expansions[number]
+            branch = expansion.branches[index]
             growth = lengths.expected(branch.params.max_tokens or 1)
             return call.submit(
                 branch,
-                part.token_ids,
+                expansion.token_ids,
                 branch.params,
-                prefix=part.prefix,
+                prefix=expansion.prefix,
                 growth=growth,
                 reserve=shrinks,
                 optional=not needed,
             )
 
-        asked = [len(part.branches) for part in parts]
-        least = [expansion.least for expansion in request.expansions] if shrinks else asked
+        asked = [len(expansion.branches) for expansion in expansions]
+        least = [item.least for item in request.expansions] if shrinks else asked
         queued = grant(asked, least, queue)
         given_back = [
             Child(branch.parent, branch.child, (), 0)
-            for part, count in zip(parts, queued, strict=True)
-            for branch in part.branches[count:]
+            for expansion, count in zip(expansions, queued, strict=True)
+            for branch in expansion.branches[count:]
         ]
         self._given_back += len(given_back)
         return given_back
 
-    def _parts(self, request: ExpandRequest) -> list[_Part]:
-        """What is asked for below each node of a call."""
+    def _expansions(self, request: ExpandRequest) -> list[_Expansion]:
+        """The requests of a call, one item per node."""
         template, running = self._sampling_params(request), self._running
-        parts: list[_Part] = []
+        expansions: list[_Expansion] = []
         for parent, token_ids, branches, _ in request.expansions:
             prefix = running.clamp.prefix(token_ids, request.cache_salt) if running.clamp else None
-            room = running.context - len(token_ids)
-            if room <= 0:
+            tokens_left = running.context - len(token_ids)
+            if tokens_left <= 0:
                 step = running.splitter.step((), cut_off=True)
                 full = tuple(Child(parent, branch.index, (step,), 0) for branch in branches)
-                parts.append(_Part(full, prefix, token_ids, ()))
+                expansions.append(_Expansion(full, prefix, token_ids, ()))
                 continue
-            wanted: list[_Wanted] = []
+            children: list[_ChildRequest] = []
             for branch in branches:
                 params = copy(template)
-                params.max_tokens = min(branch.max_tokens, room)
+                params.max_tokens = min(branch.max_tokens, tokens_left)
                 if request.sampling.temperature > 0:
                     params.seed = branch.seed
-                wanted.append(_Wanted(parent, branch.index, params, _Written()))
-            parts.append(_Part((), prefix, token_ids, wanted))
-        return parts
+                children.append(_ChildRequest(parent, branch.index, params, _Written()))
+            expansions.append(_Expansion((), prefix, token_ids, children))
+        return expansions
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
         stop = self._running.splitter.stop if request.stop_condition is StopCondition.STEP else StepStop((), ())
@@ -328,51 +330,56 @@ class GenerationEngine(EngineLifecycle[_Running]):
             output_kind=RequestOutputKind.FINAL_ONLY,
             logprobs=0 if request.logprobs else None,
         )
-        params.skip_clone = True  # every branch gets a copy of its own here already
+        params.skip_clone = True  # `_expansions` copies them for every branch
         return params
 
-    def _child(self, call: EngineCall[_Wanted], request: ExpandRequest, done: Finished[_Wanted]) -> Child | None:
-        """The child of a finished request; None where another goes on with it, because it has written no step yet."""
-        output, wanted = done.output, done.label
-        wanted = wanted._replace(waited=wanted.waited or done.waited)
+    def _child(
+        self, call: EngineCall[_ChildRequest], request: ExpandRequest, done: Finished[_ChildRequest]
+    ) -> Child | None:
+        """The child of a finished request; None where another request continues it, since no step is written yet."""
+        output, child_request = done.output, done.label
+        child_request = child_request._replace(waited=child_request.waited or done.waited)
         assert isinstance(output, RequestOutput)
         completion = output.outputs[0]
         cut_off = completion.finish_reason != "stop"
-        written = _joined(wanted.begun, output)
+        written = _joined(child_request.earlier, output)
         splitter = self._running.splitter
         if request.stop_condition is StopCondition.SOLUTION:
             steps = splitter.split(output.prompt_token_ids or (), written.token_ids, cut_off, written.logprobs)
         else:
             step = splitter.step(written.token_ids, cut_off, written.logprobs)
             if step.end is StepEnd.DELIMITER and splitter.is_blank(step.text):
-                left = wanted.params.max_tokens - len(completion.token_ids)
+                left = child_request.params.max_tokens - len(completion.token_ids)
                 if left > 0:
-                    self._go_on(call, output, wanted._replace(begun=written), left)
+                    self._continue(call, output, child_request._replace(earlier=written), left)
                     return None
                 step = step._replace(end=StepEnd.LENGTH)
             steps = (step,)
-        return Child(wanted.parent, wanted.child, steps, written.cached_tokens, wanted.waited)
+        return Child(child_request.parent, child_request.child, steps, written.cached_tokens, child_request.waited)
 
-    def _go_on(self, call: EngineCall[_Wanted], output: RequestOutput, wanted: _Wanted, left: int) -> None:
-        """Asks for the rest of a child, at most ``left`` tokens. Each request writes one at least, so it ends."""
-        params = copy(wanted.params)
+    def _continue(
+        self, call: EngineCall[_ChildRequest], output: RequestOutput, child_request: _ChildRequest, left: int
+    ) -> None:
+        """Submits a request for the rest of a child, at most ``left`` tokens. Each request writes at least one token,
+        so this ends."""
+        params = copy(child_request.params)
         params.max_tokens = left
         if params.seed is not None:
-            # Not the seed of the tokens before: it would draw the same random numbers again.
-            params.seed = branch_seed(params.seed, (), len(wanted.begun.token_ids))
+            # A new seed: the one of the earlier tokens would draw the same random numbers again.
+            params.seed = branch_seed(params.seed, (), len(child_request.earlier.token_ids))
         prefix = [*(output.prompt_token_ids or ()), *output.outputs[0].token_ids]
         growth = self._lengths[StopCondition.STEP].expected(left)
-        call.submit(wanted._replace(params=params), prefix, params, growth=growth)
+        call.submit(child_request._replace(params=params), prefix, params, growth=growth)
 
-    def _record(self, finished: Sequence[Finished[_Wanted]], stop_condition: StopCondition) -> None:
+    def _record(self, finished: Sequence[Finished[_ChildRequest]], stop_condition: StopCondition) -> None:
         block_size = self._running.block_size
-        for wanted, output, _ in finished:
+        for child_request, output, _ in finished:
             assert isinstance(output, RequestOutput)
             written = len(output.outputs[0].token_ids)
             self._written_tokens += written
             self._lengths[stop_condition].add(written)
-            if wanted.parent:
-                # Only whole blocks are kept, and the engine computes a prompt's last token in any case.
+            if child_request.parent:
+                # Only whole blocks are cached, and the engine computes a prompt's last token in any case.
                 whole = (len(output.prompt_token_ids or ()) - 1) // block_size * block_size
                 self._recomputed_tokens += max(0, whole - (output.num_cached_tokens or 0))
 
@@ -387,7 +394,7 @@ class _NextTokens:
     def __init__(self, call: EngineCall[int], settings: TokenBeamSettings) -> None:
         self.generated_tokens = 0
         self._call = call
-        # One object for the whole call: what it says is the same for every token of every beam.
+        # One object for the whole call: the parameters are the same for every token of every beam.
         self._params = SamplingParams(
             temperature=0.0,
             max_tokens=1,
@@ -407,8 +414,8 @@ class _NextTokens:
             number = next(self._numbers)
             future = self._waiting[number] = asyncio.get_running_loop().create_future()
             futures.append(future)
-            alone = Prefix((), len(prefix)) if self._params.skip_reading_prefix_cache else None
-            self._call.submit(number, prefix, self._params, prefix=alone)
+            unshared = Prefix((), len(prefix)) if self._params.skip_reading_prefix_cache else None
+            self._call.submit(number, prefix, self._params, prefix=unshared)
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())
         found: list[dict[int, float]] = []
@@ -423,40 +430,40 @@ class _NextTokens:
         return found
 
     async def _read(self) -> None:
-        """Hands what finishes to whoever waits for it: all prompts share the call."""
+        """Hands each output to the future that waits for it: all prompts share the call."""
         try:
             while self._waiting:
                 for done in await self._call.wait():
                     future = self._waiting.pop(done.label)
-                    if not future.done():  # nobody waits any more
+                    if not future.done():  # a future whose waiter was cancelled is done
                         future.set_result(done.output)
         except EngineCallError as error:
             waiting, self._waiting = self._waiting, {}
             for future in waiting.values():
                 if not future.done():
                     future.set_exception(error)
-                    future.exception()  # looked at: whoever waited may be gone
+                    future.exception()  # marks it as retrieved: the waiter may be gone
 
 
-def _told(error: EngineCallError) -> GeneratorError:
+def _as_search_error(error: EngineCallError) -> GeneratorError:
     if isinstance(error, NeverFits):
         return PathTooLarge(str(error))
     return GeneratorRefused(str(error)) if isinstance(error, RequestRefused) else GeneratorError(str(error))
 
 
-def _joined(begun: _Written, output: RequestOutput) -> _Written:
-    """What was written before and what one more request wrote."""
+def _joined(earlier: _Written, output: RequestOutput) -> _Written:
+    """The output of one more request joined to the earlier output."""
     completion = output.outputs[0]
     logprobs = None
     if completion.logprobs is not None:
         rows = zip(completion.token_ids, completion.logprobs, strict=True)
-        logprobs = (*(begun.logprobs or ()), *(row[token].logprob for token, row in rows))
-    cached = begun.cached_tokens if begun.token_ids else output.num_cached_tokens or 0
-    return _Written((*begun.token_ids, *completion.token_ids), logprobs, cached)
+        logprobs = (*(earlier.logprobs or ()), *(row[token].logprob for token, row in rows))
+    cached = earlier.cached_tokens if earlier.token_ids else output.num_cached_tokens or 0
+    return _Written((*earlier.token_ids, *completion.token_ids), logprobs, cached)
 
 
 def _eos_ids(engine: AsyncLLM, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    """The tokenizer's end token and those of the model's generation config."""
+    """The end-of-sequence tokens of the tokenizer and of the model's generation config."""
     also = engine.model_config.try_get_generation_config().get("eos_token_id") or ()
     ids = {tokenizer.eos_token_id, *((also,) if isinstance(also, int) else also)}
     return frozenset(token for token in ids if isinstance(token, int))

@@ -1,30 +1,30 @@
-"""Which branches of a call are written, where KV memory does not suffice for all: ``clamp: shrink``."""
+"""Selects the branches of a call that are written when KV memory does not suffice for all: ``clamp: shrink``."""
 
 from collections.abc import Callable, Sequence
 
 
 def grant(asked: Sequence[int], least: Sequence[int], take: Callable[[int, int, bool], bool]) -> tuple[int, ...]:
-    """How many branches of each expansion are written, the first ones.
+    """Returns how many branches of each expansion are written, always its first ones.
 
-    Those that are needed come first, and are taken in any case. Then the others, in turn and in proportion to what
-    each expansion asked for: where a strategy wanted twice as many, there are twice as many as long as there is room.
-    Of an expansion for which there is none, no more are tried.
+    Needed branches are taken first and in any case. Optional branches follow in turn, in proportion to what each
+    expansion asked for: an expansion with twice the branches gets twice as many while memory lasts. Once an optional
+    branch of an expansion finds no memory, no more of that expansion are tried.
 
     Args:
-        asked: branches of each expansion.
-        least: how many of them are needed.
-        take: takes the branch of that expansion and index, which the last argument says is needed; False where another
-            has no room.
+        asked: number of branches of each expansion.
+        least: number of needed branches of each expansion.
+        take: called with the expansion's index, the branch's index and whether the branch is needed. Takes the branch;
+            returns False where there is no memory for an optional one.
     """
     written = [min(pair) for pair in zip(asked, least, strict=True)]
     for expansion, needed in enumerate(written):
         for branch in range(needed):
             take(expansion, branch, True)
-    others = [
+    optional = [
         (expansion, branch) for expansion, count in enumerate(asked) for branch in range(written[expansion], count)
     ]
-    others.sort(key=lambda other: ((other[1] + 1) / asked[other[0]], other))
-    for expansion, branch in others:
+    optional.sort(key=lambda pair: ((pair[1] + 1) / asked[pair[0]], pair))
+    for expansion, branch in optional:
         if branch == written[expansion] and take(expansion, branch, False):
             written[expansion] += 1
     return tuple(written)

@@ -1,4 +1,4 @@
-"""One vLLM engine from its start to its end, and what is asked of every engine whatever it does."""
+"""One vLLM engine from its start to its end, with the methods that engines of all roles share."""
 
 import asyncio
 import logging
@@ -31,12 +31,12 @@ from search.errors import SearchError
 
 logger = logging.getLogger("banyan.engines")
 WORKER_REPLY_S = 60.0
-"""Longest wait for an answer of an engine that has just started."""
+"""Longest wait for a worker's reply while the engine starts."""
 
 
 @dataclass(frozen=True)
 class StartedEngine:
-    """An engine that runs. Roles add what they derived from its model."""
+    """A running engine. Each role adds what it derives from the engine's model."""
 
     engine: AsyncLLM
     counters: EngineCounters
@@ -44,7 +44,7 @@ class StartedEngine:
 
     @property
     def context(self) -> int:
-        """Tokens of the longest sequence."""
+        """Longest sequence, tokens."""
         return int(self.engine.model_config.max_model_len)
 
 
@@ -52,12 +52,12 @@ Started = TypeVar("Started", bound=StartedEngine)
 
 
 class EngineLifecycle(ABC, Generic[Started]):
-    """What the engines of all roles share. Use from one event loop: ``start``, calls, ``shutdown``."""
+    """Base class of the engines of all roles. Use from one event loop: ``start``, calls, ``shutdown``."""
 
     failure: ClassVar[type[SearchError]]
-    """What is raised when the engine cannot do what it is asked."""
+    """The error that is raised when the engine fails."""
     requests_are: ClassVar[str]
-    """What a request of the engine stands for, in the plural: the first word of its counters."""
+    """The role's plural noun for requests: the first word of their counters."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._settings = settings
@@ -67,27 +67,29 @@ class EngineLifecycle(ABC, Generic[Started]):
         self._hangs = HangDetector(settings.stall_s, settings.max_step_s)
         self._hung: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        """They run as long as the engine does."""
+        """Background tasks that run as long as the engine does."""
 
     @abstractmethod
     def _arguments(self) -> AsyncEngineArgs:
-        """What the engine is started with. Raises EngineStartError when the settings allow none."""
+        """vLLM's arguments for the engine. Raises EngineStartError when the settings allow no engine."""
 
     @abstractmethod
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> Started:
-        """What the role needs to know of a started engine's model. Raises EngineStartError when it is of no use."""
+        """Derives what the role needs from a started engine. Raises EngineStartError when the model does not suit the
+        role."""
 
     @abstractmethod
     async def _touch(self, name: str, deadline_s: float) -> None:
-        """The least work that shows that the engine does what it is for. Raises ``failure``."""
+        """Runs the smallest request of the role. Raises ``failure``."""
 
     async def start(self, stat_loggers: Sequence[StatLoggerFactory] = ()) -> None:
-        """
+        """Starts the engine.
+
         Args:
-            stat_loggers: told vLLM's own figures, beside our counters.
+            stat_loggers: get vLLM's own metrics, beside `EngineCounters`.
 
         Raises:
-            EngineStartError: the engine does not come up, or its model is of no use; nothing is left then.
+            EngineStartError: the engine did not start, or its model does not suit the role; nothing is left running.
         """
         arguments = self._arguments()
         with ExitStack() as undo:
@@ -95,7 +97,7 @@ class EngineLifecycle(ABC, Generic[Started]):
             undo.callback(sockets.remove)
             engine = await _start_engine(self._settings, arguments, stat_loggers, sockets)
             undo.callback(engine.shutdown)
-            # vLLM asks this with an engine's first pooling request, and waits for ever for the answer of a dead one.
+            # vLLM asks this at an engine's first pooling request. If the engine is dead by then it waits for ever.
             await engine.get_supported_tasks()
             self._started = self._derive(engine, await engine_geometry(engine))
             await _worker_reply(engine, "release_free_memory")
@@ -107,10 +109,10 @@ class EngineLifecycle(ABC, Generic[Started]):
         ]
 
     async def canary(self, deadline_s: float = 20.0) -> float:
-        """Does the least work that shows that the engine is well, and returns the seconds it took.
+        """Runs the smallest request of the role and returns the seconds it took.
 
         Raises:
-            SearchError: ``failure``: it could not, or not in time.
+            SearchError: ``failure``: the request failed or missed its deadline.
         """
         self._canaries += 1
         started = time.monotonic()
@@ -118,7 +120,7 @@ class EngineLifecycle(ABC, Generic[Started]):
         return time.monotonic() - started
 
     def stats(self) -> dict[str, int]:
-        """The engine's own counters, its requests by how they ended, and the canaries."""
+        """The engine's counters, the number of requests by how they ended, and the number of canaries."""
         figures, queue = self._running.counters.figures, self._running.queue
         return {
             **figures._asdict(),
@@ -129,25 +131,25 @@ class EngineLifecycle(ABC, Generic[Started]):
 
     @property
     def pressure(self) -> float:
-        """The work that is wanted over what the engine can do at once: here, requests over its largest batch."""
+        """Requested work over what the engine can do at once: here, requests over its largest batch."""
         return len(self._running.queue) / self._settings.max_num_seqs
 
     @property
     def silent_s(self) -> float:
-        """For how long the engine has neither said nor computed anything although it owes a reply."""
+        """Seconds for which the engine has neither sent nor computed anything although it owes a reply."""
         return self._hangs.silent_s
 
     def check_alive(self) -> None:
-        """Raises ``failure`` when the engine is dead; one that hangs is killed."""
+        """Raises ``failure`` when the engine is dead, or was killed because it hung."""
         if self._hung:
             raise self.failure(self._hung)
         if self._running.engine.errored:
             raise self.failure("the engine is dead")
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
-        """For an idle engine: what is left over though nothing should be; empty when all is well.
+        """Leak check of an idle engine: a sentence for everything left over; empty when all is well.
 
-        ``settle_s`` is how long the engine has to report that it took notice of the last aborts.
+        The engine has ``settle_s`` seconds to report that it has processed the last aborts.
         """
         running = self._running
         return [*running.queue.check_integrity(), *await engine_leftovers(running.engine, settle_s)]
@@ -157,10 +159,10 @@ class EngineLifecycle(ABC, Generic[Started]):
         started, self._started = self._started, None
         if started is not None:
             for task in self._tasks:
-                with suppress(RuntimeError):  # its loop is closed: it has ended with that
+                with suppress(RuntimeError):  # its loop is closed, which ended the task
                     task.cancel()
             if self._hung:
-                started.engine.shutdown(timeout=0.0)  # nothing is left that could end in order
+                started.engine.shutdown(timeout=0.0)  # its processes were killed: an orderly shutdown is impossible
             else:
                 started.engine.shutdown()
         sockets, self._sockets = self._sockets, None
@@ -168,34 +170,34 @@ class EngineLifecycle(ABC, Generic[Started]):
             sockets.remove()
 
     async def _watch_over(self, started: Started) -> None:
-        """Kills an engine that hangs: all that waits for it then fails as it does when an engine dies."""
+        """Kills an engine that hangs: its calls then fail as they do when an engine dies."""
         engine, counters = started.engine, started.counters
         processes = EngineProcesses(_process_ids(engine))
-        question: asyncio.Task[None] | None = None
+        ping: asyncio.Task[None] | None = None
         answers = 0
         last = time.monotonic()
         try:
             while not engine.errored:
                 await asyncio.sleep(TICK_S)
-                # Where this process itself was held up, the engine's messages are not read yet.
+                # If this process itself was held up, it has not read the engine's messages yet.
                 seconds = min(time.monotonic() - last, 2 * TICK_S)
                 last = time.monotonic()
-                if question is not None and question.done():
-                    question = None
+                if ping is not None and ping.done():
+                    ping = None
                     answers += 1
                 works = engine.get_num_unfinished_requests() > 0
-                signs = Signs(counters.reports + answers, counters.progress, works or question is not None)
+                signs = Signs(counters.reports + answers, counters.progress, works or ping is not None)
                 self._hung = self._hangs.look(signs, partial(processes.computes, seconds), seconds)
                 if self._hung:
                     logger.error("%s; it is killed (%s)", self._hung, self._settings.model)
                     processes.kill()
                     return
-                if not works and question is None:
-                    # An engine without work says nothing by itself.
-                    question = asyncio.create_task(_ask(engine))
+                if not works and ping is None:
+                    # An idle engine sends nothing by itself.
+                    ping = asyncio.create_task(_ping(engine))
         finally:
-            if question is not None:
-                question.cancel()
+            if ping is not None:
+                ping.cancel()
 
     @property
     def _running(self) -> Started:
@@ -204,8 +206,8 @@ class EngineLifecycle(ABC, Generic[Started]):
         return self._started
 
 
-async def _ask(engine: AsyncLLM) -> None:
-    """Returns when the engine has answered the cheapest question that there is; or has died, which others tell."""
+async def _ping(engine: AsyncLLM) -> None:
+    """Returns when the engine has answered its cheapest query, or has died, which the caller notices elsewhere."""
     with suppress(EngineDeadError):
         await engine.is_sleeping()
 
@@ -216,10 +218,10 @@ def _process_ids(engine: AsyncLLM) -> list[int]:
 
 
 async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
-    """What a started engine's KV cache is made of.
+    """The geometry of a started engine's KV cache.
 
     Raises:
-        EngineStartError: it is not what the model's configuration says: whatever was planned by that is wrong.
+        EngineStartError: it differs from what the model's configuration says, so plans by the configuration are wrong.
     """
     found = KVGeometry.of(*await _worker_reply(engine, "kv_geometry"))
     if not found.groups:
@@ -227,7 +229,7 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
     try:
         expected = expected_geometry(engine.vllm_config)
     except UnknownGeometry as unknown:
-        logger.info("the KV cache of %s is taken as the engine says: %s", engine.model_config.model, unknown)
+        logger.info("the KV cache of %s has the engine's geometry, unchecked: %s", engine.model_config.model, unknown)
         return found
     if found != expected:
         more = found.bytes_per_block - expected.bytes_per_block
@@ -239,13 +241,13 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
 
 
 async def _worker_reply(engine: AsyncLLM, method: str) -> Any:
-    """What a method of ``WorkerExtension`` returns on the first worker.
+    """Calls a method of ``WorkerExtension`` on all workers and returns the first worker's reply.
 
     Raises:
-        EngineStartError: it failed, or did not return in time.
+        EngineStartError: the method failed, or did not return in time.
     """
     try:
-        # vLLM waits for ever for the answer of a dead engine.
+        # vLLM waits for ever for the reply of a dead engine.
         async with asyncio.timeout(WORKER_REPLY_S):
             reply, *_ = await engine.collective_rpc(method)
     except Exception as error:
@@ -254,7 +256,7 @@ async def _worker_reply(engine: AsyncLLM, method: str) -> Any:
 
 
 def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:
-    """Raises EngineStartError when the model has no tokenizer that transformers knows."""
+    """The engine's tokenizer. Raises EngineStartError when the model has none that transformers knows."""
     tokenizer = engine.get_tokenizer()
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise EngineStartError(f"{engine.model_config.model!r} has no transformers tokenizer")
@@ -270,7 +272,7 @@ async def _start_engine(
     """Starts an engine in processes of its own without blocking the event loop (half a minute on a CPU).
 
     Raises:
-        EngineStartError: it did not come up.
+        EngineStartError: the engine did not start.
     """
     try:
         return await asyncio.to_thread(_start, settings, args, stat_loggers, sockets)
@@ -287,16 +289,16 @@ def _start(
     envs.disable_envs_cache()
     with _environment({**engine_environment(settings), **sockets.environment}):
         engine = AsyncLLM.from_engine_args(args, stat_loggers=[EngineCounters, *stat_loggers])
-    # vLLM asks the environment about every token; the answers are kept from here on.
+    # vLLM reads its environment variables for every token; from here on their values are cached.
     envs.enable_envs_cache()
     return engine
 
 
 @contextmanager
-def _environment(wanted: dict[str, str]) -> Iterator[None]:
-    """The environment with ``wanted`` in it; afterwards as it was for everyone else."""
-    before = {name: os.environ.get(name) for name in wanted}
-    os.environ.update(wanted)
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """Sets environment variables inside the context and restores the old ones after it."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
     try:
         yield
     finally:

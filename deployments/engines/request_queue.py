@@ -1,6 +1,6 @@
 """The one queue of an engine: every request of every search, from its arrival at the replica to its end.
 
-A request waits here and nowhere else. What the engine holds beyond its batch is only what it starts next.
+Requests wait here and nowhere else. Beyond its batch the engine holds only the requests that it starts next.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ FLEX_RATIO = 7  # Under contention one request in eight is of a flex search.
 
 
 class Ending(StrEnum):
-    """How a request ends; exactly one of these, exactly once."""
+    """How a request ended. Every request ends exactly once."""
 
     FINISHED = "finished"
     """The engine returned its output."""
@@ -49,22 +49,23 @@ class EngineRequest:
     cache_salt: str
     lane: Lane
     on_end: "Callable[[EngineRequest], None]"
-    """Told once, when it has ended."""
+    """Called once, when the request has ended."""
     prefix: Prefix | None = None
-    """``token_ids`` as blocks, where its KV memory is counted."""
+    """``token_ids`` as blocks, where the clamp counts KV memory."""
     growth: int = 1
-    """Tokens that it is expected to write."""
+    """Number of tokens that it is expected to write."""
     request_id: str = ""
     """Unique among all replicas, never reused."""
     number: int = 0
-    """Its place in the order of arrival."""
+    """Its number in the order of arrival."""
     place: int = 0
-    """Its turn among searches; see `FairOrder`."""
+    """Its position among the searches' turns; see `FairOrder`."""
     needs: Needs | None = None
+    """The KV blocks that it needs; None without a clamp."""
     hold: Hold | None = None
-    """Its KV blocks, once they are reserved."""
+    """Its reserved KV blocks; None until they are reserved."""
     waited: bool = False
-    """Whether it had to wait for KV memory, once it has started."""
+    """Whether it had to wait for KV memory; set when it starts."""
     started: bool = False
     """Whether it was handed to the engine."""
     collector: Any = None
@@ -75,13 +76,13 @@ class EngineRequest:
 
     @property
     def priority(self) -> int:
-        """For vLLM: lower goes first, and is preempted last."""
+        """vLLM's priority of the request: lower goes first, and is preempted last."""
         return 2 * self.place + (not self.lane.first_steps)
 
 
 @dataclass(eq=False)
-class _Waiting:
-    """Queued requests in the order in which they start. Those that ended meanwhile are skipped when they come up."""
+class _RequestHeap:
+    """Queued requests in the order in which they start. Requests that have ended are dropped when they come first."""
 
     heap: list[tuple[int, int, EngineRequest]] = field(default_factory=list)
 
@@ -94,66 +95,66 @@ class _Waiting:
 
 
 class RequestQueue:
-    """Starts requests in a fair order while the engine has room for them: slots in its batch, and KV memory.
+    """Starts requests in a fair order while the engine has slots and KV memory for them.
 
-    Searches take turns (`FairOrder`); at equal turns first steps of new searches go before later steps. Requests of
-    flex searches start when no other waits, or when `FLEX_RATIO` others have passed them. A request for which there is
-    no KV memory holds back all behind it. Single-threaded: one event loop.
+    Searches take turns (`FairOrder`); at equal positions first steps of new searches go before later steps. Requests of
+    flex searches start when no other request waits, or when `FLEX_RATIO` others have passed them. A request without KV
+    memory holds back all requests behind it. Single-threaded: one event loop.
     """
 
     def __init__(self, batch: int, clamp: KVClamp | None = None, ahead: float = 0.25) -> None:
         """
         Args:
-            batch: requests that the engine runs at a time.
-            clamp: the check for KV memory; None where none is made.
-            ahead: requests that the engine has beyond its batch, as a share of that: the next ones to start when a slot
-                falls free.
+            batch: maximum number of requests that the engine runs at a time.
+            clamp: the check for KV memory; None for no check.
+            ahead: number of requests that the engine holds beyond its batch, as a share of the batch. They start when
+                a slot of the batch is free.
         """
         self.clamp = clamp
         self._slots = batch + math.ceil(ahead * batch)
         self._order = FairOrder()
-        self._waiting = {False: _Waiting(), True: _Waiting()}
-        """By whether their requests are flex."""
-        self._reserved = _Waiting()
-        """Requests whose memory was reserved on arrival. They start first: what they hold is missing to the others."""
-        self._passed = 0
-        """Requests that started while a flex request waited, since one started."""
+        self._waiting = {False: _RequestHeap(), True: _RequestHeap()}
+        """Requests without reserved memory, by whether they are flex."""
+        self._reserved = _RequestHeap()
+        """Requests whose memory was reserved on arrival. They start first: no other request can use their memory."""
+        self._since_flex = 0
+        """Number of requests that started, since the last flex request did, while a flex request waited."""
         self._alive: dict[str, EngineRequest] = {}
         # Requests of different replicas may meet in one LMCache server's log: a prefix keeps them apart.
-        self._name = uuid4().hex[:8]
+        self._id_prefix = uuid4().hex[:8]
         self._begun = 0
-        """Requests that were ever queued. It numbers them."""
+        """Number of requests queued so far: the newest one's arrival number."""
         self._short_until = 0
-        """Number of the last request that was queued when there was no memory for the first one."""
+        """Arrival number up to which requests had to wait for memory, their own or that of a request before them."""
         self._endings: Counter[Ending] = Counter()
         self._running = 0
         self._short_of_memory = False
-        """Whether the first request in the queue found a slot and no memory."""
+        """Whether the first request in the queue has a slot but no memory."""
         self._changed = asyncio.Event()
         self.waited = 0
-        """Requests that had to wait for KV memory, their own or that of one before them."""
+        """Number of requests that had to wait for KV memory, their own or that of a request before them."""
         if clamp is not None:
             clamp.on_room = self._wake
 
     def __len__(self) -> int:
-        """Requests that have not ended."""
+        """Number of requests that have not ended."""
         return len(self._alive)
 
     @property
     def queued(self) -> int:
-        """Requests that the engine does not have yet."""
+        """Number of requests not yet handed to the engine."""
         return len(self._alive) - self._running
 
     def submit(self, request: EngineRequest, *, reserve: bool = False, optional: bool = False) -> bool:
-        """Queues a request.
+        """Queues a request. Returns whether it was queued.
 
         Args:
-            reserve: reserve its KV memory now if there is any and no other request waits for some; otherwise that is
-                done when it is about to start.
-            optional: refuse it where no memory was reserved. False says so: nothing was done.
+            reserve: reserve its KV memory now, if there is enough and no unreserved request waits. Otherwise memory is
+                reserved when the request is about to start.
+            optional: do not queue the request if its memory was not reserved; nothing is changed then.
 
         Raises:
-            TooLarge: it fits into no empty KV cache.
+            TooLarge: the request does not fit into an empty KV cache.
         """
         if self.clamp is not None:
             request.prefix = request.prefix or self.clamp.prefix(request.token_ids, request.cache_salt)
@@ -166,7 +167,7 @@ class RequestQueue:
         request.place = self._order.place(request.search_id)
         self._begun += 1
         request.number = self._begun
-        request.request_id = f"{self._name}-{request.number}"
+        request.request_id = f"{self._id_prefix}-{request.number}"
         self._alive[request.request_id] = request
         if reserve and request.hold is None:
             self._short_until = request.number
@@ -176,14 +177,15 @@ class RequestQueue:
         return True
 
     async def next(self) -> EngineRequest:
-        """Waits for `start_next`."""
+        """Waits until a request can start, and returns it like `start_next`."""
         while (request := self.start_next()) is None:
             self._changed.clear()
             await self._changed.wait()
         return request
 
     def start_next(self) -> EngineRequest | None:
-        """The next request for the engine, its KV memory reserved; None where there is none, or no room for it."""
+        """Takes the next request for the engine and reserves its KV memory. None where no request waits, or where there
+        is no slot or memory for it."""
         self._short_of_memory = False
         if self._running >= self._slots:
             return None
@@ -191,22 +193,22 @@ class RequestQueue:
             heapq.heappop(self._reserved.heap)
         else:
             normal, flex = self._waiting[False].first, self._waiting[True].first
-            request = normal if flex is None or (normal is not None and self._passed < FLEX_RATIO) else flex
+            request = normal if flex is None or (normal is not None and self._since_flex < FLEX_RATIO) else flex
             if request is None or not self._reserve(request):
                 return None
             request.waited = request.number <= self._short_until
             self.waited += request.waited
-            self._passed = self._passed + 1 if flex is not None and request is not flex else 0
+            self._since_flex = self._since_flex + 1 if flex is not None and request is not flex else 0
             heapq.heappop(self._waiting[request.lane.flex].heap)
         request.started = True
         self._running += 1
         return request
 
     def end(self, request: EngineRequest, ending: Ending) -> None:
-        """A request has ended: its slot and its memory are the next one's.
+        """Ends a request and frees its slot and memory for the next one.
 
         Raises:
-            RequestError: it has ended before, or was never queued.
+            RequestError: the request has ended before, or was never queued.
         """
         if self._alive.pop(request.request_id, None) is None:
             raise RequestError(f"request {request.request_id!r} is {ending} but is not alive")
@@ -226,7 +228,7 @@ class RequestQueue:
             self._changed.set()
 
     def _reserve(self, request: EngineRequest) -> bool:
-        """Reserves the KV memory of a request. False where there is none."""
+        """Reserves the KV memory of a request. False where there is too little."""
         if self.clamp is None:
             return True
         assert request.prefix is not None
@@ -239,17 +241,17 @@ class RequestQueue:
 
     @property
     def searches(self) -> Counter[str]:
-        """How many requests each search has alive."""
+        """Number of requests that each search has alive."""
         return Counter(request.search_id for request in self._alive.values())
 
     @property
     def counts(self) -> dict[str, int]:
-        """Requests begun and alive, and how many ended in which way."""
+        """Number of requests that were queued and that are alive, and of those that ended, by ending."""
         endings = {ending.value: self._endings[ending] for ending in Ending}
         return {"begun": self._begun, "alive": len(self), **endings}
 
     def check_integrity(self) -> list[str]:
-        """For an idle engine: requests that are alive, or do not add up, in words; else empty."""
+        """Leak check of an idle engine: a sentence for every live request and every count that does not add up."""
         problems = [f"search {search} has {number} requests alive" for search, number in self.searches.items()]
         ended = sum(self._endings.values())
         if self._begun != ended + len(self):

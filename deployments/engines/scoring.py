@@ -1,6 +1,6 @@
-"""The scoring engine: scores steps with a process reward model on one vLLM engine, and remembers.
+"""The scoring engine: scores steps with a process reward model on one vLLM engine, and caches their rewards.
 
-It owns the engine and the reward cache; what a reward family makes of a path is ``rewards``.
+It owns the engine and the reward cache. How a path becomes requests, and outputs rewards, is in ``rewards``.
 """
 
 import hashlib
@@ -26,30 +26,30 @@ from search.ports import ScoreItem, ScoreRequest
 from search.rewards import check_rewards
 
 MAX_CHARACTERS_PER_TOKEN = 32
-"""More than any text has on average."""
+"""Above the average of any text."""
 PathKey = bytes
-"""A digest of a question, the steps of a path, and the salt of whose caches they are."""
+"""Key of the reward cache: a digest of cache salt, question and the steps of a path."""
 
 
-class _Wanted(NamedTuple):
-    """Steps that the engine has to score: their keys, oldest first."""
+class _KeyedQuery(NamedTuple):
+    """A query, with the cache keys of the steps that it scores, oldest first."""
 
     keys: tuple[PathKey, ...]
     query: Query
 
 
-_NOTHING = _Wanted((), Query([], PoolingParams(), ()))
+_NO_QUERY = _KeyedQuery((), Query([], PoolingParams(), ()))
 
 
 @dataclass(frozen=True)
 class _Running(StartedEngine):
-    """A started engine and the family that speaks its model's language."""
+    """A started engine and the reward family of its model."""
 
     family: RewardFamily
 
     @property
     def max_query_tokens(self) -> int:
-        """One token less than the context where the query generates one."""
+        """Longest query, tokens: the context, or one less where the query generates a token."""
         return self.context - (self.family.runner == "generate")
 
 
@@ -71,48 +71,48 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         family = self._settings.reader(self._settings, engine_tokenizer(engine))
-        # A query takes one step of the engine, so the next batch has to be there when that ends.
+        # A query takes one engine step, so a whole further batch has to be at the engine when the step ends.
         queue = RequestQueue(self._settings.max_num_seqs, ahead=1.0)
         return _Running(engine, EngineCounters.of(engine), queue, family)
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
-        """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
+        """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
 
         Raises:
-            ScorerRefused: an item is malformed, or longer than the model can read.
-            ScorerError: the engine failed, or gave no usable rewards, or not in time.
+            ScorerRefused: an item is malformed, or longer than the model's context.
+            ScorerError: the engine failed, missed the deadline, or gave invalid rewards.
         """
         keys = [_path_keys(request, item) for item in request.items]
         known: dict[PathKey, float] = {}
-        missing: dict[PathKey, _Wanted] = {}
-        for item, wanted in zip(request.items, keys, strict=True):
-            found = {key: reward for key in wanted if (reward := self._reward_cache.get(key)) is not None}
+        missing: dict[PathKey, _KeyedQuery] = {}
+        for item, item_keys in zip(request.items, keys, strict=True):
+            found = {key: reward for key in item_keys if (reward := self._reward_cache.get(key)) is not None}
             known |= found
-            if len(found) == len(wanted):
+            if len(found) == len(item_keys):
                 self._reward_cache_hits += 1
                 continue
-            rest = iter(wanted)
+            rest = iter(item_keys)
             for query in self._queries(request.question, item):
                 own = tuple(islice(rest, len(query.tags)))
-                # Siblings often write the same step; of equal paths the one with more to score counts.
-                if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NOTHING).keys):
-                    missing[own[-1]] = _Wanted(own, query)
+                # Siblings often write the same step: of equal paths only the query that scores most steps is kept.
+                if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NO_QUERY).keys):
+                    missing[own[-1]] = _KeyedQuery(own, query)
         if missing:
             with self._backlog.call():
                 scored = await self._score(request, list(missing.values()))
             self._remember(scored)
             known |= scored
-        return [[known[key] for key in wanted] for wanted in keys]
+        return [[known[key] for key in item_keys] for item_keys in keys]
 
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Scores one step that was never scored before."""
         [query] = self._queries("canary", ScoreItem((name,)))
-        await self._score(ScoreRequest(name, "canary", (), deadline_s), [_Wanted((name.encode(),), query)])
+        await self._score(ScoreRequest(name, "canary", (), deadline_s), [_KeyedQuery((name.encode(),), query)])
 
     @property
     def pressure(self) -> float:
-        """The greater of its batch's and of its backlog's: how long a step that comes now would wait for its reward,
-        over how long it may."""
+        """The greater of the pressures on the batch and by the backlog: a new step's expected wait for its reward, over
+        the longest wait allowed."""
         return max(super().pressure, self._backlog.seconds / self._settings.scoring_delay_s)
 
     def forget(self) -> None:
@@ -120,20 +120,20 @@ class ScoringEngine(EngineLifecycle[_Running]):
         self._reward_cache.clear()
 
     def stats(self) -> dict[str, int]:
-        """The engine's counters and this one's; ``reward_cache_hits`` counts items that needed no engine."""
+        """The engine's counters and the reward cache's; ``reward_cache_hits`` counts items that needed no engine."""
         return {
             **super().stats(),
             "reward_cache_hits": self._reward_cache_hits,
             "reward_cache_entries": len(self._reward_cache),
         }
 
-    async def _score(self, request: ScoreRequest, wanted: Sequence[_Wanted]) -> dict[PathKey, float]:
+    async def _score(self, request: ScoreRequest, queries: Sequence[_KeyedQuery]) -> dict[PathKey, float]:
         """Rewards from the engine, validated."""
         running = self._running
         rewards: dict[PathKey, float] = {}
         try:
-            async with EngineCall[_Wanted](running.engine, running.queue, request) as call:
-                for label in wanted:
+            async with EngineCall[_KeyedQuery](running.engine, running.queue, request) as call:
+                for label in queries:
                     call.submit(label, label.query.token_ids, label.query.params)
                 while call.pending:
                     for done in await call.wait():
@@ -152,7 +152,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
             self._reward_cache.update(rewards)
 
     def _queries(self, question: str, item: ScoreItem) -> list[Query]:
-        # Known to be too long before it is tokenized, for some families once for every step.
+        # Refuses a path that is far too long before tokenizing it, which some families do once for every step.
         characters = len(question) + sum(map(len, item.steps))
         if characters > self._running.context * MAX_CHARACTERS_PER_TOKEN:
             raise ScorerRefused(
@@ -169,14 +169,14 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
 
 def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
-    """What the engine of a reward model is started with. Raises EngineStartError when the settings allow none."""
+    """vLLM's arguments for a reward model's engine. Raises EngineStartError when the settings allow no engine."""
     family = settings.reader
     architecture = family.vllm_model.partition(":")[2] if family.vllm_model else None
     return engine_args(settings, runner=family.runner, pooler=family.pooler(), architecture=architecture)
 
 
 def _path_keys(request: ScoreRequest, item: ScoreItem) -> tuple[PathKey, ...]:
-    """The keys of the item's unscored steps. A step's key stands for all before it too, and for whom it was scored.
+    """The cache keys of the item's unscored steps. A step's key covers cache salt, question and all steps before it.
 
     Raises:
         ScorerRefused: ``unscored`` is not between 1 and the number of steps.
@@ -192,6 +192,6 @@ def _path_keys(request: ScoreRequest, item: ScoreItem) -> tuple[PathKey, ...]:
 
 
 def _framed(text: str) -> bytes:
-    """Bytes that say their own length, so that no two lists of texts look alike."""
+    """A text's bytes behind their length, so that no two lists of texts give the same bytes."""
     data = text.encode("utf-8", "surrogatepass")
     return len(data).to_bytes(8, "big") + data

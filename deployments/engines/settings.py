@@ -1,4 +1,4 @@
-"""What one engine is told, checked without vLLM. The application's settings tree is ``deployments.config``."""
+"""The settings of one engine, checked without vLLM. The application's settings tree is ``deployments.config``."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
@@ -6,14 +6,14 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 Runner: TypeAlias = Literal["generate", "pooling"]
-"""How vLLM runs a model: to write tokens, or to give numbers for them."""
+"""vLLM's way to run a model: ``generate`` writes tokens, ``pooling`` returns numbers for the tokens of a prompt."""
 
 EMBEDDED_MODELS = Path(__file__).parents[1] / "embedded"
 EMBEDDED_GENERATOR = "embedded:generator"
 EMBEDDED_PRM = "embedded:prm"
 
 CPU_BLOCK_SIZE = 32
-"""CPU attention wants multiples of 32; only whole blocks are shared, so the smallest."""
+"""vLLM's attention on a CPU needs multiples of 32. The smallest shares most: only whole blocks are shared."""
 GPU_BLOCK_SIZE = 16
 """vLLM's default on a GPU, for all but a few kinds of attention."""
 
@@ -108,20 +108,20 @@ class EngineSettings(Settings):
 
     @property
     def kv_settings(self) -> str:
-        """What keys and values depend on, beside the weights. The longest context is in it for models whose rotary
-        embeddings are chosen by it."""
+        """The settings on which keys and values depend beside the weights, as JSON. The longest context is among them:
+        some models choose their rotary embeddings by it."""
         return self.model_dump_json(include={"model", "dtype", "max_model_len", "block_size", "engine_args"})
 
     @property
     def expected_block_size(self) -> int:
-        """Tokens per KV block where the engine will run, as far as settings tell: on a CPU unless GPUs are reserved."""
+        """Tokens per KV block, as far as the settings tell: a GPU's if GPUs are reserved, otherwise a CPU's."""
         return self.block_size or (GPU_BLOCK_SIZE if self.replicas.num_gpus else CPU_BLOCK_SIZE)
 
     @field_validator("engine_args")
     @classmethod
-    def _are_further_ones(cls, given: dict[str, Any]) -> dict[str, Any]:
+    def _no_own_settings(cls, given: dict[str, Any]) -> dict[str, Any]:
         if own := sorted(given.keys() & cls.model_fields.keys()):
-            raise ValueError(f"{', '.join(own)}: a setting beside engine_args, which the rest of Banyan reads too")
+            raise ValueError(f"{', '.join(own)}: set it beside engine_args, not in it: the rest of Banyan reads it too")
         return given
 
     @field_validator("model")

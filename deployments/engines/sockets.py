@@ -1,7 +1,7 @@
-"""Where an engine's processes meet: vLLM makes their sockets in the temporary directory and leaves them there.
+"""Socket directories of engine processes: by default vLLM makes sockets in the temporary directory and leaves them.
 
-Each engine has a directory of its own, which goes when the engine ends. That of an engine whose owner was killed goes
-when the next engine starts on the machine: an owner holds a lock on its directory that ends with it in any case.
+Each engine has its own directory, which is removed when the engine ends. If its owner was killed, the next engine that
+starts on the machine removes it: an owner holds a lock on its directory, which ends with the owner's process.
 """
 
 import fcntl
@@ -13,42 +13,43 @@ from pathlib import Path
 PREFIX = "banyan-engine-"
 _NAME_BYTES = len("/00000000-0000-0000-0000-000000000000")
 _PATH_BYTES = 107
-"""The longest path of a socket that Linux takes."""
+"""The longest path of a socket on Linux."""
 
 
 class SocketDirectory:
-    """One engine's; those that dead owners left are removed as it is made."""
+    """The socket directory of one engine. The constructor also removes the directories of dead owners."""
 
     def __init__(self, parent: Path | None = None) -> None:
         """
         Args:
-            parent: of all of them; the temporary directory.
+            parent: the directory of all socket directories; by default the temporary directory.
         """
         parent = parent or Path(tempfile.gettempdir())
         for path in parent.glob(f"{PREFIX}*"):
-            _remove_if_left(path)
-        self.path, self._lock = _made(parent)
+            _remove_if_orphaned(path)
+        self.path, self._lock = _create_locked(parent)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What tells vLLM; nothing where its sockets' paths would be too long, and they stay where they were."""
+        """Environment variables that make vLLM use the directory. Empty where its sockets' paths would be too long:
+        vLLM then uses its default."""
         if len(os.fsencode(self.path)) + _NAME_BYTES > _PATH_BYTES:
             return {}
         return {"VLLM_RPC_BASE_PATH": str(self.path)}
 
     def remove(self) -> None:
-        """The engine has ended. To be called once."""
+        """Removes the directory. To be called once, when the engine has ended."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
 
 
-def _made(parent: Path) -> tuple[Path, int]:
-    """A new directory, and what holds its lock."""
+def _create_locked(parent: Path) -> tuple[Path, int]:
+    """Creates a directory. Returns its path and the file descriptor that holds its lock."""
     while True:
         path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
         try:
             lock = os.open(path, os.O_RDONLY)
-        except FileNotFoundError:  # another that starts took it for left
+        except FileNotFoundError:  # another engine's start took it for orphaned
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if path.exists():
@@ -56,7 +57,7 @@ def _made(parent: Path) -> tuple[Path, int]:
         os.close(lock)
 
 
-def _remove_if_left(path: Path) -> None:
+def _remove_if_orphaned(path: Path) -> None:
     try:
         lock = os.open(path, os.O_RDONLY)
     except OSError:  # gone, or another user's

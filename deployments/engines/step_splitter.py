@@ -1,7 +1,7 @@
-"""Generated token ids to steps: where a step ends, why, and what it says.
+"""Splits generated token ids into steps: where a step ends, why, and its text.
 
-A step ends with the token that completes the step delimiter, unless nothing but whitespace and delimiters has been
-written since it began: models like to begin with newlines, and those belong to the step that follows them.
+A step ends with the token that completes the step delimiter, unless the step so far is only whitespace and delimiters:
+models often begin with newlines, which belong to the step that follows them.
 """
 
 import itertools
@@ -18,16 +18,16 @@ from search.tree import Step, StepEnd
 
 
 class StepStop(NamedTuple):
-    """Where the engine has to stop for a step to end; both hold."""
+    """The engine's stop conditions for the end of a step. It stops at the first that is met."""
 
     token_ids: tuple[int, ...]
     """Tokens that contain the delimiter: the engine stops at once, before another token is scheduled."""
     strings: tuple[str, ...]
-    """The delimiter, where it may also be spelled in pieces: only the text shows it, so it costs detokenization."""
+    """The delimiter, where several tokens may spell it: only the text shows it, which costs detokenization."""
 
 
 class StepSplitter:
-    """Knows the step delimiter in the terms of one tokenizer."""
+    """Finds the step delimiter in the tokens of one tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, delimiter: str, eos_ids: frozenset[int]) -> None:
         self._tokenizer = tokenizer
@@ -42,8 +42,10 @@ class StepSplitter:
         )
 
     def step(self, token_ids: Sequence[int], cut_off: bool, logprobs: Sequence[float] | None = None) -> Step:
-        """One step from the ids of one generation; ``cut_off`` says that a limit ended it, ``logprobs`` are the
-        tokens' log-probabilities (nats)."""
+        """Makes one step of generated ids.
+
+        ``cut_off``: whether a limit ended the generation. ``logprobs``: the tokens' log-probabilities, nats.
+        """
         if token_ids and token_ids[-1] in self._eos_ids:
             end = StepEnd.END_OF_SEQUENCE
         else:
@@ -59,7 +61,7 @@ class StepSplitter:
         cut_off: bool,
         logprobs: Sequence[float] | None = None,
     ) -> tuple[Step, ...]:
-        """The steps of a whole solution to ``prompt``, as they would have come one by one. Never empty."""
+        """Splits a whole solution to ``prompt`` into the steps that step-by-step generation would give. Never empty."""
         bounds = [0]
         for stop in self._stops(prompt, token_ids):
             if not self.is_blank(self.text(token_ids[bounds[-1] : stop])):
@@ -72,28 +74,28 @@ class StepSplitter:
         )
 
     def is_blank(self, text: str) -> bool:
-        """Whether a text is only whitespace and delimiters: no step yet, however it ends."""
+        """Whether a text is only whitespace and delimiters, and so no step yet."""
         return not text.replace(self.delimiter, "").strip()
 
     def text(self, token_ids: Sequence[int]) -> str:
-        """What ids say, special tokens left out."""
+        """The text of ids, without special tokens."""
         text = self._tokenizer.decode(list(token_ids), skip_special_tokens=True)
         assert isinstance(text, str)
         return text
 
     def _stops(self, prompt: Sequence[int], token_ids: Sequence[int]) -> Iterator[int]:
-        """How many tokens the engine would have written at each of its stops, going on after each; without the last."""
-        reader = self._reader(prompt)
+        """Number of tokens at each stop of step-by-step generation, without the stop at the end."""
+        detokenizer = self._detokenizer(prompt)
         for stop, token in enumerate(token_ids[:-1], 1):
-            at_string = reader is not None and reader.update([token], stop_terminated=False) is not None
+            at_string = detokenizer is not None and detokenizer.update([token], stop_terminated=False) is not None
             if at_string or token in self._delimiter_ids:
                 yield stop
-                reader = self._reader((*prompt, *token_ids[:stop]))
+                detokenizer = self._detokenizer((*prompt, *token_ids[:stop]))
 
-    def _reader(self, prompt: Sequence[int]) -> IncrementalDetokenizer | None:
-        """What the engine itself finds stop strings with, so that both always agree; None where it looks for none.
+    def _detokenizer(self, prompt: Sequence[int]) -> IncrementalDetokenizer | None:
+        """vLLM's own search for stop strings, so that both always agree; None where there are no stop strings.
 
-        What it makes of letters that are spread over several tokens is its own.
+        No other detokenizer decodes characters that span several tokens exactly like it.
         """
         if not self.stop.strings:
             return None
@@ -112,17 +114,17 @@ class StepSplitter:
 
 
 def spelled_in_pieces(delimiter: str, texts: Iterable[str]) -> bool:
-    """Whether tokens with these texts can write the delimiter so that no single one of them contains it.
+    """Whether several tokens with these texts can spell the delimiter, none of them containing it.
 
-    In doubt they can: tokens of letters beyond ASCII may be bytes, which have no text of their own, and some tokenizers
-    drop a token's leading space when it stands alone.
+    True in doubt: tokens of characters beyond ASCII may be bytes, which have no text of their own, and some tokenizers
+    drop the leading space of a token that is decoded alone.
     """
     if not delimiter.isascii() or " " in delimiter:
         return True
     pieces = {text for text in texts if delimiter not in text}
     size = len(delimiter)
-    begun = {end for end in range(1, size) if any(text.endswith(delimiter[:end]) for text in pieces)}
+    spelled = {end for end in range(1, size) if any(text.endswith(delimiter[:end]) for text in pieces)}
     for end in range(1, size):
-        if end in begun:
-            begun |= {further for further in range(end + 1, size) if delimiter[end:further] in pieces}
-    return any(text.startswith(delimiter[end:]) for end in begun for text in pieces)
+        if end in spelled:
+            spelled |= {further for further in range(end + 1, size) if delimiter[end:further] in pieces}
+    return any(text.startswith(delimiter[end:]) for end in spelled for text in pieces)

@@ -1,4 +1,4 @@
-"""Whether an engine hangs: it owes a sign of life and gives none.
+"""Detects an engine that hangs: one that owes a reply and shows no sign of life.
 
 vLLM notices an engine process that dies, not one that is stopped, blocked or spinning. Nothing here imports vLLM.
 """
@@ -10,47 +10,49 @@ from typing import NamedTuple
 import psutil  # type: ignore[import-untyped, unused-ignore]
 
 TICK_S = 1.0
-"""How often an engine is looked at."""
+"""Interval between two observations of an engine."""
 MIN_CPU_SHARE = 0.02
-"""Of one core: less than this is what threads use that only wait. A step on the most crowded machine gets more."""
+"""CPU time that counts as computing, as a share of one core. Idle threads use less; an engine step uses more, even on
+the most crowded machine."""
 
 
 class Signs(NamedTuple):
-    """What there is to see of an engine at one time. Both numbers only grow."""
+    """An observation of an engine. Both numbers only grow."""
 
     reports: int
-    """Messages that it has sent."""
+    """Number of messages that it has sent."""
     progress: int
-    """Messages that told of progress on its requests."""
+    """Number of messages that reported progress on its requests."""
     owes: bool
-    """Whether it has requests, or a question, to which it has not replied yet."""
+    """Whether it owes a reply: to a request, or to a ping."""
 
 
 class HangDetector:
-    """Judges an engine by looks at it, one every ``TICK_S`` or so. Single-threaded.
+    """Decides from observations, about one per ``TICK_S``, whether an engine hangs. Single-threaded.
 
-    A long prefill or a compilation sends nothing for a long time, but computes; what neither sends nor computes hangs.
+    During a long prefill or a compilation an engine sends nothing, but computes. An engine that does neither hangs.
     """
 
     def __init__(self, stall_s: float, max_step_s: float) -> None:
         """
         Args:
-            stall_s: an engine that owes a reply, sends nothing and computes nothing for so long hangs.
-            max_step_s: so does one that owes a reply and makes no progress for so long, whatever it does meanwhile.
+            stall_s: time after which an engine hangs that owes a reply and neither sends nor computes.
+            max_step_s: time after which an engine hangs that owes a reply and makes no progress, computing or not.
         """
         self.silent_s = 0.0
-        """For how long it has neither sent nor computed anything although it owes a reply."""
+        """Seconds for which the engine has neither sent nor computed anything although it owes a reply."""
         self._stuck_s = 0.0
         self._stall_s = stall_s
         self._max_step_s = max_step_s
         self._last = Signs(0, 0, owes=False)
 
     def look(self, signs: Signs, computes: Callable[[], bool], seconds: float) -> str | None:
-        """How the engine hangs, in words; None while nothing says that it does.
+        """Records an observation. Returns a description of the hang, or None.
 
         Args:
-            computes: whether it has computed since the last time that this was asked; asked only where it is silent.
-            seconds: since the last look.
+            computes: returns whether the engine has computed since its last call; called only where the engine sent
+                nothing.
+            seconds: time since the last observation.
         """
         last, self._last = self._last, signs
         self._stuck_s = self._stuck_s + seconds if signs.owes and signs.progress == last.progress else 0.0
@@ -64,14 +66,14 @@ class HangDetector:
 
 
 class EngineProcesses:
-    """An engine's own process and those below it."""
+    """An engine's processes: its own and their descendants."""
 
     def __init__(self, pids: Iterable[int]) -> None:
         self._roots = [psutil.Process(pid) for pid in pids]
         self._cpu_s = 0.0
 
     def computes(self, seconds: float) -> bool:
-        """Whether they have used CPU time since this was last asked ``seconds`` ago, and none of them is stopped."""
+        """Whether they have used CPU time since the last call, ``seconds`` ago, and none of them is stopped."""
         cpu_s = 0.0
         stopped = False
         for process in self._all():
@@ -83,7 +85,7 @@ class EngineProcesses:
         return not stopped and cpu_s - last >= MIN_CPU_SHARE * seconds
 
     def kill(self) -> None:
-        """Ends them at once, stopped or not."""
+        """Kills them at once, stopped or not."""
         for process in self._all():
             with suppress(psutil.Error):
                 process.kill()

@@ -1,4 +1,4 @@
-"""The reward families, one module each: which there are, and how settings choose one."""
+"""The list of reward families, one module each, and how settings choose one."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
@@ -18,7 +18,8 @@ BUILT_IN = (
     "deployments.engines.rewards.outcome:OutcomeSettings",
     "deployments.engines.rewards.function:FunctionSettings",
 )
-"""A family is declared by its module and one line here. In the order in which they are listed to people."""
+"""The settings class of every built-in family, in the order in which messages list them. A new family needs its module
+and one line here."""
 
 FAMILIES: dict[str, type[RewardModelSettings | FunctionSettings]] = {
     settings.model_fields["family"].default: settings for settings in map(imported, BUILT_IN)
@@ -28,12 +29,12 @@ DEFAULT_FAMILY = "step_head"
 
 
 def parse_prm(given: Any) -> RewardModelSettings | FunctionSettings:
-    """The settings of the family that ``given`` names.
+    """Validates the settings of the family that ``given`` names.
 
-    As a function and not as a union of pydantic's, which would put the family's name into the path of every error.
+    A function and not a pydantic union, which would put the family's name into the path of every error.
 
     Raises:
-        ValidationError: there is no such family, or one of its settings is wrong, unknown or another family's.
+        ValidationError: there is no such family, or a setting is wrong, unknown or another family's.
     """
     if isinstance(given, RewardModelSettings | FunctionSettings):
         return given
@@ -53,4 +54,4 @@ def _refused(path: tuple[str, ...], given: Any, message: str) -> ValidationError
 PrmSettings: TypeAlias = Annotated[
     SerializeAsAny[RewardModelSettings | FunctionSettings], WrapValidator(lambda given, _: parse_prm(given))
 ]
-"""What ``prm`` is in the settings tree."""
+"""The type of ``prm`` in the settings tree."""

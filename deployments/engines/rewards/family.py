@@ -1,7 +1,7 @@
-"""What sets reward families apart: how a path becomes requests to an engine, and outputs become rewards.
+"""Base classes of reward families: how a path becomes engine requests, and how outputs become rewards.
 
-A family is one module: its settings, which the settings tree is made of, and how it reads and writes. So its module is
-imported wherever settings are checked: vLLM, torch and transformers are imported inside functions only.
+A family is one module, with its settings and its code. The module is imported wherever settings are checked: vLLM,
+torch and transformers are imported inside functions only.
 """
 
 from abc import ABC, abstractmethod
@@ -21,21 +21,21 @@ if TYPE_CHECKING:
     from deployments.engines.engine_calls import Output
 
 MAX_REMEMBERED_CHARACTERS = 4_000
-"""A longer text is encoded every time."""
+"""Longest text whose token ids are cached."""
 
-_REMEMBERED_TOKENS = 500_000
-"""Of a family's questions, and of its steps: 25 MB at most."""
+_CACHE_TOKENS = 500_000
+"""Capacity of a cache of token ids, 25 MB at most. A family may have one for questions and one for steps."""
 _ENTRY_TOKENS = 16
-"""What an entry takes beside its ids, in tokens."""
+"""Overhead of a cache entry, counted in tokens."""
 
 
 def remembered_ids() -> LRUCache[str, list[int]]:
-    """Token ids of texts: a step is encoded once for all paths through it."""
-    return LRUCache(_REMEMBERED_TOKENS, getsizeof=lambda ids: len(ids) + _ENTRY_TOKENS)
+    """An empty cache of token ids by text: a step is encoded once for all paths through it."""
+    return LRUCache(_CACHE_TOKENS, getsizeof=lambda ids: len(ids) + _ENTRY_TOKENS)
 
 
 TEMPLATE_TOKENS = 64
-"""More than a chat template adds of its own, default system prompt, role marks and the last step's tag included."""
+"""Upper bound on what a chat template adds: default system prompt, role marks and the last step's tag."""
 
 
 class Query(NamedTuple):
@@ -44,24 +44,24 @@ class Query(NamedTuple):
     token_ids: list[int]
     params: "PoolingParams | SamplingParams"
     tags: tuple[int, ...]
-    """Where each of its steps is scored: positions in ``token_ids``, one per step, in order."""
+    """Positions in ``token_ids`` at which its steps are scored, one per step, in order."""
 
 
 class RewardFamily(ABC):
-    """One way of scoring steps. ``queries`` is called with texts nobody vouches for."""
+    """One way of scoring steps. The texts that ``queries`` gets are untrusted."""
 
     runner: ClassVar[Runner]
     """The vLLM runner that the family's engine needs."""
     vllm_model: ClassVar[str | None] = None
-    """``module:Class`` of the model to load, whatever the checkpoint calls itself; None for those that vLLM has."""
+    """``module:Class`` of the model to load, whatever architecture the checkpoint names; None if vLLM has the model."""
 
     @abstractmethod
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """For the family's own settings. Raises EngineStartError when the model is none of the family."""
+        """``settings``: the family's own. Raises EngineStartError when the model does not suit the family."""
 
     @classmethod
     def pooler(cls) -> "PoolerConfig | None":
-        """The engine's pooler, where the runner has one."""
+        """The configuration of the engine's pooler; None where the runner has no pooler."""
         return None
 
     @abstractmethod
@@ -77,7 +77,7 @@ class RewardFamily(ABC):
         """The rewards of the query's steps, in order; not validated.
 
         Raises:
-            ValueError: the output has not the shape that was asked for.
+            ValueError: the output does not have the expected shape.
         """
 
 
@@ -94,13 +94,13 @@ class RewardModelSettings(EngineSettings):
         description="How long a step may wait for the rewards of others; the pool grows where that is 0.8 of this.",
     )
     reader: ClassVar[type[RewardFamily]]
-    """The family."""
+    """The family's class."""
     tokens_per_step: ClassVar[int] = 0
-    """What the family's format adds to a step, at most, beyond the delimiter that it takes away: nothing where a tag
-    takes the delimiter's place."""
+    """Maximum number of tokens that the format adds to a step, less the delimiter that it removes: 0 where a tag takes
+    the delimiter's place."""
 
     def format_tokens(self, steps: int) -> int:
-        """What the family's format adds to a question and so many steps, at most: tokens."""
+        """Maximum number of tokens that the format adds to a question and ``steps`` steps."""
         system_prompt = getattr(self, "system_prompt", None) or ""
-        # A token has one byte or more.
+        # A token has at least one byte, so the prompt has at most as many tokens as bytes.
         return TEMPLATE_TOKENS + len(system_prompt.encode()) + self.tokens_per_step * steps

@@ -1,4 +1,4 @@
-"""Rewards from a Python function: for tasks that have a checker of their own. No engine."""
+"""Family ``function``: rewards from a Python function, for tasks with their own checker. No engine."""
 
 import asyncio
 import inspect
@@ -20,7 +20,7 @@ from search.tools.import_path import imported_function
 logger = logging.getLogger("banyan.rewards")
 
 RewardFunction = Callable[[str, Sequence[str]], "float | Awaitable[float]"]
-"""Told a question and the texts of a path's steps, it returns the last step's reward in [0, 1]."""
+"""Takes a question and the texts of a path's steps; returns the last step's reward in [0, 1]."""
 CANARY = ("canary", ("canary",))
 
 
@@ -34,10 +34,10 @@ class FunctionSettings(Settings):
 
 
 class FunctionScorer:
-    """Stands where a `ScoringEngine` would: the same methods, and one call of the function for each step.
+    """Takes the place of a `ScoringEngine`: the same methods, with one call of the function for each step.
 
-    A coroutine function runs in the event loop, any other in a thread. A thread cannot be stopped: one whose caller has
-    given up occupies its slot until it returns, and when all slots are occupied so, the scorer counts as dead.
+    A coroutine function runs in the event loop, any other in a thread. A thread cannot be stopped: a call whose caller
+    has given up occupies its slot until it returns. When such calls occupy all slots, the scorer counts as dead.
     """
 
     def __init__(self, settings: FunctionSettings) -> None:
@@ -49,17 +49,18 @@ class FunctionScorer:
         self._running = self._called = self._abandoned = 0
 
     async def start(self, stat_loggers: Sequence[object] = ()) -> None:
-        """Raises EngineStartError when there is no such function. No engine has figures for ``stat_loggers``."""
+        """Imports the function. Raises EngineStartError when there is none. ``stat_loggers`` get nothing: there is no
+        engine."""
         try:
             self._reward = imported_function(self._name)
         except ValueError as error:
             raise EngineStartError(f"prm.function {error}") from error
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
-        """For each item its ``unscored`` rewards in [0, 1]; see ``search.ports.StepScorer``.
+        """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
 
         Raises:
-            ScorerError: the function failed, took too long, or returned something that is no reward.
+            ScorerError: the function failed, missed the deadline, or returned an invalid reward.
         """
         try:
             async with asyncio.timeout(request.deadline_s), asyncio.TaskGroup() as group:
@@ -71,7 +72,8 @@ class FunctionScorer:
             raise ScorerError(f"{self._name} was not done within {request.deadline_s:g} s") from error
         except ExceptionGroup as group_of_failures:
             failure = group_of_failures.exceptions[0]
-            # Where it failed is for the log, which keeps its words back; they may quote a step, and this error travels.
+            # The traceback goes to the log only, which hides the failure's message: that may quote a step, and this
+            # error is sent to other processes.
             logger.warning("%s failed", self._name, exc_info=failure)
             raise ScorerError(f"{self._name} failed: {type(failure).__name__}") from failure
         rewards = [[task.result() for task in row] for row in tasks]
@@ -85,26 +87,26 @@ class FunctionScorer:
         return time.monotonic() - started
 
     def stats(self) -> dict[str, int]:
-        """Calls of the function: at work, waiting (none: they wait with their search), and all so far."""
+        """Number of calls of the function: running, waiting (none: they wait with their search), and all so far."""
         return {"running": self._running, "waiting": 0, "calls": self._called}
 
     @property
     def pressure(self) -> float:
-        """Calls at work over those that can be."""
+        """Running calls over slots."""
         return self._running / self._slots
 
     @property
     def silent_s(self) -> float:
-        """Never silent: how long a call takes is the function's own business."""
+        """Always 0: how long a call takes is up to the function."""
         return 0.0
 
     def check_alive(self) -> None:
-        """Raises ScorerError when every slot is occupied by a call that nobody waits for any more."""
+        """Raises ScorerError when every slot is occupied by a call whose caller has given up."""
         if self._abandoned >= self._slots:
             raise ScorerError(f"{self._abandoned} calls of {self._name} do not return")
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
-        """What is left over though nothing should be; empty when all is well."""
+        """Leak check of an idle scorer: reports open calls; empty when all is well."""
         return [f"{self._running} calls of {self._name} are open"] if self._running else []
 
     def shutdown(self) -> None:
@@ -122,7 +124,7 @@ class FunctionScorer:
             try:
                 value: Any = await reward(question, steps)  # type: ignore[misc]
             finally:
-                self._left()
+                self._release_slot()
         else:
             value = await self._in_thread(reward, question, steps)
         if inspect.isawaitable(value):
@@ -136,24 +138,24 @@ class FunctionScorer:
             value = await asyncio.shield(work)
         except asyncio.CancelledError:
             if work.done():
-                self._left()
+                self._release_slot()
             else:
                 self._abandoned += 1
                 work.add_done_callback(self._returned_late)
             raise
         except BaseException:
-            self._left()
+            self._release_slot()
             raise
-        self._left()
+        self._release_slot()
         return value
 
     def _returned_late(self, work: "asyncio.Future[Any]") -> None:
         self._abandoned -= 1
-        self._left()
+        self._release_slot()
         if not work.cancelled():
-            work.exception()  # looked at: nobody else will
+            work.exception()  # marks it as retrieved: the caller is gone
 
-    def _left(self) -> None:
+    def _release_slot(self) -> None:
         self._running -= 1
         self._limit.release()
 

@@ -1,4 +1,4 @@
-"""Heads: a model that gives numbers at every token, read where a step ends. What their families share."""
+"""Base class of the families whose model has a head: numbers for every token, read where a step ends."""
 
 from abc import abstractmethod
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Head(RewardFamily):
-    """One query scores all unscored steps of a path: the rows of its tags are read."""
+    """A family that scores all unscored steps of a path with one query and reads the rows of its tags."""
 
     runner: ClassVar[Runner] = "pooling"
     classes: ClassVar[int]
@@ -25,12 +25,12 @@ class Head(RewardFamily):
     def pooler(cls) -> "PoolerConfig":
         from vllm.config import PoolerConfig
 
-        # Not STEP pooling: it looks for tags at the prompt's positions in rows that lack the cached prefix.
+        # Not STEP pooling: it looks up tags by prompt position, in rows from which the cached prefix is missing.
         return PoolerConfig(tok_pooling_type="ALL")
 
     @abstractmethod
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The token ids of a path that ends where its last step is scored, and where each step is scored.
+        """The token ids of a path, up to where its last step is scored, and the position at which each step is scored.
 
         Raises:
             ValueError: a text is not valid Unicode.
@@ -38,20 +38,20 @@ class Head(RewardFamily):
 
     @abstractmethod
     def rewards_of(self, rows: "Tensor") -> "Tensor":
-        """(steps, classes) of a head's numbers, in double precision, to (steps,) rewards."""
+        """Turns a head's (steps, classes) numbers, in double precision, into (steps,) rewards."""
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         from vllm import PoolingParams
 
         token_ids, tags = self.encode(question, steps)
-        # The last position is always computed, so one new step may stand on a cached path. Several
-        # new steps may be cached in part (by a sibling): then every row has to be there.
+        # The last position is always computed, so a query for one new step may read the prefix cache. Of several new
+        # steps some may be cached (by a sibling), and their rows would be missing.
         params = PoolingParams(task="token_classify", use_activation=False, skip_reading_prefix_cache=unscored > 1)
         return [Query(token_ids, params, tuple(tags[-unscored:]))]
 
     def rewards(self, output: "Output", query: Query) -> list[float]:
         rows = output.outputs.data
-        # Rows end where the path ends; those of a cached prefix are missing in front.
+        # The rows of a cached prefix are missing at the front.
         missing = len(query.token_ids) - len(rows)
         wanted = [tag - missing for tag in query.tags]
         if rows.ndim != 2 or rows.shape[1] != self.classes or wanted[0] < 0:

@@ -1,4 +1,4 @@
-"""Label tokens inline: a tag behind every step of one text, and the label read at the tag."""
+"""Family ``label_inline``: one text with a tag after every step, and the label read at the tag."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 
 class LabelInline(LabelTokens):
-    """As Math-Shepherd (arXiv 2312.08935).
+    """The format of Math-Shepherd (arXiv 2312.08935).
 
-    The text is the question, a space, and the steps in a line each, every one followed by a space and the tag; no chat
-    template. The tag that a label is read at is put there as a token id, those before it are text like the rest.
+    The text is the question, a space, and one line per step: the step, a space and the tag. There is no chat template.
+    The tag at which a label is read is appended as a token id; earlier tags are encoded with the text.
     """
 
     def __init__(self, settings: "LabelInlineSettings", tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -1,4 +1,4 @@
-"""Label tokens in turns: a conversation in which every step is a user's turn and its label the answer."""
+"""Family ``label_turns``: a conversation in which every step is a user turn and its label the assistant's answer."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 
 class LabelTurns(LabelTokens):
-    """As RLHFlow's Llama3.1-8B-PRM.
+    """The format of RLHFlow's Llama3.1-8B-PRM.
 
-    The first turn is the question, a space and the first step, each further turn a step; the assistant answered all
-    earlier ones with the good label.
+    The first user turn is the question, a space and the first step; each further user turn is a step. The assistant has
+    answered all earlier ones with the good label.
     """
 
     def __init__(self, settings: "LabelTurnsSettings", tokenizer: "PreTrainedTokenizerBase") -> None:

@@ -1,4 +1,4 @@
-"""Label tokens: a language model says + or - behind every step. What its two families share."""
+"""Base class of the two families whose language model predicts a label, + or -, after every step."""
 
 import math
 from typing import TYPE_CHECKING, ClassVar
@@ -23,10 +23,10 @@ class LabelSettings(RewardModelSettings):
 
 
 class LabelTokens(RewardFamily):
-    """The reward of a step is the softmax over the logits of the two labels where the label is predicted.
+    """The reward of a step is the probability of the good label: the softmax over the logits of the two labels.
 
-    One query per step: a prompt that ends there, and one token. Only the two log-probabilities leave the engine;
-    their difference is that of the logits, so the softmax over two is the same.
+    Each step takes one query: a prompt that ends where the label is predicted, and one generated token. Only the two
+    log-probabilities leave the engine. Their difference is that of the logits, so the softmax over two is the same.
     """
 
     runner: ClassVar[Runner] = "generate"
@@ -39,7 +39,7 @@ class LabelTokens(RewardFamily):
             raise EngineStartError(f"prm.labels {settings.labels} are the same token of {settings.model!r}")
 
     def query(self, token_ids: list[int]) -> Query:
-        """For a prompt after which the label of one step is predicted."""
+        """The query for a prompt after which the label of one step is predicted."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
@@ -61,9 +61,9 @@ class LabelTokens(RewardFamily):
 
 
 def last_token(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> int:
-    """The id of a short text that stands behind ``before``: with a space in it, where the tokenizer has it so.
+    """The id of the token that spells ``text`` after ``before``, including a leading space where the tokenizer has one.
 
-    Raises EngineStartError when it is no single token.
+    Raises EngineStartError when the text is no single token.
     """
     ids = tokenizer.encode(before + text, add_special_tokens=False)
     if not ids or tokenizer.decode([ids[-1]]).strip() != text.strip():

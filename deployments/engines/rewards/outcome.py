@@ -1,4 +1,4 @@
-"""Outcome only: a model that scores whole solutions."""
+"""Family ``outcome``: a model that scores whole solutions."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Outcome(Head):
-    """As Qwen2.5-Math-RM (``Qwen2ForRewardModel``).
+    """The format of Qwen2.5-Math-RM (``Qwen2ForRewardModel``).
 
-    The path is one chat turn of the assistant, ended. A reward is the sigmoid of the head at the last token. A step is
-    scored by the path up to it, as if that were the solution: meaningful for solutions that have ended, so for
-    best-of-N with ``aggregation: last`` rather than for searches that prune.
+    The path is one completed chat turn of the assistant. A reward is the sigmoid of the head at the last token. A step
+    is scored by the path up to it, as if that were the solution. That is meaningful only for solutions that have ended:
+    use it for best-of-N with ``aggregation: last``, not for searches that prune.
     """
 
     classes = 1

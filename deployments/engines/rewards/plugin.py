@@ -1,4 +1,4 @@
-"""What vLLM is told in every process of an engine: the entry point ``vllm.general_plugins`` of pyproject.toml."""
+"""vLLM plugin for every process of an engine: the entry point ``vllm.general_plugins`` of pyproject.toml."""
 
 from threading import RLock
 
@@ -9,8 +9,8 @@ from deployments.engines.rewards.family import RewardModelSettings
 
 
 def register() -> None:
-    """Tells vLLM of the families' models that it does not have. Called by it when it starts, perhaps more than once."""
-    # Else its first progress bar makes a lock between processes, a semaphore that an engine leaves behind when killed.
+    """Registers the families' models that vLLM does not have. vLLM calls it at start, perhaps more than once."""
+    # Otherwise tqdm's first progress bar makes a lock between processes, whose semaphore a killed engine leaves behind.
     tqdm.set_lock(RLock())
     _let_compiled_code_load()
     from vllm import ModelRegistry
@@ -24,10 +24,10 @@ def register() -> None:
 
 
 def _let_compiled_code_load() -> None:
-    """Adds the method that vLLM 0.32 calls on compiled code which it has read from its cache.
+    """Adds the method that vLLM 0.32 calls on compiled code from its cache.
 
-    Code of vLLM's own compiler has it; torch's inductor, which vLLM uses on a CPU, writes code without it. vLLM then
-    compiles again at every start: 10 s for each engine instead of 2 s.
+    Code of vLLM's own compiler has it; that of torch's inductor, which vLLM uses on a CPU, does not. Without the method
+    vLLM compiles again at every start: 10 s per engine instead of 2 s.
     """
     from torch._dynamo.aot_compile_types import BundledAOTAutogradSerializableCallable as InductorCode
 

@@ -1,4 +1,4 @@
-"""A two-class head at a special token after every step."""
+"""Family ``step_head``: a two-class head, read at a special token after every step."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class StepHead(Head):
-    """As Qwen2.5-Math-PRM (arXiv 2501.07301).
+    """The format of Qwen2.5-Math-PRM (arXiv 2501.07301).
 
-    The path is one chat turn of the assistant: each step's text, without the whitespace around it,
-    then the tag as a token id. A reward is the softmax probability of class 1 at the tag.
+    The path is one chat turn of the assistant: each step's text, without surrounding whitespace, then the tag as a
+    token id. A reward is the softmax probability of class 1 at the tag.
     """
 
     classes = 2

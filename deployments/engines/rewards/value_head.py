@@ -1,4 +1,4 @@
-"""A value head: one number at every token, read at the last token of a step."""
+"""Family ``value_head``: one number for every token, read at the last token of a step."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -13,13 +13,14 @@ if TYPE_CHECKING:
 
 
 class ValueHead(Head):
-    """As Skywork-o1-Open-PRM.
+    """The format of Skywork-o1-Open-PRM.
 
-    The question and the steps' lines, without a chat template; the tokenizer's beginning-of-text token first, where it
-    has one. Question and newline are encoded together, but each line of a step alone, with the token of a lone newline
-    behind it: so what a vocabulary makes of ``.\\n`` never appears. A reward is the sigmoid of the head at the newline
-    that ends the step. Source: ``prepare_input`` of SkyworkAI/skywork-o1-prm-inference, which takes every line for a
-    step; here lines inside a step are encoded as there and get no reward.
+    The text is the question and the lines of the steps, without a chat template, behind the tokenizer's
+    beginning-of-text token if there is one. Question and newline are encoded together. Each line of a step is encoded
+    alone and followed by the token of a lone newline, so merged tokens such as ``.\\n`` never appear. A reward is the
+    sigmoid of the head at the newline that ends the step. Source: ``prepare_input`` of
+    SkyworkAI/skywork-o1-prm-inference, which takes every line for a step. Here lines inside a step are encoded in the
+    same way, but get no reward.
     """
 
     classes = 1

@@ -1,6 +1,6 @@
-"""The model behind `ValueHead` for vLLM, which has none: a Qwen2 trunk and one linear layer.
+"""The vLLM model of `ValueHead`: a Qwen2 trunk and one linear layer.
 
-Made known to vLLM by `deployments.engines.rewards.plugin`, since `ValueHead` names it.
+vLLM has no such model; `deployments.engines.rewards.plugin` registers this one, which `ValueHead` names.
 """
 
 from collections.abc import Iterable
@@ -16,7 +16,7 @@ from vllm.sequence import IntermediateTensors
 
 
 class Summary(nn.Module):
-    """The layer as its checkpoints name it: ``v_head.summary``."""
+    """The linear layer, named as in the checkpoints: ``v_head.summary``."""
 
     def __init__(self, width: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -25,7 +25,7 @@ class Summary(nn.Module):
 
 @default_pooling_type(tok_pooling_type="ALL")
 class Qwen2ForPrmModel(nn.Module):
-    """Gives (tokens, 1) values."""
+    """Returns one value per token, of shape (tokens, 1)."""
 
     is_pooling_model = True
 
