@@ -1,1 +1,1 @@
-"""What a request passes before it costs anything: keys, bodies, quotas, the proxy's memory of refusals, a place."""
+"""Admission of requests: API keys, request bodies, token quotas, places, and the proxy's early refusals."""

@@ -1,4 +1,4 @@
-"""Who may come in at all: requests with a key that is known, or everybody where none is wanted."""
+"""Authentication by API key; without configured keys every request is accepted."""
 
 import hmac
 from collections.abc import Iterable
@@ -14,20 +14,20 @@ from deployments.store import ANONYMOUS
 from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
 OPEN_PATHS = frozenset({"/health"})
-"""What a load balancer asks without a key."""
+"""Paths that a load balancer requests without a key."""
 
 
 def key_of(scope: Scope) -> KeyRecord | None:
-    """The record of the key that a request came with; None where none is wanted."""
+    """Returns the record of the request's API key; None where no key is required."""
     record: KeyRecord | None = scope.get("state", {}).get("key")
     return record
 
 
 class ApiKeys:
-    """The keys that are accepted at the moment.
+    """The API keys accepted now.
 
-    Until it was told which, it accepts none. Told that there are none, it wants none: whether that is
-    allowed is decided before it is told (`deployments.startup.access`).
+    Before the first `replace` no key is accepted. After a `replace` with no keys no key is required;
+    `deployments.startup.access` decides whether that is allowed.
     """
 
     def __init__(self, records: Iterable[KeyRecord] | None = None) -> None:
@@ -36,7 +36,7 @@ class ApiKeys:
             self.replace(records)
 
     def replace(self, records: Iterable[KeyRecord]) -> None:
-        """From now on these keys and no others; requests that were let in go on."""
+        """Accepts these keys only, from now on; requests already admitted continue."""
         self._known = {record.digest.encode("ascii"): record for record in records}
 
     def __repr__(self) -> str:
@@ -44,6 +44,7 @@ class ApiKeys:
 
     @property
     def told(self) -> bool:
+        """Whether `replace` was called."""
         return self._known is not None
 
     @property
@@ -52,20 +53,20 @@ class ApiKeys:
         return self._known is None or bool(self._known)
 
     def record(self, key: str) -> KeyRecord | None:
-        """What is known of ``key``; None when it is none of ours. Takes the same time for every wrong one."""
+        """Returns the record of ``key``; None for an unknown key. Every unknown key takes the same time."""
         digest = key_digest(key).encode("ascii")
         found = None
-        # No early exit: which key matched must not show in the time.
+        # No early exit: the response time must not reveal which key matched.
         for known, record in (self._known or {}).items():
             if hmac.compare_digest(digest, known):
                 found = record
         return found
 
     def owned_by(self, owner: str) -> KeyRecord | None:
-        """The key of what the store says is that owner's; None where no key is wanted.
+        """Returns the key record of a store owner; None for the anonymous owner where no key is required.
 
         Raises:
-            Unauthorized: it is none of ours any more.
+            Unauthorized: the owner's key is no longer accepted.
         """
         if owner == ANONYMOUS and not self.wanted:
             return None
@@ -76,19 +77,19 @@ class ApiKeys:
 
 
 class AsKey:
-    """ASGI application: ``app``, asked by who has that key."""
+    """ASGI application: runs ``app`` with every request authenticated by one key."""
 
     def __init__(self, app: ASGIApp, record: KeyRecord) -> None:
         self._app = app
         self._record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        _note(scope, self._record)
+        _set_key(scope, self._record)
         await self._app(scope, receive, send)
 
 
 class RequireKey:
-    """ASGI middleware: answers 401 to every request without a good key, except on `OPEN_PATHS`."""
+    """ASGI middleware: answers 401 to requests without a valid key, except on `OPEN_PATHS`."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
@@ -100,14 +101,14 @@ class RequireKey:
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and (record := self._keys.record(key.strip())) is not None:
-            _note(scope, record)
+            _set_key(scope, record)
             await self._app(scope, receive, send)
             return
         message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"
         await Unauthorized(message).response()(scope, receive, send)
 
 
-def _note(scope: Scope, record: KeyRecord) -> None:
-    """From here on it is known whose request it is."""
+def _set_key(scope: Scope, record: KeyRecord) -> None:
+    """Stores the key's record in the request's scope and the start of its digest in `CLIENT_KEY`."""
     scope.setdefault("state", {})["key"] = record
     CLIENT_KEY.set(record.digest[:KEY_DIGITS])

@@ -1,4 +1,4 @@
-"""From bytes to a validated request: strict JSON, clean text, and the path of whatever is wrong."""
+"""Parses and validates request bodies: strict JSON, valid text, and the path of the first invalid field."""
 
 import asyncio
 import json
@@ -17,28 +17,31 @@ Model = TypeVar("Model", bound=BaseModel)
 Path = tuple[str | int, ...]
 
 INLINE_BYTES = 4096
-"""A longer body is parsed, checked, templated and tokenized in a thread: a megabyte takes up to a second."""
+"""Longest body processed on the event loop. Parsing, validating, templating and tokenizing a megabyte takes up to
+a second, so longer bodies go to a thread."""
 _THREADS = ThreadPoolExecutor(2, thread_name_prefix="requests")
 
 MAX_FIELDS = 1000
-"""Of one object. No request means more; and pydantic describes each unknown one before the first is told."""
+"""Maximum fields of one JSON object. No valid request has more, and pydantic builds an error for every unknown field
+although only the first is reported."""
 
 TAG = "«"
-"""Begins the names of union members in schemas: pydantic puts them into an error's path, where no
-client would recognize them."""
+"""Prefix of the names of union members. pydantic puts these names into an error's path; `dotted` removes them,
+because no client would recognize them."""
 
 
 async def read_by(work: Callable[[bytes], T], body: bytes) -> T:
-    """What ``work`` makes of a body; of a long one in a thread."""
+    """Returns ``work(body)``; runs it in a thread if the body is longer than `INLINE_BYTES`."""
     if len(body) <= INLINE_BYTES:
         return work(body)
     return await asyncio.get_running_loop().run_in_executor(_THREADS, work, body)
 
 
 def check_media(headers: Headers) -> None:
-    """
+    """Checks the content type.
+
     Raises:
-        UnsupportedMedia: the body is declared as something else than JSON.
+        UnsupportedMedia: the body is not declared as JSON.
     """
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
@@ -46,10 +49,11 @@ def check_media(headers: Headers) -> None:
 
 
 def parsed_object(raw: bytes) -> dict[str, Any]:
-    """A body's JSON object, every text and number in it checked.
+    """Parses a body's JSON object and checks every string and number in it.
 
     Raises:
-        BadRequest: it is not a JSON object, or holds NaN, an infinity, a NUL or half a surrogate pair.
+        BadRequest: the body is not a JSON object, or contains NaN, an infinity, a NUL, half a surrogate pair or an
+            object with more than `MAX_FIELDS` fields.
     """
     try:
         value = json.loads(raw)
@@ -71,10 +75,10 @@ def parsed_object(raw: bytes) -> dict[str, Any]:
 
 
 def validated(model: type[Model], value: dict[str, Any]) -> Model:
-    """``value`` as a request of that model.
+    """Validates ``value`` as an instance of ``model``.
 
     Raises:
-        BadRequest: the first thing that is wrong, with its path.
+        BadRequest: a field is invalid; names the path of the first one.
     """
     try:
         return model.model_validate(value)
@@ -83,7 +87,7 @@ def validated(model: type[Model], value: dict[str, Any]) -> Model:
 
 
 def refused(error: ValidationError, prefix: Path = ()) -> BadRequest:
-    """The first fault that pydantic found, as a client is told."""
+    """Converts the first error that pydantic found; ``prefix`` goes before its path."""
     fault = error.errors(include_url=False, include_context=False)[0]
     path = dotted((*prefix, *fault["loc"]))
     if fault["type"] == "extra_forbidden":
@@ -103,7 +107,7 @@ def dotted(path: Path) -> str | None:
 
 
 def fault_in_text(text: str) -> str | None:
-    """Why no tokenizer or reply can carry this text; None when it is sound."""
+    """Returns why a text can be neither tokenized nor sent in a reply; None for a valid text."""
     if "\0" in text:
         return "contains a NUL character"
     try:
@@ -114,7 +118,7 @@ def fault_in_text(text: str) -> str | None:
 
 
 def _faults(value: Any) -> Iterator[tuple[Path, str]]:
-    """What no field may hold, wherever it stands. Iterative: a body may be nested as deeply as JSON allows."""
+    """Yields the path and the error of each invalid value. Iterative: a body may be nested as deeply as JSON allows."""
     stack: list[tuple[Path, Any]] = [((), value)]
     while stack:
         path, part = stack.pop()
@@ -136,5 +140,5 @@ def _faults(value: Any) -> Iterator[tuple[Path, str]]:
             stack.extend(((*path, index), member) for index, member in enumerate(part))
 
 
-def _short(text: str, longest: int = 80) -> str:
-    return text if len(text) <= longest else f"{text[:longest]}…"
+def _short(text: str, max_chars: int = 80) -> str:
+    return text if len(text) <= max_chars else f"{text[:max_chars]}…"

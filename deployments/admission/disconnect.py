@@ -1,4 +1,4 @@
-"""Work that is worth nothing once its client has gone."""
+"""Cancels work whose client has disconnected."""
 
 import asyncio
 from collections.abc import Coroutine
@@ -15,11 +15,11 @@ T = TypeVar("T")
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
     """Awaits ``work``, cancelling it when the client disconnects or this task is cancelled.
 
-    Serve cancels a request whose client has gone; other ASGI servers only say so. The request's body
-    must have been read.
+    Serve cancels the request itself when its client disconnects; other ASGI servers only send
+    ``http.disconnect``. The request's body must already have been read.
 
     Raises:
-        ClientDisconnect: the client has gone; ``work`` has ended.
+        ClientDisconnect: the client has disconnected; ``work`` was cancelled and has ended.
     """
     working = asyncio.create_task(work)
     leaving = asyncio.create_task(_gone(receive))

@@ -1,4 +1,4 @@
-"""Errors as OpenAI clients know them: one exception, one JSON shape, the right status for each.
+"""Errors in OpenAI's format: one exception class and one HTTP status for each kind, one JSON shape for all.
 
 ApiError                     status  type                   code
 ├─ BadRequest                400     invalid_request_error  (given)
@@ -31,19 +31,18 @@ from search.errors import GeneratorError, LimitKind, LimitReached, PathTooLarge,
 logger = logging.getLogger("banyan.http")
 
 CLIENT_GONE = 499
-"""For nobody but whoever counts statuses: not an error of ours."""
+"""Status of a request whose client disconnected. Only metrics see it; it is no server error."""
 NO_FLEX = "resource_unavailable"
-"""OpenAI's flex processing answers "429 Resource Unavailable" where it has no capacity; other clients are served."""
+"""Code of a refused flex request. OpenAI's flex processing answers "429 Resource Unavailable" without capacity."""
 MAX_MESSAGE_CHARS = 500
-"""Characters: what an error quotes of a request must not make the reply as long as the request."""
-
+"""Maximum length of an error message. Messages quote the request, and a long request must not cause a long reply."""
 
 REFUSAL = "banyan.refusal"
-"""The key in a request's ASGI scope under which the reason of the error stands that answers it."""
+"""Key in the ASGI scope for the `ApiError.reason` of the reply."""
 
 
 class ErrorResponse(JSONResponse):
-    """An error in OpenAI's shape, which leaves its reason where `deployments.admission.refusals` finds it."""
+    """An error in OpenAI's shape; stores its reason in the scope for `deployments.admission.refusals`."""
 
     def __init__(self, error: "ApiError", status_code: int, headers: Mapping[str, str]) -> None:
         super().__init__(error.body, status_code, headers)
@@ -55,12 +54,12 @@ class ErrorResponse(JSONResponse):
 
 
 class ApiError(Exception):
-    """What a client is told.
+    """An error reply to a client.
 
     Args:
-        message: A sentence for a person.
+        message: A sentence for people.
         param: Path of the field that is wrong, e.g. ``search.n`` or ``messages.0.content``.
-        code: A word for a program; the class's own where not given.
+        code: A word for programs; the class's default where not given.
     """
 
     status: ClassVar[int] = 500
@@ -83,7 +82,7 @@ class ApiError(Exception):
 
     @property
     def reason(self) -> str:
-        """What it is counted as among the refusals: a word of ours, none of the request's."""
+        """Label of this error in the refusal metrics; never text from the request."""
         return self.code or "none"
 
     def response(self) -> Response:
@@ -115,14 +114,17 @@ class BodyTimeout(ApiError):
 
 
 class Conflict(ApiError):
-    """What is asked for cannot be done any more."""
+    """The resource's state no longer allows the operation."""
 
     status, type, default_code = 409, "invalid_request_error", "conflict"
 
 
 class BodyTooLarge(ApiError):
-    """Without ``Connection: close``: closing on a client that still sends would reset the connection
-    before it reads why. The server drops the rest of the body as it comes."""
+    """The body is over its size limit.
+
+    The reply has no ``Connection: close``: closing while the client still sends would reset the connection
+    before it reads the error. The server discards the rest of the body as it arrives.
+    """
 
     status, type, default_code = 413, "invalid_request_error", "body_too_large"
 
@@ -132,12 +134,12 @@ class UnsupportedMedia(ApiError):
 
 
 class Busy(ApiError):
-    """Past capacity: the same request is welcome later."""
+    """No capacity now: the same request may succeed later."""
 
     status, type, default_code = 429, "rate_limit_error", "rate_limit_exceeded"
 
     def __init__(self, message: str, reason: str, retry_after_s: int = 1, code: str | None = None) -> None:
-        """``reason``: a word for the metrics."""
+        """``reason``: label for the metrics."""
         super().__init__(message, code=code)
         self.args = (message, reason, retry_after_s)
         self._reason = reason
@@ -161,10 +163,10 @@ class DeadlineExceeded(ApiError):
 
 
 def api_error(error: BaseException) -> ApiError:
-    """The error a client is told for any exception that ends its request.
+    """Converts any exception that ends a request to the error its client gets.
 
-    What engines and checkers say is logged, and told in words of our own: theirs could hold paths, prompts or
-    addresses. What is not expected is logged with its traceback.
+    Messages of the generator and the scorer are logged only, because they may contain paths, prompts or addresses;
+    the client gets a fixed text. Unexpected exceptions are logged with their traceback.
     """
     if isinstance(error, ApiError):
         return error
@@ -197,7 +199,7 @@ def api_error(error: BaseException) -> ApiError:
 
 
 def install(app: FastAPI) -> None:
-    """Makes every error of ``app`` leave in OpenAI's shape, those of the framework included."""
+    """Registers handlers that send every error of ``app`` in OpenAI's shape, the framework's errors included."""
 
     async def known(_: Request, error: Exception) -> Response:
         return api_error(error).response()

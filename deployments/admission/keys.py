@@ -1,4 +1,4 @@
-"""API keys: one record for each, made in one place. Controllers are told records, never keys."""
+"""API keys and their records. Controllers get records, never keys."""
 
 import hashlib
 import hmac
@@ -12,24 +12,24 @@ from deployments.store import ANONYMOUS
 
 ENVIRONMENT = "BANYAN_API_KEYS"
 MIN_KEY_CHARACTERS = 16
-"""Records stand in config files and on Ray's dashboard: a short key could be guessed until its digest fits."""
+"""Records are visible in config files and on Ray's dashboard: a short key could be guessed from its digest."""
 SALT_CHARACTERS = 32
 OWNER_CHARACTERS = 32
 NO_LIMITS = KeyLimits()
 
 
 def key_digest(key: str) -> str:
-    """What a key is known by: its SHA-256, as hexadecimal digits."""
+    """Returns the SHA-256 of a key as hexadecimal digits."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def key_record(key: str, limits: KeyLimits = NO_LIMITS) -> KeyRecord:
-    """What a controller is told about one key.
+    """Returns the record of one key.
 
-    The salt is derived with the key as the secret, so neither salt nor digest says anything about the other.
+    The salt is an HMAC with the key as its secret, so neither salt nor digest reveals the other.
 
     Raises:
-        ValueError: the key contains what an HTTP header cannot carry.
+        ValueError: the key is empty or has characters that an HTTP header cannot carry.
     """
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError("an API key may contain printable ASCII without spaces only")
@@ -38,7 +38,7 @@ def key_record(key: str, limits: KeyLimits = NO_LIMITS) -> KeyRecord:
 
 
 def store_owner(record: KeyRecord | None) -> str:
-    """What the store calls whoever comes with that key; says neither its digest nor its salt."""
+    """Returns the store's owner name for a key; reveals neither its digest nor its salt."""
     if record is None:
         return ANONYMOUS
     name = hmac.new(record.cache_salt.encode("ascii"), b"banyan store owner", hashlib.sha256).hexdigest()
@@ -46,12 +46,14 @@ def store_owner(record: KeyRecord | None) -> str:
 
 
 def read_records(file: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[KeyRecord, ...]:
-    """Records of the keys in ``file`` (one a line, its limits behind it as ``name=value``, ``#`` begins a comment) and
-    in ``BANYAN_API_KEYS`` (separated by commas); each key once, in the same order for the same keys.
+    """Reads the keys of ``file`` and of ``BANYAN_API_KEYS`` and returns one record per key, sorted by digest.
+
+    The file has one key a line, then its limits as ``name=value``; ``#`` begins a comment. The variable has keys
+    separated by commas.
 
     Raises:
-        ValueError: a file or variable is given and cannot be read or holds no key, which would open the
-            endpoint to all although keys were asked for; or a key is malformed or short, or its limits are.
+        ValueError: a given file or variable cannot be read or has no key, which would open the endpoint to everyone
+            although keys were configured; or a key is malformed or too short, or its limits are malformed.
     """
     keys: dict[str, KeyLimits] = {}
     if given := environment.get(ENVIRONMENT):
@@ -60,7 +62,7 @@ def read_records(file: Path | None, environment: Mapping[str, str] = os.environ)
             raise ValueError(f"{ENVIRONMENT} is set and holds no key")
         keys |= dict.fromkeys(named, NO_LIMITS)
     if file is not None:
-        keys |= _keys_of(file)  # over the variable's, which have no limits
+        keys |= _keys_of(file)  # the file wins: keys of the variable have no limits
     if any(len(key) < MIN_KEY_CHARACTERS for key in keys):
         raise ValueError(
             f"an API key must have at least {MIN_KEY_CHARACTERS} characters, for example: openssl rand -hex 32"
@@ -88,7 +90,7 @@ def _keys_of(file: Path) -> dict[str, KeyLimits]:
 
 
 def _limits(words: Sequence[str], where: str) -> KeyLimits:
-    """``places=8 tokens_per_minute=200000`` as limits. No error repeats what is written: it could be of a key."""
+    """Parses ``places=8 tokens_per_minute=200000``. Errors do not quote the words: they could be part of a key."""
     try:
         return KeyLimits.model_validate(
             {name: int(value) for name, _, value in (word.partition("=") for word in words)}

@@ -1,4 +1,4 @@
-"""Reading the bodies of requests: bounded in size, in time and in number, so that slow ones keep nobody out."""
+"""Reads request bodies with limits on size, time and number, so that slow bodies do not block other clients."""
 
 import asyncio
 from collections import Counter
@@ -12,23 +12,24 @@ from deployments.admission.errors import BodyTimeout, BodyTooLarge, Busy
 from deployments.service.live import LiveSettings
 
 BODY_TIMEOUT_S = 30.0
-"""A body that is not complete by then is given up, however fast it comes."""
+"""Timeout of a whole body, however fast it arrives."""
 GRACE_S = 5.0
-SEATS = 4
-"""Bodies that are read at a time for each place, so that one client alone may send twice as many as there are."""
+"""Seconds before the minimum rate applies."""
+BODIES_PER_REQUEST = 4
+"""Bodies read at once, as a multiple of the requests that may work or wait. One client alone gets half of them."""
 MIN_BYTES_PER_S = 16_384
-"""After the grace a body is given up as soon as it falls behind this."""
+"""Minimum rate of a body; a slower one times out."""
 
 
 class Bodies:
-    """All bodies that one controller reads at the moment, each for a client: an API key, or an address.
+    """Limits the bodies that one controller reads at once, by client: an API key or an address.
 
-    A client may send as many at a time as seats are free beside its own: alone, half of them all; and however many
-    clients hold theirs with slow bodies, the next one still finds some.
+    A client may start another body while it has fewer in progress than there are free slots. So one client alone gets
+    half of the slots, the next one half of the rest, and so on: slow bodies of a few clients do not block the others.
     """
 
     def __init__(self, live: LiveSettings) -> None:
-        """``live``: how long a body may be, and how many places there are."""
+        """``live``: for the size limit of a body and the number of slots."""
         self._live = live
         self._reading: Counter[str] = Counter()
 
@@ -37,16 +38,16 @@ class Bodies:
         return self._live.now.limits.body_bytes
 
     async def read(self, scope: Scope, receive: Receive, client: str) -> bytes:
-        """The whole body.
+        """Reads a whole body.
 
         Raises:
-            BodyTooLarge: by the declared length before a byte is read, else at the first byte too many.
-            Busy: the client sends too many at a time; nothing was read.
-            BodyTimeout: it comes too slowly.
-            ClientDisconnect: the client has gone.
+            BodyTooLarge: the declared length is over the limit and nothing was read, or the bytes read are.
+            Busy: the client sends too many bodies at once; nothing was read.
+            BodyTimeout: the body arrives too slowly.
+            ClientDisconnect: the client has disconnected.
         """
         check_declared(scope, self._limit)
-        if self._reading[client] >= SEATS * self._live.now.most_inside - self._reading.total():
+        if self._reading[client] >= BODIES_PER_REQUEST * self._live.now.most_inside - self._reading.total():
             raise Busy(f"{self._reading[client]} bodies are on their way already; send fewer at a time", "bodies")
         self._reading[client] += 1
         try:
@@ -58,12 +59,12 @@ class Bodies:
 
 
 async def arriving(receive: Receive, most: int, longest_s: float) -> AsyncGenerator[bytes, None]:
-    """A body of ``most`` bytes, as it comes.
+    """Yields the parts of a body of at most ``most`` bytes as they arrive.
 
     Raises:
-        BodyTooLarge: at the first byte too many.
-        BodyTimeout: it falls behind `MIN_BYTES_PER_S`, or is not complete after ``longest_s``.
-        ClientDisconnect: the client has gone.
+        BodyTooLarge: more than ``most`` bytes have arrived.
+        BodyTimeout: the body is slower than `MIN_BYTES_PER_S`, or not complete after ``longest_s``.
+        ClientDisconnect: the client has disconnected.
     """
     started = asyncio.get_running_loop().time()
     read = 0
@@ -86,12 +87,13 @@ async def arriving(receive: Receive, most: int, longest_s: float) -> AsyncGenera
 
 
 def check_declared(scope: Scope, most: int) -> None:
-    """
+    """Checks the declared length of a body, before any of it is read.
+
     Raises:
-        BodyTooLarge: the request says itself that its body is longer; nothing was read.
+        BodyTooLarge: the declared length is over ``most`` bytes.
     """
     declared = Headers(scope=scope).get("content-length", "")
-    # Only digits: int() would take "-1" and "1_0", and raise on thousands of digits.
+    # Digits only: int() would accept "-1" and "1_0", and raise on thousands of digits.
     if declared.isascii() and declared.isdigit() and (len(declared) > 18 or int(declared) > most):
         raise too_large(most, f"{declared[:18]} bytes")
 

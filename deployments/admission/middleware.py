@@ -1,4 +1,4 @@
-"""Which requests are let in to work: what has no place is refused before its body is read, parsed or tokenized."""
+"""Admission to a place: a request that cannot get one is refused before its body is read, parsed or tokenized."""
 
 import uuid
 from collections.abc import Collection
@@ -24,21 +24,22 @@ from deployments.service.live import LiveSettings
 from deployments.service.places import NoPlace, Owner, Place, Places
 
 SPARE = 16
-"""Requests, at least, that the proxy hands over beyond those that find a place: some that it counts get refused."""
+"""Minimum surplus of the room announced to the proxy over places and queue: the proxy also counts requests that are
+then refused here."""
 RESTS = {"owner": 0.5, "tokens_per_minute": 5.0}
-"""For how many seconds at most the proxy refuses for us a key that is at its limits, by the reason: a place may come
-free at any time, tokens come with the next minute."""
+"""Longest time, in seconds, for which the proxy refuses requests of a key at its limits, by reason. A place may come
+free at any time; tokens come back only with the next minute."""
 
 
 class Admission:
-    """ASGI middleware, right behind the check of the API key: a request for work passes with its whole body read and a
-    place held until its reply has been sent. All other requests pass as they are.
+    """ASGI middleware behind the check of the API key: admits requests for work, and passes all others unchanged.
 
-    In this order, the cheap and sure first: is the event loop in time, has the key tokens left, is there a place or
-    room in the queue; then the body, which holds no place however slowly it comes, and says whether the request is
-    flex; then the place, or the wait for one.
+    A request for work goes on with its whole body read, and holds a place until its reply has been sent. The cheap
+    checks come first: event loop delay, token quota, a free place or room in the queue. Then the body is read; it says
+    whether the request is flex, and while it arrives it holds no place. Then the request takes a place or waits for
+    one.
 
-    Outside of FastAPI, whose routing and dependencies cost more than all of this.
+    It runs outside of FastAPI, whose routing and dependencies cost more than all of this.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Admission:
         loop_delay: LoopDelay,
         live: LiveSettings,
     ) -> None:
-        """``paths``: where work is asked for, by POST."""
+        """``paths``: the routes that need a place, all of them POST."""
         self._app = app
         self._paths = frozenset(paths)
         self._places = places
@@ -63,7 +64,7 @@ class Admission:
         if scope["type"] != "http" or scope["method"] != "POST" or route_path(scope) not in self._paths:
             await self._app(scope, receive, send)
             return
-        await self._work(scope, receive, self._telling(send))
+        await self._work(scope, receive, self._announcing_room(send))
 
     async def _work(self, scope: Scope, receive: Receive, send: Send) -> None:
         key = key_of(scope)
@@ -85,29 +86,30 @@ class Admission:
                 if key is not None:
                     await self._quotas.charge(key, place.tokens)
 
-    def _telling(self, send: Send) -> Send:
-        """``send`` with a word to the proxy about this controller's room."""
+    def _announcing_room(self, send: Send) -> Send:
+        """Returns ``send`` with a header that tells the proxy how many requests this controller has room for."""
 
-        async def told(message: Message) -> None:
+        async def announcing(message: Message) -> None:
             if message["type"] == "http.response.start":
                 now = self._live.now
                 room = now.most_inside + max(SPARE, now.searches // 4)
                 MutableHeaders(scope=message)[ROOM] = f"{self._name} {room}"
             await send(message)
 
-        return told
+        return announcing
 
     async def _body(self, scope: Scope, receive: Receive, key: KeyRecord | None) -> bytes:
-        """
+        """Makes the cheap checks, then reads the body.
+
         Raises:
             NoPlace, Busy: there is no place, or the request may not have one; nothing was read.
             ApiError: the body is too long or too slow.
-            ClientDisconnect: the client has gone.
+            ClientDisconnect: the client has disconnected.
         """
         owner = _owner(scope, key)
-        late = self._loop_delay.seconds
-        if late > self._live.now.max_loop_delay_s:
-            raise Busy(f"the server is {late:.1f} s behind its work; try again shortly", "event_loop")
+        delay_s = self._loop_delay.seconds
+        if delay_s > self._live.now.max_loop_delay_s:
+            raise Busy(f"the server is {delay_s:.1f} s behind its work; try again shortly", "event_loop")
         if key is not None:
             await self._quotas.check(key)
         self._places.check(owner)
@@ -115,22 +117,22 @@ class Admission:
 
 
 def _refused(error: ApiError | NoPlace) -> Response:
-    """The reply; where the key is at its limits, with a word to the proxy."""
-    told = api_error(error)
-    response = told.response()
-    if isinstance(told, Busy) and (rest_s := RESTS.get(told.reason)):
-        response.headers[REST] = f"{told.reason} {min(rest_s, told.retry_after_s)} {told.retry_after_s}"
+    """Returns the error reply. If the key is at its limits, a header tells the proxy to refuse it for a while."""
+    reply = api_error(error)
+    response = reply.response()
+    if isinstance(reply, Busy) and (rest_s := RESTS.get(reply.reason)):
+        response.headers[REST] = f"{reply.reason} {min(rest_s, reply.retry_after_s)} {reply.retry_after_s}"
     return response
 
 
 def place_of(scope: Scope) -> Place:
-    """The place of a request that was let in."""
+    """Returns the place of an admitted request."""
     place: Place = scope["state"]["place"]
     return place
 
 
 def _owner(scope: Scope, key: KeyRecord | None) -> Owner:
-    """Clients are told apart by their keys; where there are none, by their addresses."""
+    """Returns the owner that a request counts for: its API key, else its client's address."""
     if key is not None:
         return Owner(key.digest, key.limits.places)
     host, *_ = scope.get("client") or ("",)
@@ -138,14 +140,14 @@ def _owner(scope: Scope, key: KeyRecord | None) -> Owner:
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
-    """``receive`` of a request whose body was read: the body in one message, then whatever comes."""
-    told = False
+    """Returns a ``receive`` that yields the body in one message, then continues with the original."""
+    sent = False
 
     async def replayed() -> Message:
-        nonlocal told
-        if told:
+        nonlocal sent
+        if sent:
             return await receive()
-        told = True
+        sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
     return replayed

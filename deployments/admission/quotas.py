@@ -1,4 +1,4 @@
-"""Tokens a minute, by API key."""
+"""Token quotas per minute, by API key."""
 
 import math
 import time
@@ -12,19 +12,20 @@ from deployments.config import KeyRecord
 
 
 class TokenQuotas:
-    """What each key has used in its current minute, in this controller. A key without a limit is not counted.
+    """The tokens that each key has used in its current minute, in this controller; only keys with a limit are counted.
 
-    What a request costs is known afterwards only, so it is let in while anything is left of the minute, and charged in
-    full when it ends. The minute begins with the first charge.
+    A request's cost is known only at its end. So a request is admitted while any tokens of the minute are left, and
+    charged in full when it ends. The minute begins with the first charge.
     """
 
     def __init__(self) -> None:
         self._limiter = FixedWindowRateLimiter(MemoryStorage())
 
     async def check(self, key: KeyRecord) -> None:
-        """
+        """Checks that a key has tokens left.
+
         Raises:
-            Busy: the key has used what it may.
+            Busy: the key has used up its quota.
         """
         most = key.limits.tokens_per_minute
         if most is None:
@@ -39,7 +40,7 @@ class TokenQuotas:
             )
 
     async def charge(self, key: KeyRecord, tokens: int) -> None:
-        """What a request has cost, prompt and all that was generated."""
+        """Charges a request's tokens: its prompt and everything generated for it."""
         most = key.limits.tokens_per_minute
         if most is not None and tokens:
             await self._limiter.hit(RateLimitItemPerMinute(most), key.digest, cost=tokens)

@@ -1,4 +1,4 @@
-"""Errors that leave the endpoint, and those that the proxy has sent, counted by status and code."""
+"""Counts the errors that the endpoint and the proxy have sent, by status and reason."""
 
 from collections.abc import Callable, Iterator
 
@@ -10,7 +10,10 @@ from deployments.admission.proxy import SAID, TURNED_AWAY
 
 
 class CountRefusals:
-    """ASGI middleware, outside all others. A code is a word of our own, never of the request."""
+    """ASGI middleware, the outermost. Calls ``refused`` with status, reason and count.
+
+    The reason is one of our own words, never text from the request.
+    """
 
     def __init__(self, app: ASGIApp, refused: Callable[[int, str, int], None]) -> None:
         self._app = app
@@ -22,20 +25,20 @@ class CountRefusals:
                 self._refused(message["status"], scope.get(REFUSAL, "none"), 1)
             await send(message)
 
-        for reason, count in _turned_away(scope):
+        for reason, count in _proxy_refusals(scope):
             self._refused(Busy.status, reason, count)
         try:
             await self._app(scope, receive, watched)
         except Exception:
-            # The framework answers outside all middleware what nobody expected.
+            # The framework answers unexpected exceptions outside of all middleware.
             self._refused(500, ApiError.default_code or "none", 1)
             raise
 
 
-def _turned_away(scope: Scope) -> Iterator[tuple[str, int]]:
-    """For what reasons the proxy has refused how many requests since it last said so."""
-    said = Headers(scope=scope).get(TURNED_AWAY.decode(), "") if scope["type"] == "http" else ""
-    for each in said.split(", "):
+def _proxy_refusals(scope: Scope) -> Iterator[tuple[str, int]]:
+    """Yields reason and count of the requests that the proxy reports as refused."""
+    counts = Headers(scope=scope).get(TURNED_AWAY.decode(), "") if scope["type"] == "http" else ""
+    for each in counts.split(", "):
         reason, _, count = each.partition(" ")
         if reason in SAID and count.isascii() and count.isdecimal() and len(count) < 10:
             yield reason, int(count)

@@ -1,4 +1,4 @@
-"""The path of a request below the application's route prefix, which Serve leaves in front of it."""
+"""The path of a request without the application's route prefix, which Serve leaves in the path."""
 
 from starlette.types import Scope
 

@@ -1,4 +1,4 @@
-"""OpenAI's ``service_tier``: whose requests yield to those of others."""
+"""OpenAI's ``service_tier``: flex requests have a lower priority."""
 
 import json
 import re
@@ -7,29 +7,29 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 FLEX = "flex"
-"""Of lower priority: let in where places are left, served behind all others, with the same answer."""
+"""Lower priority: admitted while places are left, served after all other requests, with the same answer."""
 DEFAULT = "default"
 
 ServiceTier = Annotated[
     Literal["auto", "default", "flex", "fast", "priority", "scale", "ultrafast"],
     Field(description="flex: of lower priority, let in where places are left. All others of OpenAI's are default."),
 ]
-"""The words that OpenAI's clients know."""
+"""The values that OpenAI's clients may send."""
 _MAY_SAY_FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
 
 
 def may_ask_flex(body: bytes) -> bool:
-    """Whether a request has to be parsed to know: costs next to nothing, however long it is."""
+    """Whether a body may be a flex request, so that `asks_flex` has to parse it. Cheap for a body of any length."""
     return _MAY_SAY_FLEX.search(body) is not None
 
 
 def asks_flex(body: bytes) -> bool:
-    """Whether a request is flex, told before it has a place. What is no request is refused when it has one."""
+    """Whether a request is flex. False for an invalid body, which is refused later, when the request has a place."""
     return _parsed(body).get("service_tier") == FLEX
 
 
 def flex_unless_said(body: bytes) -> bytes:
-    """A request that is flex where it names no tier of its own; null is none. What is no JSON object stays as it is."""
+    """Returns a body with ``service_tier`` set to flex if it is missing or null; unchanged if it is no JSON object."""
     given = _parsed(body)
     if not given or given.get("service_tier") is not None:
         return body
@@ -37,7 +37,7 @@ def flex_unless_said(body: bytes) -> bytes:
 
 
 def _parsed(body: bytes) -> dict[str, Any]:
-    """Empty where it is no JSON object."""
+    """Returns the body's JSON object; empty if it is none."""
     try:
         given = json.loads(body)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""The end of serving: what has begun is finished for a while, what comes then is refused, and both are told."""
+"""Graceful shutdown: requests in progress get a grace period, new requests get 503."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ CODE = "stopping"
 
 
 class Stopping(Unavailable):
-    """For a client that is no longer served; another replica, or the next server, is welcome to it."""
+    """The server is shutting down: another replica, or the restarted server, can answer a retry."""
 
     def __init__(self) -> None:
         super().__init__("the server is stopping; try again shortly", code=CODE)
@@ -22,7 +22,7 @@ class Stopping(Unavailable):
 
 
 class Door:
-    """Who is inside, and whether others may come in. Single-threaded: one event loop."""
+    """The requests in progress, and whether new ones are admitted. For one event loop only."""
 
     def __init__(self) -> None:
         self.closed = False
@@ -31,7 +31,7 @@ class Door:
         self._empty.set()
 
     def enter(self, limit: asyncio.Timeout) -> None:
-        """``limit`` is the time limit of a request, which has none yet."""
+        """Registers a request. ``limit``: its timeout, not set yet; `close` sets it."""
         self._inside.add(limit)
         self._empty.clear()
 
@@ -41,18 +41,18 @@ class Door:
             self._empty.set()
 
     async def close(self, grace_s: float) -> None:
-        """Lets nobody in any more; returns when all have left, which they must within ``grace_s``."""
+        """Refuses new requests, gives those in progress ``grace_s`` seconds, and returns when all have ended."""
         self.closed = True
-        at = asyncio.get_running_loop().time() + grace_s
+        deadline = asyncio.get_running_loop().time() + grace_s
         for limit in self._inside:
-            limit.reschedule(at)
+            limit.reschedule(deadline)
         await self._empty.wait()
 
 
 class StoppingMiddleware:
-    """ASGI middleware: every request goes through the door.
+    """ASGI middleware: registers every request at the door, and refuses it when the door is closed.
 
-    A request whose time is over gets 503 where nothing was sent yet; a stream that has begun ends without its end.
+    A request that runs into its timeout gets 503 if nothing was sent yet; a reply that has begun is cut off.
     """
 
     def __init__(self, app: ASGIApp, door: Door) -> None:
@@ -66,11 +66,11 @@ class StoppingMiddleware:
         if self._door.closed:
             await Stopping().response()(scope, receive, send)
             return
-        begun = False
+        reply_begun = False
 
         async def sending(message: Message) -> None:
-            nonlocal begun
-            begun = True
+            nonlocal reply_begun
+            reply_begun = True
             await send(message)
 
         limit = asyncio.timeout(None)
@@ -81,7 +81,7 @@ class StoppingMiddleware:
         except TimeoutError:
             if not limit.expired():
                 raise
-            if not begun:
+            if not reply_begun:
                 await Stopping().response()(scope, receive, send)
         finally:
             self._door.leave(limit)

@@ -1,4 +1,4 @@
-"""``/v1/batches``: a file of requests, done by the batch runner, in the words of OpenAI's API."""
+"""``/v1/batches`` of OpenAI's API: files of requests, processed by the batch runner."""
 
 import time
 from typing import Annotated, Any, Literal
@@ -20,7 +20,7 @@ from deployments.store import Batch, BatchRecord, BatchStatus, BatchUsage, NotTh
 
 router = APIRouter()
 
-SECONDS = {"m": 60, "h": 3600, "d": 86_400}
+UNIT_SECONDS = {"m": 60, "h": 3600, "d": 86_400}
 MAX_WINDOW_S = 7 * 86_400
 
 
@@ -46,13 +46,14 @@ class BatchBody(Body):
 
     @property
     def window_s(self) -> int:
-        """
+        """The completion window in seconds.
+
         Raises:
-            BadRequest: it is no time, or too long.
+            BadRequest: the window is malformed, zero or too long.
         """
         number, unit = self.completion_window[:-1], self.completion_window[-1:]
-        known = unit in SECONDS and number.isascii() and number.isdigit()
-        seconds = int(number) * SECONDS[unit] if known else 0
+        known = unit in UNIT_SECONDS and number.isascii() and number.isdigit()
+        seconds = int(number) * UNIT_SECONDS[unit] if known else 0
         if not 0 < seconds <= MAX_WINDOW_S:
             message = "completion_window must be a time of up to seven days, as 24h, 90m or 7d"
             raise BadRequest(f"{message}, not {self.completion_window!r}", "completion_window")
@@ -129,7 +130,7 @@ async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Respo
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:
-    """As OpenAI's clients know it."""
+    """Returns a ``batch`` object of OpenAI's API."""
     record, state, cancelled = batch.record, batch.state, batch.cancelled
     ended = {status: state.ended if state.status is status else None for status in BatchStatus}
     times = {

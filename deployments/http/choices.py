@@ -1,4 +1,4 @@
-"""What a reply offers: the answering path and, where more are asked for, the best paths of the next best answers."""
+"""The choices of a reply: the path of the best answer and, on request, the best path of each next best answer."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -8,19 +8,19 @@ from search.run.report import SearchOutcome
 from search.tree import Node, StepEnd
 
 MIN_LOGPROB = -9999.0
-"""What OpenAI says of a token that the model gave no chance at all: JSON has no minus infinity."""
+"""OpenAI's value for a token of probability zero: JSON has no minus infinity."""
 
 Spell = Callable[[Sequence[int]], Sequence[str]]
-"""What each token says alone; special ones say nothing."""
+"""From token ids to the text of each token; special tokens have no text."""
 
 
 class Wanted(NamedTuple):
-    """What of a search's outcome a reply is to have."""
+    """What a reply must contain of a search's outcome."""
 
     count: int  # type: ignore[assignment]  # over tuple.count
-    """Choices, at most."""
+    """Maximum number of choices."""
     selection: SelectionRule
-    """The rule by which one answer is better than another."""
+    """The rule that ranks the answers."""
     logprobs: bool
     spell: Spell
 
@@ -32,21 +32,23 @@ class TokenLogprob(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One path that answers."""
+    """One path, offered as an answer."""
 
     text: str
     answer: str | None
     score: float | None
-    """Of the path, in [0, 1]; None where nothing was scored."""
+    """The path's score in [0, 1]; None where nothing was scored."""
     finish_reason: str
-    """``stop`` where the path says what it had to say, ``length`` where a limit cut it off."""
+    """``stop`` if the path ended by itself or has an answer, ``length`` if a limit cut it off."""
     logprobs: tuple[TokenLogprob, ...] | None
-    """Of the text's tokens, where they were asked for."""
+    """Log-probabilities of the text's tokens; None if not requested or not known."""
 
 
 def choices(outcome: SearchOutcome, wanted: Wanted) -> list[Choice]:
-    """The best path of each of the best answers, the search's own answer first. One at least, and no more than there
-    are distinct answers."""
+    """Returns the best path of each of the best answers, the search's own answer first.
+
+    There is at least one choice, and at most one per distinct answer.
+    """
     selection = outcome.selection
     groups = best_groups(selection.groups, wanted.selection)[: wanted.count]
     if not groups:
@@ -56,19 +58,19 @@ def choices(outcome: SearchOutcome, wanted: Wanted) -> list[Choice]:
 
 def _choice(outcome: SearchOutcome, node: Node, answer: str | None, score: float | None, wanted: Wanted) -> Choice:
     text = outcome.tree.text_of(node)
-    stopped = text != node.text
-    ended = stopped or (node.step is not None and node.step.end is StepEnd.END_OF_SEQUENCE)
+    at_stop_text = text != node.text
+    ended = at_stop_text or (node.step is not None and node.step.end is StepEnd.END_OF_SEQUENCE)
     return Choice(
         text,
         answer,
         score,
         "stop" if ended or answer is not None else "length",
-        _logprobs(node, len(text) if stopped else None, wanted.spell) if wanted.logprobs else None,
+        _logprobs(node, len(text) if at_stop_text else None, wanted.spell) if wanted.logprobs else None,
     )
 
 
 def _logprobs(node: Node, length: int | None, spell: Spell) -> tuple[TokenLogprob, ...] | None:
-    """Of the tokens of a path, up to that many characters; None where the generator did not say."""
+    """Returns the tokens in the first ``length`` characters of a path; None if a step has no log-probabilities."""
     found: list[TokenLogprob] = []
     characters = 0
     for step in node.steps:

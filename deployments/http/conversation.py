@@ -1,4 +1,4 @@
-"""What the models read of a conversation: the operator's turns before the client's, and what counts as the question."""
+"""The models' inputs from a conversation: the generator's turns, the operator's first, and the PRM's question."""
 
 from collections.abc import Sequence
 
@@ -8,16 +8,17 @@ from deployments.http.schema import Message
 
 Turn = dict[str, str]
 """``role`` and ``content``."""
-BETWEEN = "\n\n"
-"""Between the operator's system text and the client's, in one turn: most chat templates take one only."""
-NAMES = {"system": "System", "user": "User", "assistant": "Assistant"}
+SEPARATOR = "\n\n"
+"""Joins the operator's and the client's system text into one turn, because most chat templates accept only one. Also
+joins the turns of a question."""
+ROLE_LABELS = {"system": "System", "user": "User", "assistant": "Assistant"}
 
 
 def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
-    """What the generator's chat template is given.
+    """Returns the turns for the generator's chat template.
 
     Raises:
-        BadRequest: the client has a system message and may not.
+        BadRequest: the client sent a system message and the operator refuses these.
     """
     leading = next((index for index, message in enumerate(messages) if message.role != "system"), len(messages))
     client = [{"role": message.role, "content": message.text} for message in messages]
@@ -28,15 +29,15 @@ def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
             path = f"messages.{systems[0]}.role"
             raise BadRequest("a system message is not allowed here: the operator has set it", path)
         ours = [] if own and prompt.client_system == "replace" else [prompt.system]
-        own = [{"role": "system", "content": BETWEEN.join([*ours, *(turn["content"] for turn in own)])}]
+        own = [{"role": "system", "content": SEPARATOR.join([*ours, *(turn["content"] for turn in own)])}]
     return [*own, *prompt.example_turns, *conversation]
 
 
 def question(messages: Sequence[Message], conversation: bool) -> str:
-    """What the reward model scores steps against: the client's last turn, or all of its turns with their roles.
+    """Returns the question of the reward model: the client's last turn or, with ``conversation``, all turns with roles.
 
-    A conversation of one turn is the same either way.
+    A single turn is always returned without its role.
     """
     if not conversation or len(messages) == 1:
         return messages[-1].text
-    return BETWEEN.join(f"{NAMES[message.role]}: {message.text}" for message in messages)
+    return SEPARATOR.join(f"{ROLE_LABELS[message.role]}: {message.text}" for message in messages)

@@ -1,4 +1,4 @@
-"""Request bodies for the OpenAPI page: the handlers read theirs themselves, to name what is wrong in them."""
+"""Request bodies for the OpenAPI page. FastAPI does not know them: handlers parse bodies, to name the invalid field."""
 
 from functools import lru_cache
 from typing import Any
@@ -11,11 +11,11 @@ from search.strategies.catalog import Catalog
 
 
 def search_body(model: type[BaseModel], strategies: Catalog) -> dict[str, Any]:
-    """The body of a request with a field ``search``: in this, one alternative per strategy. Not to be changed."""
+    """Returns a request body whose ``search`` field has one alternative per strategy. Cached: do not modify it."""
     return _search_body(model, tuple(strategies.items()))
 
 
-@lru_cache(maxsize=16)  # the schemas of all strategies take tens of milliseconds, and several routes ask
+@lru_cache(maxsize=16)  # the schemas of all strategies take tens of milliseconds, and several routes need them
 def _search_body(model: type[BaseModel], strategies: tuple[tuple[str, type[Strategy]], ...]) -> dict[str, Any]:
     schema = model.model_json_schema()
     search = search_schema(dict(strategies))
@@ -33,7 +33,7 @@ def _body(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
-    """References resolved in place: OpenAPI looks for them at the document's root, where these are not."""
+    """Replaces references by their definitions: OpenAPI looks for these at the document's root, where they are not."""
     definitions = schema.get("$defs", {})
 
     def resolved(part: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What the handlers of the routes work with."""
+"""The services that route handlers use, and their FastAPI dependencies."""
 
 import time
 from collections.abc import Callable
@@ -22,14 +22,14 @@ T = TypeVar("T")
 
 
 class Operations(Protocol):
-    """A look at the whole application, for operators and tests."""
+    """Status of the whole application, for operators and tests."""
 
     async def status(self) -> dict[str, Any]: ...
 
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One controller's services, as HTTP sees them."""
+    """The services of one controller that the HTTP routes use."""
 
     served_name: str
     """The model's name."""
@@ -42,19 +42,19 @@ class Endpoint:
     strategies: Catalog = field(default_factory=lambda: STRATEGIES)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
     refused: Callable[[int, str, int], None] = lambda status, reason, count: None
-    """Told the status and the code of every error, and how many there were."""
+    """Called with status, reason and number of refused requests, for the metrics."""
     kept: Kept | None = None
-    """What clients leave here; None where nothing is kept."""
+    """The store of files, batches and searches; None if there is no store."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 
     async def prepared(self, request: Request, prepare: Callable[[dict[str, Any]], T]) -> T:
-        """What ``prepare`` makes of the request's JSON object; of a long one in a thread.
+        """Returns ``prepare`` of the request's JSON object; a long body is handled in a thread.
 
-        There are as many requests here as there are places, at most.
+        At most as many requests are prepared at once as there are places.
 
         Raises:
-            UnsupportedMedia, BadRequest: as `deployments.admission.body` says; and whatever ``prepare`` raises.
+            UnsupportedMedia, BadRequest: see `check_media` and `parsed_object`. Also all errors of ``prepare``.
         """
         check_media(request.headers)
         return await read_by(lambda body: prepare(parsed_object(body)), await request.body())
@@ -66,13 +66,14 @@ async def _endpoint(request: Request) -> Endpoint:
 
 
 Served = Annotated[Endpoint, Depends(_endpoint)]
-"""The type of a handler's parameter that gets the endpoint."""
+"""Type of the handler parameter that receives the endpoint."""
 
 
 async def _kept(served: Served) -> Kept:
-    """
+    """Returns the endpoint's store.
+
     Raises:
-        NotFound: nothing is kept here.
+        NotFound: there is no store.
     """
     if served.kept is None:
         message = "files, batches and searches are not kept here: the operator has not set controller.store.path"
@@ -81,4 +82,4 @@ async def _kept(served: Served) -> Kept:
 
 
 KeptHere = Annotated[Kept, Depends(_kept)]
-"""The type of a handler's parameter that gets what clients leave here."""
+"""Type of the handler parameter that receives the store."""

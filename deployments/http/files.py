@@ -1,4 +1,4 @@
-"""``/v1/files``: what batches read and what they write, in the words of OpenAI's API."""
+"""``/v1/files`` of OpenAI's API: the input and output files of batches."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -21,17 +21,17 @@ from deployments.http.replies import json_response
 from deployments.store import FileRecord
 
 router = APIRouter()
-logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns of every form that is wrong
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every malformed form
 
 MAX_NAME_CHARACTERS = 255
 MAX_FIELDS = 8
 FIELD_BYTES = 4096
 MULTIPART_BYTES = 1 << 16
-"""What a form may have beside its file."""
+"""Maximum size of a form without its file."""
 UPLOAD_TIMEOUT_S = 3600.0
 PIECE_BYTES = 1 << 16
 MIN_EXPIRES_S, MAX_EXPIRES_S = 3600, 2_592_000
-"""As OpenAI's."""
+"""OpenAI's limits of ``expires_after.seconds``."""
 FORM = {
     "requestBody": {
         "required": True,
@@ -58,13 +58,14 @@ FORM = {
 
 
 class Upload(NamedTuple):
-    """A form that has been checked."""
+    """A validated upload form."""
 
     file: BinaryIO
     size: int
     """Bytes."""
     filename: str
     keep_s: float | None
+    """Seconds until the file expires; None: as long as the store keeps files."""
 
 
 @router.post("/v1/files", openapi_extra=FORM)
@@ -119,7 +120,7 @@ async def file_content(file_id: str, request: Request, kept: KeptHere) -> Respon
 
 
 class _Download(Response):
-    """One of a few that an owner may have under way."""
+    """The content of a file. Limits the concurrent downloads of an owner."""
 
     def __init__(self, kept: Kept, owner: str, file_id: str) -> None:
         super().__init__()
@@ -146,7 +147,7 @@ class _Download(Response):
 
 
 def file_object(record: FileRecord) -> dict[str, Any]:
-    """As OpenAI's clients know it."""
+    """Returns a ``file`` object of OpenAI's API."""
     return {
         "id": record.id,
         "object": "file",
@@ -161,11 +162,11 @@ def file_object(record: FileRecord) -> dict[str, Any]:
 
 
 async def _form(request: Request, kept: Kept) -> FormData:
-    """The form, its file on the disk where it is long.
+    """Reads the form. A long file goes to a temporary file on disk.
 
     Raises:
-        UnsupportedMedia, BadRequest, BodyTooLarge, BodyTimeout: it is none, is wrong, too long or too slow.
-        ClientDisconnect: the client has gone.
+        UnsupportedMedia, BadRequest, BodyTooLarge, BodyTimeout: the body is no form, malformed, too long or too slow.
+        ClientDisconnect: the client has disconnected.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "multipart/form-data":
@@ -182,9 +183,10 @@ async def _form(request: Request, kept: Kept) -> FormData:
 
 
 def _checked(form: FormData) -> Upload:
-    """
+    """Validates the form.
+
     Raises:
-        BadRequest: a field is missing, wrong or unknown.
+        BadRequest: a field is missing, invalid or unknown.
     """
     fields = {name: value for name, value in form.items() if isinstance(value, str)}
     file = form.get("file")
@@ -200,12 +202,12 @@ def _checked(form: FormData) -> Upload:
         given = "a missing one" if purpose is None else repr(purpose[:80])
         raise BadRequest(f"purpose must be 'batch', not {given}", "purpose")
     anchor, seconds = fields.pop("expires_after[anchor]", None), fields.pop("expires_after[seconds]", None)
-    if unknown := [name for name in (*fields, *form) if name not in ("file", "purpose", *EXPIRES)]:
+    if unknown := [name for name in (*fields, *form) if name not in ("file", "purpose", *EXPIRY_FIELDS)]:
         raise BadRequest(f"unknown field: {unknown[0][:80]}", unknown[0][:80], "unknown_parameter")
     return Upload(file.file, file.size or 0, filename, _keep_s(anchor, seconds))
 
 
-EXPIRES = ("expires_after[anchor]", "expires_after[seconds]")
+EXPIRY_FIELDS = ("expires_after[anchor]", "expires_after[seconds]")
 
 
 def _keep_s(anchor: str | None, seconds: str | None) -> float | None:

@@ -1,4 +1,4 @@
-"""Health: not whether a process answers, but whether a token is written and a step is scored."""
+"""Health checks by real work: the generator writes a token, and the PRM scores a step."""
 
 import asyncio
 import math
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from deployments.config import HttpSettings
 
 Canary = Callable[[], Awaitable[float]]
-"""Does one small piece of real work and returns the seconds it took; raises where it cannot."""
+"""Does one small piece of real work and returns its duration in seconds; raises if the work fails."""
 
 
 class Component(NamedTuple):
@@ -25,14 +25,15 @@ class Component(NamedTuple):
 
 
 PATIENCE_S = 0.5
-"""A load balancer waits a second or so: where a round takes longer, the one before it is the answer."""
+"""Longest wait for a running round, seconds; then the last round's result is returned. A load balancer waits about a
+second."""
 
 
 class Health:
-    """Runs the canaries, at most one round at a time and at most one every ``canary_every_s``.
+    """Runs rounds of canaries: at most one at a time, and at most one every ``canary_every_s``.
 
-    A canary waits its turn at engines that are busy. Its round goes on when who asked has been answered, and is the
-    next answer; it ends by ``canary_timeout_s``, so an engine that hangs is told of after that time.
+    At a busy engine a canary waits in the queue. A round continues after its request has been answered, and its result
+    answers the next request. It ends within ``canary_timeout_s``, so a hanging engine is reported after that time.
     """
 
     def __init__(self, canaries: Mapping[str, Canary], settings: HttpSettings) -> None:
@@ -43,17 +44,17 @@ class Health:
         self._last_at = -math.inf
 
     async def components(self) -> dict[str, Component]:
-        """The state of every component as of the last round, which is no older than ``canary_every_s`` unless the
-        next one is under way."""
+        """Returns the state of every component in the last round, which is at most ``canary_every_s`` old unless the
+        next round is still running."""
         if self._round is None and time.monotonic() - self._last_at > self._settings.canary_every_s:
-            # In a context of its own: Serve would end it with the request that began it.
-            self._round = asyncio.create_task(self._look(), context=Context())
+            # In its own context: otherwise Serve would cancel the round with the request that started it.
+            self._round = asyncio.create_task(self._run_round(), context=Context())
         if self._round is not None:
             await asyncio.wait({self._round}, timeout=None if self._last is None else PATIENCE_S)
         assert self._last is not None
         return self._last
 
-    async def _look(self) -> None:
+    async def _run_round(self) -> None:
         try:
             states = await asyncio.gather(*(self._state(canary) for canary in self._canaries.values()))
             self._last = dict(zip(self._canaries, states, strict=True))
@@ -72,7 +73,7 @@ class Health:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return Component(False, "failed: the replica was stopped")  # which sends its own CancelledError
+            return Component(False, "failed: the replica was stopped")  # the replica's CancelledError, not ours
         except Exception as error:
             return Component(False, f"failed: {type(error).__name__}")
         return Component(True, f"{seconds * 1000:.0f} ms")

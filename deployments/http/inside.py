@@ -1,4 +1,4 @@
-"""The endpoint for callers on the cluster, who reach it by a handle: neither HTTP nor a key, and trusted."""
+"""The endpoint for trusted callers inside the cluster: by a Serve handle, without HTTP and without an API key."""
 
 import httpx
 from starlette.types import ASGIApp
@@ -6,26 +6,29 @@ from starlette.types import ASGIApp
 from deployments.admission.auth import ApiKeys, AsKey
 from deployments.admission.errors import Unauthorized
 
-JOBS = ("jobs", 0)
-"""Their address: whose requests they are, where clients are told apart."""
+JOBS_CLIENT = ("jobs", 0)
+"""Client address of all these requests, so that they count as one client."""
 Answer = tuple[int, list[tuple[str, str]], bytes]
-"""Status, headers and body, whole."""
+"""Status, headers and complete body."""
 
 
 class Inside:
-    """Answers as the endpoint does."""
+    """Answers requests as the HTTP endpoint does."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
-        """``app``: the endpoint that wants no key. ``keys``: those of the one that does."""
+        """``app``: the endpoint without a key check. ``keys``: the API keys of the HTTP endpoint."""
         self._app = app
         self._keys = keys
 
     async def answer(self, method: str, path: str, body: bytes, owner: str | None = None) -> Answer:
-        """``owner``: asked as whoever the store calls so, by the limits and with the caches of the key; else as one
-        client of their own.
+        """Answers one request.
+
+        Args:
+            owner: A store owner, whose key's limits and cache salt apply. Without one the request counts for
+                `JOBS_CLIENT`.
 
         Raises:
-            httpx.InvalidURL: the path is none.
+            httpx.InvalidURL: the path is malformed.
         """
         app = self._app
         try:
@@ -33,7 +36,7 @@ class Inside:
                 app = AsKey(app, record)
         except Unauthorized as error:
             return error.status, [], bytes(error.response().body)
-        transport = httpx.ASGITransport(app, client=JOBS, raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app, client=JOBS_CLIENT, raise_app_exceptions=False)
         url = httpx.URL("http://controller").join(path)
         headers = {"content-type": "application/json"}
         reply = await transport.handle_async_request(httpx.Request(method, url, content=body, headers=headers))

@@ -1,4 +1,5 @@
-"""From a request to a job: the model that it names, the settings in force, and token ids that fit the context."""
+"""Turns requests into jobs: checks the model, resolves the settings, and tokenizes the prompt, which must fit the
+context."""
 
 import uuid
 from collections.abc import Mapping, Sequence
@@ -59,17 +60,19 @@ class Jobs:
         self._planner.check_model(name)
 
     def search(self, request: ChatRequest, key: KeyRecord | None = None) -> SearchJob:
-        """
+        """Returns the job of a search.
+
         Raises:
             NotFound: unknown model.
-            BadRequest: a setting is wrong, or the prompt does not fit the context.
+            BadRequest: a setting is invalid, or the prompt does not fit the context.
         """
         now = self._live.now
         settings = self._planner.settings(request, self._limits(key), default_of(request.reasoning_effort, now))
-        # What fits no context is not tokenized to find that out. Of the last turn: templates drop parts of others.
-        least = len(request.messages[-1].text) // self._encoder.longest_token
-        if least >= self._search_context:
-            raise self._too_long(f"more than {least}")
+        # A text that cannot fit the context is not tokenized. Only the last turn counts: a template may drop parts of
+        # earlier turns.
+        min_tokens = len(request.messages[-1].text) // self._encoder.longest_token
+        if min_tokens >= self._search_context:
+            raise self._too_long(f"more than {min_tokens}")
         messages = turns(request.messages, now.prompt)
         try:
             prompt = self._encoder.encode_chat(messages, template_kwargs=request.chat_template_kwargs)
@@ -77,14 +80,14 @@ class Jobs:
             raise BadRequest(str(error), "messages") from None
         if len(prompt) >= self._search_context:
             raise self._too_long(str(len(prompt)))
-        asked = question(request.messages, conversation := now.prm_reads == "conversation")
-        # A template may drop parts of earlier turns, and the reward model is told all of them.
-        if conversation and (tokens := len(self._encoder.encode_text(asked))) >= self._search_context:
+        prm_question = question(request.messages, conversation := now.prm_reads == "conversation")
+        # The chat template may drop parts of earlier turns, but the reward model reads all of them.
+        if conversation and (tokens := len(self._encoder.encode_text(prm_question))) >= self._search_context:
             raise self._too_long(str(tokens))
         own_seconds = "seconds" in ((request.search or {}).get("budget") or {})
         return SearchJob(
             uuid.uuid4().hex,
-            asked,
+            prm_question,
             tuple(prompt),
             settings,
             self._cache_salt(key),
@@ -93,7 +96,7 @@ class Jobs:
         )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str) -> Head:
-        """What is known of the reply before the search begins."""
+        """Returns the part of the reply that is known before the search begins."""
         strategy = job.settings.strategy
         return Head(
             reply_id=reply_id,
@@ -103,13 +106,13 @@ class Jobs:
             n=getattr(strategy, "n", 1),
             prompt_tokens=len(job.prompt),
             temperature=strategy.temperature,
-            notes=(*notes(request, job.settings), *self._unread(request), *self._unkept(request)),
+            notes=(*notes(request, job.settings), *self._template_notes(request), *self._store_notes(request)),
             wanted=Wanted(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
             service_tier=FLEX if job.flex else DEFAULT,
         )
 
-    def _unread(self, request: ChatRequest) -> list[str]:
-        """What of ``chat_template_kwargs`` the chat template knows nothing of."""
+    def _template_notes(self, request: ChatRequest) -> list[str]:
+        """Returns a note for each of ``chat_template_kwargs`` that the chat template does not read."""
         if not request.chat_template_kwargs:
             return []
         unread = request.chat_template_kwargs.keys() - self._encoder.template_variables
@@ -117,25 +120,26 @@ class Jobs:
             f"chat_template_kwargs.{name[:64]}: the model's chat template does not read it" for name in sorted(unread)
         ]
 
-    def _unkept(self, request: ChatRequest) -> list[str]:
+    def _store_notes(self, request: ChatRequest) -> list[str]:
         return ["store: nothing is kept here"] if request.store and not self._keeps else []
 
     def completion(self, body: CompletionBody, key: KeyRecord | None = None) -> CompletionJob:
-        """
+        """Returns the job of a token-level beam search.
+
         Raises:
             NotFound: unknown model.
-            BadRequest: a prompt is malformed or does not fit, or more is asked for than is allowed.
+            BadRequest: a prompt is malformed or does not fit the context, or the request is above a limit.
         """
         self.check_model(body.model)
         prompts = tuple(self._encoded(path, prompt) for path, prompt in body.prompts())
         limits = self._limits(key)
         width = body.best_of or body.n
-        asked = len(prompts) * width * body.max_tokens
+        total_tokens = len(prompts) * width * body.max_tokens
         if width > limits.n:
             path = "best_of" if body.best_of else "n"
             raise BadRequest(f"{path} may be at most {limits.n} here, not {width}", path, "above_limit")
-        if asked > limits.tokens:
-            message = f"{len(prompts)} prompts, {width} beams and {body.max_tokens} tokens are {asked} tokens"
+        if total_tokens > limits.tokens:
+            message = f"{len(prompts)} prompts, {width} beams and {body.max_tokens} tokens are {total_tokens} tokens"
             raise BadRequest(f"{message}; at most {limits.tokens} here", "max_tokens", "above_limit")
         for index, prompt in enumerate(prompts):
             if len(prompt) + body.max_tokens > self._context:
@@ -146,22 +150,23 @@ class Jobs:
                     "context_length_exceeded",
                 )
         limit = body.concurrency_limit
-        # More at once than a batch of the engine would gain nothing, and lets no other search have its turn.
-        most_at_once = max(1, self._batch // width)
+        # More prompts at once than the engine's batch holds would gain nothing and keep other searches waiting.
+        max_prompts = max(1, self._batch // width)
         settings = TokenBeamSettings(
             width=width,
             max_tokens=body.max_tokens,
             length_penalty=body.length_penalty,
             ignore_eos=body.ignore_eos,
             skip_reading_prefix_cache=body.skip_reading_prefix_cache,
-            concurrency_limit=most_at_once if limit is None else max(1, min(limit, most_at_once)),
+            concurrency_limit=max_prompts if limit is None else max(1, min(limit, max_prompts)),
         )
         salt, lane = self._cache_salt(key), _lane(body.service_tier)
         request = TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds, salt, lane)
         return CompletionJob(request, body.n)
 
     def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreRequest:
-        """
+        """Returns the request that scores the steps of a path.
+
         Raises:
             NotFound: unknown model.
             BadRequest: more steps than a path may have.
@@ -180,11 +185,11 @@ class Jobs:
         return BadRequest(message, "messages", "context_length_exceeded")
 
     def _cache_salt(self, key: KeyRecord | None) -> str:
-        """Nobody can tell by the time of a reply what another key has asked."""
+        """Returns the key's salt of the prefix cache, so that reply times reveal nothing about other keys' prompts."""
         return key.cache_salt if key is not None and self._isolates_keys else ""
 
     def _limits(self, key: KeyRecord | None) -> LimitSettings:
-        """The caps on a request that came with that key."""
+        """Returns the caps on a request with this key."""
         limits = self._live.now.limits
         if key is None or key.limits.tokens is None or key.limits.tokens >= limits.tokens:
             return limits
@@ -195,9 +200,9 @@ class Jobs:
             if wrong := [token for token in prompt if not 0 <= token < self._encoder.vocabulary]:
                 raise BadRequest(f"{path} has token {wrong[0]}; there are {self._encoder.vocabulary}", path)
             return tuple(prompt)
-        least = len(prompt) // self._encoder.longest_token
-        if least > self._context:
-            message = f"{path} has more than {least} tokens; the context holds {self._context}"
+        min_tokens = len(prompt) // self._encoder.longest_token
+        if min_tokens > self._context:
+            message = f"{path} has more than {min_tokens} tokens; the context holds {self._context}"
             raise BadRequest(message, path, "context_length_exceeded")
         try:
             ids = tuple(self._encoder.encode_text(prompt))

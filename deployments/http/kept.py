@@ -1,4 +1,4 @@
-"""What clients leave here, as the routes see it: the store of whoever asks, its disk work in threads."""
+"""The routes' access to the store of files, batches and searches: by owner, with disk work in threads."""
 
 import asyncio
 import logging
@@ -23,16 +23,16 @@ T = TypeVar("T")
 Item = TypeVar("Item", bound="Named")
 
 DISK_S = 30.0
-"""A disk that has not done it by then is not to be waited for."""
+"""Timeout of disk work."""
 MAX_UPLOADS = 4
-"""Of one owner at a time, at each controller; so the next."""
+"""Limit per owner at one controller, as are the next two."""
 MAX_DOWNLOADS = 16
 MAX_STREAMS = 16
 MIN_COPY_BYTES_PER_S = 4 << 20
-"""A disk that takes less of an upload is not to be waited for either."""
+"""Minimum rate of copying an upload; slower copies time out."""
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="store")
 _COPIES = ThreadPoolExecutor(2 * MAX_UPLOADS, thread_name_prefix="copies")
-"""Apart from the others, which wait for no copy; more than one owner can keep busy."""
+"""Threads for copies, so that other disk work need not wait for them. There are more than one owner can occupy."""
 
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
@@ -44,56 +44,56 @@ class Kept:
     def __init__(self, store: Store, live: LiveSettings) -> None:
         self.store = store
         self.bodies = Bodies(live)
-        """Those of requests that hold no place."""
+        """Bodies of requests that hold no place."""
         self._later: set[asyncio.Task[None]] = set()
         self.uploads = Few(MAX_UPLOADS, "uploads")
         self.downloads = Few(MAX_DOWNLOADS, "downloads")
         self.streams = Few(MAX_STREAMS, "streams of events")
 
     def owner(self, request: Request) -> str:
-        """Who asks, as the store calls them."""
+        """Returns the store owner of a request."""
         return store_owner(key_of(request.scope))
 
     def owned(self, request: Request) -> Owned:
-        """What belongs to whoever asks."""
+        """Returns the files, batches and searches of a request's owner."""
         return self.store.owned(self.owner(request))
 
     def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Done whatever becomes of the request: in a context of its own, for Serve would end it with that."""
+        """Starts a task that outlives the request. It has its own context, or Serve would cancel it too."""
         task = asyncio.create_task(work, context=Context())
         self._later.add(task)
         task.add_done_callback(self._later.discard)
         return task
 
     async def do(self, work: Callable[[], T]) -> T:
-        """What ``work`` returns, done in a thread.
+        """Runs ``work`` in a thread and returns its result.
 
         Raises:
-            Unavailable: the disk failed, or took too long.
-            StoreError: as ``work`` raises it.
+            Unavailable: the disk failed or timed out.
+            StoreError: raised by ``work``.
         """
-        return await _done(work, _THREADS, DISK_S)
+        return await _run_in_thread(work, _THREADS, DISK_S)
 
     async def copy(self, work: Callable[[], T], size: int) -> T:
-        """As ``do``; so many bytes are copied by it, at `MIN_COPY_BYTES_PER_S` at least."""
-        return await _done(work, _COPIES, DISK_S + size / MIN_COPY_BYTES_PER_S)
+        """Like `do`, for work that copies ``size`` bytes: the timeout allows for `MIN_COPY_BYTES_PER_S`."""
+        return await _run_in_thread(work, _COPIES, DISK_S + size / MIN_COPY_BYTES_PER_S)
 
     def let_go(self, file: BinaryIO) -> None:
-        """Closes it in a thread, and waits for nothing: somebody may still be reading it, on a disk that hangs."""
+        """Closes a file in a thread and does not wait: on a hanging disk a read may still be in progress."""
         _THREADS.submit(file.close)
 
 
-async def _done(work: Callable[[], T], threads: ThreadPoolExecutor, seconds: float) -> T:
+async def _run_in_thread(work: Callable[[], T], threads: ThreadPoolExecutor, seconds: float) -> T:
     try:
         async with asyncio.timeout(seconds):
             return await asyncio.get_running_loop().run_in_executor(threads, work)
-    except OSError as error:  # a TimeoutError is one
+    except OSError as error:  # TimeoutError is a subclass
         logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
         raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None
 
 
 class Few:
-    """So many of a kind at a time, of one owner, at one controller."""
+    """Concurrency limit per owner, for one kind of request at one controller."""
 
     def __init__(self, most: int, kind: str) -> None:
         self._most = most
@@ -102,9 +102,10 @@ class Few:
 
     @contextmanager
     def one(self, owner: str) -> Iterator[None]:
-        """
+        """Counts one request of ``owner`` for the duration of the block.
+
         Raises:
-            Busy: there are so many already.
+            Busy: the owner is at the limit.
         """
         if self._now[owner] >= self._most:
             raise Busy(f"{self._most} {self._kind} are on their way already; open fewer at a time", "bodies")
@@ -118,7 +119,7 @@ class Few:
 
 
 class Named(Protocol):
-    """What has an id."""
+    """An object with an id."""
 
     @property
     def id(self) -> str: ...
@@ -127,17 +128,17 @@ class Named(Protocol):
 def page(
     every: Sequence[Item], show: Callable[[Item], dict[str, Any]], after: str | None, limit: int
 ) -> dict[str, Any]:
-    """The ``list`` of those that follow ``after``, ``limit`` at most.
+    """Returns a ``list`` object: at most ``limit`` items, from the one after the id ``after``.
 
     Raises:
-        BadRequest: there is no such one.
+        BadRequest: no item has the id ``after``.
     """
     begin = 0
     if after is not None:
-        places = [index for index, each in enumerate(every) if each.id == after]
-        if not places:
+        matches = [index for index, each in enumerate(every) if each.id == after]
+        if not matches:
             raise BadRequest(f"after: no such one: {after[:100]!r}", "after")
-        begin = places[0] + 1
+        begin = matches[0] + 1
     shown = every[begin : begin + limit]
     return {
         "object": "list",

@@ -1,4 +1,4 @@
-"""A search whose events and reply are kept while it runs, for ``/v1/searches``."""
+"""A search that stores its events and its reply, for ``/v1/searches``."""
 
 import asyncio
 import time
@@ -14,29 +14,29 @@ from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWrite
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
 
 WRITE_EVERY_S = 0.2
-"""Events come in hundreds a second: they are written together."""
+"""Interval of writes: hundreds of events a second are written in batches."""
 
 
 class KeptSearch:
-    """Runs a search as ``searches`` does. A disk that fails meanwhile costs the events, never the search."""
+    """Runs a search and stores its events and reply. If the disk fails meanwhile, only stored data is lost."""
 
     def __init__(self, searches: Searching, kept: Kept, owner: str, head: Head) -> None:
-        """``head``: of the reply."""
+        """``searches``: runs the search. ``head``: of the reply."""
         self._searches = searches
         self._kept = kept
         self._owner = owner
         self._head = head
         self._lines: list[str] = []
-        """Events that are not written yet."""
+        """Events not written yet, as JSON."""
         self._end = SearchEnd(status=SearchStatus.CANCELLED, ended=0.0)
         self._reply: str | None = None
         self._ended = asyncio.Event()
 
     async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
-        """As `deployments.service.searches.SearchService.search`; when it returns, the reply is kept.
+        """Like `deployments.service.searches.SearchService.search`; stores the reply before it returns.
 
         Raises:
-            Unavailable: it cannot be kept; it has not begun.
+            Unavailable: the store failed before the search began.
         """
         head = self._head
         record = SearchRecord(
@@ -48,8 +48,8 @@ class KeptSearch:
             prompt_tokens=head.prompt_tokens,
         )
         writer = await self._kept.do(lambda: self._kept.store.owned(self._owner).searches.begin(record))
-        # In a context of its own: it has to write the end of a request that was cancelled.
-        writing = self._kept.later(self._written(writer))
+        # The writer outlives the request: it must also write the end of a cancelled search.
+        writing = self._kept.later(self._write(writer))
         try:
             outcome = await self._searches.search(job, place, self._note, *sinks)
             self._reply = dumps(completion(head, outcome))
@@ -58,8 +58,8 @@ class KeptSearch:
             self._end = SearchEnd(status=SearchStatus.CANCELLED, ended=time.time())
             raise
         except Exception as error:
-            told = api_error(error).body["error"]
-            self._end = SearchEnd(status=SearchStatus.FAILED, ended=time.time(), error=told)
+            error_body = api_error(error).body["error"]
+            self._end = SearchEnd(status=SearchStatus.FAILED, ended=time.time(), error=error_body)
             raise
         finally:
             self._ended.set()
@@ -71,8 +71,8 @@ class KeptSearch:
         if isinstance(event, StepScored):
             self._lines.append(dumps(step_event(event)))
 
-    async def _written(self, writer: SearchWriter) -> None:
-        """Writes what comes, to the end."""
+    async def _write(self, writer: SearchWriter) -> None:
+        """Writes events until the search has ended, then how it ended."""
         while not self._ended.is_set():
             await self._append(writer)
             try:
@@ -87,5 +87,5 @@ class KeptSearch:
     async def _append(self, writer: SearchWriter) -> None:
         lines, self._lines = self._lines, []
         if lines:
-            with suppress(ApiError):  # it is in the log
+            with suppress(ApiError):  # already logged
                 await self._kept.do(lambda: writer.append(lines))

@@ -1,10 +1,11 @@
-"""From a request to the settings of its search: who wins where they disagree, and the operator's caps.
+"""Resolves the settings of a search from the request, the operator's defaults and the operator's caps.
 
-The more particular wins: the operator's default, or his preset for the ``reasoning_effort`` < the model alias, a name
-for a whole search < OpenAI's own fields < the ``search`` field. One exception: clients send ``temperature: 0`` without
-meaning anything by it (lm-eval always does), and a search of many samples would then write one solution many times. So
-OpenAI's own 0 asks for nothing where a search branches, and the reply says so; ``search.temperature: 0`` is taken as it
-is.
+Precedence, lowest first: the operator's default search, or the preset of the ``reasoning_effort``; the model alias,
+which names a whole search; OpenAI's own fields; the ``search`` field.
+
+One exception: clients send ``temperature: 0`` without intent (lm-eval always does), and a search of many samples would
+then write one solution many times. So OpenAI's ``temperature: 0`` is ignored for a search that branches, and the reply
+says so. ``search.temperature: 0`` is obeyed.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,7 @@ from search.strategies.catalog import STRATEGIES, Catalog
 Flat = dict[str, Any]
 
 SAMPLING = frozenset(Sampling._fields)
-"""Settings that all strategies have, though each by itself."""
+"""Names of the sampling settings. Every strategy has them, as fields of its own."""
 
 
 class Planner:
@@ -40,12 +41,15 @@ class Planner:
     def settings(
         self, request: ChatRequest, limits: LimitSettings, default_search: Mapping[str, Any]
     ) -> SearchSettings:
-        """``limits``: the caps in force. ``default_search``: what holds where the request says nothing; see
-        ``default_of``.
+        """Returns the settings of a request's search.
+
+        Args:
+            limits: The caps in force.
+            default_search: Settings for everything that the request leaves out; see `default_of`.
 
         Raises:
             NotFound: the model is unknown.
-            BadRequest: a setting is wrong or above its cap; ``param`` is where the client wrote it.
+            BadRequest: a setting is invalid or above its cap; ``param`` is the field that the client wrote.
         """
         merged, settings = self._merged(request, request.temperature, default_search)
         if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
@@ -53,7 +57,7 @@ class Planner:
         return self._capped(merged, settings, limits)
 
     def check_model(self, name: str) -> None:
-        """Raises NotFound unless it is the served model's name or an alias of it."""
+        """Raises NotFound unless ``name`` is the served model's name or an alias of it."""
         self._alias(name)
 
     def _alias(self, model: str) -> Flat:
@@ -70,7 +74,7 @@ class Planner:
     ) -> "tuple[_Merged, SearchSettings]":
         merged = _Merged(default_search)
         merged.lay(self._alias(request.model), "model")
-        own = {
+        openai_fields = {
             "temperature": temperature,
             "top_p": request.top_p,
             "top_k": None if request.top_k is None else max(0, request.top_k),
@@ -80,7 +84,7 @@ class Planner:
             "stop": request.stop,
             "max_path_tokens": request.max_tokens,
         }
-        merged.lay({name: value for name, value in own.items() if value is not None}, None)
+        merged.lay({name: value for name, value in openai_fields.items() if value is not None}, None)
         if request.max_completion_tokens is not None:
             merged.lay({"budget": {"tokens": request.max_completion_tokens}}, None)
         merged.lay(request.search or {}, "search")
@@ -90,7 +94,7 @@ class Planner:
             raise merged.refused(error) from None
 
     def _capped(self, merged: "_Merged", settings: SearchSettings, limits: LimitSettings) -> SearchSettings:
-        """What the client wrote above a cap is refused; a default above one is lowered to it."""
+        """Refuses a client's value above its cap; lowers a default above its cap to the cap."""
         lowered = dict(merged.flat)
         for path, value, most in excesses(settings, limits):
             if value is not None and path in merged.origins:
@@ -105,25 +109,25 @@ class Planner:
             return settings
         n, m = (lowered.get(name, getattr(settings.strategy, name, None)) for name in ("n", "m"))
         if isinstance(n, int) and isinstance(m, int):
-            # A default n that was lowered may be no multiple of m any more.
+            # A lowered default n may no longer be a multiple of m.
             lowered |= {"n": n - n % m} if n >= m else {"m": n}
         return parse_search(lowered, self._strategies)
 
 
 class _Merged:
-    """Flat settings laid over one another, and where a client wrote each of them."""
+    """Flat settings merged from layers, and the field in which the client wrote each setting."""
 
     def __init__(self, base: Mapping[str, Any]) -> None:
         self.flat = dict(base)
         self.origins: dict[str, str] = {}
 
     def lay(self, layer: Mapping[str, Any], origin: str | None) -> None:
-        """``origin`` is ``model``, ``search``, or None where the request's own fields say it."""
+        """Overrides settings by a layer. ``origin``: ``model``, ``search``, or None for OpenAI's own fields."""
         chosen = layer.get("strategy", self.flat.get("strategy"))
         if chosen != self.flat.get("strategy"):
-            # What was said for one strategy means nothing to another, what every search has stays.
-            own = SAMPLING & self.origins.keys()
-            self.flat = {key: value for key, value in self.flat.items() if key in own.union(SHARED_SETTINGS)}
+            # Another strategy drops the old one's settings. Shared settings and the client's sampling settings stay.
+            kept_sampling = SAMPLING & self.origins.keys()
+            self.flat = {key: value for key, value in self.flat.items() if key in kept_sampling.union(SHARED_SETTINGS)}
         for key, value in layer.items():
             before = self.flat.get(key)
             if key == "budget" and isinstance(value, Mapping) and isinstance(before, Mapping):
@@ -135,16 +139,17 @@ class _Merged:
             self.origins[key] = _origin(key, origin)
 
     def path(self, setting: str) -> str:
-        """Where the client would look for a setting of that flat path."""
+        """Returns the field in which the client wrote, or would write, the setting of a flat path."""
         first = setting.partition(".")[0]
         return self.origins.get(setting) or self.origins.get(first) or f"search.{setting}"
 
     def refused(self, error: ValidationError) -> BadRequest:
+        """Converts a validation error; its path is the field that the client wrote."""
         reply = refused(error)
         written = reply.param or "search"
         path = self.path(written) if reply.param else "search"
         if written == "m" and "m" not in self.origins and "n" in self.origins:
-            # Only n was written: it is n that does not fit the default m.
+            # The client wrote only n, and n does not fit the default m.
             path = self.path("n")
         if path.startswith("search.") and path.count(".") < written.count(".") + 1:
             path = f"search.{written}"
@@ -152,17 +157,18 @@ class _Merged:
 
 
 class Excess(NamedTuple):
-    """A setting that is above its cap, or has no limit though it has a cap."""
+    """A setting above its cap, or a setting with a cap but no limit."""
 
     path: str
-    """As in flat settings."""
+    """Path in the flat settings."""
     value: float | None
     """None: no limit."""
     most: float
+    """The cap."""
 
 
 def excesses(settings: SearchSettings, limits: LimitSettings) -> list[Excess]:
-    """Every setting, of whatever strategy, that is above the operator's cap on it."""
+    """Returns every setting above its cap, for any strategy."""
     found: list[Excess] = []
     for path, cap, value in caps_on(settings):
         most = getattr(limits, cap)
@@ -172,7 +178,7 @@ def excesses(settings: SearchSettings, limits: LimitSettings) -> list[Excess]:
 
 
 def notes(request: ChatRequest, settings: SearchSettings) -> tuple[str, ...]:
-    """What the reply has to say of how the request was taken."""
+    """Returns the reply's notes on the temperature in force."""
     strategy = settings.strategy
     if request.temperature == 0 and strategy.temperature > 0 and "temperature" not in (request.search or {}):
         why = "would make every sample of this search the same"
@@ -183,10 +189,10 @@ def notes(request: ChatRequest, settings: SearchSettings) -> tuple[str, ...]:
 
 
 def default_of(effort: Effort | None, controller: ControllerSettings) -> Mapping[str, Any]:
-    """The search that holds where a request says nothing but how hard to think.
+    """Returns the preset search of a ``reasoning_effort``; without one, the operator's default search.
 
     Raises:
-        BadRequest: the operator offers no such effort.
+        BadRequest: the operator has no preset for this effort.
     """
     if effort is None:
         return controller.default_search

@@ -1,4 +1,4 @@
-"""Replies: what a search found and what it cost, in OpenAI's shapes with one extra block."""
+"""Replies in OpenAI's shapes, with one extra block for what a search found and what it cost."""
 
 import json
 import time
@@ -15,14 +15,14 @@ from search.run.report import SearchOutcome, StepScored
 Json = dict[str, Any]
 DONE: Literal["[DONE]"] = "[DONE]"
 Data = Json | Literal["[DONE]"]
-"""Of a server-sent event."""
+"""The data of a server-sent event."""
 
 MAX_ANSWERS = 64
-"""In a reply: the winner and those with most votes. There can be one for every path."""
+"""Maximum number of answers in a reply: the winner, then by falling votes. Every path may have a different answer."""
 
 
 class Head(NamedTuple):
-    """What is known of a reply before its search begins."""
+    """The part of a reply that is known before its search begins."""
 
     reply_id: str
     created: int
@@ -32,12 +32,12 @@ class Head(NamedTuple):
     n: int
     prompt_tokens: int
     temperature: float
-    """In force."""
+    """The temperature in force."""
     notes: tuple[str, ...]
-    """What of the request was not taken as it stands."""
+    """How the search differs from the request."""
     wanted: Wanted
     service_tier: str
-    """In force."""
+    """The tier in force."""
 
 
 def now() -> int:
@@ -58,13 +58,13 @@ def usage(head: Head, outcome: SearchOutcome) -> Json:
 
 
 def search_block(head: Head, outcome: SearchOutcome) -> Json:
-    """What the search did and what it cost: the part of a reply that OpenAI's API has no place for."""
+    """Returns what the search found and what it cost: the block of a reply that OpenAI's API does not have."""
     return {
         "search_id": outcome.search_id,
         "strategy": head.strategy,
         "n": head.n,
         "temperature": head.temperature,
-        "notes": [*head.notes, *_missing(head, outcome)],
+        "notes": [*head.notes, *_choices_notes(head, outcome)],
         "seed": outcome.seed,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.selection.answer,
@@ -85,7 +85,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
     }
 
 
-def _missing(head: Head, outcome: SearchOutcome) -> list[str]:
+def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
     found = max(1, len(outcome.selection.groups))
     return [f"{found} distinct answers were found, not n = {head.wanted.count}"] if found < head.wanted.count else []
 
@@ -108,7 +108,7 @@ def completion(head: Head, outcome: SearchOutcome) -> Json:
                     "reasoning": None,
                     "refusal": None,
                 },
-                **_judged(choice),
+                **_answer_and_score(choice),
                 "logprobs": _logprobs(choice),
                 "finish_reason": choice.finish_reason,
             }
@@ -132,27 +132,27 @@ class Chunks:
             "model": head.model,
             "service_tier": head.service_tier,
         }
-        # As OpenAI does: with usage asked for, every chunk but the last says that it has none.
+        # As in OpenAI's API: if usage was requested, every chunk but the last has ``usage: null``.
         self._no_usage: Json = {"usage": None} if include_usage else {}
 
     def begin(self) -> Iterator[Data]:
         yield self._chunk(0, {"role": "assistant", "content": ""})
 
     def step(self, event: StepScored) -> Iterator[Data]:
-        """Progress: a readable line for people, the event itself for programs."""
+        """Yields the progress: a readable line for people, the event itself for programs."""
         line = step_line(event)
         yield self._chunk(0, {"reasoning_content": line, "reasoning": line}, search_event=step_event(event))
 
     def end(self, outcome: SearchOutcome) -> Iterator[Data]:
-        """The choices one after the other, each with its end; the last end tells of the search."""
+        """Yields all choices, then the end of each; the last end contains the search block."""
         offered = choices(outcome, self._head.wanted)
         for index, choice in enumerate(offered):
             role = {"role": "assistant"} if index else {}
             yield self._chunk(index, {**role, "content": choice.text}, logprobs=_logprobs(choice))
         for index, choice in enumerate(offered):
             last = index == len(offered) - 1
-            told = {"search": search_block(self._head, outcome)} if last else {}
-            yield self._chunk(index, {}, choice, **told)
+            block = {"search": search_block(self._head, outcome)} if last else {}
+            yield self._chunk(index, {}, choice, **block)
         if self._include_usage:
             yield {**self._shared, "choices": [], "usage": usage(self._head, outcome)}
         yield DONE
@@ -165,12 +165,12 @@ class Chunks:
     ) -> Json:
         choice: Json = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None}
         if ended is not None:
-            choice |= {**_judged(ended), "finish_reason": ended.finish_reason}
+            choice |= {**_answer_and_score(ended), "finish_reason": ended.finish_reason}
         return {**self._shared, "choices": [choice], **self._no_usage, **extra}
 
 
-def _judged(choice: Choice) -> Json:
-    """What OpenAI's choices do not have."""
+def _answer_and_score(choice: Choice) -> Json:
+    """Returns the fields of a choice that OpenAI's API does not have."""
     return {"answer": choice.answer, "score": choice.score}
 
 
@@ -181,7 +181,7 @@ def _logprobs(choice: Choice) -> Json | None:
 
 
 def token_logprobs(tokens: Sequence[TokenLogprob]) -> list[Json]:
-    """As OpenAI's clients know them; there are no alternatives to a token."""
+    """Returns log-probabilities in OpenAI's shape, without alternative tokens."""
     return [
         {"token": text, "logprob": logprob, "bytes": list(text.encode()), "top_logprobs": []}
         for text, logprob in tokens
@@ -202,7 +202,7 @@ def step_event(event: StepScored) -> Json:
 
 
 def step_line(event: StepScored) -> str:
-    """One line: where the step is in the tree, its reward, what it says."""
+    """Returns one line: the step's node, reward and text."""
     node = ".".join(map(str, event.node))
     reward = "" if event.reward is None else f" {event.reward:.2f}"
     return f"[{node}]{reward}{' ■' if event.terminal else ''} {' '.join(event.text.split())}\n"
@@ -253,7 +253,7 @@ def rewards(model_name: str, values: Sequence[float]) -> Json:
 
 
 def dumps(value: Json) -> str:
-    """JSON as it goes over the wire: no NaN, no needless bytes."""
+    """Returns compact JSON; refuses NaN and infinities."""
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

@@ -1,4 +1,4 @@
-"""Replies of ``/v1/responses``: what a search found, in the shapes and events of OpenAI's Responses API."""
+"""Replies of ``/v1/responses``, in the shapes and events of OpenAI's Responses API."""
 
 from collections.abc import Iterator
 from itertools import count
@@ -12,26 +12,26 @@ from search.run.report import SearchOutcome, StepScored
 from search.settings import SearchSettings
 
 MAX_REASONING_CHARS = 1 << 16
-"""Of the text that the reasoning item keeps: the events say all of it, and a large search says megabytes."""
+"""Maximum text of the reasoning item. The events contain the full text, which is megabytes for a large search."""
 
 
 class Responses:
-    """The response to one request: whole, or the events of its stream.
+    """The response to one request: complete, or as the events of a stream.
 
-    A stream has two items: the search, as a reasoning item whose text is the scored steps, and the answer. A response
-    that is whole has the answer alone.
+    A stream has two items: a reasoning item with the scored steps of the search, and the answer. A complete response
+    has only the answer.
     """
 
     def __init__(self, request: ResponsesRequest, settings: SearchSettings, head: Head, stored: bool = False) -> None:
-        """``stored``: whether the search is kept."""
+        """``stored``: whether the search is stored."""
         self._stored = stored
         self._request = request
         self._settings = settings
         self._head = head
         self._numbers = count()
         self._lines: list[str] = []
-        """What the reasoning item keeps, once there is one."""
-        self._room = MAX_REASONING_CHARS
+        """Text of the reasoning item; empty before the first step."""
+        self._chars_left = MAX_REASONING_CHARS
         _, _, search_id = head.reply_id.rpartition("_")
         self._reasoning_id, self._message_id = f"rs_{search_id}", f"msg_{search_id}"
 
@@ -51,13 +51,13 @@ class Responses:
             yield self._event("response.output_item.added", output_index=0, item=self._reasoning("in_progress", []))
             yield self._event("response.content_part.added", **where, part=_reasoning_text(""))
         line = step_line(event)
-        if len(line) <= self._room or not self._lines:
+        if len(line) <= self._chars_left or not self._lines:
             self._lines.append(line)
-            self._room -= len(line)
+            self._chars_left -= len(line)
         else:
-            self._room = 0
-        told = step_event(event)
-        yield self._event("response.reasoning_text.delta", **where, delta=line, search_event=told)
+            self._chars_left = 0
+        data = step_event(event)
+        yield self._event("response.reasoning_text.delta", **where, delta=line, search_event=data)
 
     def end(self, outcome: SearchOutcome) -> Iterator[Data]:
         output: list[Json] = []
@@ -69,24 +69,24 @@ class Responses:
             yield self._event("response.content_part.done", **where, part=_reasoning_text(text))
             yield self._event("response.output_item.done", output_index=0, item=output[0])
         [choice] = choices(outcome, self._head.wanted)
-        place, part = len(output), _output_text(choice)
-        where = {"item_id": self._message_id, "output_index": place, "content_index": 0}
+        index, part = len(output), _output_text(choice)
+        where = {"item_id": self._message_id, "output_index": index, "content_index": 0}
         empty = {**part, "text": "", "logprobs": []}
         begun = {**self._message(choice), "status": "in_progress", "content": []}
         output.append(self._message(choice))
-        yield self._event("response.output_item.added", output_index=place, item=begun)
+        yield self._event("response.output_item.added", output_index=index, item=begun)
         yield self._event("response.content_part.added", **where, part=empty)
         logprobs = part["logprobs"]
         yield self._event("response.output_text.delta", **where, delta=choice.text, logprobs=logprobs)
         yield self._event("response.output_text.done", **where, text=choice.text, logprobs=logprobs)
         yield self._event("response.content_part.done", **where, part=part)
-        yield self._event("response.output_item.done", output_index=place, item=output[place])
+        yield self._event("response.output_item.done", output_index=index, item=output[index])
         ended = self._ended(outcome, choice, output)
         yield self._event(f"response.{ended['status']}", response=ended)
 
     def failed(self, error: ApiError) -> Iterator[Data]:
-        told = {"code": _code(error), "message": error.message, "param": error.param, "type": error.type}
-        yield self._event("response.failed", response=self._response("failed", [], error=told))
+        fields = {"code": _code(error), "message": error.message, "param": error.param, "type": error.type}
+        yield self._event("response.failed", response=self._response("failed", [], error=fields))
 
     def _event(self, kind: str, **fields: Any) -> Json:
         return {"type": kind, "sequence_number": next(self._numbers), **fields}
@@ -154,7 +154,7 @@ def _output_text(choice: Choice) -> Json:
 
 
 def _usage(head: Head, outcome: SearchOutcome) -> Json:
-    """As a chat completion's, in other words."""
+    """Returns the usage of a chat completion under the field names of the Responses API."""
     counted = usage(head, outcome)
     return {
         "input_tokens": counted["prompt_tokens"],
@@ -166,7 +166,7 @@ def _usage(head: Head, outcome: SearchOutcome) -> Json:
 
 
 def _code(error: ApiError) -> str:
-    """The word that OpenAI's clients know."""
+    """Returns the Responses API's code for an error."""
     if isinstance(error, BadRequest):
         return "invalid_prompt"
     return "rate_limit_exceeded" if isinstance(error, Busy) else "server_error"

@@ -1,4 +1,4 @@
-"""Requests to ``/v1/responses``: text in, and what else of OpenAI's Responses API a search understands."""
+"""Requests to ``/v1/responses``: the part of OpenAI's Responses API that a search supports, for text only."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,7 +22,7 @@ from deployments.http.schema import (
     refuse_unsupported,
 )
 
-ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
+RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
     "background": (False,),
     "context_management": ([],),
     "conversation": (),
@@ -36,9 +36,9 @@ ASKS_NOTHING: dict[str, tuple[Any, ...]] = {
     "top_logprobs": (0,),
     "truncation": ("disabled",),
 }
-"""Fields of the API that a search does not support, with the values (besides null) that ask for nothing."""
-ALSO_IGNORED = IGNORED | {"prompt_cache_options", "prompt_cache_retention"}
-WHY = {
+"""Unsupported fields of the API, with the values (besides null) that have no effect and are accepted."""
+RESPONSES_IGNORED = IGNORED | {"prompt_cache_options", "prompt_cache_retention"}
+UNSUPPORTED_REASONS = {
     "previous_response_id": "no response is stored here: send the conversation in input",
     "conversation": "no conversation is stored here: send it in input",
     "background": "a response is not stored here, so nothing can be asked for later",
@@ -154,22 +154,23 @@ class ResponsesRequest(Body):
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> "ResponsesRequest":
-        """
+        """Validates a body.
+
         Raises:
-            BadRequest: with the path of the first field that is wrong or not supported.
+            BadRequest: a field is invalid or not supported; names the path of the first one.
         """
-        refuse_unsupported(body, ASKS_NOTHING, WHY)
-        ignored = ALSO_IGNORED - cls.model_fields.keys()
-        request = validated(cls, {k: v for k, v in body.items() if k not in ignored and k not in ASKS_NOTHING})
+        refuse_unsupported(body, RESPONSES_NEUTRAL, UNSUPPORTED_REASONS)
+        ignored = RESPONSES_IGNORED - cls.model_fields.keys()
+        request = validated(cls, {k: v for k, v in body.items() if k not in ignored and k not in RESPONSES_NEUTRAL})
         if request.stream_options is not None and not request.stream:
             raise BadRequest("stream_options is for streamed replies only", "stream_options")
         return request
 
     def chat(self) -> ChatRequest:
-        """The chat request that asks for the same search.
+        """Returns the chat request for the same search.
 
         Raises:
-            BadRequest: the conversation is none; see ``spoken_of``.
+            BadRequest: the conversation is invalid; names the path in this request (see `spoken_of`).
         """
         given: dict[str, Any] = {
             "model": self.model,
@@ -178,37 +179,37 @@ class ResponsesRequest(Body):
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "logprobs": (LOGPROBS in self.include or None) if self.include else None,
         }
-        alike = (
+        same_fields = (
             *("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs"),
             *("search", "stream", "store", "service_tier"),
         )
         with spoken_of(self):
-            return ChatRequest.parse(given | {name: getattr(self, name) for name in alike})
+            return ChatRequest.parse(given | {name: getattr(self, name) for name in same_fields})
 
     def _messages(self) -> list[dict[str, str]]:
         instructions = [] if not self.instructions else [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*instructions, {"role": "user", "content": self.input}]
-        said = [{"role": item.role, "content": item.text} for item in self.input if isinstance(item, InputMessage)]
-        if not said:
+        messages = [{"role": item.role, "content": item.text} for item in self.input if isinstance(item, InputMessage)]
+        if not messages:
             raise BadRequest("the input has no message", "input")
-        return [*instructions, *said]
+        return [*instructions, *messages]
 
 
-NAMES = {
+RESPONSES_NAMES = {
     "max_completion_tokens": "max_output_tokens",
     "reasoning_effort": "reasoning.effort",
     "logprobs": "include",
 }
-"""What a chat request calls otherwise."""
+"""Names in the Responses API of chat request fields that have another name there."""
 
 
 @contextmanager
 def spoken_of(request: ResponsesRequest) -> Iterator[None]:
-    """What is refused of the chat request is refused by the path that the client wrote.
+    """Translates errors of the chat request to the paths of the client's Responses request.
 
     Raises:
-        BadRequest: as within.
+        BadRequest: the block's error, with the translated path.
     """
     try:
         yield
@@ -220,8 +221,8 @@ def spoken_of(request: ResponsesRequest) -> Iterator[None]:
 
 
 def _path(param: str, request: ResponsesRequest) -> str:
-    if param in NAMES:
-        return NAMES[param]
+    if param in RESPONSES_NAMES:
+        return RESPONSES_NAMES[param]
     first, _, rest = param.partition(".")
     if first != "messages":
         return param
@@ -233,5 +234,5 @@ def _path(param: str, request: ResponsesRequest) -> str:
         return "instructions"
     if isinstance(request.input, str):
         return "input"
-    messages = [place for place, item in enumerate(request.input) if isinstance(item, InputMessage)]
+    messages = [position for position, item in enumerate(request.input) if isinstance(item, InputMessage)]
     return ".".join(part for part in ("input", str(messages[index]), field) if part)

@@ -1,4 +1,4 @@
-"""The routes of the HTTP contract. A handler reads its request, has it done, and writes the reply."""
+"""The HTTP routes. A handler parses its request, calls a service, and writes the reply."""
 
 from copy import copy
 from typing import Any
@@ -33,10 +33,10 @@ router = APIRouter()
 
 
 def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
-    """The endpoint as an ASGI application; without ``keys``, for callers that have none and are trusted."""
+    """Returns the endpoint as an ASGI application. Without ``keys`` it checks none, for trusted callers."""
     app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None)
     app.state.endpoint = endpoint
-    # Copies of what is made already: `include_router` makes each route anew, which takes longer than many a request.
+    # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
     for each in (router, files.router, batches.router, searches.router):
         app.router.routes += map(copy, each.routes)
     bodies: dict[Any, type[BaseModel]] = {
@@ -48,7 +48,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
         if isinstance(route, APIRoute) and route.endpoint in bodies:
             route.openapi_extra = search_body(bodies[route.endpoint], endpoint.strategies)
     errors.install(app)
-    # The last one added is the first one asked: no key, no place, no byte of the body; and what they refuse is counted.
+    # The middleware added last runs first: count refusals, then check the key, then read the body and take a place.
     app.add_middleware(
         Admission,
         paths=WORK,
@@ -169,10 +169,10 @@ async def healthy(served: Served) -> Response:
 
 
 async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, SearchJob]:
-    """The search that a request asks for.
+    """Parses a chat request and returns it with its job.
 
     Raises:
-        ApiError: it is wrong; see `Jobs.search`.
+        ApiError: the request is invalid; see `Jobs.search`.
     """
 
     def prepare(given: dict[str, Any]) -> tuple[ChatRequest, SearchJob]:
@@ -183,7 +183,7 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
 
 
 def _searching(request: Request, served: Endpoint, chat: ChatRequest, head: replies.Head) -> Searching:
-    """What runs the search: with its events and its reply kept where that is asked for, and anything is."""
+    """Returns what runs the search. It stores events and reply if the request asks for it and there is a store."""
     if served.kept is None or not chat.store:
         return served.searches
     return KeptSearch(served.searches, served.kept, served.kept.owner(request), head)

@@ -1,10 +1,9 @@
-"""Rows of a Ray Data pipeline, answered as the endpoint answers requests: what the serve deployment stage of
-``ray.data.llm`` asks for, by handle.
+"""Answers rows of a Ray Data pipeline, which the serve deployment stage of ``ray.data.llm`` sends by handle.
 
-That stage sends one dictionary with fields of its own beside those of the request, which the endpoint would refuse:
-so a row has the request's body in one field. The body is a text: in a table of objects Arrow gives each all the fields
-of the others, null, and makes arrays of lists. And it asks once: a row that finds no place waits here. Rows are flex,
-unless their bodies name a ``service_tier``.
+A row has the request's body in one field, because the stage adds fields of its own, which the endpoint would refuse.
+The body is JSON text, because Arrow would change objects: each gets the fields of all others, as null, and lists become
+arrays. The stage sends a row only once, so a row without a place is retried here. Rows are flex unless their body names
+a ``service_tier``.
 """
 
 import asyncio
@@ -23,17 +22,17 @@ from deployments.admission.proxy import WORK
 from deployments.admission.service_tier import flex_unless_said
 
 PATIENCE_S = 3600.0
-"""A row waits for a place no longer than this: it costs next to nothing, and batches may be wider than the service."""
+"""Longest wait of a row for a place. Waiting costs next to nothing, and a batch may have more rows than places."""
 MAX_PAUSE_S = 10.0
-"""Between two tries of a row, whatever the endpoint names."""
+"""Maximum pause between two attempts of a row, even if ``Retry-After`` is longer."""
 
 Json = dict[str, Any]
 Answer = Callable[[str, str, bytes], Awaitable[tuple[int, list[tuple[str, str]], bytes]]]
-"""From method, path and body to status, headers and body: `SearchController.answer`."""
+"""`SearchController.answer`: from method, path and body to status, headers and body."""
 
 
 class Row(BaseModel):
-    """A request; what else stands beside it is not for the endpoint."""
+    """The request in a row; other fields of the row are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -43,19 +42,21 @@ class Row(BaseModel):
 
 
 async def reply_to(row: Json, answer: Answer) -> Json:
-    """The reply's body. Errors are Python's own, which any process can unpickle, and of the kinds that the stage tells
-    apart: the first two concern the row, and make an error row of it under ``should_continue_on_error``.
+    """Returns the body of the reply to a row.
+
+    Errors are built-in exceptions, which any process can unpickle. The stage distinguishes their types: the first two
+    concern only the row, which becomes an error row under ``should_continue_on_error``.
 
     Raises:
-        ValueError: the row is no request, or the endpoint refuses it; with the status, and the path of what is wrong.
+        ValueError: the row is no request, or the endpoint refuses it; names the status and the invalid field.
         TimeoutError: no answer by the search's deadline, or no place within ``PATIENCE_S``.
-        RuntimeError: the service has failed.
+        RuntimeError: the service failed.
     """
     try:
         asked = validated(Row, row)
     except BadRequest as error:
         raise ValueError(f"a row is {{'url': '/v1/…', 'body': json.dumps(…)}}: {error.message}") from None
-    status, headers, content = await _with_a_place(asked, answer)
+    status, headers, content = await _answer_with_retries(asked, answer)
     if not headers.get("content-type", "").startswith("application/json"):
         raise ValueError("body.stream: the reply to a row is whole, not streamed")
     reply: Json = json.loads(content)
@@ -67,23 +68,23 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     raise ValueError(message) if status < 500 else RuntimeError(message)
 
 
-async def _with_a_place(asked: Row, answer: Answer) -> tuple[int, dict[str, str], bytes]:
-    """Status, headers and body of the first reply that is no 429.
+async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[str, str], bytes]:
+    """Sends a row until the reply is no 429; returns status, headers and body.
 
     Raises:
-        TimeoutError: there was none within ``PATIENCE_S``.
+        TimeoutError: only 429 within ``PATIENCE_S``.
     """
     deadline = time.monotonic() + PATIENCE_S
     body = asked.body.encode()
     if asked.url in WORK:
         body = await read_by(flex_unless_said, body)
     while True:
-        status, headers, content = await answer("POST", asked.url, body)
-        told = dict(headers)
+        status, header_pairs, content = await answer("POST", asked.url, body)
+        headers = dict(header_pairs)
         if status != httpx.codes.TOO_MANY_REQUESTS:
-            return status, told, content
+            return status, headers, content
         if time.monotonic() > deadline:
             raise TimeoutError(f"no place for this row within {PATIENCE_S:g} s")
-        pause_s = float(told.get("retry-after", "1"))
-        # Not all at once that were refused together.
+        pause_s = float(headers.get("retry-after", "1"))
+        # Jitter: rows refused together do not retry together.
         await asyncio.sleep(min(pause_s, MAX_PAUSE_S) * random.uniform(0.5, 1.0))

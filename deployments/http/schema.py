@@ -1,4 +1,4 @@
-"""Requests: the part of OpenAI's chat completions that a search understands, and Banyan's own."""
+"""Request bodies: the part of OpenAI's chat completions that a search supports, and Banyan's own requests."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -15,7 +15,7 @@ from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
 IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "store", "user"})
-"""Fields that change nothing about an answer: accepted whatever they say."""
+"""Fields that do not change an answer: accepted with any value."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "audio": (),
@@ -35,25 +35,29 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "verbosity": (),
     "web_search_options": (),
 }
-"""Fields of OpenAI's API that a search does not support, with the values (besides null) that ask for nothing."""
+"""Unsupported fields of OpenAI's API, with the values (besides null) that have no effect and are accepted."""
 
 
 def refuse_unsupported(
     body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], why: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """``neutral``: the fields, each with the values that ask for nothing. ``why`` they are not supported, of some.
+    """Refuses unsupported fields that have an effect.
+
+    Args:
+        neutral: The unsupported fields, each with its values that have no effect.
+        why: The reasons why some of them are not supported.
 
     Raises:
-        BadRequest: the body asks for something of it.
+        BadRequest: an unsupported field has another value.
     """
-    for field, asks_nothing in neutral.items():
-        if body.get(field) is not None and body[field] not in asks_nothing:
+    for field, neutral_values in neutral.items():
+        if body.get(field) is not None and body[field] not in neutral_values:
             reason = f": {why[field]}" if field in why else ""
             raise BadRequest(f"{field} is not supported{reason}", field, "unsupported_parameter")
 
 
 MAX_CHOICES = 128
-"""As OpenAI's."""
+"""OpenAI's limit of ``n``."""
 MAX_TOP_K = 1 << 20
 MAX_TEMPLATE_KWARGS = 32
 
@@ -81,14 +85,14 @@ Content = Annotated[
 
 
 def _as_in_templates(role: str) -> str:
-    """OpenAI renamed the role; the chat templates of open models know the old name only."""
+    """Returns ``system`` for ``developer``: OpenAI renamed the role, but chat templates know only the old name."""
     return "system" if role == "developer" else role
 
 
 Role = Annotated[Literal["system", "developer", "user", "assistant"], AfterValidator(_as_in_templates)]
 
 
-def _said_nothing(value: Any) -> None:
+def _check_empty(value: Any) -> None:
     if value is not None and value != []:
         raise PydanticCustomError("unsupported_parameter", "not supported in a message, unless null or []")
 
@@ -100,8 +104,8 @@ def _is_scalar(value: Any) -> Any:
 
 
 Scalar = Annotated[Any, AfterValidator(_is_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
-Silent = Annotated[Any, AfterValidator(_said_nothing)]
-"""A field of a message that clients send back as they got it, and that may carry nothing here."""
+MustBeEmpty = Annotated[Any, AfterValidator(_check_empty)]
+"""A field of a message that clients send back as they got it. Only null and [] are accepted."""
 Unread = Annotated[Any, Field(description="Accepted whatever it says; no model is told of it.")]
 
 
@@ -113,11 +117,11 @@ class Message(Body):
     name: str | None = None
     reasoning: Unread = None
     reasoning_content: Unread = None
-    annotations: Silent = None
-    audio: Silent = None
-    function_call: Silent = None
-    refusal: Silent = None
-    tool_calls: Silent = None
+    annotations: MustBeEmpty = None
+    audio: MustBeEmpty = None
+    function_call: MustBeEmpty = None
+    refusal: MustBeEmpty = None
+    tool_calls: MustBeEmpty = None
 
     @property
     def text(self) -> str:
@@ -160,9 +164,10 @@ class ChatRequest(Body):
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> "ChatRequest":
-        """
+        """Validates a body.
+
         Raises:
-            BadRequest: with the path of the first field that is wrong or not supported.
+            BadRequest: a field is invalid or not supported; names the path of the first one.
         """
         refuse_unsupported(body, NEUTRAL)
         ignored = IGNORED - cls.model_fields.keys()
@@ -197,9 +202,10 @@ class CompletionBody(Body):
 
     @classmethod
     def parse(cls, body: dict[str, Any]) -> "CompletionBody":
-        """
+        """Validates a body.
+
         Raises:
-            BadRequest: with the path of the first field that is wrong or not supported.
+            BadRequest: a field is invalid or not supported; names the path of the first one.
         """
         for field in ("stream", "echo", "logprobs", "suffix"):
             if body.get(field):
@@ -211,10 +217,10 @@ class CompletionBody(Body):
         return request
 
     def prompts(self) -> list[tuple[str, str | list[int]]]:
-        """Every prompt with its path.
+        """Returns every prompt with its path.
 
         Raises:
-            BadRequest: there is none, too many, or one is neither text nor token ids.
+            BadRequest: there is no prompt, there are too many, or one is neither text nor token ids.
         """
         if isinstance(self.prompt, str) or _are_ids(self.prompt):
             given = [("prompt", self.prompt)]

@@ -1,4 +1,4 @@
-"""``/v1/searches``: what became of the searches that were asked to be kept, and their events as they come."""
+"""``/v1/searches``: stored searches with their replies, and their events as they happen."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -19,9 +19,9 @@ from deployments.store import Events, Search, SearchEnd
 router = APIRouter()
 
 LOOK_EVERY_S = 0.2
-"""For new events of a search that runs elsewhere."""
-REPLIES = ("chatcmpl-", "resp_")
-"""What the id of a reply has before the search's."""
+"""Polling interval for new events: the search may run at another controller."""
+REPLY_ID_PREFIXES = ("chatcmpl-", "resp_")
+"""A reply's id is one of these and the search's id."""
 
 
 @router.get("/v1/searches")
@@ -63,11 +63,11 @@ async def search_events(
     """All events of a search from its first on, and those that come while it runs; then how it ended."""
     known = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 10 else after
     search = await kept.do(lambda: _named(search_id, request, kept))
-    return _Following(kept, kept.owner(request), followed(kept, search, known))
+    return _LimitedStream(kept, kept.owner(request), followed(kept, search, known))
 
 
-class _Following(EventStream):
-    """One of a few that an owner may have open."""
+class _LimitedStream(EventStream):
+    """A stream of events. Limits the concurrent streams of an owner."""
 
     def __init__(self, kept: Kept, owner: str, events: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(events)
@@ -83,12 +83,14 @@ class _Following(EventStream):
 
 
 async def followed(kept: Kept, search: Search, known: int = 0) -> AsyncIterator[ServerSentEvent]:
-    """The events behind the first ``known``, each with its number; then the search itself. It ends with the search,
-    which ends by its own clock or with the process that runs it."""
+    """Yields the events after the first ``known``, each with its number, then the search itself.
+
+    The stream ends with the search, which ends by its own time limit or with the process that runs it.
+    """
     number = offset = 0
 
     def look() -> tuple[SearchEnd | None, Events]:
-        # In this order: what a search that has ended has said is all there.
+        # In this order: when the end is there, all events are too.
         return search.end, search.events(offset)
 
     try:
@@ -104,15 +106,15 @@ async def followed(kept: Kept, search: Search, known: int = 0) -> AsyncIterator[
             if not events.lines:
                 await asyncio.sleep(LOOK_EVERY_S)
         ended = end
-        told = await kept.do(lambda: search_object(search, ended) | {"reply": search.reply})
-        yield ServerSentEvent(dumps({"search": told}), sep="\n")
+        result = await kept.do(lambda: search_object(search, ended) | {"reply": search.reply})
+        yield ServerSentEvent(dumps({"search": result}), sep="\n")
         yield sse(DONE)
     except Exception as error:
         yield sse(api_error(error).body)
 
 
 def search_object(search: Search, end: SearchEnd | None) -> dict[str, Any]:
-    """What is told of a search that ended so, or runs."""
+    """Returns a ``search`` object. ``end``: how the search ended; None while it runs."""
     record, last = search.record, search.last_event()
     return {
         "id": record.id,
@@ -131,10 +133,11 @@ def search_object(search: Search, end: SearchEnd | None) -> dict[str, Any]:
 
 
 def _named(name: str, request: Request, kept: Kept) -> Search:
-    """
+    """Returns the stored search with an id, its own or its reply's.
+
     Raises:
-        NotThere: it was not kept, or is another key's.
+        NotThere: the search was not stored, or belongs to another key.
     """
-    for prefix in REPLIES:
+    for prefix in REPLY_ID_PREFIXES:
         name = name.removeprefix(prefix)
     return kept.owned(request).searches.get(name)

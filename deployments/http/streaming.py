@@ -1,4 +1,4 @@
-"""Streamed replies: the tree as it grows, then the answer."""
+"""Streamed replies: the steps as they are scored, then the answer."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -16,13 +16,13 @@ from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
 from search.tools.tasks import ended
 
 PING_S = 10.0
-"""Proxies close connections on which nothing is said for half a minute or so: then a comment is sent."""
+"""Seconds of silence before a comment is sent: proxies close connections that are idle for about half a minute."""
 SEND_TIMEOUT_S = 60.0
-"""A client that takes nothing for this long has gone."""
+"""A client that reads nothing for this long counts as disconnected."""
 
 
 class Script(Protocol):
-    """What is said of a search, in the words of one API."""
+    """Makes the events of one streamed reply, in the format of one API."""
 
     def begin(self) -> Iterator[Data]: ...
 
@@ -34,13 +34,13 @@ class Script(Protocol):
 
 
 class Searching(Protocol):
-    """What runs a search: `deployments.service.searches.SearchService`, or what has its events kept meanwhile."""
+    """Runs searches: `deployments.service.searches.SearchService`, or `KeptSearch`, which also stores the events."""
 
     async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome: ...
 
 
 class EventStream(EventSourceResponse):
-    """Server-sent events, whose source is closed with it."""
+    """A reply of server-sent events. Closes the source of the events at its end."""
 
     def __init__(self, events: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(events, ping=PING_S, sep="\n", send_timeout=SEND_TIMEOUT_S)
@@ -51,15 +51,15 @@ class EventStream(EventSourceResponse):
 
 
 class SearchStream(EventStream):
-    """The reply to a streamed request. The search ends with it, however it ends."""
+    """The reply to a streamed request. The search ends when the reply ends, for any reason."""
 
     def __init__(self, searching: Searching, job: SearchJob, place: Place, script: Script) -> None:
         super().__init__(stream(searching, job, place, script))
 
 
 async def stream(searching: Searching, job: SearchJob, place: Place, script: Script) -> AsyncIterator[ServerSentEvent]:
-    """The events of one search. Closing it ends the search. An error is the last event."""
-    # Bounded by the nodes a search may have; the search must not wait for a slow client.
+    """Runs a search and yields its events; an error is the last event. Closing the generator cancels the search."""
+    # Unbounded, because the search must not wait for a slow client. The search's node limit bounds it.
     events: asyncio.Queue[SearchEvent | None] = asyncio.Queue()
 
     async def searched() -> SearchOutcome:
@@ -68,8 +68,7 @@ async def stream(searching: Searching, job: SearchJob, place: Place, script: Scr
         finally:
             events.put_nowait(None)
 
-    # A child of the request's task in everything but name: it sees the request's context, so Serve knows
-    # its calls for the request's, and it never outlives this generator.
+    # The task has the request's context, so Serve counts its calls as the request's. It never outlives this generator.
     running = asyncio.create_task(searched())
     try:
         for data in script.begin():
@@ -91,5 +90,5 @@ def sse(data: Data) -> ServerSentEvent:
     """One event of a stream."""
     if isinstance(data, str):
         return ServerSentEvent(data, sep="\n")
-    # Only the events of the Responses API have a type.
+    # Only events of the Responses API have a type.
     return ServerSentEvent(dumps(data), event=data.get("type"), sep="\n")

@@ -1,4 +1,4 @@
-"""The reply with a whole tree in it: tens of megabytes where the tree is large, so written and sent in pieces."""
+"""A reply that contains a whole tree. It may have tens of megabytes, so it is written and sent in pieces."""
 
 from collections.abc import AsyncIterator, Sequence
 
@@ -13,8 +13,8 @@ PIECE_BYTES = 1 << 16
 
 
 async def with_tree(reply: Json, tree: SearchTree) -> list[bytes]:
-    """``reply`` with ``tree_as_json`` of a tree as its last field, ``tree``: the JSON in pieces of about
-    ``PIECE_BYTES``. Other requests have their turns meanwhile."""
+    """Returns ``reply`` with the ``tree_as_json`` of a tree as its last field, ``tree``, as JSON in pieces of about
+    ``PIECE_BYTES``. Yields to the event loop meanwhile, so that other requests proceed."""
     turns = Turns()
     pieces: list[bytes] = []
     piece = bytearray(dumps(reply).removesuffix("}").encode())
@@ -32,7 +32,7 @@ async def with_tree(reply: Json, tree: SearchTree) -> list[bytes]:
 
 
 class BytesResponse(StreamingResponse):
-    """JSON that is complete and in pieces."""
+    """A complete JSON body, sent in pieces."""
 
     def __init__(self, pieces: Sequence[bytes]) -> None:
         async def each() -> AsyncIterator[bytes]:
