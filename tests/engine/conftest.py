@@ -6,6 +6,7 @@ nothing sensible but say it through the same code.
 
 import asyncio
 import gc
+import os
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -23,8 +24,8 @@ from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 
-UNCOMPILED = {"enforce_eager": True}
-"""For engines of models that no other test has: compiling one takes longer than its tests."""
+# Engines run uncompiled here: compiling a model takes longer than its tests. `test_compiled` and served tests compile.
+os.environ["CXX"] = "no compiler in these tests"
 
 
 @contextmanager

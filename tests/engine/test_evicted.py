@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.connector.arguments import evicted
+from kvstore.connector import evicted
 from kvstore.connector.evicted import LOOK_EVERY, MOST, SELDOM, TRIES, EvictedPaths, Lookups
 
 SIGNALS: Any = SimpleNamespace(blocked_request_ids=set(), finished_request_ids=set())

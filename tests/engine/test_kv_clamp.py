@@ -21,7 +21,7 @@ from search.settings import parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.token_beam import TokenBeamSettings
 from search.tree import SearchTree
-from tests.engine.conftest import SETTLE_S, UNCOMPILED, quiet, stop
+from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.test_generation import children, prompt, rambling, token_ids, wanted
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -41,7 +41,6 @@ async def small(generator_model: str) -> AsyncIterator[GenerationEngine]:
         max_model_len=MOST,
         kv_cache_memory_bytes=BLOCKS * BLOCK_BYTES,
         max_num_seqs=64,
-        engine_args=UNCOMPILED,
     )
     engine = GenerationEngine(settings)
     with quiet():

@@ -35,7 +35,7 @@ from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
-from tests.engine.conftest import SETTLE_S, UNCOMPILED, quiet, stop
+from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.published import skywork_input
 from tests.engine.vocabularies import byte_level
 
@@ -196,7 +196,7 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)).save_pretrained(directory)
         formula, own = inline_formula, {"step_tag": TAG}
     tokenizer.save_pretrained(directory)
-    settings = parse_prm({"model": str(directory), "family": request.param, "engine_args": UNCOMPILED, **own})
+    settings = parse_prm({"model": str(directory), "family": request.param, **own})
     assert isinstance(settings, RewardModelSettings)
     engine = ScoringEngine(settings)
     with quiet():

@@ -11,7 +11,7 @@ from deployments.engines.generation import GenerationEngine
 from deployments.engines.step_splitter import StepSplitter
 from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from search.tree import NodeId, Step, StepEnd
-from tests.engine.conftest import SETTLE_S, UNCOMPILED, quiet, stop
+from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.markov_model import save_markov_model
 from tests.engine.vocabularies import EOS, byte_level, token_id, token_ids
 
@@ -39,7 +39,7 @@ CHANCES = {
 async def shared_speller(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[GenerationEngine]:
     directory = tmp_path_factory.mktemp("speller")
     save_markov_model(directory, TOKENIZER, CHANCES)
-    engine = GenerationEngine(GeneratorSettings(model=str(directory), max_model_len=512, engine_args=UNCOMPILED))
+    engine = GenerationEngine(GeneratorSettings(model=str(directory), max_model_len=512))
     with quiet():
         await engine.start()
     yield engine
