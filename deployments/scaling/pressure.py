@@ -1,9 +1,9 @@
 """Autoscaling policy: a pool of replicas grows and shrinks by its load, not by its number of calls.
 
-A call is one branch or 256, and may be speculation. So every replica reports the work that is wanted of it as a share
-of what it can do at once (`deployments.replica`): a generator of its KV memory and its batch, a reward model of its
-batch and of the time that steps may wait for their rewards, a controller of its places. Queued work counts, so an
-overloaded replica has a share above 1.
+A call is one branch or 256. So every replica reports the work that is wanted of it as a share of what it can do at once
+(`deployments.replica`): a generator of its KV memory and its batch, a reward model of its batch and of the time that
+steps may wait for their rewards, a controller of its places. Queued work counts, so an overloaded replica has a share
+above 1.
 """
 
 import math
