@@ -1,7 +1,7 @@
 '''PRM-guided tree search: trees, strategies and the loop that runs them against two ports.
 
-Pure Python: knows nothing of Ray, vLLM or HTTP. A program brings a generator, which writes steps, and a scorer, which
-scores them; everything else is here::
+Pure Python, without Ray, vLLM or HTTP. A program brings a generator, which writes steps, and a scorer, which scores
+them; everything else is here::
 
     import asyncio
     from search import *

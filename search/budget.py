@@ -1,7 +1,7 @@
-"""What a search may spend: tokens, nodes and wall clock, and how much of each is left.
+"""The budget of a search, in tokens, nodes and wall clock, and the meter that tracks it.
 
-Tokens and nodes are reserved before a branch is launched and settled when it arrives, so a limit is never
-exceeded, not even by branches in flight at the same time.
+Tokens and nodes are reserved before a branch is requested and settled when it arrives, so a limit is never exceeded,
+not even by branches in flight at the same time.
 """
 
 import math
@@ -42,13 +42,13 @@ class Limit:
 
     kind: LimitKind
     limit: float
-    """Infinite where nothing was asked for."""
+    """Infinite if the budget sets no limit."""
     usage: float = 0
     reserved: float = 0
 
     @property
     def remaining(self) -> float:
-        """What can still be reserved."""
+        """The amount that can still be reserved."""
         return self.limit - self.usage - self.reserved
 
     def reached(self) -> LimitReached:
@@ -56,14 +56,14 @@ class Limit:
 
 
 class Cost(NamedTuple):
-    """What one branch may spend or has spent."""
+    """Tokens and nodes that one branch may use or has used."""
 
     tokens: int
     nodes: int
 
 
 class BudgetMeter:
-    """The account of one search. ``clock`` gives seconds, counted from the meter's making."""
+    """Tracks the use of one search's budget. ``clock`` returns seconds; time counts from construction."""
 
     def __init__(self, budget: Budget, clock: Callable[[], float] = time.monotonic) -> None:
         self.tokens = Limit(LimitKind.TOKENS, math.inf if budget.tokens is None else budget.tokens)
@@ -78,11 +78,11 @@ class BudgetMeter:
         return Limit(LimitKind.SECONDS, self._seconds, self._clock() - self._start)
 
     def reserve(self, asked: Sequence[Cost]) -> list[Cost]:
-        """Reserves for as many of the branches ``asked`` for as can be paid, in order.
+        """Reserves for as many of the branches in ``asked`` as the budget allows, in order.
 
-        Returns one cost for each branch reserved: the first ones of ``asked``, in full. A branch gets less
-        than it asks for only when nothing at all is reserved: while something is, its unused part may
-        still come back, and a step cut short is a step wasted.
+        Returns one reservation per granted branch, for the first of ``asked``, in full. A branch gets a smaller
+        reservation than it asks for only when nothing else is reserved. Otherwise the unused part of another
+        reservation may still come back, and a truncated step would be wasted.
         """
         reserved: list[Cost] = []
         for ask in asked:
@@ -94,21 +94,21 @@ class BudgetMeter:
         return reserved
 
     def settle(self, reserved: Cost, used: Cost) -> None:
-        """Charges what a branch used and gives the rest of its reservation back."""
+        """Releases a branch's reservation and charges what it used."""
         self._reserve(reserved, -1)
         self.charge(used)
 
     def charge(self, used: Cost) -> None:
-        """Charges what was used before this account was opened."""
+        """Charges tokens and nodes without a reservation, such as those of a resumed tree."""
         self.tokens.usage += used.tokens
         self.nodes.usage += used.nodes
 
     def reserve_again(self, reserved: Cost) -> None:
-        """Reserves what another account had reserved."""
+        """Reserves unconditionally: the reservation was granted by another meter before the tree was resumed."""
         self._reserve(reserved, 1)
 
     def exhausted(self) -> LimitReached | None:
-        """The limit that keeps even one token in one node from being reserved; None while none does."""
+        """The limit that prevents reserving even one token in one node; None if none does."""
         for limit in (self.tokens, self.nodes, self.seconds):
             least = 0.0 if limit.kind is LimitKind.SECONDS else 1
             if limit.remaining < least:

@@ -1,7 +1,7 @@
-"""A mark on the settings that decide what a search may cost, for whoever runs searches that others ask for.
+"""Marks the settings that determine the cost of a search, so that an operator can cap what clients ask for.
 
-The mark names a cap and says nothing of how high it is: ``n: Width`` is a setting that the cap ``n`` bounds. Who lets
-others choose settings finds all that are marked, in a strategy that was written yesterday too, and bounds them.
+A mark names a cap but not its value: ``n: Width`` is a setting that the cap ``n`` bounds. A service finds all marked
+settings with `capped_settings`, those of an operator's own strategy too, and bounds them.
 """
 
 from collections.abc import Iterator
@@ -19,31 +19,31 @@ CapName = Literal["n", "depth", "step_tokens", "tokens", "nodes", "seconds"]
 
 @dataclass(frozen=True, slots=True)
 class Cap:
-    """The mark. None: no cap is needed, since what the setting counts is bounded by others that are marked."""
+    """The mark. None: the setting needs no cap, because other marked settings bound its cost."""
 
     name: CapName | None
 
 
 Width = Annotated[int, Field(ge=1, le=MAX_SAMPLES), Cap("n")]
-"""How many steps, solutions or paths are written at a time."""
+"""Number of steps, solutions or paths written at a time."""
 Depth = Annotated[int, Field(ge=1, le=MAX_DEPTH), Cap("depth")]
-"""How many steps a path may have."""
+"""Maximum number of steps on a path."""
 Uncapped = Annotated[int, Cap(None)]
-"""Any other count."""
+"""Any other count; no cap bounds it."""
 
 
 class CappedSetting(NamedTuple):
-    """A marked setting as it stands in some settings."""
+    """A marked setting and its value."""
 
     path: str
-    """Dotted, from the settings that were looked into."""
+    """Dotted path, relative to the settings given to `capped_settings`."""
     cap: CapName
     value: float | None
     """None: not limited."""
 
 
 def capped_settings(settings: BaseModel, within: str = "") -> Iterator[CappedSetting]:
-    """The settings with a cap, those of models among them included."""
+    """Every setting with a cap, including those of nested models."""
     for name, field in type(settings).model_fields.items():
         value: Any = getattr(settings, name)
         if isinstance(value, BaseModel):
@@ -54,9 +54,10 @@ def capped_settings(settings: BaseModel, within: str = "") -> Iterator[CappedSet
 
 
 def check_marks(model: type[BaseModel]) -> None:
-    """
+    """Checks that every integer setting of ``model`` has a mark.
+
     Raises:
-        TypeError: an integer setting has no mark, so that nobody has decided what bounds it.
+        TypeError: an integer setting has no mark, so its cost could be unbounded.
     """
     for name, field in model.model_fields.items():
         if int in _parts(field.annotation) and not any(_marks(field)):
@@ -71,5 +72,5 @@ def _marks(field: FieldInfo) -> Iterator[Cap]:
 
 
 def _parts(annotation: Any) -> list[Any]:
-    """An annotation and all that it is made of: ``Annotated[int, mark] | None`` has ``int`` and the mark in it."""
+    """An annotation and all its parts: those of ``Annotated[int, mark] | None`` include ``int`` and the mark."""
     return [annotation, *(part for argument in get_args(annotation) for part in _parts(argument))]

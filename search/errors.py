@@ -1,35 +1,35 @@
-"""What ends a search without an answer.
+"""Errors that end a search without an answer.
 
 SearchError             a search cannot go on
-├── GeneratorError      nothing could be written, on any replica
-│   ├── CallInterrupted     a call ended early; what has not come can be asked for again
-│   └── GeneratorRefused    for reasons of the request
+├── GeneratorError      no replica could write the branches
+│   ├── CallInterrupted     a call ended early; its missing branches can be requested again
+│   └── GeneratorRefused    the request itself is at fault
 │       └── PathTooLarge        no generator's KV memory could hold a path
-├── ScorerError         no usable rewards could be had
-│   └── ScorerRefused       for reasons of the request
+├── ScorerError         no usable rewards
+│   └── ScorerRefused       the request itself is at fault
 ├── PromptTooLong       the prompt fills the generator's context
-└── LimitReached        a limit (kind, value, limit) was reached before there was anything to answer with
+└── LimitReached        a limit (kind, value, limit) was reached before there was a path to answer with
 
-All of them survive pickling: they cross processes.
+All of them can be pickled, because they cross processes.
 """
 
 from enum import StrEnum
 
 
 class SearchError(RuntimeError):
-    """A search cannot go on. Root of what the ports raise."""
+    """A search cannot go on. Root of all errors that the ports raise."""
 
 
 class GeneratorError(SearchError):
-    """The generator could not write what it was asked for, on any replica."""
+    """No replica of the generator could write the requested branches."""
 
 
 class CallInterrupted(GeneratorError):
-    """A call ended before all its branches had come, for reasons of its replica. What has not come is to be asked for
-    again, at once: whoever raises this has waited as long as it should."""
+    """A call failed at its replica before all its branches had arrived. Request the missing branches again at once: the
+    port that raises this has waited already."""
 
     def __init__(self, message: str, avoid: tuple[str, ...] = ()) -> None:
-        """``avoid``: the replicas at which the same has failed."""
+        """``avoid``: the replicas at which this request has failed."""
         super().__init__(message, avoid)
         self.avoid = avoid
 
@@ -38,19 +38,19 @@ class CallInterrupted(GeneratorError):
 
 
 class GeneratorRefused(GeneratorError):
-    """The generator will not write what it was asked for, whoever is asked and however often."""
+    """The generator refused the request. No other replica and no retry would accept it."""
 
 
 class PathTooLarge(GeneratorRefused):
-    """A path of it with one more token would fill more than a generator's whole KV memory."""
+    """A path of the request, plus one token, would not fit into a generator's whole KV memory."""
 
 
 class ScorerError(SearchError):
-    """The scorer gave no usable rewards: unreachable, too late, NaN, or the wrong number."""
+    """The scorer gave no usable rewards: it was unreachable or too late, or gave NaN or the wrong number of rewards."""
 
 
 class ScorerRefused(ScorerError):
-    """The scorer cannot score what it was given, whoever is asked and however often: too long, or malformed."""
+    """The scorer refused the request as too long or malformed. No other replica and no retry would accept it."""
 
 
 class PromptTooLong(SearchError):
@@ -58,7 +58,7 @@ class PromptTooLong(SearchError):
 
 
 class LimitKind(StrEnum):
-    """What is limited."""
+    """The resource that a limit bounds."""
 
     TOKENS = "tokens"
     NODES = "nodes"
@@ -66,7 +66,7 @@ class LimitKind(StrEnum):
 
 
 class LimitReached(SearchError):
-    """A limit ended a search before there was anything to answer with."""
+    """A limit ended a search before there was a path to answer with."""
 
     def __init__(self, kind: LimitKind, value: float, limit: float) -> None:
         # All three go to the base class: an exception is pickled by its args, and this one crosses processes.

@@ -1,8 +1,7 @@
-"""All that a search needs from the world: something that writes steps and something that scores them.
+"""The two interfaces a search depends on: a generator, which writes steps, and a scorer, which scores them.
 
-The deployments implement these over Ray Serve handles, the benchmarks over engines in the same
-process, the unit tests over plain dictionaries. Values here cross process boundaries: keep them small,
-immutable and picklable.
+The deployments implement them over Ray Serve handles, the benchmarks over engines in the same process, the unit tests
+over plain dictionaries. Values here cross process boundaries: keep them small, immutable and picklable.
 """
 
 import hashlib
@@ -18,11 +17,13 @@ class Lane(StrEnum):
     """The priority of a call in a replica's queue."""
 
     FIRST_STEPS = "first_steps"
-    """First steps of a new search: before later steps of searches that have had as many turns."""
+    """First steps of a new search. They go before later steps of searches that have had as many turns."""
     DEMAND = "demand"
+    """All other calls: later steps of a search, and scoring."""
     FLEX_FIRST_STEPS = "flex_first_steps"
-    """As `FIRST_STEPS`, of a flex search: one that yields to others."""
+    """As `FIRST_STEPS`, of a flex search, which yields to other searches."""
     FLEX_DEMAND = "flex_demand"
+    """As `DEMAND`, of a flex search."""
 
     @property
     def first_steps(self) -> bool:
@@ -40,27 +41,27 @@ class Lane(StrEnum):
 
 
 class StopCondition(StrEnum):
-    """How far the generator writes before it hands back."""
+    """Where the generator stops writing."""
 
     STEP = "step"
     """Up to the next step delimiter."""
     SOLUTION = "solution"
-    """Up to the end of the sequence, cut into steps afterwards."""
+    """Up to the end of the sequence; the text is then split into steps."""
 
 
 class Sampling(NamedTuple):
-    """How tokens are drawn, the same for every step of a search."""
+    """Sampling parameters, the same for every step of a search."""
 
     temperature: float = 0.8
     top_p: float = 1.0
     top_k: int = 0
-    """Only the likeliest so many tokens; 0: all."""
+    """Number of most likely tokens to sample from; 0: all."""
     min_p: float = 0.0
-    """Only tokens whose chance is at least this part of the likeliest one's."""
+    """Minimum probability of a token, as a share of the most likely token's probability."""
 
 
 class Branch(NamedTuple):
-    """One child to be written: its index below the parent and the seed that is its alone."""
+    """One child to write: its index below the parent, its own seed, its token limit."""
 
     index: int  # type: ignore[assignment]  # the field's own word, over tuple.index
     seed: int
@@ -68,19 +69,19 @@ class Branch(NamedTuple):
 
 
 class ExpandItem(NamedTuple):
-    """The children wanted below one node."""
+    """The branches requested below one node."""
 
     parent: NodeId
     prefix: tuple[int, ...]
-    """Token ids of prompt and path, what every child continues."""
+    """Token ids of prompt and path, which every branch continues."""
     branches: tuple[Branch, ...]
     least: int = 1
-    """The number of them, the first ones, that are written in any case and wait for KV memory where there is none. The
+    """Number of required branches, the first of ``branches``: they wait for KV memory and are always written. The
     replica may give back the others: see `Child`."""
 
 
 class ExpandRequest(NamedTuple):
-    """All that one search needs now from one generator replica, in one call."""
+    """All branches that a search requests from one generator replica in one call."""
 
     search_id: str
     expansions: tuple[ExpandItem, ...]
@@ -88,27 +89,27 @@ class ExpandRequest(NamedTuple):
     stop_condition: StopCondition
     lane: Lane
     deadline_s: float
-    """Seconds from now after which the caller no longer wants the answer."""
+    """Seconds from now after which the caller no longer needs the reply."""
     logprobs: bool = False
-    """Whether steps come with their log-probabilities, token by token."""
+    """Whether steps come with the log-probability of each token."""
     cache_salt: str = ""
-    """What this leaves in caches serves requests of the same salt only."""
+    """Only requests with the same salt may reuse cache entries of this one."""
     model: str = ""
-    """The model that writes them; empty: whichever the replica has. A replica refuses any but its own."""
+    """The model to write with; empty: the replica's own. A replica refuses any other model."""
     avoid: tuple[str, ...] = ()
-    """Replicas at which the same has failed already: another one should get it."""
+    """Replicas at which this request has failed already; it should go to another one."""
     attempt: int = 1
     """Above 1: earlier calls for these branches were interrupted."""
 
 
 class Child(NamedTuple):
-    """A branch that has been written, or, without steps, one that the replica gave back: there was no KV memory for it,
-    and the call never writes it."""
+    """A branch that has been written. Without steps it is a branch that the replica gave back: there was no KV memory
+    for it, and this call will not write it."""
 
     parent: NodeId
     index: int  # type: ignore[assignment]
     steps: tuple[Step, ...]
-    """One step, or all steps of a whole solution in order."""
+    """One step, or all steps of a whole solution in order; empty if the branch was given back."""
     cached_tokens: int
     """Prefix tokens whose KV came from a cache, this replica's own or LMCache."""
     waited: bool = False
@@ -116,10 +117,10 @@ class Child(NamedTuple):
 
 
 class Headroom(NamedTuple):
-    """What a replica can still afford, sent along with every reply."""
+    """Free KV memory and load of a replica, reported with every reply."""
 
     free_blocks: int
-    """Blocks that no branch holds or has reserved."""
+    """KV blocks that no branch holds or has reserved."""
     total_blocks: int
     running: int
     waiting: int
@@ -134,7 +135,7 @@ class ChildGroup(NamedTuple):
 
 
 class ScoreItem(NamedTuple):
-    """A path of which the last ``unscored`` steps want a reward; those before already have theirs."""
+    """A path whose last ``unscored`` steps need a reward; the steps before already have one."""
 
     steps: tuple[str, ...]
     """Texts of all steps from the first, delimiters included."""
@@ -148,11 +149,12 @@ class ScoreRequest(NamedTuple):
     question: str
     items: tuple[ScoreItem, ...]
     deadline_s: float
+    """As in `ExpandRequest`."""
     cache_salt: str = ""
-    """What this leaves in caches serves requests of the same salt only."""
+    """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
     avoid: tuple[str, ...] = ()
-    """As of an `ExpandRequest`."""
+    """As in `ExpandRequest`."""
 
 
 class TokenBeamRequest(NamedTuple):
@@ -162,11 +164,12 @@ class TokenBeamRequest(NamedTuple):
     prompts: tuple[tuple[int, ...], ...]
     settings: TokenBeamSettings
     deadline_s: float
+    """As in `ExpandRequest`."""
     cache_salt: str = ""
-    """What this leaves in caches serves requests of the same salt only."""
+    """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
     avoid: tuple[str, ...] = ()
-    """As of an `ExpandRequest`."""
+    """As in `ExpandRequest`."""
 
 
 class WrittenSequence(NamedTuple):
@@ -178,24 +181,26 @@ class WrittenSequence(NamedTuple):
 
 
 class TokenBeamReply(NamedTuple):
+    """The result of a token-level beam search."""
+
     prompts: tuple[tuple[WrittenSequence, ...], ...]
     """For each prompt its best continuations, the best first."""
     generated_tokens: int
-    """All that the engine generated for it: each beam a token at a time."""
+    """Tokens that the engine generated for all prompts: one per beam and iteration."""
 
 
 class Generator(Protocol):
     """Writes steps."""
 
     def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
-        """Streams the finished children in groups; ends when every branch was written.
+        """Streams the finished children in groups; ends when every branch was written or given back.
 
-        Closing the iterator aborts what is still being written. Each branch comes exactly once. Those that are given
-        back are all in the first group.
+        Closing the iterator aborts the unfinished branches. Each branch comes exactly once. All branches that are given
+        back come in the first group.
 
         Raises:
-            CallInterrupted: those that were not streamed should be asked for again now, in another attempt.
-            GeneratorError: they could not be written anywhere.
+            CallInterrupted: the caller should request the missing branches again now, in another attempt.
+            GeneratorError: no replica could write the missing branches.
         """
         ...
 
@@ -207,15 +212,15 @@ class StepScorer(Protocol):
         """For each item its ``unscored`` rewards in [0, 1], in order.
 
         Raises:
-            ScorerError: no usable rewards could be had.
+            ScorerError: the scorer gave no usable rewards.
         """
         ...
 
 
 def branch_seed(search_seed: int, parent: NodeId, index: int) -> int:
-    """The sampling seed of child ``index`` of ``parent``: a hash, so it depends on nothing else.
+    """The sampling seed of child ``index`` of ``parent``: a hash of the three arguments.
 
-    Returns a non-negative 63-bit integer, what torch and vLLM take.
+    Returns a non-negative 63-bit integer, as torch and vLLM require.
     """
     name = f"{search_seed}:{'.'.join(map(str, parent))}:{index}".encode()
     return int.from_bytes(hashlib.blake2b(name, digest_size=8).digest(), "big") >> 1

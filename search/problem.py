@@ -1,4 +1,4 @@
-"""Work of a strategy that would hold up the event loop of all searches: handed over as a problem, solved elsewhere."""
+"""Problems: work of a strategy that would block the event loop, so that a solver does it in a worker process."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -8,22 +8,22 @@ from search.tree import SearchTree
 StepClusters: TypeAlias = Callable[[Sequence[str]], Sequence[int]]
 """A function that takes the texts of steps and returns a cluster number for each: steps of one cluster say the same."""
 ProblemFunction: TypeAlias = Callable[[Any, StepClusters | None], Any]
-"""A function that works out a problem from its argument, and from the operator's step clusters where there are any."""
+"""A function that solves a problem from its argument and the operator's step clusters, if there are any."""
 
 
 class Problem(NamedTuple):
-    """What is to be worked out, in terms that another process understands."""
+    """A function call that another process can execute."""
 
     function: ProblemFunction
-    """A function of a module: it is found again by its name. Its result is made of what JSON has."""
+    """A module-level function: the worker imports it by its name. Its result must be JSON-serializable."""
     argument: Any
-    """Made of what JSON has, and hashable. Tuples arrive as lists."""
+    """JSON-serializable and hashable. The worker receives tuples as lists."""
     fallback: Any
-    """Stands for the result if there is none in time. A function of the argument alone, so that a search goes on alike
-    wherever that happens."""
+    """Replaces the result after an error or a timeout. It depends on the argument alone, so that the search continues
+    in the same way on any machine."""
 
     def solution(self, tree: SearchTree) -> Any:
-        """As ``tree`` has it, or worked out here and now where nobody has solved it before."""
+        """The solution cached in ``tree``; without one, the problem is solved in this thread and the result cached."""
         if self not in tree.found:
             tree.found[self] = self.function(self.argument, None)
         return tree.found[self]

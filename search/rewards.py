@@ -1,4 +1,4 @@
-"""What a reward may be: a number in [0, 1]. The one place that says so, for scorers, replicas and trees alike."""
+"""Validation of rewards, shared by scorers, replicas and trees: a reward is a number in [0, 1]."""
 
 import reprlib
 from collections.abc import Sequence
@@ -9,20 +9,20 @@ from search.errors import ScorerError
 
 
 def is_reward(value: object) -> bool:
-    """Whether this is a number in [0, 1]. A NaN is not: it is within no bounds."""
+    """Whether ``value`` is a number in [0, 1]. NaN is not."""
     return isinstance(value, Real) and bool(0 <= value <= 1)  # type: ignore[operator]  # typeshed: int and Real
 
 
 def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> list[list[float]]:
-    """``rewards`` as floats, once they are known to be a row for each path and as many numbers in [0, 1] as wanted.
+    """Checks that ``rewards`` has one row per path, each with the wanted number of rewards in [0, 1]; returns floats.
 
     Args:
-        rewards: whatever ``source`` gave.
-        wanted: for each path, how many steps want a reward.
-        source: what to call the giver in an error.
+        rewards: the raw value that ``source`` returned.
+        wanted: for each path, the number of steps that need a reward.
+        source: name of the scorer in error messages.
 
     Raises:
-        ScorerError: they are not, and how; fit for a log line whatever was given.
+        ScorerError: a check failed. The message is short enough for a log line, whatever was returned.
     """
     try:
         rows = [list(row) for row in rewards]
@@ -34,7 +34,7 @@ def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> list[list
         if len(row) != steps:
             raise ScorerError(f"{source} gave {len(row)} rewards for {steps} steps")
         if all(type(reward) is float and 0.0 <= reward <= 1.0 for reward in row):
-            continue  # as nearly always, and several times as fast
+            continue  # The common case, and several times faster.
         for reward in row:
             if not is_reward(reward):
                 raise ScorerError(f"{source} gave a reward of {reprlib.repr(reward)}, which is no number in [0, 1]")

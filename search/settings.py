@@ -1,10 +1,10 @@
-"""The settings of one search, as people write them in requests and in YAML.
+"""The settings of one search, as written in requests and in YAML.
 
-They are written flat, the strategy's own settings beside those that every search has::
+The written form is flat, with the strategy's own settings beside the shared ones::
 
     {"strategy": "beam_search", "n": 16, "m": 4, "budget": {"tokens": 10000}, "max_step_tokens": 128}
 
-and held nested, the strategy being an object. An error names the place where the user wrote it.
+The parsed form is nested, with the strategy as an object. An error's path is that of the written form.
 """
 
 import re
@@ -33,7 +33,7 @@ from search.strategies.catalog import STRATEGIES, Catalog
 MAX_STEP_TOKENS = 32_768
 MAX_PATH_TOKENS = 131_072
 _CATALOG = "strategies"
-"""The key in a validation's context under which the strategies are that may be named."""
+"""Key in the validation context for the catalog of available strategies."""
 _REFERENCE = "#/$defs/{model}"
 MAX_STOPS = 4
 MAX_STOP_CHARS = 256
@@ -50,13 +50,13 @@ StopTexts = Annotated[
     Field(max_length=MAX_STOPS, fail_fast=True),
     BeforeValidator(_texts),
 ]
-"""As OpenAI's ``stop``: a text, or a list of texts."""
+"""Like OpenAI's ``stop``: a text, or a list of texts."""
 
 _ALIAS = re.compile(r"(?P<name>[a-z][a-z_]*)(?:-(?P<n>[0-9]{1,9}))?")
 
 
 def _chosen(given: Any, info: ValidationInfo) -> Strategy:
-    """The strategy that a mapping with its ``name`` describes. The validation's context says which there are."""
+    """The strategy described by a mapping with its ``name``, from the catalog in the validation context."""
     if isinstance(given, Strategy):
         return given
     known: Catalog = (info.context or {}).get(_CATALOG, STRATEGIES)
@@ -112,15 +112,15 @@ check_marks(Budget)
 check_marks(SearchSettings)
 
 SHARED_SETTINGS = tuple(name for name in SearchSettings.model_fields if name != "strategy")
-"""Settings that every search has; the others belong to one strategy."""
+"""Names of the settings that every search has. All others belong to a strategy."""
 
 
 def parse_search(given: Any, strategies: Catalog = STRATEGIES) -> SearchSettings:
-    """The settings written in ``given``, flat, of one of ``strategies``.
+    """Parses settings in flat form, with a strategy from ``strategies``.
 
     Raises:
-        pydantic.ValidationError: something is unknown, of the wrong type or out of bounds; each error's
-            ``loc`` is the path as written, such as ``("n",)`` or ``("budget", "tokens")``.
+        pydantic.ValidationError: a setting is unknown, of the wrong type or out of bounds. Each error's ``loc`` is the
+            path as written, such as ``("n",)`` or ``("budget", "tokens")``.
     """
     if isinstance(given, Mapping) and not isinstance(given.get("strategy"), str):
         given = _nested(given, strategies)
@@ -128,10 +128,10 @@ def parse_search(given: Any, strategies: Catalog = STRATEGIES) -> SearchSettings
 
 
 def parse_alias(alias: str, strategies: Catalog = STRATEGIES) -> dict[str, Any] | None:
-    """The flat settings that a model alias stands for: ``greedy``, ``sc-16``, ``best-16``, ``beam-16``, or
-    a strategy's whole name, with or without its ``n``. None when it is no such alias.
+    """The flat settings for a model alias: ``greedy``, ``sc-16``, ``best-16``, ``beam-16``, or a strategy's full name,
+    with or without its ``n``. None for any other name.
 
-    The settings are not checked yet: ``beam-0`` names a search, and a search that ``parse_search`` refuses.
+    The settings are not validated: ``beam-0`` is an alias, but ``parse_search`` refuses its settings.
     """
     match = _ALIAS.fullmatch(alias)
     if match is None:
@@ -145,7 +145,7 @@ def parse_alias(alias: str, strategies: Catalog = STRATEGIES) -> dict[str, Any] 
 
 
 def caps_on(settings: SearchSettings) -> Iterator[CappedSetting]:
-    """Every setting with a cap, its path as in the flat form: what an operator may want to bound."""
+    """Every setting that an operator may cap, with its path in the flat form."""
     return (each._replace(path=each.path.removeprefix("strategy.")) for each in capped_settings(settings))
 
 
@@ -189,7 +189,7 @@ def _unknown_strategy(strategies: Catalog) -> PydanticCustomError:
 
 
 def _relocated(error: ValidationError) -> ValidationError:
-    """``error`` with the places as they are in the flat form."""
+    """``error`` with the paths of the flat form."""
     return _validation_error(
         [
             InitErrorDetails(

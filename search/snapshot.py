@@ -1,4 +1,4 @@
-"""A tree as JSON: to be looked at and compared, and to be saved and gone on with."""
+"""A tree as JSON: a view to read and compare (`tree_as_json`), and a snapshot to resume from (`save_tree`)."""
 
 import math
 from collections import defaultdict
@@ -12,15 +12,16 @@ from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree, 
 SNAPSHOT_VERSION = 2
 MAX_SAVED_NODES = 100_000
 MAX_LOGPROB = 1e12
-"""Of a step in a ``TreeView``, nats, in either direction: far from what any text has, and sums of it stay finite."""
+"""Largest absolute log-probability of a step in a ``TreeView``, nats: far beyond any real text, and sums stay
+finite."""
 SCORED = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED, NodeStatus.REPEATED})
-"""Where a node with a reward may be in its life."""
+"""The statuses of a node that may have a reward."""
 Index = Annotated[int, Field(ge=-MAX_SAVED_NODES, lt=MAX_SAVED_NODES)]
 
 
 def logprob_as_json(logprob: float | None) -> float | str | None:
-    """``logprob``, minus infinity as the string ``"-Infinity"``: JSON has no number for it, and a model that gives a
-    token no chance at all does say so. Written as protocol buffers write it in JSON."""
+    """``logprob``, with minus infinity as the string ``"-Infinity"``, as protocol buffers write it: JSON has no number
+    for it, and models report it for tokens of probability zero."""
     return "-Infinity" if logprob == -math.inf else logprob
 
 
@@ -38,16 +39,21 @@ Logprob = Annotated[
 
 
 def tree_as_json(tree: SearchTree) -> dict[str, Any]:
-    """The tree without its root, nodes ordered by id, so equal trees are equal here whatever grew first.
+    """The tree without its root. Nodes are ordered by id, so equal trees give equal JSON whatever arrived first.
 
-    ``id`` is the path of child indices, ``tokens`` the number of the step's tokens, ``end`` why its text ends, ``ends``
-    whether nothing can be written below it, ``logprob`` the sum of its tokens' log-probabilities (nats), the string
-    ``"-Infinity"`` where it is that, null where they were not asked for.
-    ``text``, ``end`` and ``logprob`` are null and ``tokens`` 0 for a node that was never written, ``reward``
-    is null for one that was never scored. ``count`` is how often the step's text was written among its siblings, 0 for
-    a node that is ``repeated``: the one that counts it has the same text and end. ``given_back`` are the ids of
-    children that were asked for and given back. Where the log-probabilities of its tokens are known, a node has
-    ``token_ids`` and ``token_logprobs``, too. ``TreeView`` reads it.
+    Fields of a node:
+
+    - ``id``: the path of child indices.
+    - ``text``, ``end``: the step's text and why it ends; null for a node that was never written.
+    - ``tokens``: the number of the step's tokens; 0 for a node that was never written.
+    - ``ends``: whether the path ends here.
+    - ``reward``: null for a node that was never scored.
+    - ``logprob``: the sum of the tokens' log-probabilities (nats), or the string ``"-Infinity"``; null if unknown.
+    - ``count``: how often the text was written among its siblings; 0 for a ``repeated`` node, which the sibling of the
+      same text and end counts.
+    - ``token_ids``, ``token_logprobs``: present only if the tokens' log-probabilities are known.
+
+    ``given_back`` are the ids of children that were given back. ``TreeView`` reads this format.
     """
     return {
         "version": SNAPSHOT_VERSION,
@@ -57,34 +63,34 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
 
 
 def given_back(tree: SearchTree) -> list[NodeId]:
-    """The ids of the children that were given back, in order. Looks at every node: not for decisions."""
+    """The ids of the children that were given back, in order. Visits every node: too slow for decisions."""
     if not tree.given_back:
         return []
     return sorted((*node.id, index) for node in (tree.root, *tree.nodes) for index in node.given_back)
 
 
 def replay_of(tree: SearchTree) -> SearchTree:
-    """An empty tree in which a search of the same settings grows ``tree`` once more: with its seed, asking again for
-    all that was granted there, and for nothing that was given back."""
+    """An empty tree in which a search of the same settings grows ``tree`` again: with the same seed, and requesting
+    all of its branches except those that were given back."""
     again = SearchTree(tree.seed)
     again.replays = frozenset(given_back(tree))
     return again
 
 
 def nodes_as_json(tree: SearchTree) -> Iterator[dict[str, Any]]:
-    """The nodes of ``tree_as_json``, one after the other."""
+    """The nodes of ``tree_as_json``, one at a time."""
     stack = [tree.root]
     while stack:
         node = stack.pop()
         if node is not tree.root:
             yield _node_as_json(node)
-        # By id: lookaheads have negative indices.
+        # In the order of ids: lookaheads have negative indices, so they go on the stack last.
         stack += [node.children[index] for index in sorted(node.children, reverse=True)]
         stack += [node.lookaheads[index] for index in sorted(node.lookaheads, reverse=True)]
 
 
 class NodeView(BaseModel):
-    """One node of what ``tree_as_json`` gives. Unknown fields are passed over."""
+    """One node of ``tree_as_json``. Unknown fields are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
@@ -103,25 +109,25 @@ class NodeView(BaseModel):
 
 
 class WrittenNode(NodeView):
-    """A node with all that is known of how it was written."""
+    """A node of ``tree_as_json`` with all its fields."""
 
     end: StepEnd | None = None
     ends: bool = False
     token_ids: list[Annotated[int, Field(ge=0)]] | None = None
     token_logprobs: list[Logprob] | None = None
-    """Known where ``token_ids`` are: one for each."""
+    """Present with ``token_ids``, one for each."""
 
 
 class TreeView(BaseModel):
-    """What ``tree_as_json`` gives, read back. It is a tree: every path to a node that was written was written whole,
-    and nothing comes after a terminal node."""
+    """The parsed form of ``tree_as_json``, validated as a tree: the nodes above every node are there and written, and
+    terminal nodes have no children."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     version: Literal[2]
     nodes: list[WrittenNode]
     given_back: list[Annotated[NodeId, Field(min_length=1)]] = []
-    """Ids of children that were asked for and given back."""
+    """Ids of children that were given back."""
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
@@ -141,11 +147,11 @@ class TreeView(BaseModel):
 
 
 def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree:
-    """The tree that ``tree_as_json`` was made of, without what it leaves out: token ids and what was asked for. Its
-    paths can be ranked and voted on as the search did.
+    """Rebuilds a tree from its view, without token ids and generator requests, which the view lacks. Its paths can be
+    ranked and voted on as in the search.
 
     Raises:
-        ValueError: siblings are missing, or a repeated node has none that it repeats.
+        ValueError: siblings are missing, or a repeated node has no sibling of the same text.
     """
     tree = SearchTree(seed)
     tree.merges_siblings = merges_siblings
@@ -168,6 +174,8 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
 
 
 class SavedStep(BaseModel):
+    """A `search.tree.Step` of a saved tree."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     token_ids: list[Annotated[int, Field(ge=0)]]
@@ -179,11 +187,13 @@ class SavedStep(BaseModel):
     @model_validator(mode="after")
     def _one_for_each_token(self) -> Self:
         if self.token_logprobs is not None and len(self.token_logprobs) != len(self.token_ids):
-            raise ValueError("token_logprobs must be as many as token_ids")
+            raise ValueError("token_logprobs must have one entry for each of token_ids")
         return self
 
 
 class SavedNode(BaseModel):
+    """A `search.tree.Node` of a saved tree."""
+
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
     id: list[Index] = Field(min_length=1)
@@ -197,16 +207,16 @@ class SavedNode(BaseModel):
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.step is None and self.request is None:
-            raise ValueError("it was never written, and what was asked for is not known")
+            raise ValueError("the node has neither a step nor a request")
         if (self.reward is not None or self.neutral) and self.status not in SCORED:
-            raise ValueError(f"it is {self.status} and has a reward")
+            raise ValueError(f"a node that is {self.status} cannot have a reward")
         if self.neutral and self.reward is None:
-            raise ValueError("its reward is neutral and it has none")
+            raise ValueError("the node is marked neutral but has no reward")
         return self
 
 
 class SavedTree(BaseModel):
-    """All that a search needs to go on: nothing is rounded, and nodes are in the order in which they were asked for."""
+    """Everything that a search needs to resume. Nothing is rounded, and nodes are in the order of their requests."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -216,11 +226,11 @@ class SavedTree(BaseModel):
     settled: int = Field(0, ge=0, le=MAX_SAVED_NODES)
     nodes: list[SavedNode] = Field(max_length=MAX_SAVED_NODES)
     given_back: list[Annotated[list[Index], Field(min_length=1)]] = Field([], max_length=MAX_SAVED_NODES)
-    """Ids of children that were asked for and given back."""
+    """Ids of children that were given back."""
 
 
 def save_tree(tree: SearchTree) -> dict[str, Any]:
-    """The tree as it is, in the middle of a search or after it. ``restore_tree`` makes the same tree of it."""
+    """A snapshot of the tree, during a search or after it. ``restore_tree`` rebuilds the same tree from it."""
     nodes = [
         SavedNode(
             id=list(node.id),
@@ -245,11 +255,11 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
 
 
 def restore_tree(saved: Any) -> SearchTree:
-    """The tree that ``saved`` describes.
+    """Rebuilds a tree from the snapshot of ``save_tree``.
 
     Raises:
-        pydantic.ValidationError: fields are missing, unknown, or of the wrong type; or the version is another.
-        ValueError: the nodes make no tree.
+        pydantic.ValidationError: fields are missing, unknown, or of the wrong type; or the version is not supported.
+        ValueError: the nodes do not form a valid tree.
     """
     described = SavedTree.model_validate(saved)
     tree = SearchTree(described.seed)
@@ -276,12 +286,12 @@ def restore_tree(saved: Any) -> SearchTree:
         )
     tree.restore_repeats()
     if problems := tree.check_integrity():
-        raise ValueError(f"the saved tree is none: {problems[0]}")
+        raise ValueError(f"the saved tree is not valid: {problems[0]}")
     return tree
 
 
 def _by_parent(node_ids: Iterable[Sequence[int]]) -> dict[NodeId, list[int]]:
-    """Indices of children."""
+    """The child indices of these ids, grouped by parent."""
     indices: defaultdict[NodeId, list[int]] = defaultdict(list)
     for *parent, index in node_ids:
         indices[tuple(parent)].append(index)

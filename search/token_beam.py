@@ -1,6 +1,6 @@
-"""Token-level beam search: the same results as vLLM's own, from an engine that serves other things meanwhile.
+"""Token-level beam search, with the same results as vLLM's own, on an engine that serves other requests meanwhile.
 
-Unlike the searches over steps it needs no tree and no rewards: a path's score is its log-probability.
+Unlike the searches over steps, it needs no tree and no rewards: a beam's score is its log-probability.
 """
 
 import asyncio
@@ -32,16 +32,16 @@ class BeamSequence(NamedTuple):
     """One finished beam."""
 
     token_ids: tuple[int, ...]
-    """What was generated, the end of the sequence included."""
+    """The generated token ids, the end-of-sequence token included."""
     logprob: float
     """Sum of the tokens' log-probabilities, nats."""
     score: float
     ended: bool
-    """Whether it ends with the end of the sequence, or was cut off."""
+    """Whether it ends with the end-of-sequence token; otherwise it was cut off."""
 
 
 class NextTokens(Protocol):
-    """An engine that says what may come next."""
+    """An engine that returns the most likely next tokens."""
 
     async def next_tokens(self, prefixes: Sequence[Sequence[int]], count: int) -> Sequence[Mapping[int, float]]:
         """For each prefix its ``count`` most likely next tokens with their log-probabilities, the likeliest first."""
@@ -58,14 +58,14 @@ async def token_beam_search(
 ) -> list[list[BeamSequence]]:
     """For each prompt (token ids) its ``width`` best continuations, the best first.
 
-    The order in which prompts are served, and how many at a time, changes no result. What the engine raises for one
-    prompt ends them all.
+    The results do not depend on the order of the prompts or on the concurrency. An engine error for one prompt ends
+    the whole call.
     """
     wanted = len(prompts) if settings.concurrency_limit is None else settings.concurrency_limit
-    places = asyncio.Semaphore(max(1, min(wanted, len(prompts))))
+    concurrency = asyncio.Semaphore(max(1, min(wanted, len(prompts))))
 
     async def one(prompt: Sequence[int]) -> list[BeamSequence]:
-        async with places:
+        async with concurrency:
             return await _search(engine, tuple(prompt), settings, eos)
 
     try:
@@ -89,9 +89,9 @@ async def _search(
         return value
 
     for _ in range(settings.max_tokens):
-        # Twice the width, as in transformers: so many are enough even if every beam could end here.
+        # Twice the width, as in transformers: enough to fill the width even if every beam could end here.
         following = await engine.next_tokens([(*prompt, *beam.generated) for beam in beams], 2 * width)
-        # Scores first: to write down all continuations, of which one in 2 * width is kept, would take a moment.
+        # Only scores at first: one continuation in 2 * width is kept, and copying the tokens of all would be slow.
         grown: list[tuple[float, int, int, float]] = []
         for index, (beam, tokens) in enumerate(zip(beams, following, strict=True)):
             for token, more in tokens.items():
@@ -114,10 +114,10 @@ async def _search(
 
 
 def _decided(ended: Sequence[BeamSequence], best: _Beam, prompt_tokens: int, settings: TokenBeamSettings) -> bool:
-    """Whether no beam can come among the best any more: log-probabilities only fall, so none can score more than
-    the best of them would at its present log-probability and whichever length favours it."""
+    """Whether no open beam can still enter the result. Log-probabilities only fall, so the bound on a beam's final
+    score is the best beam's current log-probability at the length that favours it most."""
     if len(ended) < settings.width:
         return False
     lengths = prompt_tokens + len(best.generated), prompt_tokens + settings.max_tokens
-    hope: float = max(best.logprob / float(max(length, 1)) ** settings.length_penalty for length in lengths)
-    return ended[-1].score > hope
+    bound: float = max(best.logprob / float(max(length, 1)) ** settings.length_penalty for length in lengths)
+    return ended[-1].score > bound

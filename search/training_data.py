@@ -1,8 +1,8 @@
-"""Training data out of a finished tree: what its steps are worth, and the paths to learn from.
+"""Extracts training data from a finished tree: a value for each step, and example paths.
 
-Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454). Other than in a search, it is known here what a path that has
-ended is worth: 1 if its answer is right, -1 if not; each counts as often as it was written. Lookaheads and rollouts
-are no paths of the tree and count for nothing.
+Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454). Unlike in a search, the value of an ended path is known: 1 if
+its answer is right, -1 if not. Each path counts as often as it was written. Lookaheads and rollouts do not count,
+because they are not paths of the tree.
 """
 
 import math
@@ -18,7 +18,7 @@ from search.strategies.mcts.backup import backed_up
 from search.tree import NodeId, NodeStatus
 
 MAX_ACCURACY = 0.25
-"""Of a hard problem: the largest share of its paths that may be right."""
+"""Largest share of right paths for a problem to count as hard."""
 
 
 AnyNode = TypeVar("AnyNode", bound=NodeView)
@@ -28,23 +28,23 @@ class Kind(StrEnum):
     """Why a path is an example."""
 
     CORRECT = "correct"
-    """A right path of a hard problem: what is seldom done right is worth repeating."""
+    """A right path of a hard problem, on which most paths are wrong."""
     INCORRECT = "incorrect"
-    """The wrong path that the generator was surest of, where no path is right."""
+    """The wrong path with the lowest mean entropy, if no path is right."""
 
 
 class TrainingNode(NodeView):
-    """One step of the tree with what it is worth."""
+    """One step of the tree with its value."""
 
     value: float | None
-    """What the ended paths through it credit it with (`search.strategies.mcts.backup`); None where none has ended."""
+    """Value backed up from the ended paths through it (`search.strategies.mcts.backup`); None if none has ended."""
 
 
-_KEPT = set(NodeView.model_fields)
+_NODE_FIELDS = set(NodeView.model_fields)
 
 
 class TrainingExample(BaseModel):
-    """One path to learn from."""
+    """One path to train on."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -54,18 +54,18 @@ class TrainingExample(BaseModel):
     text: str
     """Its steps' texts joined."""
     answer: str | None
-    """None where the path ended without one."""
+    """None if the path ended without one."""
     mean_entropy: float | None
-    """Minus the mean log-probability of all its tokens (nats per token); None where one is unknown or infinite."""
+    """Minus the mean log-probability of all its tokens (nats per token); None if one is unknown or infinite."""
     values: list[float]
-    """Those of its nodes."""
+    """The values of its nodes."""
 
 
 class TrainingData(NamedTuple):
-    """All that a tree has to teach."""
+    """The training data of one tree."""
 
     accuracy: float | None
-    """The share of the paths that have ended which are right; None where none has ended."""
+    """Share of right paths among the ended ones; None if none has ended."""
     nodes: list[TrainingNode]
     examples: list[TrainingExample]
 
@@ -76,10 +76,10 @@ def answers_of(tree: TreeView) -> dict[NodeId, str | None]:
 
 
 def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
-    """What ``tree`` teaches, where the paths that end in ``right`` are those with the right answer.
+    """The training data of ``tree``; ``right`` are the ids of the last nodes of the paths with the right answer.
 
-    Examples are all right paths where at least one and at most a quarter of the paths are right, and where none is,
-    the one whose tokens have the lowest mean entropy, the first by id on a tie; otherwise there are none.
+    If some paths are right, but at most a quarter of them, the examples are all right paths. If none is right, the
+    example is the path with the lowest mean entropy, the first by id on a tie. Otherwise there are no examples.
     """
     ended = ended_paths(tree.nodes)
     correct = [path for path in ended if path[-1].id in right]
@@ -98,7 +98,7 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
     else:
         examples = []
     nodes = [
-        TrainingNode(**node.model_dump(include=_KEPT), value=values.get(node.id))
+        TrainingNode(**node.model_dump(include=_NODE_FIELDS), value=values.get(node.id))
         for node in sorted(tree.nodes, key=lambda node: node.id)
         if not node.is_lookahead
     ]
@@ -106,9 +106,9 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
 
 
 def mean_entropy(path: Sequence[NodeView]) -> float | None:
-    """Minus the mean log-probability of the path's tokens, in nats per token; None where that of a step is unknown or
-    minus infinity, or there are no tokens. Over tokens, not over steps: it is the same wherever the text is cut into
-    steps."""
+    """Minus the mean log-probability of the path's tokens, in nats per token. None if a step's log-probability is
+    unknown or minus infinity, or there are no tokens. The mean is over tokens, not steps, so it does not depend on how
+    the text is split into steps."""
     written = [node for node in path if node.tokens]
     logprobs = [node.logprob for node in written if node.logprob is not None and math.isfinite(node.logprob)]
     if not written or len(logprobs) < len(written):
@@ -117,19 +117,19 @@ def mean_entropy(path: Sequence[NodeView]) -> float | None:
 
 
 def ended_paths(nodes: Iterable[AnyNode]) -> list[list[AnyNode]]:
-    """The paths of a tree with these nodes that have ended, each from its first step on, by the id of the last."""
+    """The ended paths of the tree with these nodes, first step first; ordered by the id of the last node."""
     known = {node.id: node for node in nodes}
     ends = sorted(each.id for each in known.values() if each.status is NodeStatus.TERMINAL and not each.is_lookahead)
     return [[known[end[:depth]] for depth in range(1, len(end) + 1)] for end in ends]
 
 
 def path_text(path: Iterable[NodeView]) -> str:
-    """All that was written on a path."""
+    """The text of a path."""
     return "".join(node.text or "" for node in path)
 
 
 def _surest(paths: Sequence[Sequence[NodeView]]) -> list[Sequence[NodeView]]:
-    """The one of lowest mean entropy, the first on a tie; none where no path's entropy is known."""
+    """The path with the lowest mean entropy, the first on a tie, as a list; empty if no path's entropy is known."""
     known = [(entropy, path) for path in paths if (entropy := mean_entropy(path)) is not None]
     return [path for _, path in sorted(known, key=lambda each: each[0])[:1]]
 

@@ -1,1 +1,1 @@
-"""From the text of a path to the winning group of answers. Knows no strategy."""
+"""Answers: extraction from a path's text, grouping by equivalence, voting. Independent of strategies."""

@@ -1,9 +1,9 @@
-r"""One spelling for answers that are written differently, and exact numbers.
+r"""Canonical spelling of answers, and exact values of numbers.
 
-Most answers are numbers, and those need no computer algebra. What the signs mean follows the published graders where
-they agree (Hendrycks' MATH, PRM800K's, Qwen2.5-Math's, math-verify): units, degrees and currency signs carry no
-value; ``10,000`` and ``10{,}000`` are one number; ``1 1/2`` and ``1\frac{1}{2}`` are three halves. Digits apart, as
-in ``3 4``, are no number at all, except in groups of three (``12 345``).
+Most answers are numbers, which need no computer algebra. Signs are read as in the published graders where they agree
+(Hendrycks' MATH, PRM800K's, Qwen2.5-Math's, math-verify): units, degrees and currency signs are dropped; ``10,000`` and
+``10{,}000`` are one number; ``1 1/2`` and ``1\frac{1}{2}`` are three halves. Digits separated by a space, as in
+``3 4``, are not a number, except in groups of three (``12 345``).
 """
 
 import re
@@ -35,7 +35,7 @@ _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "exp", "sqrt", "mod", "theta", "choose"}
 _ARITHMETIC = {"and", "but", "times", "plus", "minus", "over", "squared", "cubed", "base", "hundred", "dozen"}
 _NO_UNITS = frozenset(_FUNCTIONS | _ARITHMETIC | _SCALES.keys())
-"""Words after a number that change its value, or are mathematics."""
+"""Words that are no units after a number: they change its value, or are mathematics."""
 _DECIMAL = re.compile(r"[+-]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][+-]?\d{1,2})?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 _FRACTION = re.compile(
@@ -56,8 +56,8 @@ class Number(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def canonical(answer: str) -> str:
-    """A spelling that equal answers often share, and different ones never: numbers as reduced fractions, words in lower
-    case, the rest without spaces, dollar signs, signs of degree and text wrappers."""
+    """A normal form: different answers never share it, equal answers often do. Numbers become reduced fractions, words
+    lower case; other answers lose spaces, dollar and degree signs and text wrappers."""
     number = as_number(answer)
     if number is not None:
         return f"{number.value}%" if number.is_percent else str(number.value)
@@ -82,18 +82,18 @@ def as_number(answer: str) -> Number | None:
 
 
 def is_word(answer: str) -> bool:
-    """Whether an answer is a word, nothing to compute: three letters at least. Fewer may be a product or a choice."""
+    """Whether an answer is a word of at least three letters. Shorter ones may be a product of variables or a choice."""
     return re.fullmatch("[A-Za-z]{3,}", _plain(answer)) is not None
 
 
 def would_be_misread(answer: str) -> bool:
-    r"""Whether an answer is nothing that computer algebra may be asked about: digits apart, which it adds or multiplies
-    (``3 4``), or words before figures, where it takes all that follows for a unit (``10 \text{ by } 18``)."""
+    r"""Whether computer algebra would misread an answer. It adds or multiplies digits separated by a space (``3 4``),
+    and takes words before digits, and all that follows, for a unit (``10 \text{ by } 18``)."""
     return _DIGITS_APART.search(_plain(answer)) is not None or _WORDS_INSIDE.search(answer) is not None
 
 
 def without_percent(answer: str) -> tuple[str, bool]:
-    """``answer`` without the sign or word of percent at its end, and whether there was one."""
+    """``answer`` without a percent sign or word at its end, and whether there was one."""
     unwrapped = _TEXT.sub(r"\1", answer)
     percent = _PERCENT.search(unwrapped)
     return (unwrapped[: percent.start()], True) if percent else (answer, False)
@@ -110,12 +110,12 @@ def _with_whole_numbers(answer: str) -> str:
 
 
 def for_algebra(answer: str) -> str:
-    """``answer`` as a parser of LaTeX understands it: one formula, and numbers that it would misread written out."""
+    """``answer`` as input for a LaTeX parser: one formula, with numbers that it would misread rewritten."""
     return _with_whole_numbers(_DOLLAR.sub("", answer)).strip().rstrip(".")
 
 
 def _spaced(answer: str) -> str:
-    """``answer`` with LaTeX's spaces as spaces, one at a time, and without what carries no value."""
+    """``answer`` with LaTeX spaces as single spaces, and without signs that carry no value."""
     unwrapped = _TEXT.sub(r"\1", answer).replace("{,}", ",").replace("−", "-")
     return " ".join(_SPACE.sub(" ", _with_whole_numbers(_DROPPED.sub("", unwrapped))).split()).rstrip(". ")
 
@@ -127,7 +127,7 @@ def _plain(answer: str) -> str:
 
 
 def _counted(count: re.Match[str]) -> Fraction | None:
-    """The value of a number with its unit in words: ``42 dollars``, ``2.5 million people``."""
+    """The value of a number with a scale or unit in words: ``42 dollars``, ``2.5 million people``."""
     unit = count["unit"]
     if unit and unit.split()[0].lower() in _NO_UNITS:
         return None
@@ -147,7 +147,7 @@ def _latex_fraction(fraction: re.Match[str]) -> Fraction | None:
     if value is None:
         return None
     if fraction["whole"]:
-        # Only a proper fraction makes a mixed number; anything else is a product to be worked out.
+        # Only a proper fraction makes a mixed number; anything else is a product, left to computer algebra.
         if not 0 < value < 1:
             return None
         value += int(fraction["whole"])

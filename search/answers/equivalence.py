@@ -1,7 +1,8 @@
-"""Which answers are mathematically the same.
+"""Groups answers that are mathematically equivalent.
 
-Plain numbers and words are read here. The rest is read by math-verify and sympy in a process that may be killed: a
-computer algebra system can hang on what a model, or whoever prompts it, wrote. Each answer is read once.
+Plain numbers and words are read here. All other answers are read by math-verify and sympy in a worker process that can
+be killed, because a model or a hostile client can write answers on which computer algebra hangs. Each answer is read
+once.
 """
 
 import asyncio
@@ -29,10 +30,13 @@ from search.tools.worker_process import WorkerLost, WorkerProcess
 WORKER_SCRIPT = Path(__file__).with_name("equivalence_worker.py")
 
 STARTUP_S = 60.0
+"""Timeout of a worker's start, wall clock."""
 REPLY_S = 20.0
-"""Wall clock. The worker bounds itself by processor time; this is for one that is stopped, or gets none."""
+"""Timeout of one reply, wall clock. The worker limits its own CPU time; this is for a worker that is stopped or gets no
+CPU."""
 MAX_OUT_OF_TIME = 4
-"""Answers of one grouping that may run the worker out of its time; what is unread after that is compared as text."""
+"""Maximum number of answers per grouping on which the worker may time out. After that, unread answers are compared as
+text."""
 _MAX_MATH_CHARS = 256
 """Longer answers are compared as text only."""
 
@@ -44,20 +48,20 @@ _EXPLOSIVE = re.compile(
 
 
 class Undecided(RuntimeError):
-    """The worker ran out of time over an answer, or cannot be started."""
+    """The worker timed out on an answer, died, or cannot be started."""
 
 
 class EquivalenceWorker(WorkerProcess):
-    """One process that reads answers."""
+    """The worker process that reads answers."""
 
     def __init__(self, script: Path = WORKER_SCRIPT) -> None:
         super().__init__("equivalence worker", script, STARTUP_S)
 
     def readings(self, answer: str) -> list[list[Any]]:
-        """The values that ``answer`` may stand for, as ``search.answers.readings`` takes them; none if it has none.
+        """The values that ``answer`` may have, in the format of ``search.answers.readings``; empty if it has none.
 
         Raises:
-            Undecided: it takes too much time, or the process died of it; it is then replaced at the next use.
+            Undecided: the answer took too long, or the process died. A dead process is replaced at the next use.
         """
         try:
             self.start()
@@ -71,9 +75,10 @@ class EquivalenceWorker(WorkerProcess):
 
 
 class AnswerMatcher:
-    """Groups the answers of searches by mathematical equivalence. One for a whole process, any event loop.
+    """Groups the answers of searches by mathematical equivalence. One instance serves a whole process and any event
+    loop.
 
-    An answer that takes the worker too long is compared as text instead.
+    An answer on which the worker times out is compared as text instead.
     """
 
     def __init__(self, worker: EquivalenceWorker | None = None) -> None:
@@ -83,14 +88,14 @@ class AnswerMatcher:
         self._closing = threading.Event()
 
     async def start(self) -> None:
-        """Starts the worker ahead of the first question that needs it, which would wait seconds for it."""
+        """Starts the worker now, so that the first search that needs it does not wait seconds for it."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._start)
 
     async def group(self, answers: Sequence[str]) -> list[list[int]]:
-        """Indices of ``answers``, same ones together; groups and members in order of first appearance.
+        """Indices of ``answers``, grouped by equivalence; groups and members in order of first appearance.
 
-        Which are together does not depend on their order. What an answer may mean can depend on the others: ``50%``
-        goes with ``50`` if that is there, else with ``0.5`` (``search.answers.readings.grouped``).
+        The grouping does not depend on the order of the answers. An ambiguous answer depends on the others: ``50%``
+        goes with ``50`` if that is present, else with ``0.5`` (``search.answers.readings.grouped``).
         """
         turns = Turns()
         known: dict[str, Readings | None] = {}
@@ -112,11 +117,11 @@ class AnswerMatcher:
         return groups
 
     async def same(self, a: str, b: str) -> bool:
-        """Whether two answers are the same."""
+        """Whether two answers are equivalent."""
         return len(await self.group([a, b])) == 1
 
     def close(self) -> None:
-        """Ends the worker; waits for the answer that it is at, about a second of its processor time."""
+        """Ends the worker. Waits until it has read its current answer, about a second of CPU time."""
         self._closing.set()
         self._thread.shutdown(wait=True, cancel_futures=True)
         self._worker.close()
@@ -126,7 +131,7 @@ class AnswerMatcher:
             self._worker.start()
 
     def _read_all(self, answers: Iterable[str]) -> dict[str, Readings]:
-        """Runs in the thread: the readings of each answer, by its canonical spelling."""
+        """The readings of each answer, by its canonical spelling. Runs in the thread."""
         read: dict[str, Readings] = {}
         lost = 0
         for answer in answers:
@@ -146,7 +151,7 @@ class AnswerMatcher:
 
 
 def _known_readings(answer: str) -> Readings | None:
-    """The readings of an answer that needs no computer algebra, or must not get near it; None for any other."""
+    """The readings of an answer that needs no computer algebra, or must not be passed to it; None for any other."""
     number = as_number(answer)
     if number is not None:
         return of_number(number)
@@ -156,6 +161,6 @@ def _known_readings(answer: str) -> Readings | None:
 
 
 def _is_harmless(answer: str) -> bool:
-    """Whether sympy may be expected to cope. Only a filter for the usual traps: what it lets through that
-    hangs all the same costs a time-out."""
+    """Whether sympy should cope with an answer. A filter for common traps only; other answers that hang end in a
+    timeout."""
     return len(answer) <= _MAX_MATH_CHARS and _EXPLOSIVE.search(answer) is None

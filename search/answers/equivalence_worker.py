@@ -1,10 +1,11 @@
-"""The process in which math-verify parses answers and sympy evaluates them: one answer a line in, its readings out.
+"""Worker process that parses answers with math-verify and evaluates them with sympy: reads one answer per line, writes
+its readings.
 
 A script, started by ``search.answers.equivalence``. A reading is a value as JSON: ``["number", "1.414..."]``,
-``["decimal", "0.5"]``, ``["tuple", value...]`` and so on (``search.answers.readings`` says which); an expression with
-variables is its values at fixed points. Each answer is bounded by the processor time that it takes, so that what
-is the same does not depend on what else the machine does; math-verify's own bounds are wall clock. The process
-ends when its stdin closes, so it never outlives the one who started it.
+``["decimal", "0.5"]``, ``["tuple", value...]`` and so on (see ``search.answers.readings``). An expression with
+variables is represented by its values at fixed points. The limit per answer is CPU time, so that equivalence does not
+depend on the machine's load; math-verify's own limits are wall clock. The process ends when its stdin closes, so it
+never outlives its parent.
 """
 
 import contextlib
@@ -18,25 +19,26 @@ from functools import lru_cache
 from typing import Any
 
 CPU_S = 0.5
+"""CPU time per answer after which a signal handler interrupts it."""
 KILLED_AFTER_CPU_S = 1.0
-"""What a signal handler cannot interrupt, such as a power of huge integers, ends the process."""
+"""CPU time per answer after which the process is killed: a signal handler cannot interrupt a power of huge integers."""
 MEMORY_BYTES = 4 << 30
 DIGITS = 40
 """Significant digits of a value."""
 MAX_MAGNITUDE = 1000
-"""Decimal exponent from which on a number is only a text: nobody should have to compute with more."""
+"""Largest decimal exponent of a number. A larger number is compared as text, because computing with it is too slow."""
 POINTS = ((1, 1), (-8, 5), (30, 30), (1000, 1000))
-"""Where a variable is evaluated: from where, and how far at most. Both signs, so that |x| is not x."""
+"""Evaluation points of variables: start and width of the interval of each. Both signs, so that |x| differs from x."""
 
 Value = list[Any]
 
 
 class OutOfTime(BaseException):
-    """Not an ``Exception``: sympy and math-verify catch all of those and go on."""
+    """The CPU time of an answer is used up. Not an ``Exception``, because sympy and math-verify catch those."""
 
 
 class Unreadable(Exception):
-    """There is no value: text, or something undefined."""
+    """The answer has no value: it is text, or undefined."""
 
 
 def out_of_time(signum: int, frame: object) -> None:
@@ -47,21 +49,21 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, out_of_time)
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    # Whatever a library prints must not be read as a reply.
+    # Output that a library prints to stdout must not be read as a reply.
     os.dup2(2, 1)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    readings_of(r"\sqrt{x}+1")  # loads what is loaded at first use
+    readings_of(r"\sqrt{x}+1")  # Warm-up: libraries load modules at first use.
     replies.write("ready\n")
     for line in sys.stdin:
         replies.write(json.dumps(bounded_readings(line)) + "\n")
 
 
 def bounded_readings(line: str) -> list[Value] | None:
-    """The readings of the answer in ``line`` (JSON), none if it has none; None if it ran out of time."""
+    """The readings of the answer in ``line`` (JSON), empty if it has none; None if it ran out of time."""
     readings: list[Value] | None = []
     try:
-        # Nothing that an answer contains may end the worker, as far as Python can prevent it.
+        # No answer may end the worker by an exception.
         with contextlib.suppress(Exception):
             signal.setitimer(signal.ITIMER_PROF, CPU_S)
             signal.setitimer(signal.ITIMER_VIRTUAL, KILLED_AFTER_CPU_S)
@@ -75,14 +77,14 @@ def bounded_readings(line: str) -> list[Value] | None:
 
 @lru_cache(maxsize=1024)
 def readings_of(answer: str) -> list[Value]:
-    """The values that ``answer`` may stand for, the likelier first. ``y = 2x`` is ``2x``, or that equation; ``1, 2``
-    is a set, or a tuple; ``x = 1, x = 2`` is the set of 1 and 2; ``x = 1, y = 2`` is two equations, or a tuple."""
+    """The values that ``answer`` may have, the likelier first. ``y = 2x`` is ``2x``, or that equation; ``1, 2`` is a
+    set, or a tuple; ``x = 1, x = 2`` is the set of 1 and 2; ``x = 1, y = 2`` is two equations, or a tuple."""
     from latex2sympy2_extended.sets import FiniteSet
     from math_verify import LatexExtractionConfig, parse
     from math_verify.grader import is_assignment_relation
     from sympy import Eq, Tuple
 
-    # All of it or nothing: by default math-verify takes any number out of what it cannot parse as a whole.
+    # Parse all of it or nothing: by default math-verify extracts any number from text that it cannot parse as a whole.
     whole = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)
     parsed = parse(f"\\boxed{{{answer}}}", [whole], parsing_timeout=None)
     if not parsed:
@@ -105,7 +107,7 @@ def readings_of(answer: str) -> list[Value]:
 
 
 def assignment(relation: Any) -> tuple[Any, Any]:
-    """The name in ``y = f(x) = 2x`` and its value, written last."""
+    """The name and the value of a relation such as ``y = f(x) = 2x``: its first and its last part."""
     from math_verify.grader import take_first_relation, take_last_relation
 
     return take_first_relation(relation).lhs, take_last_relation(relation).rhs
@@ -119,10 +121,10 @@ def optional(expression: Any) -> list[Value]:
 
 
 def value_of(expression: Any) -> Value:
-    """The value of what math-verify made of an answer.
+    """The value of an expression that math-verify parsed.
 
     Raises:
-        Unreadable: it has none.
+        Unreadable: it has no value.
     """
     from math_verify.grader import is_relation, unwrap_fcs
     from sympy import Basic, Expr, MatrixBase, Set, Tuple
@@ -148,14 +150,14 @@ def set_value(given: Any) -> Value:
 
     evaluated = given.doit()
     if isinstance(evaluated, FiniteSet):
-        # A set says what is in it, not how often.
+        # Duplicates in a set do not count.
         members = sorted({json.dumps(value_of(member)) for member in evaluated.args})
         return json.loads(members[0]) if len(members) == 1 else ["set", *map(json.loads, members)]
     if evaluated == Reals or evaluated == Interval(-oo, oo):
         return ["reals"]
     if isinstance(evaluated, Interval):
         ends = [value_of(evaluated.start), value_of(evaluated.end)]
-        # (1, 2) may be a point as well; its text does not say.
+        # (1, 2) may also be a point; its text is the same.
         if evaluated.left_open and evaluated.right_open:
             return ["tuple", *ends]
         return ["interval", bool(evaluated.left_open), bool(evaluated.right_open), *ends]
@@ -165,8 +167,8 @@ def set_value(given: Any) -> Value:
 
 
 def relation_value(relation: Any) -> Value:
-    """Linear inequalities in one unknown are the set of their solutions. Other relations are their two sides'
-    difference at the points, up to a factor: equations are compared, not solved."""
+    """The value of a relation. A linear inequality in one unknown is the set of its solutions. Any other relation is
+    the difference of its two sides at the points, up to a factor: equations are compared, not solved."""
     from sympy import Eq, Ge, Gt, Lt, Ne
     from sympy.core.relational import Relational
 
@@ -209,7 +211,7 @@ def scalar_value(expression: Any) -> Value:
 
 
 def constant(expression: Any) -> bool:
-    """Whether the variables of ``expression`` make no difference."""
+    """Whether the value of ``expression`` does not depend on its variables."""
     first, *others = (tuple(map(str_of, at_point(expression, point))) for point in range(len(POINTS)))
     return all(other == first for other in others)
 
@@ -224,7 +226,7 @@ def number_value(number: Any, kind: str) -> Value:
 
 
 def at_point(expression: Any, point: int) -> tuple[Any, Any]:
-    """The real and the imaginary part of ``expression`` where each variable has its value of that point."""
+    """The real and the imaginary part of ``expression`` with each variable at its value for that point."""
     from sympy import Float
 
     values = {}
@@ -245,7 +247,7 @@ def parts(number: Any) -> tuple[Any, Any]:
 
 
 def str_of(number: Any) -> str:
-    """30 significant digits: those that do not depend on how the value was computed."""
+    """``number`` with 30 significant digits: rounding errors of the computation only affect later digits."""
     from mpmath import libmp
 
     return str(libmp.to_str(number._mpf_, 30, strip_zeros=True))

@@ -1,25 +1,24 @@
-r"""The answer that a text gives, as written.
+r"""Extracts the answer of a text, as written.
 
-Models state it in a handful of ways: ``\boxed{12}`` as in MATH, "The final answer is $12$." as Minerva was prompted,
-``#### 12`` as in GSM8K, ``**Answer:** 12``, ``A: 12``. Every function here costs no more than the text's length,
-whatever the text is.
+Models state answers in a few ways: ``\boxed{12}`` as in MATH, "The final answer is $12$." as Minerva was prompted,
+``#### 12`` as in GSM8K, ``**Answer:** 12``, ``A: 12``. Every function here takes linear time, whatever the text is.
 """
 
 import re
 
 MAX_ANSWER_CHARS = 1024
-"""A longer answer is none: no grader reads it, and comparing it costs."""
+"""Longest answer. Longer text does not count as an answer: graders do not read it, and comparing it is slow."""
 MAX_NEXT_LINE_CHARS = 64
-"""What stands under "Answer:" in a line of its own is an answer up to this length; longer, it is an explanation."""
+"""Longest answer in the line after "Answer:". A longer line is an explanation."""
 _MAX_PHRASES = 16
-"""Phrases tried, the last first, until one is followed by something that may be an answer."""
+"""Maximum number of phrases tried, the last first, until an answer follows one."""
 
 _BRACE = re.compile(r"(?P<box>\\(?:boxed|fbox)\s*\{)|\\[\\{}]|(?P<open>\{)|(?P<close>\})")
 _NUMBER_LINE = r"[-+]?\$?[-+]?[\d.][\d.,/]{0,64}[ \t]?(?:\\?%)?"
 _PHRASE = re.compile(
     r"\banswers?(?: to (?:the|this) \w{1,20})?[ \t*_]{0,4}(?:is\b|are\b|:|=)[ \t*_:]{0,8}"
     r"|^[#*_ \t]{0,8}(?:the[ \t]|final[ \t]){0,2}answer[*_ \t]{0,8}$"
-    # Chat models write headings with four statistics; only a number makes it GSM8K's.
+    # Chat models also write headings with four number signs; only before a number is it GSM8K's format.
     rf"|^\#{{4}}[ \t]{{0,4}}(?={_NUMBER_LINE}[ \t]{{0,8}}$)",
     re.IGNORECASE | re.MULTILINE,
 )
@@ -31,13 +30,13 @@ _PERCENT = re.compile(r"\s?\\?%|\s?percent\b")
 
 
 def extract_answer(text: str) -> str | None:
-    r"""The answer that ``text`` gives, as written; None if it gives none.
+    r"""The answer in ``text``, as written; None if there is none.
 
-    It is what the last ``\boxed{...}`` (or ``\fbox{...}``) with balanced braces holds. Without one it is what follows
-    the last "answer is", "answer:" or "answer =", or a heading "Final Answer", or ``####`` before a number, or ``A:``
-    at the start of the text's last line: the mathematics between dollars (or ``\(``, ``\[``) if it begins with some,
-    else the rest of the sentence; in the next line if nothing follows on its own. Empty answers and those longer than
-    ``MAX_ANSWER_CHARS`` are none.
+    It is the content of the last ``\boxed{...}`` (or ``\fbox{...}``) with balanced braces. Without one it is the text
+    after the last "answer is", "answer:" or "answer =", a heading "Final Answer", ``####`` before a number, or ``A:``
+    at the start of the last line. If that text begins with mathematics between dollars (or ``\(``, ``\[``), the answer
+    is the mathematics, else the rest of the sentence; if the rest of the line is empty, the next line is used. Empty
+    answers and answers longer than ``MAX_ANSWER_CHARS`` do not count.
     """
     boxed = boxed_answer(text)
     if boxed is not None:
@@ -52,9 +51,9 @@ def extract_answer(text: str) -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    r"""What the last complete ``\boxed{...}`` in ``text`` holds; None if there is none or it is empty."""
+    r"""The content of the last complete ``\boxed{...}`` in ``text`` that is an answer; None if there is none."""
     answer: str | None = None
-    # One pass over the braces: a hostile text of nothing but openings must not cost its square.
+    # One pass over the braces: a hostile text of nothing but opening braces must not take quadratic time.
     opened: list[int | None] = []
     for brace in _BRACE.finditer(text):
         if brace["box"]:
@@ -67,13 +66,13 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _last_line(text: str) -> tuple[int, int] | None:
-    """Where the last line that is not blank begins and ends."""
+    """Start and end of the last line that is not blank; None if there is none."""
     end = len(text.rstrip())
     return (text.rfind("\n", 0, end) + 1, end) if end else None
 
 
 def _stated(rest: str) -> str:
-    """The answer at the beginning of ``rest``, which follows the phrase that announces one; "" if there is none."""
+    """The answer at the beginning of ``rest``, the text after an answer phrase; "" if there is none."""
     body = rest.lstrip("* \t_`")
     moved = body[:1] in ("\r", "\n")
     body = body.lstrip("*_` \t\r\n")
@@ -88,7 +87,8 @@ def _stated(rest: str) -> str:
 
 
 def _between_delimiters(body: str) -> str | None:
-    """What the mathematics holds that ``body`` begins with; None where it begins otherwise, or goes on in more."""
+    """The content of the delimited mathematics at the start of ``body``; None if it starts otherwise, or if more
+    mathematics follows as part of the answer."""
     if _PRICE.match(body):
         return None
     for opening, closing in _MATH:

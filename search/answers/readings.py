@@ -1,8 +1,8 @@
-"""What an answer may mean, and which answers are then the same.
+"""Readings of answers, and the grouping of equivalent answers by them.
 
-An answer has a value, and now and then a second one: ``50%`` is 50, or a half; ``y = 2x`` is ``2x``, or an equation;
-``1, 2`` is a set, or a pair. Values are compared by keys, so a grouping costs no more for many answers than reading
-each, is the same in any order, and is transitive.
+A reading is one value that an answer may have. Some answers have two: ``50%`` is 50, or a half; ``y = 2x`` is ``2x``,
+or an equation; ``1, 2`` is a set, or a pair. Values are compared by keys, so grouping takes linear time, does not
+depend on the order of answers, and is transitive.
 """
 
 import json
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 from search.answers.canonical import Number
 
 DECIMAL_PLACES = 6
-"""A decimal stands for what it is rounded from, as in math-verify: ``0.333333`` is a third."""
+"""Decimals are compared to this many places, as in math-verify: ``0.333333`` is a third."""
 MIN_SIGNIFICANT_DIGITS = 4
-"""Kept of small numbers, of which six places would leave little or nothing."""
+"""Minimum number of significant digits, for small numbers of which six places would leave little or nothing."""
 _EXACT = Context(prec=28)
 
 
@@ -25,27 +25,27 @@ class Reading(NamedTuple):
 
     exact: str
     rounded: str
-    """With its numbers to ``DECIMAL_PLACES``."""
+    """The key with numbers rounded to ``DECIMAL_PLACES``."""
     is_decimal: bool
-    """Whether a decimal is in it, so that ``rounded`` is what counts."""
+    """Whether the value contains a decimal, so that it is compared by ``rounded``."""
 
 
 Readings = tuple[Reading, ...]
-"""The likelier one first; never none."""
+"""The readings of one answer, the likelier one first; never empty."""
 
 
 def of_number(number: Number) -> Readings:
-    """The readings of a plain number; those of a percentage are its figure, then its hundredth."""
+    """The readings of a plain number. A percentage has two: its number as written, then a hundredth of it."""
     kind = "decimal" if number.is_decimal else "number"
     values = [number.value, number.value / 100] if number.is_percent else [number.value]
     return tuple(_reading([kind, str(value)]) for value in values)
 
 
 def of_values(values: Sequence[list[Any]], is_percent: bool) -> Readings:
-    """The readings of what the worker made of an answer.
+    """The readings of the values that the worker returned for an answer.
 
     Raises:
-        ValueError: a value is not as the worker writes them.
+        ValueError: a value is not in the worker's format.
     """
     if is_percent and len(values) == 1 and values[0][0] in ("number", "decimal"):
         kind, text = values[0]
@@ -54,17 +54,17 @@ def of_values(values: Sequence[list[Any]], is_percent: bool) -> Readings:
 
 
 def of_text(text: str) -> Readings:
-    """The one reading of an answer that is only a text."""
+    """The single reading of an answer that is compared as text."""
     key = json.dumps(["text", text])
     return (Reading(key, key, is_decimal=False),)
 
 
 def grouped(answers: Sequence[Readings]) -> list[list[int]]:
-    """Indices of ``answers``, same ones together; groups and members in order of first appearance.
+    """Indices of ``answers``, grouped by equivalence; groups and members in order of first appearance.
 
-    Answers are the same whose first readings agree. An answer of two readings is also the same as those of one reading
-    that agree with its second, where none agrees with its first: ``50%`` goes with ``50``, else with ``0.5``.
-    Numbers agree that are equal; in six decimal places, where a decimal is among them.
+    Answers are equivalent if their first readings agree. An answer with two readings uses its second if some answer
+    with a single reading agrees with that and none with its first: ``50%`` goes with ``50``, else with ``0.5``.
+    Numbers agree if they are equal; if one of them is a decimal, to six decimal places.
     """
     chosen = _chosen(answers)
     loose = {reading.rounded for reading in chosen if reading.is_decimal}
@@ -76,7 +76,7 @@ def grouped(answers: Sequence[Readings]) -> list[list[int]]:
 
 
 def _chosen(answers: Sequence[Readings]) -> list[Reading]:
-    """The reading by which each answer is compared. Answers whose first readings agree choose together."""
+    """The reading by which each answer is compared. Answers whose first readings agree use the same one."""
     definite = {readings[0].rounded: readings[0] for readings in answers if len(readings) == 1}
     instead: dict[str, Reading] = {}
     for first, *others in answers:
@@ -108,7 +108,7 @@ def _has_decimal(value: Any) -> bool:
 
 
 def _exact(value: Fraction) -> str:
-    """Integers in full; else to 28 digits, to which a third is the same whether divided or computed from roots."""
+    """Integers in full, other numbers to 28 digits: enough, yet unaffected by how a value such as 1/3 was computed."""
     if value.denominator == 1:
         return str(value.numerator)
     return _written(_EXACT.divide(Decimal(value.numerator), Decimal(value.denominator)))

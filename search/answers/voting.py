@@ -1,6 +1,6 @@
-"""Which answer wins among the paths of a search, and how far the paths agree.
+"""Voting: selects the answer among the paths of a search, and measures their agreement.
 
-SelectionRule rules as in search-and-learn: naive, weighted and majority, over groups of equivalent answers.
+The rules are those of search-and-learn: naive, weighted and majority, over groups of equivalent answers.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from search.tree import Node
 
 
 class SelectionRule(StrEnum):
-    """The rule by which one answer is chosen."""
+    """The rule by which one answer is selected."""
 
     NAIVE = "naive"
-    """The path of the highest score."""
+    """The path with the highest score."""
     WEIGHTED = "weighted"
-    """The group with the largest sum of path scores, each as often as its path was written."""
+    """The group with the largest sum of scores times votes over its paths."""
     MAJORITY = "majority"
     """The group with the most votes."""
 
@@ -29,28 +29,28 @@ class Candidate(NamedTuple):
     score: float | None
     """The path's score in [0, 1]; None where nothing was scored."""
     answer: str | None
-    """The answer as written; None where the path has none."""
+    """The answer as written; None if the path has none."""
     group: int | None
-    """Equal for equivalent answers; None exactly where there is no answer."""
+    """Group number, equal for equivalent answers; None exactly if there is no answer."""
     votes: Fraction = Fraction(1)
-    """What the path weighs beside its score: the more often it was written, the more."""
+    """Vote weight of the path, apart from its score: higher if it was written more often."""
 
 
 class AnswerGroup(NamedTuple):
     """Equivalent answers taken together."""
 
     answer: str
-    """As written on the group's best path."""
+    """The answer as written on the group's best path."""
     size: int
-    """Paths."""
+    """Number of paths."""
     votes: Fraction
-    """The sum of theirs; the size where each has one."""
+    """Sum of the paths' votes; equals ``size`` if each path has one vote."""
     share: float
-    """Of all votes, those for no answer included; in [0, 1]."""
+    """Share of all votes, including those of paths without an answer; in [0, 1]."""
     weight: float
-    """Sum of score times votes over the paths; where nothing was scored, the votes."""
+    """Sum of score times votes over the paths; equals ``votes`` if nothing was scored."""
     best: Node
-    """The path of the highest score, the first on a tie."""
+    """The last node of the path with the highest score, the first on a tie."""
     score: float | None
     """The score of ``best``."""
 
@@ -61,9 +61,9 @@ class AnswerSelection(NamedTuple):
     node: Node
     """The end of the answering path."""
     answer: str | None
-    """None where no path had an answer: then the path of the highest score stands in."""
+    """None if no path had an answer; then ``node`` ends the path with the highest score."""
     score: float | None
-    """The answering path's score; None where nothing was scored."""
+    """The answering path's score; None if nothing was scored."""
     agreement: float
     """The winning group's share of all votes, in [0, 1]; 0.0 without an answer."""
     groups: tuple[AnswerGroup, ...]
@@ -71,12 +71,12 @@ class AnswerSelection(NamedTuple):
 
 
 def best_groups(groups: Iterable[AnswerGroup], selection: SelectionRule) -> list[AnswerGroup]:
-    """Groups of answers by falling rank under the rule by which one of them was chosen; ties stay in their order."""
+    """Groups of answers by falling rank under the selection rule; ties stay in their order."""
     return sorted(groups, key=lambda group: -_rank(group, selection))
 
 
 class Ballot:
-    """Candidates as they are counted: one at a time, because there may be thousands."""
+    """Counts candidates, one at a time: there may be thousands, and other tasks need turns on the event loop."""
 
     def __init__(self) -> None:
         self._counted: dict[int | None, _Counted] = {}
@@ -88,16 +88,16 @@ class Ballot:
         counted.add(candidate)
 
     def selected(self, selection: SelectionRule) -> AnswerSelection:
-        """The answer selected among those that were added, whose order decides every tie: the first wins.
+        """The answer selected among the added candidates. On a tie, the first one added wins.
 
-        A candidate without an answer joins no group, and answers only when no candidate has one. An unscored candidate
-        weighs 1, so that ``weighted`` is then ``majority`` and ``naive`` the first.
+        A candidate without an answer joins no group, and is selected only if no candidate has an answer. An unscored
+        candidate has score 1, so without scores ``weighted`` equals ``majority`` and ``naive`` selects the first.
 
         Raises:
             ValueError: there are no candidates.
         """
         if not self._counted:
-            raise ValueError("an answer cannot be chosen among no candidates")
+            raise ValueError("there are no candidates to select an answer from")
         votes = {group: counted.votes for group, counted in self._counted.items()}
         all_votes = float(sum(votes.values(), start=Fraction(0)))
         groups = [
@@ -119,8 +119,8 @@ class _Counted:
         self._size = 0
         self._weight = 0.0
         self._numerators: dict[int, int] = {}
-        """Of the votes, by denominators, of which there are few: adding fractions one by one takes ten times as
-        long."""
+        """Sum of the votes' numerators for each denominator. There are few denominators, and adding fractions one by
+        one would take ten times as long."""
 
     def add(self, candidate: Candidate) -> None:
         self._size += 1

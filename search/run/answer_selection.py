@@ -1,4 +1,4 @@
-"""The end of a search: which paths may answer, and the answer selected among them."""
+"""Selects the answer of a search among the paths that may answer."""
 
 from collections.abc import Sequence
 
@@ -33,9 +33,9 @@ async def select_answer(
 
 
 async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
-    """The end of the best path that is not finished; None if nothing was written yet.
+    """The last node of the best unfinished path; None if there is none.
 
-    Best is the highest score, then the longest path, then the lowest id.
+    The highest score is best, then the longest path, then the lowest id.
     """
 
     def rank(node: Node) -> tuple[float, int, NodeId]:

@@ -1,7 +1,7 @@
-"""The end of a tree, without a pause for it.
+"""Frees the trees of finished searches without blocking the event loop.
 
-Freeing tens of thousands of nodes in one go holds the event loop for as many microseconds; and nodes that know their
-parents are left to the garbage collector, which looks at all trees that are growing too.
+Freeing tens of thousands of nodes in one go blocks the loop for about a microsecond per node. Nodes and their parents
+also form reference cycles, which only the garbage collector would free, and it scans all growing trees as well.
 """
 
 import asyncio
@@ -13,12 +13,14 @@ from typing import Any
 from search.tree import Node, SearchTree
 
 NODES_PER_TURN = 128
+"""Nodes freed before other tasks on the event loop get a turn."""
 
 
 class Disposal:
-    """Frees the trees of finished searches, a few nodes at a time, with turns for others on the event loop between.
+    """Frees the trees of finished searches, a few nodes at a time, between other tasks of one event loop.
 
-    Of one event loop. A tree is freed when nobody has it any more; who still has a node of it then, has that one alone.
+    A tree is freed when its last reference is dropped. A node of it that is still referenced then loses its links to
+    all other nodes.
     """
 
     def __init__(self) -> None:
@@ -26,14 +28,14 @@ class Disposal:
         self._task: asyncio.Task[None] | None = None
 
     def watch(self, tree: SearchTree) -> Callable[[], object]:
-        """Frees ``tree`` when its last user has dropped it. To be called on the event loop.
+        """Frees ``tree`` when its last reference is dropped. Call it on the event loop.
 
-        Returns what frees it at once, whoever still has it.
+        Returns a function that frees the tree at once, even if it is still referenced.
         """
         loop = asyncio.get_running_loop()
 
         def dropped(parts: dict[str, Any]) -> None:
-            # By whoever dropped it, in whatever thread: only the loop's own may touch what waits.
+            # May run in any thread, but only the loop's thread may touch the queue.
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._take, dismantled(parts))
 
@@ -42,8 +44,8 @@ class Disposal:
         return free
 
     async def finish(self) -> None:
-        """Waits until all trees that were dropped are freed."""
-        await asyncio.sleep(0)  # what was dropped just now has been announced, not taken
+        """Waits until all dropped trees are freed."""
+        await asyncio.sleep(0)  # A tree dropped just now enters the queue in the loop's next iteration.
         if self._task is not None:
             await asyncio.wait({self._task})
 
@@ -62,16 +64,16 @@ class Disposal:
 
 
 def dismantled(parts: dict[str, Any]) -> Iterator[None]:
-    """Frees what a tree was made of, a little at every step, so that nothing is left to the garbage collector."""
+    """Frees the attributes of a tree, a few nodes at every step, and leaves nothing to the garbage collector."""
     by_id: dict[Any, Node] = parts.pop("_nodes")
     nodes: deque[Node] = deque()
     while by_id:
         for _ in range(min(NODES_PER_TURN, len(by_id))):
             nodes.appendleft(by_id.popitem()[1])
         yield
-    # Whatever else there is only names nodes, which are still held here.
+    # All other attributes only refer to nodes, which ``nodes`` keeps alive until the end.
     found: dict[Any, Any] = parts.pop("found")
-    while found:  # one at a time: each may tell of a whole level
+    while found:  # One at a time: each entry may hold a whole level.
         found.popitem()
         yield
     folds = [vars(fold) for fold, _ in parts.pop("_folds").values()]
@@ -80,7 +82,7 @@ def dismantled(parts: dict[str, Any]) -> Iterator[None]:
             for _ in range(min(NODES_PER_TURN, len(container))):
                 container.popitem() if type(container) is dict else container.pop()
             yield
-    # Parents go before their children, so each is the last to name what it is made of.
+    # Parents before children. Freeing a node then frees only its own data, never a whole subtree.
     while nodes:
         for _ in range(min(NODES_PER_TURN, len(nodes))):
             _cut_off(nodes.popleft())
@@ -88,12 +90,12 @@ def dismantled(parts: dict[str, Any]) -> Iterator[None]:
 
 
 def _containers(parts: dict[str, Any]) -> list[Any]:
-    """Takes out what may be large."""
+    """Removes and returns the dicts and lists, which may be large."""
     return [parts.pop(name) for name in list(parts) if type(parts[name]) in (dict, list)]
 
 
 def _cut_off(node: Node) -> None:
-    """Has a node name no other."""
+    """Removes a node's references to all other nodes."""
     node.children, node.lookaheads = {}, {}
     node.parent = node.repeats = node.continuations = node.statistics = None
     node.repeated_by = ()

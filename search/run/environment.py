@@ -1,4 +1,4 @@
-"""What a search needs from its surroundings, in one object: whoever runs searches makes one and passes it to each."""
+"""The dependencies of a search in one object, shared by all searches of a process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,29 +11,29 @@ from search.run.solver import Solver
 
 
 class Fallback(StrEnum):
-    """What happens to a search whose scorer gives no usable rewards."""
+    """What a search does when its scorer gives no usable rewards."""
 
     NEUTRAL = "neutral"
-    """It goes on with rewards of 0.5 and is marked degraded."""
+    """Continues with rewards of 0.5 and is marked degraded."""
     FAIL = "fail"
-    """It fails."""
+    """Fails."""
 
 
 AnswerExtractor = Callable[[str], str | None]
-"""The answer that the text of a path gives; None where it gives none. Quick and pure: it runs on the event loop."""
+"""Extracts the answer from a path's text; None if it has none. Fast and pure, because it runs on the event loop."""
 
 
 @dataclass(frozen=True)
 class SearchEnvironment:
-    """Shared by all searches of a process."""
+    """The ports, answer functions and solver that all searches of a process share."""
 
     generator: Generator
     scorer: StepScorer
     context_tokens: int
-    """The generator's context length."""
+    """The generator's context length, in tokens."""
     matcher: AnswerMatcher
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
     solver: Solver = field(default_factory=Solver)
     model: str = ""
-    """The model that the generator is asked to write with; empty: whichever it has."""
+    """The model that the generator must write with; empty: the one it has."""

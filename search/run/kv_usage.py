@@ -1,4 +1,4 @@
-"""How much KV memory the branches of a search keep in use, in tokens: what ETS saves beside REBASE."""
+"""Measures the KV memory that the branches of a search hold, in tokens: the cost that ETS reduces against REBASE."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap, takewhile
@@ -9,13 +9,13 @@ from search.tree import Node, NodeStatus, SearchTree
 
 
 class KVHeld:
-    """Tokens held, over the rounds of a search."""
+    """Peak and sum of the tokens held, over the rounds of a search."""
 
     def __init__(self) -> None:
         self.peak = 0
-        """Most in any round."""
+        """The most tokens held in any round."""
         self.sum = 0
-        """Over all rounds."""
+        """Tokens held, summed over all rounds."""
 
     def add(self, tokens: int) -> None:
         self.peak = max(self.peak, tokens)
@@ -23,42 +23,45 @@ class KVHeld:
 
 
 class Tokens(NamedTuple):
-    """Tokens of some steps."""
+    """Token count of some steps, by both ways of counting; see `KVUsage`."""
 
     by_node: int
     by_path: int
 
 
 class KVUsage:
-    """Counts, round by round, the tokens whose KV the branches under way need.
+    """Counts, round by round, the tokens whose KV the branches in flight need.
 
-    A round is all that is under way at a time: prompt, paths and what is being written, shared prefixes once. It is
-    counted when the next one begins, because only then is known how much was written. From one round to the next, only
-    what is new on the paths, or no longer on any, is looked at.
+    A round is all branches in flight at one time. It holds the prompt, the paths to these branches and the steps that
+    they write, shared prefixes once. A round is counted when the next one begins, because its steps are written only
+    then. The count is incremental: each round looks only at nodes that joined or left the paths.
     """
 
     def __init__(self, tree: SearchTree, prompt_tokens: int) -> None:
         self.by_node = KVHeld()
-        """Every node for itself, as ETS counts."""
+        """Counts the tokens of every node, as ETS does."""
         self.by_path = KVHeld()
-        """What siblings begin with alike is held once, as in a cache of prefixes."""
+        """Counts a common prefix of siblings once, as a prefix cache holds it."""
         self._tree = tree
         self._round: list[Node] = []
-        self._needed: dict[Node, int] = {}
-        """Every node on the paths of the round, the root left out: how many of its children there are there, and itself
-        if it is of the round."""
+        self._references: dict[Node, int] = {}
+        """Reference count of every node on the paths of the round, without the root: its children on these paths, plus
+        one if the node itself belongs to the round."""
         self._continued: dict[Node, Node] = {}
-        """Of each of these, the text that it continues: what is below two writings of a text is siblings too."""
+        """For each node in ``_references``, the node that represents its parent's text. Children of different copies of
+        a text are siblings too."""
         self._siblings: dict[Node, dict[Node, None]] = {}
-        """What continues each text."""
+        """For each text in ``_continued``, the nodes that continue it."""
         self._changed: dict[Node, None] = {}
-        """Texts that something else continues now than was counted."""
+        """Texts whose continuations changed since they were counted."""
         self._tokens: dict[Node, Tokens] = {}
-        """What was counted of each text's continuations; and of all together, with the prompt."""
+        """Tokens counted for the continuations of each text."""
         self._held = Tokens(prompt_tokens, prompt_tokens)
+        """Sum of ``_tokens``, plus the prompt."""
 
     async def round_begins(self) -> None:
-        """What is pending now has just been asked for, or is still under way."""
+        """Counts the last round and begins the next one, which is all nodes that are pending now. Call it when the
+        branches of a round are planned."""
         turns = Turns()
         ended = [*self._round, *await self._count(turns)]
         self._round = [node for node in self._tree.live if node.status is NodeStatus.PENDING]
@@ -70,17 +73,19 @@ class KVUsage:
             await turns.pass_on()
 
     async def search_ends(self) -> None:
+        """Counts the last round and frees the bookkeeping."""
         turns = Turns()
         await self._count(turns)
         self._round = []
-        # As many as there are nodes on the paths: freed in one go, they would hold up the others.
-        for counted in (self._siblings, self._tokens, self._needed, self._continued):
+        # One entry per node on the paths: freed in one go, they would block the event loop.
+        for counted in (self._siblings, self._tokens, self._references, self._continued):
             while counted:
                 counted.popitem()
                 await turns.pass_on()
 
     async def _count(self, turns: Turns) -> list[Node]:
-        """Counts the round as it was written. Gives what it wrote below its branches: the later steps of solutions."""
+        """Counts the round now that it is written. Returns the nodes written below its branches, the later steps of
+        whole solutions."""
         if not self._round:
             return []
         later: list[Node] = []
@@ -108,10 +113,10 @@ class KVUsage:
         return later
 
     def _take(self, node: Node) -> None:
-        """Needs a node, and so all above it."""
+        """Adds a reference to a node, and to all nodes above it if it had none."""
         while node.parent is not None:
-            self._needed[node] = self._needed.get(node, 0) + 1
-            if self._needed[node] > 1:
+            self._references[node] = self._references.get(node, 0) + 1
+            if self._references[node] > 1:
                 return
             text = self._continued[node] = node.parent.first
             self._siblings.setdefault(text, {})[node] = None
@@ -119,12 +124,12 @@ class KVUsage:
             node = node.parent
 
     def _drop(self, node: Node) -> None:
-        """Needs a node no longer, nor what is above it for its sake."""
+        """Drops a reference to a node, and to the nodes above it if it was the last one."""
         while node.parent is not None:
-            self._needed[node] -= 1
-            if self._needed[node]:
+            self._references[node] -= 1
+            if self._references[node]:
                 return
-            del self._needed[node]
+            del self._references[node]
             text = self._continued.pop(node)
             self._changed[text] = None
             del self._siblings[text][node]
@@ -134,19 +139,19 @@ class KVUsage:
 
 
 def distinct_tokens(sequences: Iterable[tuple[int, ...]]) -> int:
-    """How many places the trie of these sequences has: what they begin with alike counts once."""
+    """The number of nodes in the trie of these sequences: a common prefix counts once."""
     ordered = sorted(sequences)
     return sum(map(len, ordered)) - sum(starmap(_shared, pairwise(ordered)))
 
 
 def _shared(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two sequences begin with alike."""
+    """The length of the common prefix of two sequences, in tokens."""
     alike = takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
     return sum(1 for _ in alike)
 
 
 def _written_below(branch: Node) -> Iterator[Node]:
-    """The later steps of a solution that came in one piece; what was asked for since has no step yet."""
+    """The later steps of a whole solution. Branches requested since have no step yet and are left out."""
     below = [*branch.children.values(), *branch.lookaheads.values()]
     while below:
         node = below.pop()

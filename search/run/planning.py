@@ -1,4 +1,4 @@
-"""From a strategy's wish to grow to branches that a generator can write, within all limits."""
+"""Turns a strategy's expansions into batches of branches for the generator, within all limits."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,11 +17,11 @@ NOTHING = Cost(0, 0)
 
 
 class PathLimits(NamedTuple):
-    """The bounds of every path of one search."""
+    """Limits of every path of one search."""
 
     prompt: tuple[int, ...]
     context_tokens: int
-    """The generator's context: prompt, path and the step being written."""
+    """The generator's context length: prompt, path and the step being written."""
     max_path_tokens: int
     max_depth: int
 
@@ -36,23 +36,23 @@ class PathLimits(NamedTuple):
 
 @dataclass
 class Batch:
-    """The branches of one call that have not arrived: all that is known of what is in flight. The tree has each as a
-    pending node, which says what was asked for and is reserved in the budget."""
+    """The branches of one generator call that have not arrived. Each is a pending node of the tree, whose ``request``
+    says what was requested and reserved in the budget."""
 
     stop_condition: StopCondition
     lookahead: bool = False
     """Whether its children are lookaheads, which are written greedily."""
     pending: dict[NodeId, Node] = field(default_factory=dict)
-    """In the order in which they were asked for."""
+    """In the order of the requests."""
     optional: set[NodeId] = field(default_factory=set)
-    """Children that the replica may give back, with what comes first."""
+    """Children that the replica may give back, in the first group it streams."""
 
     async def items(self, prompt: tuple[int, ...], seed: int) -> tuple[ExpandItem, ...]:
-        """What to ask for: all that is pending."""
+        """The items of an `ExpandRequest` for all pending branches."""
         groups: list[list[Node]] = []
         for node in self.pending.values():
             last = groups[-1][-1] if groups else None
-            # An item begins with what must be written.
+            # In an item, required branches come before optional ones.
             fits = last is not None and (node.id in self.optional or last.id not in self.optional)
             if last is None or last.parent is not node.parent or not fits:
                 groups.append([])
@@ -74,7 +74,7 @@ class Batch:
 
 
 def reserved(node: Node) -> Cost:
-    """What the budget keeps for a pending child."""
+    """The budget reservation of a pending node."""
     assert node.request is not None
     return Cost(node.request.tokens, node.request.nodes)
 
@@ -89,15 +89,15 @@ class Planner:
         self._meter = meter
 
     async def plan(self, expansions: Sequence[Expansion]) -> list[Batch]:
-        """As much of ``expansions`` as the budget grants, in order; one batch per stop condition and
-        kind, so normally one.
+        """Batches for as many branches of ``expansions`` as the budget grants, in order. One batch per stop condition
+        and kind (lookahead or not), so normally one.
 
-        The children for which there was budget are in the tree afterwards, pending; the others are not.
+        Branches with a reservation are in the tree afterwards, as pending nodes; the others are not.
         """
         reserved = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
         batches: dict[tuple[StopCondition, bool], Batch] = {}
         settled = False
-        # While something is in flight, what arrived between two turns could change what the others are about.
+        # With branches in flight, arrivals between two turns could change the nodes of later expansions: no turns then.
         turns = None if self._tree.in_flight else Turns()
         for expansion in expansions:
             costs = [cost for _, cost in zip(range(expansion.count), reserved, strict=False)]
@@ -110,8 +110,9 @@ class Planner:
         return [batch for batch in batches.values() if batch.pending]
 
     def resume(self) -> tuple[list[Batch], Cost]:
-        """Takes over a tree that has grown already: charges what it cost and takes up what was under way. Gives all
-        that is to be asked for again, and what was charged; what is written and not scored is the caller's."""
+        """Resumes a tree that has grown already: charges the budget for its steps and reserves for its pending nodes.
+
+        Returns the batches to request again, and the cost charged. The caller scores written, unscored steps."""
         steps = [node.step for node in self._tree.nodes if node.step is not None]
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
         self._meter.charge(written)
@@ -126,7 +127,7 @@ class Planner:
             assert node.request is not None
             self._meter.reserve_again(reserved(node))
             kind = StopCondition.SOLUTION if node.request.whole else StopCondition.STEP, node.is_lookahead
-            # What was under way was granted, as far as anybody knew: none of it is optional.
+            # A replica may have granted these branches already, so none of them is optional.
             batches.setdefault(kind, Batch(*kind)).pending[node.id] = node
         return list(batches.values()), written
 
@@ -145,7 +146,7 @@ class Planner:
         parent = expansion.node
         nodes: list[Node] = []
         for cost in costs:
-            # Below a lookahead everything is one: its children need no indices of their own.
+            # Every node below a lookahead is one too, so its children take ordinary indices.
             [node] = self._tree.request(parent, 1, batch.lookahead and not parent.is_lookahead)
             node.request = ExpansionRequest(batch.stop_condition is StopCondition.SOLUTION, cost.tokens, cost.nodes)
             nodes.append(node)

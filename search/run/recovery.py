@@ -1,13 +1,12 @@
-"""What a search that goes on takes back of how the one before it ended."""
+"""Prepares the tree of an ended search for a search that resumes it."""
 
 from search.tree import Node, NodeStatus, SearchTree
 
 
 def take_up(tree: SearchTree) -> None:
-    """Puts what was under way when the search ended back to where it was, and takes back the neutral rewards by which
-    nothing was decided yet.
+    """Puts failed nodes back in flight, and takes back neutral rewards that no decision has used yet.
 
-    Neutral rewards that have decided where the tree grew stay: what grew is written and paid for.
+    Neutral rewards that a decision has used stay: the steps grown from them are written and paid for.
     """
     for node in tree.nodes:
         if node.status is NodeStatus.FAILED:
@@ -17,7 +16,7 @@ def take_up(tree: SearchTree) -> None:
         return
     for node in unsure:
         tree.score_again(node)
-    # Others of their level were given up in comparison with them. The strategy compares anew when all are scored.
+    # Nodes of their level or below were pruned in comparison with them. The strategy compares anew once all are scored.
     depth = min(map(_searched_depth, unsure))
     for node in tree.nodes:
         if node.status is NodeStatus.PRUNED and node.reward is not None and _searched_depth(node) >= depth:
@@ -25,5 +24,5 @@ def take_up(tree: SearchTree) -> None:
 
 
 def _searched_depth(node: Node) -> int:
-    """The depth of the node, or of the one that it is a lookahead of."""
+    """The depth of the node, or for a lookahead the depth of the node that it looks ahead from."""
     return next((depth for depth, index in enumerate(node.id) if index < 0), node.depth)

@@ -1,4 +1,4 @@
-"""What a search tells while it runs and what it hands back in the end."""
+"""The events that a search emits, its cost, and its outcome."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ class StopReason(StrEnum):
     """Why a search ended. All but ``finished`` leave a partial answer."""
 
     FINISHED = "finished"
-    """The strategy had all that it wanted."""
+    """The strategy was done."""
     TOKENS = "tokens"
-    """The token budget could not pay for another step."""
+    """The token budget was too small for another step."""
     NODES = "nodes"
-    """The node budget could not pay for another step."""
+    """The node budget was too small for another step."""
     SECONDS = "seconds"
     """The wall clock ran out."""
     GENERATOR_ERROR = "generator_error"
-    """The generator failed on every replica; the candidates had until then answer."""
+    """The generator failed on every replica; the answer comes from the candidates found until then."""
 
 
 def _is_none(figure: int | None) -> bool:
@@ -31,12 +31,12 @@ def _is_none(figure: int | None) -> bool:
 
 
 class SearchCost(BaseModel):
-    """What a search cost. The one place where a figure is declared and counted: the runner counts here while the search
-    runs; the log, the traces and a key's quota read it; it travels as it is into the reply, and from there through the
-    client into the rows and the means of an evaluation.
+    """What a search cost. The one place where a cost figure is declared: the runner updates it during the search; the
+    log, the traces and API key quotas read it; it is sent unchanged in the reply, and from there through the client
+    into the rows and means of an evaluation.
 
-    Every figure has a default, so that a client understands an endpoint that does not know it yet. Those of KV usage
-    are None, and left out of a dump, unless the search was to report them (``kv_usage`` of its settings).
+    Every figure has a default, so that a client can read the reply of an older endpoint without it. The KV figures are
+    None, and left out of a dump, unless the settings ask for them (``kv_usage``).
     """
 
     model_config = ConfigDict(extra="ignore", allow_inf_nan=False)
@@ -44,43 +44,43 @@ class SearchCost(BaseModel):
     nodes: int = 0
     """Nodes in the tree, the root not counted."""
     written_steps: int = 0
-    """Of ``nodes``, those that were written."""
+    """Number of ``nodes`` that were written."""
     repeated_steps: int = 0
-    """Of ``nodes``, those that repeat a sibling: the same text, written again."""
+    """Number of ``nodes`` that repeat a sibling: the same text, written again."""
     expand_calls: int = 0
     """Calls to the generator."""
     prm_calls: int = 0
     """Calls to the scorer, failed ones included."""
     scored_steps: int = 0
-    """Steps that were given a reward, neutral ones included."""
+    """Steps that received a reward, neutral ones included."""
     generated_tokens: int = 0
-    """Tokens of all branches that arrived, pruned ones included. What the generator had written of
-    branches that were given up before they arrived is known only to the generator."""
+    """Tokens of all branches that arrived, pruned ones included. Tokens of branches that were aborted before they
+    arrived are known only to the generator."""
     answer_tokens: int = 0
     """Tokens of the answering path."""
     prefix_tokens: int = 0
-    """Prefix lengths summed over the branches that arrived: what would be computed without a cache."""
+    """Prefix tokens summed over the branches that arrived: the prefill work without any cache."""
     cached_tokens: int = 0
-    """Of ``prefix_tokens``, those whose KV came from a cache."""
+    """Number of ``prefix_tokens`` whose KV came from a cache."""
     root_cached_tokens: int = 0
-    """Most cached prompt tokens of any child of the root: what was known before the search began."""
+    """Most cached prompt tokens of any child of the root: tokens cached before the search began."""
     given_back_branches: int = 0
-    """Children that were asked for and that the generator gave back for want of KV memory (``clamp: shrink``)."""
+    """Branches that the generator gave back for lack of KV memory (``clamp: shrink``)."""
     waiting_branches: int = 0
-    """Children that had to wait for KV memory at the generator."""
+    """Branches that waited for KV memory at the generator."""
     least_headroom: float = 1.0
-    """The least share of its KV memory that a generator replica had free when it told; 1 where none did."""
+    """Lowest share of free KV memory reported by a generator replica; 1 if none reported."""
     kv_tokens_peak: int | None = Field(None, exclude_if=_is_none)
-    """Most tokens whose KV the branches under way needed at a time, each distinct path of tokens once, as a cache of
-    prefixes holds it (`search.run.kv_usage`)."""
+    """Most tokens whose KV the branches in flight needed at one time, common prefixes once, as a prefix cache holds
+    them (`search.run.kv_usage`)."""
     kv_tokens_sum: int | None = Field(None, exclude_if=_is_none)
-    """The same summed over all rounds: how much was held for how long."""
+    """The same summed over all rounds: KV tokens times rounds held."""
     kv_node_tokens_peak: int | None = Field(None, exclude_if=_is_none)
-    """As ``kv_tokens_peak``, each node for itself, as ETS counts: siblings that were written alike count twice."""
+    """As ``kv_tokens_peak``, but the tokens of every node count, as in ETS: siblings of the same text count twice."""
     kv_node_tokens_sum: int | None = Field(None, exclude_if=_is_none)
-    """The same summed over all rounds."""
+    """``kv_node_tokens`` summed over all rounds."""
     seconds: float = 0.0
-    """From the start to the choice of the answer."""
+    """Wall clock from the start to the selection of the answer."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +89,19 @@ class SearchOutcome:
 
     search_id: str
     seed: int
-    """The seed in force: the one asked for, or the one drawn."""
+    """The seed in use: from the settings, or drawn at random."""
     tree: SearchTree
     selection: AnswerSelection
     text: str
-    """The answering path: its steps' texts joined, up to the first text of ``stop``."""
+    """Text of the answering path, up to the first stop text."""
     stop_reason: StopReason
     degraded: bool
-    """Whether the tree has neutral rewards that stand in for what the scorer did not give, also from before it was
-    saved."""
+    """Whether the tree has neutral rewards, including those from before it was saved."""
     cost: SearchCost
 
     @property
     def stopped(self) -> bool:
-        """Whether a text of ``stop`` ended the answering text."""
+        """Whether a stop text cut the answering text."""
         return self.text != self.selection.node.text
 
     @property
@@ -120,21 +119,21 @@ class SearchStarted(NamedTuple):
 
 
 class RoundStarted(NamedTuple):
-    """The strategy has decided, and what it wants is asked for now."""
+    """The strategy has decided, and its branches are requested now."""
 
     number: int
-    """From 1."""
+    """Counted from 1."""
     branches: int
-    """Children that are asked for."""
+    """Number of branches requested."""
 
 
 class StepScored(NamedTuple):
-    """A step is complete. Each step that was written and has its reward is exactly one of these, also one that repeats
-    a sibling; which of these stands for their text is decided by their ids, not by which came first."""
+    """A step is complete: written, and scored if the strategy needs rewards. There is exactly one event per step,
+    repeated ones included. Of siblings with the same text, the lowest id represents the text, not the first event."""
 
     node: NodeId
     reward: float | None
-    """The step's own reward in [0, 1]; None where the strategy asks for none."""
+    """The step's own reward in [0, 1]; None if the strategy needs no rewards."""
     score: float | None
     """The score of the path that ends here; None like the reward."""
     text: str
@@ -142,8 +141,9 @@ class StepScored(NamedTuple):
     tokens: int
     """Tokens generated by the search so far."""
     nodes: int
-    """Nodes asked for by the search so far."""
+    """Nodes requested by the search so far."""
     terminal: bool
+    """Whether the path ends with this step."""
 
 
 class SearchFinished(NamedTuple):
@@ -154,4 +154,4 @@ class SearchFinished(NamedTuple):
 
 SearchEvent = SearchStarted | RoundStarted | StepScored | SearchFinished
 EventSink = Callable[[SearchEvent], None]
-"""Called from within the search, in order; it must not block. What it raises ends the search."""
+"""A callback for the events, called by the search in order. It must not block; an exception from it ends the search."""

@@ -1,4 +1,4 @@
-"""From what the ports said to the tree: steps written, rewards given, paths that end."""
+"""Enters results from the ports into the tree: steps, rewards, ends of paths."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -13,16 +13,19 @@ from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
 
 
 class Received(NamedTuple):
-    """The nodes that a child has become, first step first; none if it was given up meanwhile."""
+    """The nodes created from one arrived child, first step first; none if the child was pruned or failed meanwhile.
+
+    A node in neither list has the text of a sibling that is being scored, and gets its reward with that sibling.
+    """
 
     unscored: list[Node]
-    """Those whose texts are new: the last of them, since what follows a new text is new."""
+    """Nodes with a new text. They are the last ones of the child: every step after a new text is new."""
     complete: list[Node]
-    """Those whose rewards are known, because siblings of the same text have theirs. The others get theirs with them."""
+    """Nodes with the text of a scored sibling, whose reward they take."""
 
 
 class Results:
-    """Enters children and rewards into the tree of one search. What comes late or twice changes nothing."""
+    """Enters children and rewards into the tree of one search. Late and repeated results change nothing."""
 
     def __init__(self, tree: SearchTree, limits: PathLimits, meter: BudgetMeter, cost: SearchCost) -> None:
         self._cost = cost
@@ -31,16 +34,17 @@ class Results:
         self._meter = meter
 
     def saw(self, headroom: Headroom) -> None:
-        """A replica has told what it can still afford."""
+        """Records the headroom that a replica reported."""
         if headroom.total_blocks:
             share = round(headroom.free_blocks / headroom.total_blocks, 4)
             self._cost.least_headroom = min(self._cost.least_headroom, share)
 
     def receive(self, child: Child, batch: Batch) -> Received | None:
-        """Settles the branch of ``child`` and writes its steps into the tree, or takes it out if it was given back.
+        """Settles the budget of ``child``'s branch and writes its steps into the tree, or removes its node if it was
+        given back.
 
-        None if ``batch`` does not wait for this child: it came before, or was never asked for, or was given back though
-        it must be written.
+        None if ``batch`` does not wait for this child: it came before, was never requested, or was given back although
+        it is not optional.
         """
         node = batch.pending.get((*child.parent, child.index))
         if node is None or not (child.steps or node.id in batch.optional):
@@ -49,17 +53,18 @@ class Results:
         if not child.steps:
             self._give_back(node)
             return Received([], [])
-        most = reserved(node)
-        steps = joined(child.steps, min(most.nodes, _steps_to_answer(child.steps)))
+        reservation = reserved(node)
+        steps = joined(child.steps, min(reservation.nodes, _steps_to_answer(child.steps)))
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
-        self._meter.settle(most, written)
+        self._meter.settle(reservation, written)
         self._count(child, written)
         return self._write(node, steps, batch.stop_condition is StopCondition.SOLUTION)
 
     def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], neutral: bool) -> list[Node]:
-        """Gives the nodes of ``chain`` their rewards. ``neutral``: whether these only stand in.
+        """Gives the nodes of ``chain`` their rewards. ``neutral``: whether they are neutral rewards.
 
-        Returns those that are complete now, with those that repeat them: not those given up meanwhile.
+        Returns the nodes that are complete by this, repeated ones included. Nodes pruned or failed meanwhile are not
+        among them.
         """
         completed: list[Node] = []
         for node, reward in zip(chain, rewards, strict=True):
@@ -69,7 +74,7 @@ class Results:
         return completed
 
     def _give_back(self, node: Node) -> None:
-        """Takes a child that is not going to be written out of the tree, unless it was given up meanwhile."""
+        """Settles a branch that was given back and removes its node, unless the node was pruned or failed meanwhile."""
         self._meter.settle(reserved(node), NOTHING)
         self._cost.given_back_branches += 1
         if node.status is NodeStatus.PENDING:
@@ -92,10 +97,10 @@ class Results:
         return received
 
     def _ends(self, above: Node, step: Step) -> bool:
-        """Whether nothing can be written below ``step``, which was written below ``above``."""
+        """Whether the path ends with ``step``, which was written below ``above``."""
         return (
             step.end is not StepEnd.DELIMITER
-            # A step of no tokens would be written again and again until the depth is used up.
+            # An empty step would repeat until max_depth is reached.
             or not step.token_ids
             or boxed_answer(step.text) is not None
             or self._limits.tokens(above) - len(step.token_ids) < 1
@@ -113,22 +118,23 @@ class Results:
 
 
 def _steps_to_answer(steps: Sequence[Step]) -> int:
-    """How many steps it takes to the first that has an answer: a path ends there, and what follows belongs to it."""
+    """The number of steps up to the first one with an answer; all of them if none has one. The path ends there, and
+    `joined` adds the text after it to that step."""
     return next((index for index, step in enumerate(steps, 1) if boxed_answer(step.text) is not None), len(steps))
 
 
-def joined(steps: Sequence[Step], most: int) -> list[Step]:
-    """``steps`` as at most ``most``: the last takes in all that would be too many."""
-    if len(steps) <= most:
+def joined(steps: Sequence[Step], max_steps: int) -> list[Step]:
+    """``steps`` cut to ``max_steps``; the surplus steps are joined into the last one."""
+    if len(steps) <= max_steps:
         return list(steps)
-    tail = steps[most - 1 :]
+    tail = steps[max_steps - 1 :]
     logprobs = [step.logprob for step in tail if step.logprob is not None]
-    each = [step.token_logprobs for step in tail if step.token_logprobs is not None]
+    token_logprobs = [step.token_logprobs for step in tail if step.token_logprobs is not None]
     last = Step(
         token_ids=tuple(token for step in tail for token in step.token_ids),
         text="".join(step.text for step in tail),
         end=tail[-1].end,
         logprob=sum(logprobs) if len(logprobs) == len(tail) else None,
-        token_logprobs=tuple(chain.from_iterable(each)) if len(each) == len(tail) else None,
+        token_logprobs=tuple(chain.from_iterable(token_logprobs)) if len(token_logprobs) == len(tail) else None,
     )
-    return [*steps[: most - 1], last]
+    return [*steps[: max_steps - 1], last]

@@ -1,8 +1,8 @@
-"""One search: a strategy against the ports, within a budget, inside the caller's own task.
+"""Runs one search: a strategy against the ports, within a budget, inside the caller's own task.
 
-Everything that runs for a search runs in one task group, so cancelling the caller closes every stream and
-leaves nothing behind. The number of calls is the cost: one to the generator for all that the strategy wants
-at a time, one to the scorer for all children that arrived together.
+All tasks of a search run in one task group, so cancelling the caller closes every stream and leaves nothing behind.
+Calls are expensive, so they are batched: one generator call for all expansions of a round, one scorer call for all
+children that arrived together.
 """
 
 import asyncio
@@ -48,9 +48,9 @@ _P = ParamSpec("_P")
 _TEXT = attrgetter("text")
 
 UNLIMITED_S = 86_400.0
-"""The deadline that the ports are told where the search has none, seconds."""
-PATIENCE_S = 0.25
-"""How long steps wait for others, to be scored in one call with them."""
+"""Deadline sent to the ports when the search has no time limit, seconds."""
+SCORE_BATCH_WAIT_S = 0.25
+"""Longest time that a scorer call waits for more steps to join its batch, seconds."""
 
 
 async def run_search(
@@ -69,32 +69,31 @@ async def run_search(
     """Searches for the answer to ``question``.
 
     Args:
-        question: what the scorer is told; the generator sees ``prompt`` alone.
+        question: sent to the scorer; the generator sees only ``prompt``.
         prompt: token ids, the chat template applied.
-        search_id: names the search to the ports; unique among the searches that run.
-        on_event: told of every step; see ``EventSink``.
-        tree: an empty tree to grow, where the caller wants to see it even if the search fails, or where it is to become
-            what another is (`search.snapshot.replay_of`); or one that an earlier search has grown
-            (`search.snapshot.restore_tree`): then it goes on from there, with that search's seed, and as that search
-            would have if the settings are the same. What was under way when it was saved or when that search ended is
-            taken up: steps that were not written are asked for again, those that were not scored are scored, also those
-            whose neutral rewards have decided nothing yet.
-        cache_salt: what the ports remember of this search is of use to searches of the same salt only.
+        search_id: identifies the search in calls to the ports; unique among running searches.
+        on_event: called with every event; see ``EventSink``.
+        tree: the tree to grow; a new one by default. Pass an empty tree to keep access to it if the search fails, or to
+            replay another tree (`search.snapshot.replay_of`). Pass the tree of an earlier search
+            (`search.snapshot.restore_tree`) to resume that search with its seed: with the same settings, it continues
+            as the earlier search would have. Nodes in flight at that time are resumed: unwritten steps are requested
+            again, unscored steps are scored. So are steps with neutral rewards that no decision has used yet.
+        cache_salt: only searches with the same salt may reuse cache entries of this search.
         flex: whether its calls yield to those of other searches; the tree is the same.
-        cost: a new one, in which what it costs is counted as it is spent, where the caller wants to see it meanwhile or
-            even if the search fails.
+        cost: a new object in which the cost is counted as it is spent. Pass one to read it during the search, or if
+            the search fails.
 
     Returns when every stream has ended or was closed.
 
-    The same seed and the same results from the ports give the same tree, whatever the order of arrival, as
-    long as neither the wall clock nor the generator ends the search, and for every strategy that decides
-    only when nothing is in flight; their docstrings say so.
+    The same seed and the same results from the ports give the same tree, whatever the order of arrival. This holds for
+    strategies that decide only when nothing is in flight (their docstrings say so), unless the wall clock or a
+    generator error ends the search.
 
     Raises:
-        PromptTooLong: no room for a single token.
-        LimitReached: a limit was reached before there was anything to answer with.
+        PromptTooLong: the context has no room for a single token after the prompt.
+        LimitReached: a limit was reached before there was a path to answer with.
         GeneratorError: the generator failed and there are no candidates yet.
-        ScorerError: the scorer failed and ``fallback`` is to fail.
+        ScorerError: the scorer failed and the environment's ``fallback`` is ``fail``.
         ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
     """
     context_tokens = environment.context_tokens
@@ -161,14 +160,14 @@ class _Search:
         self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
         self._rounds = 0
         self._arrived: list[Node] = []
-        """Complete since the strategy was last told."""
+        """Nodes that completed since the strategy's last ``observe``."""
         self._unscored: list[Sequence[Node]] = []
-        """What waits for the scorer."""
+        """Queue of steps to score; each chain is the new steps of one path."""
         self._scoring = False
         self._open: list[Batch] = []
-        """Calls to the generator that are under way."""
+        """Batches whose generator call is in flight."""
         self._received = asyncio.Event()
-        """Something came, or will not come any more."""
+        """Set when children arrive and when a generator call ends."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
         self._reason: StopReason | None = None
@@ -190,16 +189,17 @@ class _Search:
         return self._reason or StopReason.FINISHED
 
     def give_up(self) -> None:
-        """Ends every node that is still in flight."""
+        """Marks every node still in flight as failed."""
         for node in self._tree.live:
             self._tree.fail(node)
 
     def forget_errors(self) -> None:
-        """Their tracebacks name the search: a ring that only the garbage collector would break, and a tree in it."""
+        """Drops the stored exceptions. Their tracebacks refer back to this search: a reference cycle that would keep
+        the tree alive until the garbage collector runs."""
         self._failure = self._generator_error = None
 
     async def conclude(self, reason: StopReason) -> SearchOutcome:
-        """The outcome, from the candidates or else from the best path there is."""
+        """The outcome: answered by the candidates, or without any by the best unfinished path."""
         ends = self._strategy.candidates(self._tree)
         if not ends and self._generator_error is not None:
             raise self._generator_error
@@ -232,7 +232,7 @@ class _Search:
             if not self._tree.in_flight:
                 await turns.pass_on()
             if self._generator_error is not None:
-                # What is written already is still scored: it may be the answer.
+                # Written steps are still scored: one of them may be the answer.
                 if not self._tasks:
                     self._reason = StopReason.GENERATOR_ERROR
                     return
@@ -258,7 +258,7 @@ class _Search:
             await self._changed.wait()
 
     async def _observe(self) -> None:
-        """Tells the strategy what has arrived, and solves before what it has to know."""
+        """Solves the strategy's problems, then passes it the nodes that have arrived."""
         turns = Turns()
         while not self._tree.in_flight and (problem := self._strategy.problem(self._tree)) is not None:
             self._tree.found[problem] = await self._solver.solve(problem)
@@ -270,7 +270,7 @@ class _Search:
         self._strategy.observe(self._tree, arrived)
 
     async def _resume(self, group: asyncio.TaskGroup) -> None:
-        """Takes up what was under way when the tree was saved."""
+        """Requests unwritten branches again and scores unscored steps of a tree that was grown before."""
         batches, written = self._planner.resume()
         self._cost.written_steps, self._cost.generated_tokens = written.nodes, written.tokens
         await self._round_begins(batches)
@@ -286,26 +286,26 @@ class _Search:
             self._emit(RoundStarted(self._rounds, sum(len(batch.pending) for batch in batches)))
 
     async def _expand(self, group: asyncio.TaskGroup, batch: Batch, first_steps: bool) -> None:
-        """Has a batch written; its children are scored as they come."""
+        """Has the generator write a batch; its children are scored as they arrive."""
         self._open.append(batch)
         self._cost.expand_calls += 1
         try:
             await self._write(group, batch, first_steps)
         except GeneratorError as error:
             if batch.pending:
-                # Its children stay pending until the search ends, so that no strategy takes a round without them for
-                # a whole one and prunes by it: a search that goes on from here could not undo that.
+                # The missing children stay pending until the search ends. Otherwise a strategy would take the round
+                # for complete and prune by it, which a search that resumes this tree could not undo.
                 self._generator_error = error
         finally:
-            # Children that are missing will not come: what waited for them is scored now.
+            # Missing children will not arrive: a scorer call that waits for them starts now.
             self._open.remove(batch)
             self._received.set()
 
     async def _write(self, group: asyncio.TaskGroup, batch: Batch, first_steps: bool) -> None:
-        """Calls the generator, and again for what has not come where a call is interrupted.
+        """Calls the generator; after an interrupted call, calls it again for the missing branches.
 
         Raises:
-            GeneratorError: some could not be written.
+            GeneratorError: some branches could not be written.
         """
         request = await self._expand_request(batch, first_steps)
         while True:
@@ -317,13 +317,13 @@ class _Search:
             except CallInterrupted as interrupted:
                 if not batch.pending:
                     return
-                again = await self._expand_request(batch, first_steps)
-                request = again._replace(attempt=request.attempt + 1, avoid=interrupted.avoid)
+                missing = await self._expand_request(batch, first_steps)
+                request = missing._replace(attempt=request.attempt + 1, avoid=interrupted.avoid)
         if batch.pending:
             raise GeneratorError(f"the generator ended with {len(batch.pending)} branches unwritten")
 
     async def _take(self, group: asyncio.TaskGroup, batch: Batch, arrived: ChildGroup) -> None:
-        """Enters children into the tree, and has their steps scored."""
+        """Enters arrived children into the tree and queues their steps for scoring."""
         if arrived.headroom is not None:
             self._results.saw(arrived.headroom)
         unscored: list[Sequence[Node]] = []
@@ -333,19 +333,19 @@ class _Search:
                 self._arrive(received.complete)
                 unscored += [received.unscored] if received.unscored else []
             await turns.pass_on()
-        batch.optional.clear()  # what is given back comes first
+        batch.optional.clear()  # Only the first group may give branches back.
         self._score(group, unscored)
         if not batch.pending:
             self._leave_to_end()
 
     @property
     def _awaited(self) -> int:
-        """Branches that are being written."""
+        """The number of branches being written."""
         return sum(len(batch.pending) for batch in self._open)
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
-        """Has steps scored, each chain a path's new steps: one call at a time, so a path's steps are never scored
-        before those above them."""
+        """Queues chains for scoring; each chain is the new steps of one path. Only one scorer call runs at a time, so
+        a step is never scored before the steps above it."""
         self._unscored += chains
         self._received.set()
         if self._unscored and not self._scoring:
@@ -353,10 +353,13 @@ class _Search:
             self._start(group, self._score_unscored)
 
     async def _enough_to_score(self) -> None:
-        """A call has its price whatever is in it, so it waits until half of what can still come has come; not for
-        long, since the scorer would be idle and a deadline find nothing scored."""
+        """Waits until at least as many chains are queued as branches are still being written, at most
+        ``SCORE_BATCH_WAIT_S``.
+
+        Every scorer call has a fixed cost, so batching saves calls. The wait is short because the scorer is idle
+        meanwhile, and a deadline could find no step scored."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(PATIENCE_S):
+            async with asyncio.timeout(SCORE_BATCH_WAIT_S):
                 while len(self._unscored) < self._awaited:
                     self._received.clear()
                     await self._received.wait()
@@ -390,7 +393,7 @@ class _Search:
         self._scoring = False
 
     def _arrive(self, complete: Sequence[Node]) -> None:
-        """Tells of nodes that are complete now; the strategy is told before it decides again."""
+        """Emits an event for each newly complete node and queues the node for the strategy's next ``observe``."""
         self._arrived += complete
         for node in complete:
             self._emit(self._scored(node))
@@ -405,15 +408,15 @@ class _Search:
         task.add_done_callback(self._done)
 
     async def _guarded(self, work: Callable[_P, Awaitable[None]], *args: _P.args, **kwargs: _P.kwargs) -> None:
-        """Keeps the first failure for the caller, who wants the exception itself and not a group of them."""
+        """Keeps the first failure: the caller gets the exception itself, not an exception group."""
         try:
             await work(*args, **kwargs)
         except Exception as error:
             self._failure = self._failure or error
 
     def _leave_to_end(self) -> None:
-        """Counts the current task as done: its stream has given all that the search waits for. Cancelling it
-        now would only make the port abort what has ended."""
+        """Counts the current task as done: every branch of its stream has arrived. Cancelling it now would only make
+        the port abort a finished call."""
         task = asyncio.current_task()
         if task is not None:
             self._done(task)
@@ -452,7 +455,7 @@ class _Search:
     def _exhausted(self, expansions: Sequence[Expansion]) -> StopReason:
         limit = self._meter.exhausted()
         if not expansions or limit is None:
-            raise SearchError(f"{self._strategy.name} is not finished and wants nothing")
+            raise SearchError(f"{self._strategy.name} is not finished and selects no expansions")
         return StopReason(limit.kind.value)
 
     async def _best_open_path(self, reason: StopReason) -> Node:
@@ -465,7 +468,7 @@ class _Search:
         raise limits[LimitKind(reason.value)].reached()
 
     async def _counted(self, selection: AnswerSelection) -> SearchCost:
-        """The cost, with what is known at the end."""
+        """The cost, completed with the figures known only at the end."""
         cost, usage = self._cost, self._kv_usage
         if usage is not None:
             await usage.search_ends()
@@ -486,7 +489,7 @@ class _Search:
 
 
 def unscored_chains(tree: SearchTree) -> list[list[Node]]:
-    """The steps that are written and not scored, in the pieces in which they were written."""
+    """The written, unscored nodes, as chains: the nodes of one path that follow each other directly."""
     chains: list[list[Node]] = []
     ending_in: dict[Node | None, list[Node]] = {}
     for node in sorted(tree.live, key=lambda node: node.serial):
@@ -501,7 +504,7 @@ def unscored_chains(tree: SearchTree) -> list[list[Node]]:
 
 @asynccontextmanager
 async def _closing(stream: AsyncIterator[ChildGroup]) -> AsyncIterator[AsyncIterator[ChildGroup]]:
-    """Closes a stream on leaving: what it still writes is aborted there."""
+    """Closes a stream on exit, which aborts its unfinished branches at the replica."""
     try:
         yield stream
     finally:

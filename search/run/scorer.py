@@ -1,4 +1,4 @@
-"""Rewards for steps: one call for all that arrived together, checked, with a fallback where there are none."""
+"""Calls the scorer, checks its rewards, and falls back to neutral rewards if it fails."""
 
 from typing import NamedTuple
 
@@ -16,11 +16,11 @@ class Rewards(NamedTuple):
 
     rows: list[list[float]]
     neutral: bool
-    """Whether they only stand in for what the scorer did not give."""
+    """Whether they are neutral rewards."""
 
 
 class SearchScorer:
-    """The scorer as one search sees it."""
+    """The scorer of one search, with its fallback and its cost."""
 
     def __init__(self, scorer: StepScorer, fallback: Fallback, cost: SearchCost) -> None:
         self._scorer = scorer
@@ -28,9 +28,10 @@ class SearchScorer:
         self._cost = cost
 
     async def rewards(self, request: ScoreRequest) -> Rewards:
-        """
+        """The rewards of one scorer call, or neutral ones.
+
         Raises:
-            ScorerError: the scorer gave no usable rewards and the fallback is to fail.
+            ScorerError: the scorer gave no usable rewards and the fallback is ``fail``.
         """
         self._cost.prm_calls += 1
         try:
@@ -44,5 +45,5 @@ class SearchScorer:
 
 
 def source_of(scorer: StepScorer) -> str:
-    """What to call a scorer in an error: its ``name``, or else its class."""
+    """The name of a scorer in error messages: its ``name``, or else its class."""
     return str(getattr(scorer, "name", type(scorer).__name__))

@@ -1,4 +1,4 @@
-"""Where the problems of strategies are solved: off the event loop on which all searches of a process run."""
+"""Solvers: they run the problems of strategies off the event loop that all searches of a process share."""
 
 import asyncio
 import json
@@ -14,10 +14,10 @@ from search.tools.worker_process import WorkerLost, WorkerProcess
 
 WORKER_SCRIPT = Path(__file__).with_name("solver_worker.py")
 STARTUP_S = 120.0
-"""Wall clock of a worker's start, in which it also imports the operator's function."""
+"""Timeout of a worker's start, which includes the import of the operator's function."""
 SOLVE_S = 30.0
-"""Wall clock of one problem: for a worker that is stopped or gets no processor, and for an operator's function that is
-slow. What decides in all other cases are limits on a problem's own steps, which are the same on any machine."""
+"""Timeout of one problem, wall clock. It is for a worker that is stopped or gets no CPU, and for an operator's slow
+function. Normally a limit on the problem's own steps applies first, which is the same on any machine."""
 
 logger = logging.getLogger("banyan.solver")
 
@@ -27,26 +27,27 @@ class SolverError(RuntimeError):
 
 
 class Solver:
-    """Solves problems in threads of this process: quick to have, and they still hold its loop for some milliseconds."""
+    """Solves problems in threads of this process. It needs no start, but a problem can still block the event loop for
+    some milliseconds."""
 
     async def solve(self, problem: Problem) -> Any:
-        """What the problem's function makes of its argument."""
+        """The result of the problem's function for its argument."""
         return await asyncio.to_thread(problem.function, problem.argument, None)
 
 
 class ProcessSolver(Solver):
-    """Solves problems in a process of its own, one at a time. One for a whole process, any event loop.
+    """Solves problems in a worker process, one at a time. One instance serves a whole process and any event loop.
 
-    A problem that it cannot solve, or not in time, gets its fallback, and a line in the log.
+    If a problem fails or times out, its fallback is returned and a warning is logged.
     """
 
     def __init__(self, step_clusters: str | None = None) -> None:
         """
         Args:
             step_clusters: import path of the operator's `search.problem.StepClusters`, which the worker calls. None:
-                steps are told apart by their formulas and words.
+                steps are clustered by their formulas and words.
         """
-        # The worker finds modules where this process does, also those that an operator has added to the path.
+        # The worker gets this process's module path, with whatever an operator has added to it.
         greeting = json.dumps({"path": sys.path, "step_clusters": step_clusters})
         self._worker = WorkerProcess("solver", WORKER_SCRIPT, STARTUP_S, greeting.encode() + b"\n")
         # One thread is the queue to the one worker.
@@ -54,10 +55,10 @@ class ProcessSolver(Solver):
         self._closing = False
 
     async def start(self) -> None:
-        """Starts the worker ahead of the first problem, which would wait seconds for it.
+        """Starts the worker now, so that the first problem does not wait seconds for it.
 
         Raises:
-            SolverError: it cannot be started, or cannot import what ``step_clusters`` names.
+            SolverError: the worker cannot be started, or cannot import ``step_clusters``.
         """
         try:
             await asyncio.get_running_loop().run_in_executor(self._thread, self._start)
@@ -65,12 +66,12 @@ class ProcessSolver(Solver):
             raise SolverError(str(error)) from error
 
     async def solve(self, problem: Problem) -> Any:
-        # In the search's own context: a warning there belongs to it.
+        # In the search's own context, so that a logged warning belongs to that search.
         solve = copy_context().run
         return await asyncio.get_running_loop().run_in_executor(self._thread, solve, self._solve, problem)
 
     def close(self) -> None:
-        """Ends the worker, working or not."""
+        """Ends the worker, busy or not."""
         self._closing = True
         self._worker.kill()
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -84,7 +85,7 @@ class ProcessSolver(Solver):
                 raise SolverError(error)
 
     def _solve(self, problem: Problem) -> Any:
-        """Runs in the thread."""
+        """The solution or the fallback. Runs in the thread."""
         if self._closing:
             return problem.fallback
         try:
@@ -93,7 +94,7 @@ class ProcessSolver(Solver):
             reply = json.loads(self._worker.exchange(line, SOLVE_S))
             if reply["error"] is None:
                 return reply["solution"]
-            # The class of what was raised, not its words, which may quote a step.
+            # Only the exception's class: its message may quote a step.
             reason = reply["error"].partition(":")[0]
         except (WorkerLost, SolverError) as error:
             reason = str(error)

@@ -1,7 +1,7 @@
-"""The process in which problems are solved: one a line in, its solution out.
+"""Worker process that solves problems: reads one problem per line, writes one solution per line.
 
-A script, started by ``search.run.solver``, which first says where modules are found and which function of the
-operator's clusters steps, if any. It ends when its stdin closes, so it never outlives the one who started it.
+A script, started by ``search.run.solver``, which first sends the module path and the import path of the operator's step
+clusters, if any. It ends when its stdin closes, so it never outlives its parent.
 """
 
 import json
@@ -15,14 +15,14 @@ from typing import Any
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     replies = os.fdopen(os.dup(1), "w", buffering=1)
-    # Whatever a library prints must not be read as a reply.
+    # Output that a library prints to stdout must not be read as a reply.
     os.dup2(2, 1)
     clusters: Callable[..., Any] | None = None
 
     def load(greeting: dict[str, Any]) -> None:
         nonlocal clusters
         sys.path[:] = greeting["path"]
-        import search.strategies.catalog  # noqa: F401  # what the first problem would wait for
+        import search.strategies.catalog  # noqa: F401  # Imported now, so that the first problem does not wait for it.
 
         if greeting["step_clusters"] is not None:
             clusters = named(greeting["step_clusters"])
@@ -44,7 +44,7 @@ def named(path: str) -> Callable[..., Any]:
 
 
 def reply_of(work: Callable[[Any], Any], line: str) -> str:
-    """A result, or what prevented it: one problem that cannot be solved must not end the others' process."""
+    """The result as JSON, or the error: a failed problem must not end the process."""
     try:
         return json.dumps({"solution": work(json.loads(line)), "error": None})
     except Exception as error:

@@ -1,7 +1,7 @@
 """The contract between a strategy and the runner.
 
-A strategy is frozen settings plus pure decisions over a tree. It holds no state of its own: what it
-decides depends on the tree alone, so a search can be tested without a model, replayed and resumed.
+A strategy is frozen settings plus pure decisions over a tree. It holds no state of its own: its decisions depend on the
+tree alone, so a search can be tested without a model, replayed and resumed.
 """
 
 from abc import ABC, abstractmethod
@@ -20,34 +20,34 @@ from search.tree import Node, SearchTree
 
 
 class Expansion(NamedTuple):
-    """A decision to grow: this many more children below this node."""
+    """A strategy's decision to write ``count`` more children below ``node``."""
 
     node: Node
     count: int  # type: ignore[assignment]  # over tuple.count
     stop_condition: StopCondition | None = None
-    """How far these children are written, where it is not the strategy's usual stop condition."""
+    """Where these children end; None: the strategy's own stop condition."""
     lookahead: bool = False
-    """Whether they are lookaheads: greedy continuations that only tell more about ``node``."""
+    """Whether they are lookaheads: greedy continuations, written only to learn more about ``node``."""
     least: int = 1
-    """So many of them are written in any case. Others a generator that is short of KV memory may give back: then they
-    are in ``Node.given_back``, nothing will come of them, and the search goes on with fewer."""
+    """Number of required children. A generator short of KV memory may give back the others: their indices are then in
+    ``Node.given_back``, they are never written, and the search continues with fewer."""
 
 
 class Strategy(BaseModel, ABC):
     """Settings shared by all strategies, and the decisions each of them makes."""
 
-    # Strict: neither "16" nor true is a number. Enums are lax, because JSON and YAML only have strings.
+    # Strict: "16" and true are refused for numbers. Enum fields are lax, because JSON and YAML have only strings.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, strict=True)
 
     stop_condition: ClassVar[StopCondition] = StopCondition.STEP
-    """Whether the generator writes step by step or whole solutions."""
+    """Whether the generator writes single steps or whole solutions."""
     needs_rewards: ClassVar[bool] = True
-    """Whether steps go to the process reward model at all."""
+    """Whether steps are scored by the process reward model at all."""
     aliases: ClassVar[tuple[str, ...]] = ()
     """Short names in model aliases: ``beam`` for ``beam_search``."""
 
     name: str
-    """A literal of each strategy: what settings call it."""
+    """The strategy's name in settings; each strategy declares it as a ``Literal``."""
 
     temperature: float = Field(0.8, ge=0.0, le=2.0, description="Sampling temperature; 0 is greedy.")
     top_p: float = Field(1.0, gt=0.0, le=1.0, description="Nucleus sampling.")
@@ -69,18 +69,18 @@ class Strategy(BaseModel, ABC):
 
     @classmethod
     def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
-        """A setting that makes a search wider must not escape the caps on width because nobody thought of them."""
+        """Checks that every integer setting of a new strategy has a mark, so that none escapes the caps."""
         super().__pydantic_init_subclass__(**kwargs)
         check_marks(cls)
 
     @property
     def sampling(self) -> Sampling:
-        """How the tokens of all its steps are drawn."""
+        """The sampling parameters of all its steps."""
         return Sampling(self.temperature, self.top_p, self.top_k, self.min_p)
 
     @property
     def branches(self) -> bool:
-        """Whether it may have the same text continued more than once: at temperature 0 these would be copies."""
+        """Whether it may request several continuations of one text. At temperature 0 they would be copies."""
         return any(setting.cap == "n" and setting.value != 1 for setting in capped_settings(self))
 
     @property
@@ -90,31 +90,31 @@ class Strategy(BaseModel, ABC):
 
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
-        """Which nodes need how many more children now. Called after every change of the tree; what
-        is in flight is in the tree already, so asking again for the same children is an error."""
+        """The expansions to request now. Called after every change of the tree. Branches in flight are in the tree
+        already: requesting the same children again is an error."""
 
     def problem(self, tree: SearchTree) -> Problem | None:
-        """What has to be solved before this strategy can decide; None where all is. Only asked when nothing is in
-        flight; the solution is in ``tree.found`` afterwards."""
+        """The next problem to solve before this strategy can decide; None if there is none. Called only when nothing is
+        in flight. The runner puts the solution into ``tree.found``."""
         return None
 
     def prepare(self, tree: SearchTree) -> None:
-        """Works out what takes long of what ``observe`` and ``select`` have to know: others run between. Called before
-        them, when nothing is in flight and every ``problem`` is solved."""
+        """Computes the slow part of ``observe`` and ``select`` ahead of them, so that other tasks can run in between.
+        Called when nothing is in flight and every ``problem`` is solved."""
 
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
-        """``arrived`` are complete since the last time (open, terminal, or repeated). May prune. Called before
-        ``select``."""
+        """Takes note of the nodes that completed since the last call (open, terminal or repeated). It may prune. Called
+        before ``select``."""
 
     def finished(self, tree: SearchTree) -> bool:
-        """Whether the search is over though ``select`` still wants something or something is in flight. It is over
-        in any case when nothing is in flight and ``select`` wants nothing."""
+        """Whether to end the search early, while ``select`` still has expansions or branches are in flight. A search
+        always ends when nothing is in flight and ``select`` returns nothing."""
         return False
 
     def candidates(self, tree: SearchTree) -> list[Node]:
-        """The nodes whose paths may answer, ordered by id."""
+        """The last nodes of the paths that may answer, ordered by id."""
         return list(tree.terminals)
 
     def votes(self, tree: SearchTree, node: Node) -> Fraction:
-        """What the path of a candidate weighs in the vote beside its score: how often it was written."""
+        """The vote weight of a candidate's path, apart from its score: how often the path was written."""
         return tree.multiplicity(node)

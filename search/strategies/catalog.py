@@ -1,4 +1,4 @@
-"""Which strategies there are, by name. One is declared by its module and one line here."""
+"""The catalog of strategies, by name. A built-in strategy is added with its module and one line here."""
 
 from collections.abc import Mapping, Sequence
 from inspect import isabstract
@@ -8,7 +8,7 @@ from search.strategies.base import Strategy
 from search.tools.import_path import imported
 
 Catalog = Mapping[str, type[Strategy]]
-"""Strategies by the name that settings give them."""
+"""Strategies by their name in settings."""
 
 BUILT_IN = (
     "search.strategies.solutions.greedy:Greedy",
@@ -23,14 +23,14 @@ BUILT_IN = (
     "search.strategies.mcts.frontier:Frontier",
     "search.strategies.levels.particle_filter:ParticleFilter",
 )
-"""In the order in which they are listed to people."""
+"""In the order in which they are listed to users."""
 
 
 def catalog_of(paths: Sequence[str]) -> Catalog:
-    """The built-in strategies and those that ``paths`` name (``package.module:Class``).
+    """The built-in strategies, and those at ``paths`` (``package.module:Class``).
 
     Raises:
-        ValueError: a path cannot be imported, is no strategy, or takes a name or an alias that is taken.
+        ValueError: a path cannot be imported, is not a strategy, or has a name or alias that is taken.
     """
     known: dict[str, type[Strategy]] = {}
     taken: dict[str, str] = {}
@@ -55,4 +55,4 @@ def _strategy(path: str) -> type[Strategy]:
 
 
 STRATEGIES = catalog_of(())
-"""The built-in ones."""
+"""The built-in strategies."""

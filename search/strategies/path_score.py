@@ -1,4 +1,4 @@
-"""How the rewards of a path's steps make the path's score."""
+"""Path scores: how the rewards of a path's steps are aggregated."""
 
 import math
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from search.tree import Node
 
 
 class Aggregation(StrEnum):
-    """Which function of the step rewards ranks a path, wherever it is ranked."""
+    """The function of the step rewards that gives a path's score."""
 
     LAST = "last"
     """The reward of the last step."""
@@ -23,8 +23,7 @@ class Aggregation(StrEnum):
 def aggregate(rewards: Sequence[float], how: Aggregation) -> float:
     """The score of a path with these step rewards, first step first.
 
-    Each reward is in [0, 1], and so is the score. A path without rewards scores 0.0: nothing speaks
-    for it yet.
+    Each reward is in [0, 1], and so is the score. A path without rewards scores 0.0.
     """
     if not rewards:
         return 0.0
@@ -40,9 +39,9 @@ def aggregate(rewards: Sequence[float], how: Aggregation) -> float:
 
 
 def path_score(node: Node, how: Aggregation) -> float | None:
-    """The score of the path that ends in ``node``, in [0, 1]; None where none of its steps has a reward.
+    """The score of the path that ends in ``node``, in [0, 1]; None if none of its steps has a reward.
 
-    Of a complete node; then it is looked for once."""
+    The node must be complete, because the score is cached on it."""
     if how is Aggregation.LAST and node.reward is not None:
         return node.reward
     if node.score is None or node.score[0] is not how:
@@ -52,14 +51,13 @@ def path_score(node: Node, how: Aggregation) -> float | None:
 
 
 def rank_score(node: Node, how: Aggregation) -> float:
-    """What ranks a path among others: the score of the longest path that was written from it to look ahead, its
-    own where there is none."""
+    """The score that ranks a path: that of the path to the end of its lookahead, or its own without a lookahead."""
     end = node.lookahead_end
     return (path_score(node, how) if end is node else aggregate(end.rewards, how)) or 0.0
 
 
 def best_first(nodes: Sequence[Node], how: Aggregation) -> list[Node]:
-    """``nodes`` by falling rank; ties by node id, so the order does not depend on arrival."""
+    """``nodes`` by falling `rank_score`; ties by node id, so the order does not depend on arrival."""
     return sorted(nodes, key=lambda node: (-rank_score(node, how), node.id))
 
 
@@ -67,11 +65,11 @@ def mean_logprob(node: Node) -> float:
     """The mean log-probability of a step's tokens (nats); 0 for a step without tokens.
 
     Raises:
-        ValueError: the generator did not say.
+        ValueError: the generator reported no log-probability.
     """
     step = node.step
     if step is None or not step.token_ids:
         return 0.0
     if step.logprob is None:
-        raise ValueError(f"the generator gave no log-probability of node {node.id}")
+        raise ValueError(f"the generator reported no log-probability for node {node.id}")
     return step.logprob / len(step.token_ids)

@@ -1,1 +1,1 @@
-"""What the rest of `search` works with and that knows nothing of searches."""
+"""Helpers for the rest of `search` that are independent of searches."""

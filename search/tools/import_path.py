@@ -1,4 +1,4 @@
-"""Objects named by an import path, ``package.module:attribute``: how a configuration names an operator's own code."""
+"""Imports objects by path, ``package.module:attribute``: a configuration refers to an operator's own code this way."""
 
 import importlib
 import re
@@ -9,10 +9,10 @@ _PATH = re.compile(r"(?P<module>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):(?P<attribute>[
 
 
 def imported(path: str) -> Any:
-    """What ``path`` names. It is imported here and now, so never pass what a request says.
+    """Imports and returns the object at ``path``. Never call it with a path from a request: importing runs code.
 
     Raises:
-        ValueError: it is no import path, or the import fails for whatever reason.
+        ValueError: ``path`` is not an import path, or the import fails for any reason.
     """
     match = _PATH.fullmatch(path)
     if match is None:
@@ -24,10 +24,10 @@ def imported(path: str) -> Any:
 
 
 def imported_function(path: str) -> Callable[..., Any]:
-    """The function that ``path`` names.
+    """Imports and returns the function at ``path``.
 
     Raises:
-        ValueError: as `imported`, or it cannot be called.
+        ValueError: as `imported`, or the object is not callable.
     """
     found = imported(path)
     if not callable(found):

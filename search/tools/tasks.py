@@ -1,12 +1,12 @@
-"""Ending what runs beside."""
+"""Cancellation of asyncio tasks."""
 
 import asyncio
 from typing import Any
 
 
 async def ended(task: asyncio.Task[Any]) -> None:
-    """Cancels a task and waits until it has ended, however it ends. Cancelled meanwhile, it goes on
-    ending by itself."""
+    """Cancels a task and waits until it has ended; its result or exception is ignored. If the caller is cancelled while
+    it waits, the task still ends by itself."""
     task.cancel()
     await asyncio.wait({task})
     if not task.cancelled():

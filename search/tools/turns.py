@@ -1,21 +1,21 @@
-"""Long work on the event loop, cut into turns between which others run."""
+"""Splits long work on the event loop into turns, so that other tasks run in between."""
 
 import asyncio
 import time
 
 TURN_S = 0.001
-"""About how long one turn lasts, seconds."""
+"""Minimum length of a turn, seconds."""
 
 
 class Turns:
-    """Of one task, for one piece of work: ``pass_on`` after each part of it, which itself should take far less than a
-    turn."""
+    """Time slices for one piece of work in one task. Call ``pass_on`` after each part of the work; a part should take
+    far less than a turn."""
 
     def __init__(self) -> None:
         self._began = time.monotonic()
 
     async def pass_on(self) -> None:
-        """Lets others run, if this turn has lasted long enough."""
+        """Yields to other tasks if this turn has lasted ``TURN_S``."""
         if time.monotonic() - self._began >= TURN_S:
             await asyncio.sleep(0)
             self._began = time.monotonic()

@@ -1,4 +1,4 @@
-"""A process beside this one that answers a line with a line, within a deadline."""
+"""A child process that answers one line with one line, within a timeout."""
 
 import os
 import select
@@ -13,18 +13,18 @@ class WorkerLost(RuntimeError):
 
 
 class WorkerProcess:
-    """Runs a script of ours, started at first use and replaced when it hangs or dies.
+    """Runs a worker script, started at first use and replaced when it hangs or dies.
 
-    The script says one line when it is ready, and then one for each line of its stdin, at whose end it ends: so it
-    never outlives the one who started it, however that one ends. Blocking, and for one caller at a time.
+    The script writes one line when it is ready, then one line for each line of its stdin. It ends when its stdin
+    closes, so it never outlives its parent. All methods block; `kill` aside, they are for one thread at a time.
     """
 
     def __init__(self, name: str, script: Path, startup_s: float, greeting: bytes = b"") -> None:
         """
         Args:
-            name: what errors call it.
-            startup_s: how long it may take until it is ready.
-            greeting: a line that it is told first, if it wants one.
+            name: its name in error messages.
+            startup_s: timeout until it is ready.
+            greeting: a first line to send to it, if it expects one.
         """
         self._name = name
         self._script = script
@@ -33,17 +33,17 @@ class WorkerProcess:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> bytes:
-        """Starts the process if there is none, and waits until it is ready.
+        """Starts the process if none is running, and waits until it is ready.
 
-        Returns what it says then; nothing if it was ready before.
+        Returns its first line, or nothing if it was running already.
 
         Raises:
-            WorkerLost: it did not get ready in time.
+            WorkerLost: the process died or was not ready in time.
         """
         if self._process is not None and self._process.poll() is None:
             return b""
         self.close()
-        # -P: the script's own directory, full of short module names, must not be on the import path.
+        # -P keeps the script's own directory off the import path: its short module names would shadow others.
         command = [sys.executable, "-P", str(self._script)]
         self._process = subprocess.Popen(
             command, bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
@@ -51,23 +51,23 @@ class WorkerProcess:
         return self._exchanged(self._greeting, self._startup_s)
 
     def exchange(self, line: bytes, timeout_s: float) -> bytes:
-        """The reply to ``line``, which ends with a newline, as the reply does.
+        """Sends ``line`` and returns the reply; both end with a newline.
 
         Raises:
-            WorkerLost: the process is replaced at the next use.
+            WorkerLost: the process died or gave no reply in time. The next `start` replaces it.
         """
         if self._process is None:
             raise WorkerLost(f"the {self._name} is not started")
         return self._exchanged(line, timeout_s)
 
     def kill(self) -> None:
-        """Ends the process from any thread: who waits for its reply learns that it is lost."""
+        """Kills the process, from any thread. A thread that waits for its reply gets `WorkerLost`."""
         process = self._process
         if process is not None:
             process.kill()
 
     def close(self) -> None:
-        """Ends the process, working or not. The next use starts another."""
+        """Kills the process, busy or not. The next `start` starts another."""
         process, self._process = self._process, None
         if process is not None:
             process.kill()
@@ -85,12 +85,12 @@ class WorkerProcess:
         try:
             self._write(process.stdin.fileno(), line, end)
             return self._read(process.stdout.fileno(), end)
-        except OSError as error:  # what a timeout is, too
+        except OSError as error:  # TimeoutError is an OSError too.
             self.close()
             raise WorkerLost(f"the {self._name} died or gave no reply in {timeout_s:g} s") from error
 
     def _write(self, descriptor: int, line: bytes, end: float) -> None:
-        """Not more at a time than the pipe takes: a process that is stopped reads nothing."""
+        """Writes without blocking: a stopped process does not read, and the pipe fills up."""
         os.set_blocking(descriptor, False)
         left = memoryview(line)
         while left:
@@ -109,7 +109,7 @@ class WorkerProcess:
 
 
 def _wait(descriptor: int, event: int, end: float) -> None:
-    # poll, not select: a server may well have more than 1024 descriptors open.
+    # poll, not select: a server may have more than 1024 descriptors open.
     poller = select.poll()
     poller.register(descriptor, event)
     if not poller.poll(max(0.0, end - time.monotonic()) * 1000):

@@ -1,4 +1,4 @@
-"""The tree that a search grows: its nodes (``nodes``) and the tree itself (``tree``)."""
+"""The search tree: its nodes (``nodes``) and the tree itself (``tree``)."""
 
 from search.tree.nodes import (
     COMPLETE,

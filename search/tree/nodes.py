@@ -1,7 +1,7 @@
-"""Steps and nodes: what a search's tree is made of.
+"""Steps and nodes, the parts of a search tree.
 
-A node is named by its path of child indices from the root, so the same name means the same place in every run of the
-same search.
+A node's id is its path of child indices from the root, so the same id means the same position in every run of the same
+search.
 """
 
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ class StepEnd(StrEnum):
     END_OF_SEQUENCE = "end_of_sequence"
     """The model ended the solution: the path is complete."""
     LENGTH = "length"
-    """The token limit cut the text off."""
+    """The token limit was reached: the text is cut off."""
 
 
 class Step(NamedTuple):
@@ -32,27 +32,27 @@ class Step(NamedTuple):
     text: str
     end: StepEnd
     logprob: float | None = None
-    """Sum of the tokens' log-probabilities (nats), where the generator reports it."""
+    """Sum of the tokens' log-probabilities (nats); None if the generator does not report it."""
     token_logprobs: tuple[float, ...] | None = None
-    """The tokens' own, where the generator reports them."""
+    """Log-probability of each token (nats); None if the generator does not report them."""
 
 
 class ExpansionRequest(NamedTuple):
-    """What was asked of the generator for one branch."""
+    """What the generator was asked to write for one branch."""
 
     whole: bool
-    """Whether it writes to the end of the solution, or one step."""
+    """Whether to write up to the end of the solution; otherwise one step."""
     tokens: int
-    """Most tokens."""
+    """Maximum number of tokens."""
     nodes: int
-    """Most nodes that its steps may become."""
+    """Maximum number of nodes that its steps may become."""
 
 
 class NodeStatus(StrEnum):
-    """Where a node is in its life. It moves down this list only, and ends exactly once."""
+    """State of a node's life cycle. Within one search a node only moves down this list and ends exactly once."""
 
     PENDING = "pending"
-    """Asked of the generator, not written yet."""
+    """Requested from the generator, not written yet."""
     WRITTEN = "written"
     """Its step is written, its reward not known yet."""
     OPEN = "open"
@@ -62,14 +62,14 @@ class NodeStatus(StrEnum):
     PRUNED = "pruned"
     """Given up by the strategy: never grows, never answers."""
     REPEATED = "repeated"
-    """A sibling with the same text stands for it: never scored itself, never grows, never answers."""
+    """A sibling represents its text: never scored itself, never grows, never answers."""
     FAILED = "failed"
-    """Under way when the search ended: never written, or written and never scored. It has its step in the second case.
-    A search that goes on takes it up again."""
+    """In flight when the search ended: never written (it has no step), or written and never scored. A search that
+    resumes the tree puts it back in flight."""
 
 
 class Unread(Enum):
-    """In place of an answer: nobody has looked for one yet."""
+    """Marks a node whose answer has not been extracted yet."""
 
     UNREAD = "unread"
 
@@ -80,7 +80,7 @@ IN_FLIGHT = frozenset({NodeStatus.PENDING, NodeStatus.WRITTEN})
 
 
 class Sameness(NamedTuple):
-    """What makes siblings the same: their text, why it ended, and whether the path goes on."""
+    """Key by which siblings are merged: their text, why it ended, and whether the path ends there."""
 
     text: str
     end: StepEnd
@@ -89,14 +89,14 @@ class Sameness(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Continuations:
-    """What was written below a text, in all of its writings together."""
+    """The steps written below a text, by all nodes that have this text."""
 
     samples: int = 0
-    """How many steps: repeated and pruned ones too."""
+    """Number of steps written, repeated and pruned ones included."""
     by_text: dict[Sameness, "Node"] | None = None
-    """The one that stands for each text; None where siblings are not merged."""
+    """The node that represents each text; None if siblings are not merged."""
     standing: list["Node"] = field(default_factory=list)
-    """The same nodes, by id."""
+    """The nodes of ``by_text``, ordered by id."""
 
 
 @dataclass(eq=False, slots=True)
@@ -106,15 +106,15 @@ class Node:
     id: NodeId
     parent: "Node | None" = field(repr=False)
     serial: int = 0
-    """Its place in the order in which nodes were asked for; the root's is 0."""
+    """Its number in the order of requests; 0 for the root."""
     status: NodeStatus = NodeStatus.PENDING
     step: Step | None = None
     reward: float | None = None
-    """The process reward of this step in [0, 1]; fixed once given; None where nothing scores."""
+    """The process reward of this step in [0, 1], fixed once given; None if unknown or nothing is scored."""
     neutral: bool = False
-    """Whether that reward only stands in for one that the scorer did not give."""
+    """Whether the reward is a neutral one."""
     request: ExpansionRequest | None = None
-    """What was asked for; None for the later steps of a solution that was written in one piece."""
+    """The generator request; None for the later steps of a whole solution."""
     children: dict[int, "Node"] = field(default_factory=dict, repr=False)
     lookaheads: dict[int, "Node"] = field(default_factory=dict, repr=False)
     """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
@@ -123,35 +123,35 @@ class Node:
     count: int = 1
     """How often its text was written among its siblings; 0 for a node that repeats another."""
     repeats: "Node | None" = field(default=None, repr=False)
-    """The node that stands for this one, where it is repeated."""
+    """The sibling that represents this node, if it is repeated."""
     repeated_by: tuple["Node", ...] = field(default=(), repr=False)
-    """The nodes that this one stands for."""
+    """The siblings that repeat this node."""
     continuations: Continuations | None = field(default=None, repr=False)
-    """Shared with all that it stands for; None until something was written below or it was repeated."""
+    """Shared with the siblings that repeat it; None until a step was written below or the node was repeated."""
     ends: bool = False
-    """Whether nothing can be written below it."""
+    """Whether the path ends here, so that nothing can be written below."""
     asked_below: bool = False
-    """Whether anything was asked for below it."""
+    """Whether branches were ever requested below it."""
     given_back: frozenset[int] = frozenset()
-    """Indices of children that were asked for and that the generator gave back: no node is there, and none will be."""
+    """Indices of children that the generator gave back: they have no node and never will."""
     path_tokens: int = 0
     """Tokens written on the path, prompt excluded."""
     score: tuple[Any, float | None] | None = field(default=None, repr=False)
-    """What `search.strategies.path_score.path_score` found, with what it was asked for."""
+    """Cache of `search.strategies.path_score.path_score`: the aggregation, and the score under it."""
     statistics: Any = field(default=None, repr=False)
-    """What a strategy's fold keeps of this node (`SearchTree.fold`)."""
+    """A strategy's statistics of this node, kept by its fold (`SearchTree.fold`)."""
     answer: str | Unread | None = Unread.UNREAD
-    """What `SearchTree.answer_of` has found, once it was asked."""
+    """Cache of `SearchTree.answer_of`."""
 
     @property
     def first(self) -> "Node":
-        """The node that stands for this text: itself, unless it is repeated."""
+        """The node that represents this text: itself, unless it is repeated."""
         return self if self.repeats is None else self.repeats
 
     @property
     def distinct_children(self) -> list["Node"]:
-        """The nodes that stand for what was written below this text, by id. Where siblings are merged, they may hang
-        below another writing of it: a whole solution stays where it was written."""
+        """One node for each distinct text written below this text, ordered by id. Where siblings are merged, their
+        parent may be another node of this text: a whole solution stays where it was written."""
         below = self.continuations
         if below is None or below.by_text is None:
             return list(self.children.values())
@@ -159,11 +159,11 @@ class Node:
 
     @property
     def asked(self) -> int:
-        """How many children were asked for: those that were given back too, lookaheads not."""
+        """The number of children requested, including those given back, without lookaheads."""
         return len(self.children) + len(self.given_back)
 
     def given_back_after(self, index: int) -> int:
-        """How many children in a row, right after that index, were given back."""
+        """The number of consecutive children directly after that index that were given back."""
         after = index + 1
         while after in self.given_back:
             after += 1
@@ -171,7 +171,7 @@ class Node:
 
     @property
     def samples(self) -> int:
-        """How many steps were written below this text: repeated and pruned ones too, lookaheads not."""
+        """The number of steps written below this text, including repeated and pruned ones, without lookaheads."""
         return 0 if self.continuations is None else self.continuations.samples
 
     @property
@@ -191,7 +191,7 @@ class Node:
 
     @property
     def lookahead_end(self) -> "Node":
-        """The end of what was written to look ahead from here; the node itself where nothing was."""
+        """The last node of the lookahead from here; the node itself if there is none."""
         node = self
         while ahead := node.lookaheads or (node.children if node.is_lookahead else {}):
             node = ahead[min(ahead)]
@@ -206,7 +206,7 @@ class Node:
     def steps(self) -> list[Step]:
         steps: list[Step] = []
         node: Node | None = self
-        while node is not None:  # not by way of `path`: this is asked for at every step of long paths
+        while node is not None:  # Faster than by `path`: called at every step of long paths.
             if node.step is not None:
                 steps.append(node.step)
             node = node.parent
@@ -228,4 +228,4 @@ _TOKEN_IDS = attrgetter("token_ids")
 
 
 class TreeError(RuntimeError):
-    """Something was asked of a tree that its invariants forbid: a programming error."""
+    """A call that would break an invariant of the tree: a programming error."""

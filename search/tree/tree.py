@@ -1,12 +1,12 @@
 """The tree that a search grows, and the invariants that hold between its nodes.
 
-Steps are written by a generator and rewarded by a process reward model; the tree only records what happened and refuses
-what cannot happen.
+A generator writes steps and a process reward model scores them; the tree records these results and rejects impossible
+changes.
 
-**Siblings of the same text.** A generator that is sure writes the same step again and again. Each writing stays a
-node, with the id and the seed that it was asked for under; but only the one of the lowest id stands for the text: it
-counts the others (``count``), is scored, grows and answers. The others are ``REPEATED``. So what is decided depends
-on no order of arrival, and a path says how often it was written (``SearchTree.multiplicity``).
+**Siblings of the same text.** A confident generator writes the same step several times. Each copy stays a node, with
+the id and seed of its request. Only the copy with the lowest id represents the text: it counts the copies (``count``),
+is scored, grows and answers. The others are ``REPEATED``. So decisions do not depend on the order of arrival, and a
+path knows how often it was written (``SearchTree.multiplicity``).
 """
 
 from bisect import bisect_left, insort
@@ -36,15 +36,15 @@ _ID = attrgetter("id")
 
 
 class Fold(Protocol):
-    """What a strategy knows of a tree, kept up as the tree grows instead of being found anew. It is made of the tree
-    alone: any number of them, begun at any time, say the same."""
+    """A strategy's statistics of a tree, updated as nodes arrive instead of being computed anew. They depend on the
+    tree alone: two folds of the same tree are equal, whenever they were created."""
 
     @classmethod
     def of(cls, tree: "SearchTree", strategy: Any) -> Self: ...
 
     def take(self, arrived: Sequence[Node]) -> None:
-        """``arrived`` are complete since the last time, repeated and looking ahead ones too, in the order in which
-        they were asked for."""
+        """Adds the nodes that completed since the last call, repeated nodes and lookaheads included, in the order of
+        their requests."""
 
 
 AnyFold = TypeVar("AnyFold", bound=Fold)
@@ -53,8 +53,8 @@ AnyFold = TypeVar("AnyFold", bound=Fold)
 class SearchTree:
     """The nodes of one search, by id.
 
-    ``seed`` is the search's: what a strategy draws at random, it draws from a hash of it. ``extract_answer`` finds
-    the answer in the text of a path, and ``stop`` are the texts before the first of which that text ends.
+    ``seed`` is the search's seed; strategies derive all random draws from a hash of it. ``extract_answer`` finds the
+    answer in the text of a path. ``stop`` are the stop texts: a path's text ends before the first of them.
     """
 
     def __init__(self, seed: int = 0, extract_answer: Callable[[str], str | None] = extract_answer) -> None:
@@ -62,23 +62,22 @@ class SearchTree:
         self.stop: tuple[str, ...] = ()
         self.extract_answer = extract_answer
         self.merges_siblings = False
-        """Whether siblings of the same text are one; to be set before anything is written."""
+        """Whether siblings of the same text are merged; to be set before anything is written."""
         self.settled = 0
-        """How many nodes there were when the search last asked for more. Nothing is decided yet by the rewards of those
-        that came after."""
+        """Number of nodes when the search last requested branches. No decision has used the rewards of later nodes."""
         self.neutral = 0
-        """Nodes whose rewards only stand in for what the scorer did not give."""
+        """Number of nodes with a neutral reward."""
         self.repeated = 0
-        """Nodes that repeat another."""
+        """Number of nodes that repeat another."""
         self.given_back = 0
-        """Children that were asked for and given back: they are no nodes."""
+        """Number of children that were given back. They are not nodes."""
         self.replays: frozenset[NodeId] | None = None
-        """Where this tree is to become what another is: the children that were given back there, and are not asked for
-        here. All others are asked for without being given back."""
+        """In a replay of another tree: the ids of the children that were given back there. They are not requested here;
+        all others are, and are not optional. None if this tree is no replay."""
         self.root = Node((), None, 0, NodeStatus.OPEN)
         self.found: dict[Any, Any] = {}
-        """What a strategy found out and need not find again, by what it is: levels decided, problems solved. It follows
-        from what has arrived, and is forgotten when any of that is taken back."""
+        """Cache of a strategy's results (levels decided, problems solved), by any key. They follow from the nodes that
+        have arrived; the cache is cleared when a reward is taken back."""
         self._nodes: dict[NodeId, Node] = {(): self.root}
         self._last_serial = self._settled_serial = 0
         self._levels: list[list[Node]] = [[self.root]]
@@ -86,10 +85,11 @@ class SearchTree:
         self._ended: list[int] = [0]
         self._live: dict[Node, None] = {}
         self._arrived: list[Node] | None = None
-        """All that is complete, in the order of arrival; None: to be found anew."""
+        """All complete nodes, in the order of arrival; None: to be rebuilt."""
         self._folds: dict[type[Fold], tuple[Fold, int]] = {}
+        """Each fold, and how many of ``_arrived`` it has taken."""
         self._folded_for: Any = None
-        """The strategy whose folds these are: what they keep on the nodes is of no use to another."""
+        """The strategy whose folds these are. Another strategy cannot use the statistics they keep on the nodes."""
 
     def __getitem__(self, node_id: NodeId) -> Node:
         return self._nodes[node_id]
@@ -98,55 +98,55 @@ class SearchTree:
         return node_id in self._nodes
 
     def __len__(self) -> int:
-        """Nodes without the root, lookaheads included."""
+        """The number of nodes, without the root, lookaheads included."""
         return len(self._nodes) - 1
 
     @property
     def nodes(self) -> Iterator[Node]:
-        """Every node but the root, lookaheads included, in the order in which they were asked for."""
+        """Every node but the root, lookaheads included, in the order of their requests."""
         return (node for node in self._nodes.values() if node.parent is not None)
 
     @property
     def in_flight(self) -> int:
-        """Nodes that are neither complete nor given up: pending or written."""
+        """The number of nodes that are pending or written."""
         return len(self._live)
 
     @property
     def live(self) -> list[Node]:
-        """The nodes in flight, in the order in which they were asked for."""
+        """The nodes in flight, in the order of their requests."""
         return list(self._live)
 
     @property
     def terminals(self) -> Sequence[Node]:
-        """The ends of paths that may answer, lookaheads left out, by id."""
+        """The terminal nodes, without lookaheads, ordered by id."""
         return self._terminals
 
     def with_status(self, status: NodeStatus) -> list[Node]:
-        """The nodes of that status that are no lookaheads, ordered by id: an order that does not depend on arrival.
-        Looks at every node: not for decisions."""
+        """The nodes of that status, without lookaheads, ordered by id, so independent of arrival. Visits every node:
+        too slow for decisions."""
         return sorted((n for n in self.nodes if n.status is status and not n.is_lookahead), key=lambda node: node.id)
 
     def level(self, depth: int) -> list[Node]:
-        """The nodes at that depth that are no lookaheads, ordered by id; the root at depth 0."""
+        """The nodes at that depth, without lookaheads, ordered by id; the root at depth 0."""
         return sorted(self._levels[depth], key=lambda node: node.id) if depth < len(self._levels) else []
 
     @property
     def deepest(self) -> int:
-        """The depth of the deepest node that is no lookahead; 0 for the root alone."""
+        """The depth of the deepest node, without lookaheads; 0 for the root alone."""
         return len(self._levels) - 1
 
     def ended(self, depth: int) -> int:
-        """How many paths have ended down to that depth, lookaheads left out: each as often as it was written."""
+        """The number of paths that ended at that depth or above, without lookaheads; repeated paths count each time."""
         return sum(self._ended[: depth + 1])
 
     def multiplicity(self, node: Node) -> Fraction:
-        """How often the path to a node was written, as a share of all that was written beside it: the product over
-        its steps of count / siblings, pruned ones included. An estimate of the chance that the generator writes this
-        path, whatever the search preferred. 1 where siblings are not merged, and of lookaheads."""
+        """An estimate of the probability that the generator writes the path to a node, independent of what the search
+        preferred: the product over its steps of copies / samples at that step, pruned ones included. 1 if siblings are
+        not merged, and for steps of lookaheads."""
         return Fraction(*self.counts_and_samples(node, {}))
 
     def counts_and_samples(self, node: Node, known: Mapping[Node, tuple[int, int]]) -> tuple[int, int]:
-        """The two products whose quotient is the ``multiplicity`` of a node; ``known``: those of nodes above."""
+        """Numerator and denominator of the ``multiplicity`` of a node; ``known`` has those of nodes above it."""
         counts = samples = 1
         step = node if self.merges_siblings else self.root
         while step.parent is not None:
@@ -159,8 +159,8 @@ class SearchTree:
         return counts, samples
 
     def fold(self, kind: type[AnyFold], strategy: Any) -> AnyFold:
-        """What is known of the tree as it is now, in the form of ``kind``. To be asked for when nothing is in flight:
-        then it depends on no order of arrival."""
+        """The fold of type ``kind``, up to date with the tree. Call it only when nothing is in flight: then it does not
+        depend on the order of arrival."""
         if self._arrived is None:
             self._arrived = [node for node in self.nodes if _has_arrived(node.first)]
         if self._folded_for is not strategy:
@@ -169,15 +169,15 @@ class SearchTree:
         fold, taken = self._folds.get(kind) or (kind.of(self, strategy), 0)
         fold.take(sorted(self._arrived[taken:], key=lambda node: node.serial))
         self._folds[kind] = fold, len(self._arrived)
-        return fold  # type: ignore[return-value]  # it was put there under its kind
+        return fold  # type: ignore[return-value]  # stored under its own type
 
     def text_of(self, node: Node) -> str:
-        """What the path that ends in a node says: all that was written on it, up to the first text of ``stop``."""
+        """The text of the path that ends in a node, up to the first stop text."""
         text = node.text
         return text[: min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=len(text))]
 
     def answer_of(self, node: Node) -> str | None:
-        """The answer of the path that ends in a written node; None where it gives none. Looked for once."""
+        """The answer of the path that ends in a written node; None if its text gives none. Cached on the node."""
         if node.answer is Unread.UNREAD:
             node.answer = self.extract_answer(self.text_of(node))
         return node.answer
@@ -194,7 +194,7 @@ class SearchTree:
         return [self._add(parent, index) for index in range(first, first + count)]
 
     def extend(self, parent: Node, step: Step, ends: bool = False) -> Node:
-        """Adds the written continuation of a step that came in one piece with it (whole solutions)."""
+        """Adds the next step of a whole solution below the step before it, already written."""
         if parent.status not in (NodeStatus.OPEN, NodeStatus.WRITTEN, NodeStatus.REPEATED):
             raise TreeError(f"node {parent.id} is {parent.status}: nothing can continue it")
         child = self._add(parent, parent.asked)
@@ -202,12 +202,13 @@ class SearchTree:
         return child
 
     def settle(self) -> None:
-        """More is asked for: all that is there now may have decided what."""
+        """Notes that the search requests more branches: from here on, the rewards of all present nodes count as used
+        by a decision."""
         self.settled, self._settled_serial = len(self), self._last_serial
 
     def give_back(self, nodes: Collection[Node]) -> None:
-        """Takes out pending children that the generator will not write. Their indices are not used again: their seeds
-        are theirs, whatever is granted."""
+        """Removes pending children that the generator gave back. Their indices are not used again, so the seeds of
+        other children do not depend on what was given back."""
         for node in nodes:
             parent = node.parent
             if parent is None or node.status is not NodeStatus.PENDING or node.is_lookahead:
@@ -224,10 +225,10 @@ class SearchTree:
             self._ended.pop()
 
     def write(self, node: Node, step: Step, ends: bool = False) -> bool:
-        """Records the step of a pending node, and whether the path ends there. False, and nothing changes, when the
-        node already has its step or has ended: a late or repeated result.
+        """Records the step of a pending node, and whether the path ends there. Returns False and changes nothing for a
+        late or repeated result: the node has its step already, or was pruned or failed.
 
-        Afterwards the node is written, or repeated, or stands for a sibling that came before it."""
+        Afterwards the node is written, or repeats a sibling, or represents a sibling that arrived before it."""
         if node.status is not NodeStatus.PENDING:
             return False
         node.status = NodeStatus.WRITTEN
@@ -237,9 +238,9 @@ class SearchTree:
         return True
 
     def complete(self, node: Node, reward: float | None, neutral: bool = False) -> Sequence[Node]:
-        """Records the reward of a written node, or of the one that stands for it since, and whether it only stands in
-        for one. Gives the nodes that are complete by this: with it those that repeat it. None of them, and nothing
-        changes, when its reward was already known or it has ended.
+        """Records the reward of a written node, or of the node that represents its text; ``neutral``: whether it is a
+        neutral reward. Returns the nodes that are complete by this: the node and its repeated siblings. Returns none
+        and changes nothing if the reward was known already, or the node was pruned or failed.
 
         Raises:
             ValueError: the reward is not in [0, 1] (NaN included).
@@ -259,26 +260,26 @@ class SearchTree:
         return arrived
 
     def prune(self, node: Node) -> None:
-        """Gives up a node and all below it, in flight or not. Ended nodes stay as they ended."""
+        """Prunes a node and all nodes below it, in flight or not. Ended nodes keep their status."""
         for member in self._subtree(node):
             if member.status not in ENDED:
                 self._turn(member, NodeStatus.PRUNED)
 
     def fail(self, node: Node) -> None:
-        """Marks a node in flight as never to arrive; a node that has arrived stays as it is."""
+        """Marks a node in flight as failed; any other node stays as it is."""
         if node.status in IN_FLIGHT:
             self._turn(node, NodeStatus.FAILED)
 
     def take_up(self, node: Node) -> None:
-        """Puts a failed node back to where it was when it failed: pending, or written where it has its step."""
+        """Puts a failed node back in flight: written if it has its step, pending otherwise."""
         if node.status is not NodeStatus.FAILED:
             raise TreeError(f"node {node.id} is {node.status}: there is nothing to take up")
         self._turn(node, NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN)
-        # It will come after others that were asked for later: what was made of these would hang on that.
+        # The node will arrive after nodes that were requested later, but a fold takes nodes in the order of requests.
         self._folds.clear()
 
     def score_again(self, node: Node) -> None:
-        """Takes back a neutral reward: the node is written and waits for its own."""
+        """Takes back a neutral reward: the node is written again and waits to be scored."""
         if not node.neutral or node.status not in COMPLETE:
             raise TreeError(f"node {node.id} is {node.status}: its reward cannot be taken back")
         self.neutral -= 1
@@ -293,7 +294,7 @@ class SearchTree:
         self.found.clear()
 
     def reopen(self, node: Node) -> None:
-        """Takes back that a complete node was given up."""
+        """Opens a pruned node that has a reward."""
         if node.status is not NodeStatus.PRUNED or node.reward is None:
             raise TreeError(f"node {node.id} is {node.status}: it cannot be opened again")
         self._turn(node, NodeStatus.OPEN)
@@ -308,12 +309,14 @@ class SearchTree:
         neutral: bool = False,
         ends: bool = False,
     ) -> None:
-        """Adds a node as it was in another tree. Parents come before children, siblings in their order, and before
-        them ``restore_given_back`` of the parent; when all are there, ``restore_repeats`` follows.
+        """Adds a node with the state that it had in another tree.
+
+        Call order: parents before children, siblings by index, ``restore_given_back`` of a node before its children,
+        ``restore_repeats`` after all nodes.
 
         Raises:
-            KeyError: its parent is not there.
-            ValueError: it is there already, or a sibling before it is not.
+            KeyError: the parent is missing.
+            ValueError: the node is there already, or a sibling before it is missing.
         """
         parent, index = self._nodes[node_id[:-1]], node_id[-1]
         if index >= 0:
@@ -331,19 +334,19 @@ class SearchTree:
         self._turn(node, status)
 
     def restore_given_back(self, node_id: NodeId, indices: Collection[int]) -> None:
-        """Says which children of a node were given back in another tree."""
+        """Records which children of a node were given back in another tree."""
         self._nodes[node_id].given_back = frozenset(indices)
         self._nodes[node_id].asked_below |= bool(indices)
         self.given_back += len(indices)
 
     def restore_repeats(self) -> None:
-        """Finds again which node stands for which, once all nodes of another tree are there.
+        """Links repeated nodes to the siblings that represent them, after all nodes were restored.
 
         Raises:
-            ValueError: a repeated node has none that it repeats.
+            ValueError: a repeated node has no sibling of the same text.
         """
         written = [node for node in self.nodes if node.step and not node.is_lookahead]
-        # Level by level, because what is below a repeated node is shared; and first those that stand for a text.
+        # Level by level, because copies share their continuations; within a level, representing nodes first.
         for node in sorted(written, key=lambda node: (node.depth, node.status is NodeStatus.REPEATED)):
             first = self._counted(node)
             if node.status is NodeStatus.REPEATED:
@@ -352,7 +355,7 @@ class SearchTree:
                 self._join(node, first)
 
     def check_integrity(self) -> list[str]:
-        """Every invariant that does not hold, in words; empty when all is well."""
+        """A description of every broken invariant; empty if all hold."""
         problems: list[str] = []
         for node in self.nodes:
             parent = node.parent
@@ -376,7 +379,7 @@ class SearchTree:
         for node in (self.root, *self.nodes):
             below = node.continuations
             if below is not None and below.standing != sorted((below.by_text or {}).values(), key=_ID):
-                problems.append(f"what stands below {node.id} is not in order")
+                problems.append(f"the distinct children of {node.id} are not in order")
             if node.given_back and {*node.children} | node.given_back != {*range(node.asked)}:
                 problems.append(f"{node.id} has children {sorted(node.children)}, given back {sorted(node.given_back)}")
         live = sum(node.status in IN_FLIGHT for node in self.nodes)
@@ -403,7 +406,8 @@ class SearchTree:
         node.path_tokens = node.parent.path_tokens + len(step.token_ids)
 
     def _counted(self, node: Node) -> Node:
-        """Counts what is written among its siblings. Gives the one that stands for its text: itself, if it is new."""
+        """Counts a written node among its siblings. Returns the node that represents its text: itself for a new
+        text."""
         parent, step = node.parent, node.step
         assert parent is not None
         assert step is not None
@@ -418,7 +422,7 @@ class SearchTree:
         return first
 
     def _meet(self, node: Node) -> None:
-        """Counts what was just written, with the sibling of the same text where there is one."""
+        """Counts a node that was just written and merges it with the sibling of the same text, if any."""
         first = self._counted(node)
         if first is node:
             return
@@ -440,7 +444,7 @@ class SearchTree:
             self._arrived.append(node)
 
     def _join(self, node: Node, first: Node) -> None:
-        """``node`` repeats ``first``."""
+        """Makes ``node`` a repetition of ``first``."""
         node.continuations = first.continuations = first.continuations or Continuations(by_text={})
         node.repeats, node.count = first, 0
         first.repeated_by += (node,)
@@ -450,7 +454,7 @@ class SearchTree:
             self._ended[first.depth] += 1
 
     def _stand_for(self, node: Node, first: Node) -> None:
-        """``node`` takes the place of ``first``, which came before it and has a later id."""
+        """Makes ``node`` represent the text in place of ``first``, which arrived before it but has a later id."""
         status, members = first.status, (first, *first.repeated_by)
         self._turn(first, NodeStatus.REPEATED)
         first.repeated_by = ()
@@ -469,7 +473,7 @@ class SearchTree:
             self._join(member, node)
 
     def _turn(self, node: Node, status: NodeStatus) -> None:
-        """The one place where a status changes, and with it all that is counted by it."""
+        """Changes a status, and updates every count and list that depends on it. The only method that does."""
         if node.status is NodeStatus.TERMINAL and not node.is_lookahead:
             self._terminals.remove(node)
             self._ended[node.depth] -= node.count
@@ -492,7 +496,7 @@ class SearchTree:
 
 
 def _has_arrived(node: Node) -> bool:
-    """Whether a node that stands for a text is complete, or was before it was given up."""
+    """Whether a node that represents a text is complete, or was complete before it was pruned."""
     return node.status in (NodeStatus.OPEN, NodeStatus.TERMINAL) or (
         node.status is NodeStatus.PRUNED and node.reward is not None
     )

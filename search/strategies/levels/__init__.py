@@ -1,1 +1,1 @@
-"""Searches that decide level by level, and what they share."""
+"""Strategies that decide level by level, and their common base."""

@@ -14,20 +14,20 @@ from search.tree import Node, SearchTree
 
 
 class BeamSearch(LevelSearch):
-    """The best steps of each level go on, ``m`` ways each.
+    """Keeps the best steps of each level and continues each of them ``m`` times.
 
     ``n`` beams of width ``m``, as in search-and-learn (Beeching et al. 2024, "Scaling test-time compute").
-    Each iteration writes ``n`` steps below the beams kept, scores them, moves terminal ones to the pool and
-    keeps the best ``n // m`` of the rest; the next ``n`` are dealt over those. It ends when ``n`` beams are in
-    the pool, no beam is left or ``max_depth`` iterations are done.
+    Each iteration writes ``n`` steps below the kept beams, scores them, moves terminal ones to the pool and keeps the
+    best ``n // m`` of the rest; the next ``n`` are allocated to those. The search ends when ``n`` beams are in the
+    pool, no beam is left or ``max_depth`` iterations are done.
 
-    Where siblings of the same text are one, the beams kept differ, and the next ``n`` are dealt over them in proportion
-    to what they would weigh in the vote: dealt evenly, most would go to steps that were hardly ever written. Otherwise
-    they are dealt in turn, the best first, as in search-and-learn.
+    If siblings of the same text are merged, the kept beams all differ, and the next ``n`` are allocated in proportion
+    to their weights in the vote. An even allocation would give most of them to steps that were hardly ever written.
+    Without merging they are allocated round-robin, the best beam first, as in search-and-learn.
 
-    Where search-and-learn goes on after ``n`` beams have completed, returns more than ``n``, or writes the
-    last step without a limit, this does not. An iteration is decided when all its steps are in, so one seed
-    gives one tree whatever the order of arrival.
+    Unlike search-and-learn, it does not continue after ``n`` beams have completed, return more than ``n``, or write the
+    last step without a limit. An iteration is decided when all its steps are scored, so one seed gives one tree
+    whatever the order of arrival.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ("beam",)
@@ -51,7 +51,7 @@ class BeamSearch(LevelSearch):
         return allocation
 
     def _shares(self, tree: SearchTree, kept: Sequence[Node], depth: int) -> list[int]:
-        above = tree.found.get((BeamSearch, depth - 1), {})  # nothing is written there any more
+        above = tree.found.get((BeamSearch, depth - 1), {})  # That level is complete, so its counts are final.
         known = {node: tree.counts_and_samples(node, above) for node in kept}
         tree.found[BeamSearch, depth] = known
         weights = [rank_score(node, self.aggregation) * (counts / samples) for node, (counts, samples) in known.items()]
@@ -63,8 +63,8 @@ class BeamSearch(LevelSearch):
         return StopCondition.SOLUTION if self.finish_to_eos and depth == self.max_depth - 1 else None
 
     def candidates(self, tree: SearchTree) -> list[Node]:
-        """The pool: the ``n`` terminal paths that ended in the earliest iterations, of the last of these
-        the ones with the highest score; ordered by id. A path counts as often as it was written."""
+        """The pool, ordered by id: the ``n`` paths that ended in the earliest iterations. In the last of these
+        iterations, the highest scores go first. A path counts as often as it was written."""
         pool = sorted(best_first(tree.terminals, self.aggregation), key=lambda node: node.depth)
         before = accumulate((node.count for node in pool), initial=0)
         return sorted((node for node, ended in zip(pool, before, strict=False) if ended < self.n), key=lambda n: n.id)

@@ -1,4 +1,4 @@
-"""Diverse verifier tree search: independent subtrees, the best step of each kept."""
+"""Diverse verifier tree search: independent subtrees, each keeping its best step."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -13,14 +13,14 @@ from search.tree import COMPLETE, Node, NodeStatus, SearchTree
 
 
 class DVTS(LevelSearch):
-    """Independent subtrees, the best step of each kept.
+    """Grows independent subtrees and keeps the best step of each.
 
     ``n // m`` subtrees of width ``m``, as in search-and-learn (Beeching et al. 2024).
-    Each step writes ``m`` continuations in every subtree and keeps the best one; a subtree ends when that one is
-    terminal. The last ``m`` of each subtree are the answers, ``n`` in all.
+    Each iteration writes ``m`` continuations in every subtree and keeps the best one; a subtree ends when its best one
+    is terminal. The last ``m`` continuations of each subtree are the answers, ``n`` in all.
 
-    Where siblings of the same text are one, subtrees that chose the same steps are at the same node, and each still
-    writes ``m`` continuations of its own there. Where the generator gives some back, each has one at least.
+    If siblings of the same text are merged, subtrees that chose the same steps are at the same node, and each still
+    writes ``m`` continuations of its own there. If the generator gives some back, each subtree still gets one.
     """
 
     name: Literal["dvts"] = "dvts"
@@ -32,7 +32,7 @@ class DVTS(LevelSearch):
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         if not depth:
             return {tree.root: self.n}
-        self._ended(tree, depth - 1)  # now, while it is one level
+        self._ended(tree, depth - 1)  # Cached level by level, so that no later call has to recurse.
         written = self._steps(tree, depth)
         best = self._best_of(written)
         shares: Counter[Node] = Counter()
@@ -49,7 +49,7 @@ class DVTS(LevelSearch):
         return share // self.m
 
     def candidates(self, tree: SearchTree) -> list[Node]:
-        """The last steps of every subtree, finished or not; ordered by id."""
+        """The last steps of every subtree, ended or not; ordered by id."""
         last = {subtree: _alive(steps) for subtree, steps in self._ended(tree, tree.deepest - 1).items()}
         for depth in range(tree.deepest, 0, -1):
             if len(last) == self.n // self.m:
@@ -60,7 +60,7 @@ class DVTS(LevelSearch):
         return sorted({node for nodes in last.values() for node in nodes}, key=lambda node: node.id)
 
     def _ended(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
-        """The last steps of the subtrees that ended down to that depth, of levels to which no more will come."""
+        """The last steps of the subtrees that ended at that depth or above. These levels must be complete."""
         if depth < 1:
             return {}
         if (DVTS._ended, depth) not in tree.found:
@@ -71,14 +71,14 @@ class DVTS(LevelSearch):
         return tree.found[DVTS._ended, depth]  # type: ignore[no-any-return]
 
     def _best(self, tree: SearchTree, depth: int) -> Mapping[int, Node]:
-        """Where each subtree is after that many steps: the best that was written for it. Those that had ended before,
-        or for which nothing came, are left out."""
+        """The best node of each subtree at that depth. Subtrees that ended above it, or have no step there, are left
+        out."""
         if not depth:
             return dict.fromkeys(range(self.n // self.m), tree.root)
         if (DVTS, depth) in tree.found:
             return tree.found[DVTS, depth]  # type: ignore[no-any-return]
         best = self._best_of(self._steps(tree, depth))
-        if depth < tree.deepest:  # no more will come
+        if depth < tree.deepest:  # The level is complete.
             tree.found[DVTS, depth] = best
         return best
 
@@ -86,8 +86,8 @@ class DVTS(LevelSearch):
         return {subtree: best_first(steps, self.aggregation)[0] for subtree, steps in written.items()}
 
     def _steps(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
-        """What was written for each subtree at that depth, the same text once: ``m`` samples each. Subtrees that are at
-        the same node share its children, in turn; where some were given back, as evenly as may be."""
+        """The distinct steps written for each subtree at that depth, from ``m`` samples each. Subtrees at the same node
+        split its children in order, as evenly as possible if some were given back."""
         if (DVTS._steps, depth) in tree.found:
             return tree.found[DVTS._steps, depth]  # type: ignore[no-any-return]
         written: dict[int, list[Node]] = {}
@@ -101,7 +101,7 @@ class DVTS(LevelSearch):
             samples = [node.children[index].first for index in granted[begin:end] if index in node.children]
             if steps := [sample for sample in dict.fromkeys(samples) if sample.status in COMPLETE]:
                 written[subtree] = steps
-        if depth < tree.deepest:  # no more will come
+        if depth < tree.deepest:  # The level is complete.
             tree.found[DVTS._steps, depth] = written
         return written
 

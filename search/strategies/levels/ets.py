@@ -1,4 +1,4 @@
-"""ETS: REBASE over the leaves that are worth the KV memory that their paths hold."""
+"""ETS: REBASE over a subset of leaves, chosen by reward, diversity and the KV memory of their paths."""
 
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -17,8 +17,8 @@ class ETS(Balanced):
 
     Source: Hooper et al. 2025, "ETS: efficient tree search" (arXiv 2502.13575).
 
-    Of each level's leaves it keeps the set that gives the most REBASE weight for the least KV held by paths, and
-    the most different steps; the width is then dealt over these as REBASE does.
+    At each level it keeps the set of leaves with the best trade-off between REBASE weight, KV held by their paths, and
+    diversity of their steps. The width is then allocated to these leaves as in REBASE.
     """
 
     name: Literal["ets"] = "ets"
@@ -40,7 +40,7 @@ class ETS(Balanced):
         return dict.fromkeys(leaves, 0) | self.allocated(kept, width)
 
     def problem(self, tree: SearchTree) -> Problem | None:
-        """Which leaves of the deepest level to keep, once all of it is there."""
+        """The problem which leaves of the deepest level to keep; None until that level is complete."""
         depth = tree.deepest
         if not depth or self._missing(tree, depth - 1) or self._ahead(tree, depth):
             return None
@@ -51,14 +51,14 @@ class ETS(Balanced):
         return None if problem in tree.found else problem
 
     def _which_to_keep(self, leaves: Sequence[Node], width: int) -> Problem:
-        # Without a solution all are kept, as by REBASE.
+        # Without a solution all leaves are kept, as in REBASE.
         return Problem(kept_leaves, self._retention(leaves, width), fallback=tuple(range(len(leaves))))
 
     def _retention(self, leaves: Sequence[Node], width: int) -> Retention:
         counts = self.allocated(leaves, width)
         nodes = list(leaves)
-        index = {leaf: place for place, leaf in enumerate(leaves)}
-        for node in nodes:  # grows to all nodes above
+        index = {leaf: number for number, leaf in enumerate(leaves)}
+        for node in nodes:  # The list grows by all nodes above the leaves.
             if node.parent is not None and node.parent not in index:
                 index[node.parent] = len(nodes)
                 nodes.append(node.parent)
@@ -74,11 +74,11 @@ class ETS(Balanced):
     def _cost(self, node: Node) -> int:
         if self.node_cost == "nodes":
             return 1
-        return len(node.step.token_ids) if node.step else 0  # the prompt is held in any case
+        return len(node.step.token_ids) if node.step else 0  # The root is free: the prompt's KV is held in any case.
 
     @property
     def _diversity(self) -> float:
-        """The paper's values for widths of 16, 64 and 256."""
+        """The diversity weight: the setting, or the paper's values for widths of 16, 64 and 256."""
         if self.diversity_weight is not None:
             return self.diversity_weight
         return 1.5 if self.n <= 32 else 1.4 if self.n <= 128 else 1.45

@@ -1,7 +1,6 @@
-"""Searches that grow a tree level by level: what they have in common.
+"""Base of the strategies that grow a tree level by level.
 
-A level is decided when all of it has been written and scored, so one seed gives one tree whatever the order
-of arrival.
+A level is decided when all of it has been written and scored, so one seed gives one tree whatever the order of arrival.
 """
 
 import math
@@ -19,7 +18,7 @@ from search.tree import Node, NodeStatus, SearchTree
 
 MAX_LOOKAHEAD = 16
 ROUNDING = 1e-9
-"""What a share may exceed a whole number by and still be that number."""
+"""Tolerance for floating-point error when a share is rounded up."""
 
 
 class LevelSearch(Strategy):
@@ -31,24 +30,25 @@ class LevelSearch(Strategy):
 
     @abstractmethod
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
-        """How many children the open paths of a level get: 0 gives one up, a path that is not named stays.
+        """The number of children for each open path of a level. 0 prunes a path; a path without an entry stays as it
+        is.
 
-        It depends on what was written and scored down to that level, and on nothing below it.
+        It depends only on nodes at that level and above.
         """
 
     def stop_condition_below(self, depth: int) -> StopCondition | None:
-        """How far the children of a level are written, where it is not the usual stop condition."""
+        """The stop condition of the children of a level; None: the strategy's own."""
         return None
 
     def least(self, share: int) -> int:
-        """How many of the children of a path that gets so many are needed, where not all can be had."""
+        """The number of required children of a path with ``share`` children. The generator may give back the rest."""
         return 1
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []
         depth = tree.deepest
-        # A tight budget granted less than a whole level: go on with the same one while it can.
+        # If a tight budget granted only part of a level, continue that level while the budget lasts.
         missing = self._missing(tree, depth - 1) if depth else []
         return missing or self._ahead(tree, depth) or self._missing(tree, depth)
 
@@ -64,11 +64,11 @@ class LevelSearch(Strategy):
                 tree.prune(node)
 
     def _is_complete(self, tree: SearchTree, depth: int) -> bool:
-        """Whether all of a level and ahead of it is there."""
+        """Whether a level has all its nodes and their lookaheads."""
         return not ((depth and self._missing(tree, depth - 1)) or self._ahead(tree, depth))
 
     def _decided(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
-        """The allocation of a level that is complete."""
+        """The allocation of a complete level, cached in the tree."""
         if (LevelSearch, depth) not in tree.found:
             tree.found[LevelSearch, depth] = self.allocation(tree, depth)
         return tree.found[LevelSearch, depth]  # type: ignore[no-any-return]
@@ -86,7 +86,7 @@ class LevelSearch(Strategy):
         ]
 
     def _ahead(self, tree: SearchTree, depth: int) -> list[Expansion]:
-        """The next greedy steps of every lookahead that is not long enough yet."""
+        """The next greedy step of every lookahead that is shorter than ``lookahead`` steps."""
         if not self.lookahead or not depth:
             return []
         return [
@@ -97,7 +97,7 @@ class LevelSearch(Strategy):
 
 
 def scored(tree: SearchTree, depth: int) -> list[Node]:
-    """The paths of a level that could go on, those given up since included; ordered by id."""
+    """The nodes of a level that were open when it was complete, also those pruned since; ordered by id."""
     return [
         node
         for node in tree.level(depth)
@@ -106,11 +106,11 @@ def scored(tree: SearchTree, depth: int) -> list[Node]:
 
 
 def dealt(width: int, weights: Sequence[float]) -> list[int]:
-    """``width`` children dealt in proportion to these weights (none negative), in their order; the sum is ``width``
-    exactly.
+    """Allocates ``width`` children in proportion to non-negative weights. Returns counts in the order of the weights;
+    their sum is exactly ``width``.
 
-    The heaviest first, each gets its share of what is left, rounded up, so that the heaviest are served and the
-    lightest go without; of equal ones the first.
+    From the heaviest weight to the lightest, each gets its share of the remaining width, rounded up, so that only the
+    lightest may get none. On a tie the first goes first.
     """
     order = sorted(range(len(weights)), key=lambda index: -weights[index])
     # Sums from the lightest up: subtracting would lose digits.
@@ -125,7 +125,7 @@ def dealt(width: int, weights: Sequence[float]) -> list[int]:
 
 
 def divides_n(m: int, info: ValidationInfo) -> int:
-    """For strategies whose ``n`` must be a multiple of their ``m``."""
+    """Validator for strategies whose ``n`` must be a multiple of their ``m``."""
     n = info.data.get("n")
     if n is not None and n % m:
         raise PydanticCustomError("multiple_of", "n = {n} is not a multiple of m = {m}", {"n": n, "m": m})

@@ -14,17 +14,18 @@ from search.strategies.path_score import Aggregation, rank_score
 from search.tree import Node, NodeStatus, SearchTree
 
 MIN_ODDS = 1e-6
-"""Rewards nearer to 0 or 1 than this count as being this near."""
+"""Rewards are clipped to this distance from 0 and 1, so that log-odds stay finite."""
 
 
 class ParticleFilter(LevelSearch):
-    """Solutions as particles, drawn anew by their rewards.
+    """Treats solutions as particles and resamples them by their rewards.
 
     Source: Puri et al. 2025, "A probabilistic inference approach to inference-time scaling" (arXiv 2502.01618).
 
-    ``n`` particles each write a step at a time. A particle's log-weight is the log-odds of its newest reward. When
-    few of them carry most of the weight, all are drawn anew, in proportion to it. Ended particles stay among them.
-    Where the generator gave some back, as many as there were are drawn from the others, which weigh for those too.
+    ``n`` particles each write one step at a time. A particle's log-weight is the log-odds of its newest reward. When a
+    few particles carry most of the weight, all are resampled in proportion to their weights, ended particles included.
+    If the generator gave some back, the full number is resampled from the others, which also carry the weight of the
+    missing ones.
     """
 
     name: Literal["particle_filter"] = "particle_filter"
@@ -42,8 +43,8 @@ class ParticleFilter(LevelSearch):
         return allocation | {node: count for node, count in particles.items() if node in allocation}
 
     def candidates(self, tree: SearchTree) -> list[Node]:
-        """Every ended particle, as often as it was drawn; ordered by id. Where none was drawn, because a limit ended
-        the search, those that were there."""
+        """Every ended particle, as often as it was drawn; ordered by id. If none was drawn because a limit ended the
+        search, the ended particles from before the resampling."""
         for particles in (self._resampled(tree, tree.deepest), self._arrived(tree, tree.deepest)):
             ended = {node: count for node, count in particles.items() if node.status is NodeStatus.TERMINAL}
             if ended:
@@ -51,11 +52,11 @@ class ParticleFilter(LevelSearch):
         return [node for node in sorted(ended, key=lambda node: node.id) for _ in range(ended[node])]
 
     def votes(self, tree: SearchTree, node: Node) -> Fraction:
-        """One for each particle: they are as many as they were written and drawn."""
+        """One per particle: a path that was written or drawn several times is that many particles."""
         return Fraction(1)
 
     def _arrived(self, tree: SearchTree, depth: int) -> dict[Node, int]:
-        """The particles of a level and how often each is there, before they are resampled."""
+        """The particles of a level with their counts, before resampling."""
         if not depth:
             return {tree.root: self.n}
         above = self._resampled(tree, depth - 1)
@@ -64,10 +65,10 @@ class ParticleFilter(LevelSearch):
         return stayed | new
 
     def _resampled(self, tree: SearchTree, depth: int) -> dict[Node, int]:
-        """The particles that go on from a level, and those that have ended, with how many they are."""
+        """The particles of a level with their counts, after resampling, ended ones included."""
         if (ParticleFilter, depth) not in tree.found:
             particles = self._drawn(tree, depth)
-            if depth >= tree.deepest:  # more may come
+            if depth >= tree.deepest:  # The level may still grow, so it is not cached.
                 return particles
             tree.found[ParticleFilter, depth] = particles
         return tree.found[ParticleFilter, depth]  # type: ignore[no-any-return]
@@ -81,7 +82,7 @@ class ParticleFilter(LevelSearch):
         weights = softmax([odds[node] for node in each], self.weight_temperature)
         given_back = sum(len(node.given_back) for node in self._resampled(tree, depth - 1))
         if given_back:
-            # What was written stands for what was not, beside the same step.
+            # Written children also carry the weight of the siblings that were given back.
             weights = shares([weight * _stands_for(node, depth) for weight, node in zip(weights, each, strict=True)])
         elif effective_sample_size(weights) >= self.resample_below * len(each):
             return particles
@@ -98,25 +99,28 @@ def softmax(logs: Sequence[float], temperature: float) -> list[float]:
 
 
 def shares(weights: Sequence[float]) -> list[float]:
-    """Of their sum."""
+    """Weights normalized to a sum of 1."""
     whole = math.fsum(weights)
     return [weight / whole for weight in weights]
 
 
 def effective_sample_size(weights: Sequence[float]) -> float:
-    """Of weights that sum to 1: their number where all are equal, 1 where one has all."""
+    """Effective sample size of weights that sum to 1: their number if all are equal, 1 if one has all the weight."""
     return 1.0 / math.fsum(weight * weight for weight in weights)
 
 
 def systematic(weights: Sequence[float], start: float, count: int | None = None) -> list[int]:
-    """``count`` places, as many as there are weights if not given, evenly spaced over these (which sum to 1) from
-    ``start`` in [0, 1): each is drawn its expected number of times, rounded up or down."""
+    """Systematic resampling: draws ``count`` indices from ``weights``, which sum to 1. Without ``count``, as many as
+    there are weights.
+
+    The sampling points are evenly spaced, shifted by ``start`` in [0, 1), so each index is drawn its expected number of
+    times, rounded up or down."""
     count = len(weights) if count is None else count
     drawn: list[int] = []
     index, passed = 0, weights[0]
-    for tooth in range(count):
-        at = (tooth + start) / count
-        while at >= passed and index < len(weights) - 1:
+    for number in range(count):
+        point = (number + start) / count
+        while point >= passed and index < len(weights) - 1:
             index += 1
             passed += weights[index]
         drawn.append(index)
@@ -124,7 +128,7 @@ def systematic(weights: Sequence[float], start: float, count: int | None = None)
 
 
 def _stands_for(node: Node, depth: int) -> float:
-    """How many of the particles that were to be written at that depth each copy of a node is there for."""
+    """The number of requested particles per written one below a node's parent: above 1 if some were given back."""
     return node.parent.asked / len(node.parent.children) if node.parent and node.depth == depth else 1.0
 
 

@@ -1,4 +1,4 @@
-"""REBASE: a fixed width, dealt over the frontier in proportion to exponentiated rewards."""
+"""REBASE: a fixed width, allocated to the paths of each level by a softmax over their rewards."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ from search.tree import Node, SearchTree
 
 
 class Balanced(LevelSearch):
-    """A search whose width is dealt over each level by ``allocate_width``: what REBASE and ETS share."""
+    """Base of REBASE and ETS: the width is allocated at each level by ``allocate_width``."""
 
     n: Width = Field(16, description="Width: children per level, and solutions in the end.")
     balance_temperature: float = Field(
@@ -23,22 +23,23 @@ class Balanced(LevelSearch):
     max_depth: Depth = Field(25, description="Most steps on a path.")
 
     def left(self, tree: SearchTree, depth: int) -> int:
-        """The width that is left for the children of a level."""
+        """The width left for the children of a level: ``n`` minus the paths that have ended."""
         return self.n - tree.ended(depth)
 
     def allocated(self, paths: Sequence[Node], width: int) -> dict[Node, int]:
+        """The width allocated to these paths by their last rewards."""
         rewards = [rank_score(node, Aggregation.LAST) for node in paths]
         counts = [node.count for node in paths]
         return dict(zip(paths, allocate_width(rewards, width, self.balance_temperature, counts), strict=True))
 
 
 class Rebase(Balanced):
-    """A fixed width, dealt over each level by reward.
+    """Allocates a fixed width at each level, by reward.
 
     Source: Wu et al. 2024, "Inference scaling laws" (arXiv 2408.00724).
 
-    The root gets ``n`` children. After that each level's paths share what is left of the width: the better the last
-    reward, the more children; a path that ends takes one off the width for good.
+    The root gets ``n`` children. At each later level the open paths share the remaining width: the higher the last
+    reward, the more children. Each path that ends reduces the width by one for good.
     """
 
     name: Literal["rebase"] = "rebase"
@@ -52,13 +53,14 @@ class Rebase(Balanced):
 def allocate_width(
     rewards: Sequence[float], width: int, temperature: float, counts: Sequence[int] | None = None
 ) -> list[int]:
-    """``width`` children dealt over paths with these rewards, in their order; the sum is ``width`` exactly.
+    """Allocates ``width`` children to paths with these rewards. Returns counts in the order of the paths; their sum is
+    exactly ``width``.
 
-    In proportion to the exponentials of the rewards, and to ``counts``: how many paths each of them stands for, 1 if
-    not given.
+    The weight of a path is ``count * exp(reward / temperature)``; ``counts`` says how many paths each entry represents,
+    1 if not given.
     """
     if not rewards:
         return []
-    best = max(rewards)  # relative to the best, so that nothing overflows
+    best = max(rewards)  # Relative to the best, so that exp does not overflow.
     weights = [math.exp((reward - best) / temperature) for reward in rewards]
     return dealt(width, weights if counts is None else list(map(mul, counts, weights)))

@@ -1,4 +1,4 @@
-"""Which leaves of a level ETS keeps: an integer program over REBASE's weights, held KV and kinds of steps.
+"""Selects the leaves of a level that ETS keeps: an integer program over REBASE weights, held KV and step clusters.
 
 Source: Hooper et al. 2025, "ETS: efficient tree search" (arXiv 2502.13575).
 """
@@ -15,18 +15,18 @@ from search.problem import StepClusters
 from search.strategies.levels.step_clusters import clusters_by_contents, numbered
 
 MAX_BRANCHINGS = 1_000
-"""Of the solver. Not a time limit, so that the same leaves are kept on any machine."""
+"""Node limit of the MILP solver. A time limit would make the result depend on the machine."""
 
 
 class Retention(NamedTuple):
-    """The problem as ETS states it: the leaves of a level and all nodes above them, the leaves first."""
+    """The optimization problem of ETS, over the leaves of a level and all nodes above them, the leaves first."""
 
     values: Sequence[float]
     """Each leaf's share of the width under REBASE; they sum to 1."""
     texts: Sequence[str]
-    """Each leaf's step."""
+    """The text of each leaf's step."""
     costs: Sequence[float]
-    """What holding each node costs."""
+    """The cost of holding each node's KV, in nodes or tokens."""
     parents: Sequence[int]
     """The index of each node's parent; the root's is -1."""
     node_weight: float
@@ -34,17 +34,17 @@ class Retention(NamedTuple):
 
     @property
     def held_cost(self) -> float:
-        """What a unit of cost takes off the objective."""
+        """The weight of one unit of cost in the objective."""
         return self.node_weight / max(1.0, sum(self.costs))
 
     def cluster_worth(self, clusters: Sequence[int]) -> float:
-        """What one more cluster is worth; nothing where there is only one kind of step."""
-        kinds = len(set(clusters))
-        return self.diversity_weight / kinds if kinds > 1 else 0.0
+        """The weight of one covered cluster in the objective; 0 if all steps are in one cluster."""
+        number = len(set(clusters))
+        return self.diversity_weight / number if number > 1 else 0.0
 
 
 def kept_leaves(given: Sequence[Any], clusters: StepClusters | None = None) -> list[int]:
-    """The indices of the leaves to keep, at least one. ``given`` is a `Retention`, perhaps as a plain list.
+    """The indices of the leaves to keep, at least one. ``given`` has the fields of a `Retention`, as a tuple or list.
 
     Raises:
         ValueError: as `clusters_of`.
@@ -54,10 +54,10 @@ def kept_leaves(given: Sequence[Any], clusters: StepClusters | None = None) -> l
 
 
 def clusters_of(texts: Sequence[str], clusters: StepClusters | None) -> list[int]:
-    """The cluster of each text, numbered from 0; the same ones in whatever order the texts are given.
+    """The cluster of each text, numbered from 0. The clusters do not depend on the order of the texts.
 
     Args:
-        clusters: takes the place of `clusters_by_contents`. It is given each text once, without white space around it.
+        clusters: replaces `clusters_by_contents`. It is called with the distinct texts, stripped and sorted.
 
     Raises:
         ValueError: ``clusters`` does not return a whole number for each text.
@@ -71,45 +71,45 @@ def clusters_of(texts: Sequence[str], clusters: StepClusters | None) -> list[int
 
 
 def _checked(returned: Any, count: int) -> list[int]:
-    """The clusters that an operator's function has ``returned`` for ``count`` texts, numbered from 0."""
+    """Validates the clusters that an operator's function ``returned`` for ``count`` texts, and numbers them from 0."""
     try:
-        labels = [operator.index(label) for label in returned]  # NumPy's integers too, but no float
+        labels = [operator.index(label) for label in returned]  # Accepts NumPy integers, refuses floats.
     except TypeError as error:
         raise ValueError(f"step clusters must be whole numbers, one for each text: {error}") from error
     if len(labels) != count:
-        raise ValueError(f"step clusters must be one for each text: there are {len(labels)} for {count} texts")
+        raise ValueError(f"step clusters must be one number for each text: got {len(labels)} for {count} texts")
     return numbered(labels)
 
 
 def best_leaves(problem: Retention, clusters: Sequence[int]) -> list[int]:
-    """The set of leaves of the greatest worth: the values of its leaves, less what the nodes on their paths cost, plus
-    what the clusters of its leaves are worth. Solved exactly unless that needs more than ``MAX_BRANCHINGS``, which no
-    real tree came near; then the best found until there.
+    """The set of leaves with the highest objective: the values of its leaves, minus the costs of all nodes on their
+    paths, plus the worth of the covered clusters. Optimal, unless the solver reaches ``MAX_BRANCHINGS``, which no real
+    tree comes near; then the best set found until then.
 
-    Only the leaves need to be integers: at an optimum each node above is held just as far as a leaf below it is kept,
-    and each cluster covered just as far as its leaves are.
+    Only the variables of leaves need to be integers. At an optimum, the variable of a node above equals the largest of
+    its children's, and that of a cluster is 1 exactly if a leaf of it is kept.
     """
-    leaves, nodes, kinds = len(problem.values), len(problem.costs), max(clusters) + 1
-    below = [(node, parent) for node, parent in enumerate(problem.parents) if parent >= 0]
+    leaves, nodes, cluster_count = len(problem.values), len(problem.costs), max(clusters) + 1
+    edges = [(node, parent) for node, parent in enumerate(problem.parents) if parent >= 0]
+    # Constraints: a parent is held if a child is; a cluster is covered only if a leaf of it is kept; a leaf is kept.
     rows = [
-        # A node is held if one below it is; a cluster is covered if a leaf of it is kept; a leaf is kept.
-        *([(parent, 1.0), (node, -1.0)] for node, parent in below),
-        *([(nodes + kind, -1.0)] for kind in range(kinds)),
+        *([(parent, 1.0), (node, -1.0)] for node, parent in edges),
+        *([(nodes + cluster, -1.0)] for cluster in range(cluster_count)),
         [(leaf, 1.0) for leaf in range(leaves)],
     ]
-    for leaf, kind in enumerate(clusters):
-        rows[len(below) + kind].append((leaf, 1.0))
+    for leaf, cluster in enumerate(clusters):
+        rows[len(edges) + cluster].append((leaf, 1.0))
     entries = [(row, column, factor) for row, terms in enumerate(rows) for column, factor in terms]
     row_of, column_of, factors = zip(*entries, strict=True)
     lower = [0.0] * (len(rows) - 1) + [1.0]
-    matrix = coo_array((factors, (row_of, column_of)), (len(rows), nodes + kinds)).tocsr()
+    matrix = coo_array((factors, (row_of, column_of)), (len(rows), nodes + cluster_count)).tocsr()
     gain = np.concatenate(
-        [-problem.held_cost * np.asarray(problem.costs, float), np.full(kinds, problem.cluster_worth(clusters))]
+        [-problem.held_cost * np.asarray(problem.costs, float), np.full(cluster_count, problem.cluster_worth(clusters))]
     )
     gain[:leaves] += problem.values
     solution = milp(
         -gain,
-        integrality=(np.arange(nodes + kinds) < leaves).astype(int),
+        integrality=(np.arange(nodes + cluster_count) < leaves).astype(int),
         bounds=Bounds(0, 1),
         constraints=LinearConstraint(matrix, lower),
         options={"mip_rel_gap": 0.0, "node_limit": MAX_BRANCHINGS},

@@ -1,7 +1,7 @@
-r"""What a reasoning step says, as far as its text alone shows: its mathematics, and its words.
+r"""Normalized contents of a reasoning step: its mathematics and its words.
 
-One spelling is chosen of many: ``5,050`` is ``5050``, ``0.50`` is ``.5``; ``\times``, ``×`` and ``*`` are one sign;
-``\frac{a}{b}`` is ``a/b``. How steps are numbered is no part of what they say.
+Spellings are unified: ``5,050`` is ``5050``, ``0.50`` is ``.5``; ``\times``, ``×`` and ``*`` are one sign;
+``\frac{a}{b}`` is ``a/b``. Step numbers are removed.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from search.strategies.levels.step_formulas import Formula, formula_of, said_once
 from search.strategies.levels.step_words import is_common, operation_of, reverses, stem_of
 
-REMEMBERED = 4096
+CACHE_SIZE = 4096
 MAX_NESTING = 8
 
 _HEADING = re.compile(r"^[ \t#*]*(?:step[ \t]*\d+[ \t]*[:.)]?|\d{1,2}[.)][ \t]+(?=\S))", re.IGNORECASE | re.MULTILINE)
@@ -28,7 +28,7 @@ _LAYOUT = re.compile(
 )
 _DISPLAY = re.compile(r"\\\[([^$]{,999}?)\\\]|\\\(([^$]{,999}?)\\\)|\$\$([^$]{,999}?)\$\$")
 _DEGREES = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)")
-# As Pandoc reads dollars, so that those of "costs $5, not $3" are no delimiters.
+# Pandoc's rule for dollars: those of "costs $5, not $3" are not delimiters.
 _MATH = re.compile(r"\$(?=\S)([^$]*?)(?<=\S)\$(?!\d)")
 _TOKEN = re.compile(
     r"(?P<number>\d{1,3}(?:,\d{3})+(?!\d)(?:\.\d+)?|\d+(?:\.\d+)?|(?<!\w)\.\d+)"
@@ -47,17 +47,17 @@ _FUNCTIONS = frozenset({"sin", "cos", "tan", "cot", "csc", "ln", "sqrt", "gcd", 
 
 
 class StepContents(NamedTuple):
-    """A step taken apart."""
+    """The mathematics and the words of a step."""
 
     mathematics: frozenset[Formula]
-    """Its formulas and numbers, and words that reverse what is said: to be compared exactly."""
+    """Its formulas, numbers, and words that reverse its meaning; compared exactly."""
     words: frozenset[str]
-    """Its other words without their endings, those left out that any step may have: to be compared loosely."""
+    """Stems of its other words, without common words; compared by similarity."""
 
 
-@lru_cache(REMEMBERED)
+@lru_cache(CACHE_SIZE)
 def contents_of(text: str) -> StepContents:
-    """Takes a step apart."""
+    """Parses a step."""
     runs: list[list[str]] = []
     words: list[str] = []
     for is_math, tokens in groupby(_tokens(text), key=lambda token: token.is_math):
@@ -80,7 +80,7 @@ class _Token(NamedTuple):
 
 
 def _tokens(text: str) -> Iterator[_Token]:
-    """Words in lower case and pieces of formulas. What is neither ends a formula, as an empty word."""
+    """Words in lower case and pieces of formulas. Any other character becomes an empty word, which ends a formula."""
     plain = _OPENING.sub(" ", _HEADING.sub(" ", text)).replace("{,}", ",")
     plain = _DISPLAY.sub(lambda display: f" ${''.join(filter(None, display.groups())).strip()}$ ", plain)
     plain = _LAYOUT.sub(" ", _unwrapped(_DEGREES.sub("°", plain)))
@@ -93,7 +93,7 @@ def _tokens(text: str) -> Iterator[_Token]:
 
 
 def _unwrapped(text: str) -> str:
-    r"""Without ``\text{}`` and the like, and with fractions as quotients; inner ones first."""
+    r"""Removes ``\text{}`` and similar wrappers and turns fractions into quotients, the inner ones first."""
     for _ in range(MAX_NESTING):
         inner = _FRACTION.sub(_quotient, _WRAPPER.sub(r" \1 ", text))
         if inner == text:
@@ -125,7 +125,8 @@ def _number(digits: str) -> str:
 
 
 def _word(word: str, in_math: bool) -> Iterator[_Token]:
-    """A word, or the variables that one or two letters are in a formula. Outside, one letter is one, but for ``a``."""
+    """The tokens of a word. In a formula, one or two letters are variables. Outside, a single letter is a variable,
+    except ``a``, ``A`` and ``I``."""
     lower = word.lower()
     if lower in _FUNCTIONS or (in_math and lower in {"log", "exp", "sec"}):
         yield _Token(lower, is_math=True)

@@ -1,6 +1,6 @@
 r"""Formulas of reasoning steps in a normal form, so that they can be compared exactly.
 
-Sums and products are read in any order, and so are the sides of an equation. Nothing is computed: ``2(x+1)`` is not
+The order of terms, of factors and of the sides of an equation does not matter. Nothing is computed: ``2(x+1)`` is not
 ``2x+2`` here.
 """
 
@@ -8,14 +8,14 @@ import re
 from collections.abc import Sequence
 
 Formula = tuple[str, ...]
-"""The sides of a relation, or a lone expression, each in its normal form; behind them the relation's signs."""
+"""The sides of a relation in normal form, then the relation's signs; or a single expression in normal form."""
 
 _RELATIONS = frozenset("=<>≤≥≠≈") | {r"\equiv", r"\implies", r"\Rightarrow", r"\iff", r"\in", r"\to"}
 _OPEN, _CLOSED = frozenset("([{"), frozenset(")]}")
 
 
 def formula_of(run: Sequence[str]) -> Formula:
-    """The formula that a run of numbers, variables and signs is; empty if it is only signs."""
+    """The formula made of a run of numbers, variables and signs; empty if there are only signs."""
     sides: list[list[str]] = [[]]
     relations: list[str] = []
     for token in _trimmed(run):
@@ -31,7 +31,7 @@ def formula_of(run: Sequence[str]) -> Formula:
 
 
 def _side(tokens: Sequence[str]) -> str:
-    """Terms in any order, and in each its factors, where nothing else than products is in it."""
+    """The normal form of one side: its terms sorted, and the factors of a term sorted if it is a plain product."""
     terms: list[str] = []
     term: list[str] = []
     depth = 0
@@ -51,7 +51,7 @@ def _term(tokens: Sequence[str]) -> str:
 
 
 def said_once(formulas: Sequence[Formula]) -> frozenset[Formula]:
-    """Formulas without lone numbers and expressions that another one has as a side, or in it.
+    """Formulas without the single numbers and expressions that are part of another formula.
 
     ``7 apples, so 3 + 4 = 7`` says no more than ``3 + 4 = 7``.
     """
@@ -63,7 +63,7 @@ def said_once(formulas: Sequence[Formula]) -> frozenset[Formula]:
 
 
 def _trimmed(run: Sequence[str]) -> list[str]:
-    """A run of pieces without the signs at its ends that belong to the prose: dashes, bullets, open parentheses."""
+    """A run of tokens without signs at its ends that belong to the prose: dashes, bullets, unmatched parentheses."""
     tokens = list(run)
     while tokens and not _is_operand(tokens[-1]) and tokens[-1] not in _CLOSED and tokens[-1] not in "!%°":
         tokens.pop()

@@ -1,4 +1,4 @@
-"""The words of reasoning steps: their stems, those that any step may have, and those that reverse what it says."""
+"""The words of reasoning steps: stems, common words, and words that reverse the meaning of a step."""
 
 from functools import lru_cache
 
@@ -30,23 +30,23 @@ _COMMON_WORDS = """
 
 
 def operation_of(word: str) -> str | None:
-    """The sign of the operation that a word in lower case stands for, if it does."""
+    """The sign of the operation that a lower-case word names (``plus`` is ``+``), or None."""
     return _OPERATIONS.get(word) or _OPERATIONS.get(stem_of(word))
 
 
 def reverses(stem: str) -> bool:
-    """Whether a word of that stem makes another claim of a step: ``not``, ``odd``, ``less``."""
+    """Whether a word with this stem reverses the meaning of a step: ``not``, ``odd``, ``less``."""
     return stem in _OPPOSITES
 
 
 def is_common(stem: str) -> bool:
-    """Whether a word of that stem says nothing of its own about a step."""
+    """Whether a word with this stem is common and says nothing specific about a step."""
     return stem in _COMMON
 
 
 @lru_cache(4096)
 def stem_of(word: str) -> str:
-    """A word in lower case without its commonest endings."""
+    """A lower-case word without its common endings."""
     for ending in ("ing", "ions", "ion", "ies", "ied", "es", "ed", "ly", "s", "e", "y"):
         if word.endswith(ending) and len(word) - len(ending) >= (4 if ending in "ey" else 3):
             word = word.removesuffix(ending)

@@ -1,1 +1,1 @@
-"""Searches that go down from the root to the best leaf and back their values up, and what they share."""
+"""Strategies that descend from the root to the best leaf and back values up, and their common parts."""

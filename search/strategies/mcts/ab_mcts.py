@@ -1,4 +1,4 @@
-"""AB-MCTS: at every node, Thompson sampling between a new child and those that are there."""
+"""AB-MCTS: at every node, Thompson sampling between a new child and the existing ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,16 +19,16 @@ from search.tree import Node, NodeStatus, SearchTree
 
 
 class ABMCTS(Strategy):
-    """At every node, Thompson sampling between a new child and those that are there.
+    """At every node, Thompson sampling between a new child and the existing ones.
 
     Source: Inoue et al. 2025, "Wider or deeper?" (arXiv 2503.04412), its variant A.
 
-    Every node has two arms: to generate a new child here, or to continue below one that is there, and each child has
-    an arm among its siblings. A path that has ended is not continued. ``paths`` children are chosen at a time, and the
-    next ones when all of them are scored.
+    Every node has two arms: generate a new child here, or continue below an existing one. Each child also has an arm
+    among its siblings. A path that has ended is not continued. ``paths`` children are chosen at a time, and the next
+    ones when all of them are scored.
 
-    In the paper a node is a whole answer. Here one generation by default writes a path to its end, and each of its
-    steps is a node below the last: so every generation gives an answer, and any step of it can be gone back to.
+    In the paper a node is a whole answer. Here one generation writes a path to its end by default, and each of its
+    steps is a node below the one before: every generation gives an answer, and the search can return to any step.
     """
 
     aliases = ("abmcts",)
@@ -61,22 +61,23 @@ class ABMCTS(Strategy):
 
 @dataclass(eq=False, slots=True)
 class ArmRewards:
-    """What the arms of one node gave so far."""
+    """Rewards of the arms of one node."""
 
     generated: Rewards = NO_REWARDS
-    """Generating here, the arm GEN."""
+    """The arm GEN: generating a child here."""
     continued: Rewards = NO_REWARDS
-    """Continuing below the children, the arm CONT."""
+    """The arm CONT: continuing below a child."""
     own: Rewards = NO_REWARDS
     """The node's own arm among its siblings."""
     place: int = -1
-    """Among these; -1 where it is not to be continued, or has not arrived."""
+    """Index in ``below`` of the parent; -1 if the node has ended or has not arrived."""
     below: list[Node] = field(default_factory=list)
-    """The children that may be continued, as they arrived."""
+    """The children that may be continued, in the order in which they were added."""
     table: NDArray[np.float64] | None = None
-    """Their own arms as columns, with room for more; None while they are few."""
+    """The own arms of ``below`` as `columns`, with spare capacity; None below ``MANY`` children."""
 
     def add(self, child: Node) -> None:
+        """Adds a child that may be continued."""
         rewards_of(child).place = len(self.below)
         self.below.append(child)
         if self.table is None and len(self.below) >= MANY:
@@ -88,10 +89,11 @@ class ArmRewards:
 
 
 class Arms:
-    """What every arm of a tree gave so far.
+    """Rewards of every arm of a tree.
 
-    One generation gives one reward, the score of the path that it ends. It tells of the steps that it wrote, of
-    generating where it began, and of continuing at all above; of a step that was written before, it tells once more.
+    One generation gives one reward, the score of the path that it completes. The reward goes to the own arm of every
+    node on the path, to GEN at the node where the generation began, and to CONT at the nodes above it and at all but
+    the last of its steps. A step that repeats a sibling gives its rewards to the sibling's arms.
     """
 
     def __init__(self, tree: SearchTree, strategy: ABMCTS) -> None:
@@ -112,7 +114,7 @@ class Arms:
                 self._observe(written_with(node) if whole else [node])
 
     def _observe(self, steps: Sequence[Node]) -> None:
-        """``steps`` were written by one generation."""
+        """Credits the reward of one generation, which wrote ``steps``."""
         for step in steps:
             if step.parent is not None and step.first.status is NodeStatus.OPEN and rewards_of(step.first).place < 0:
                 rewards_of(step.parent.first).add(step.first)
@@ -120,18 +122,19 @@ class Arms:
         if reward is None:
             return
         for step in steps:
-            arms = _own_arm_gave(step.first, reward)
+            arms = _credit_own_arm(step.first, reward)
             if step is not steps[-1]:
                 arms.continued = arms.continued.with_one(reward)
         parent, *above = upwards(steps[0])[1:]
-        arms = _own_arm_gave(parent, reward)
+        arms = _credit_own_arm(parent, reward)
         arms.generated = arms.generated.with_one(reward)
         for node in above:
-            arms = _own_arm_gave(node, reward)
+            arms = _credit_own_arm(node, reward)
             arms.continued = arms.continued.with_one(reward)
 
 
-def _own_arm_gave(node: Node, reward: float) -> ArmRewards:
+def _credit_own_arm(node: Node, reward: float) -> ArmRewards:
+    """Adds a reward to the node's own arm. Returns all its arms."""
     arms = rewards_of(node)
     arms.own = arms.own.with_one(reward)
     if node.parent is not None and arms.place >= 0 and (table := rewards_of(node.parent.first).table) is not None:
@@ -142,11 +145,11 @@ def _own_arm_gave(node: Node, reward: float) -> ArmRewards:
 def rewards_of(node: Node) -> ArmRewards:
     if node.statistics is None:
         node.statistics = ArmRewards()
-    return node.statistics  # type: ignore[no-any-return]  # a slot for anything
+    return node.statistics  # type: ignore[no-any-return]  # Declared as Any: each strategy has its own type.
 
 
 def written_with(node: Node) -> list[Node]:
-    """A step and those that were written in one piece with it."""
+    """A step and the later steps of the same generation."""
     steps = [node]
     while (step := steps[-1].children.get(0)) is not None and step.request is None:
         steps.append(step)
@@ -154,7 +157,7 @@ def written_with(node: Node) -> list[Node]:
 
 
 def chosen_parent(root: Node, posterior: Posterior, rng: Random) -> Node:
-    """Where the next child is written: at any open node one more is possible."""
+    """The node below which the next child is written, drawn by Thompson sampling down from the root."""
     prior = PRIORS[posterior]
     node = root
     while (arms := rewards_of(node)).below:

@@ -1,4 +1,4 @@
-"""What AB-MCTS believes of the rewards behind its arms, and how it draws from that."""
+"""Posteriors over the rewards of AB-MCTS's arms, and Thompson samples from them."""
 
 import math
 from collections.abc import Sequence
@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 MANY = 64
-"""Arms that are drawn all at once: fewer are drawn one after another, at about 4 us each."""
+"""From this number of arms on, draws are vectorized. Fewer arms are drawn one by one, at about 4 us each."""
 
 
 class Posterior(StrEnum):
-    """What is believed of the rewards behind an arm."""
+    """The model of an arm's rewards."""
 
     GAUSSIAN = "gaussian"
     """Normal with unknown mean and variance."""
@@ -24,7 +24,7 @@ class Posterior(StrEnum):
 
 
 class Rewards(NamedTuple):
-    """What an arm gave so far."""
+    """Number, sum and sum of squares of an arm's rewards."""
 
     number: int = 0
     total: float = 0.0
@@ -46,7 +46,7 @@ class Belief(NamedTuple):
     tau_squared: float = 0.1
 
     def after(self, rewards: Rewards) -> "Belief":
-        """The posterior (Murphy 2023, section 3.4.3.3)."""
+        """The posterior after these rewards (Murphy 2023, section 3.4.3.3)."""
         count = rewards.number
         if not count:
             return self
@@ -62,18 +62,18 @@ class Belief(NamedTuple):
         )
 
     def draw(self, rng: Random) -> float:
-        """A mean: the variance is drawn first, inverse gamma, then the mean, normal."""
+        """Draws a mean: first the variance (inverse gamma), then the mean given it (normal)."""
         variance = self.nu * self.tau_squared / 2 / rng.gammavariate(self.nu / 2, 1.0)
         return rng.gauss(self.mean, math.sqrt(variance / self.kappa))
 
     def draw_many(self, arms: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-        """A draw for each of these ``columns``, from what is believed ``after`` its rewards."""
+        """A draw for each arm of ``columns``, from its posterior."""
         count, total, squares = arms
         average = total / np.maximum(count, 1.0)
         spread = np.maximum(0.0, squares - count * average**2)
         kappa, nu = self.kappa + count, self.nu + count
         drift = count * self.kappa * (self.mean - average) ** 2 / kappa
-        sum_of_squares = self.nu * self.tau_squared + spread + drift  # nu * tau_squared, afterwards
+        sum_of_squares = self.nu * self.tau_squared + spread + drift  # nu * tau_squared of the posterior
         variance = sum_of_squares / 2 / rng.standard_gamma(nu / 2)
         mean = (self.kappa * self.mean + count * average) / kappa
         draws: NDArray[np.float64] = rng.normal(mean, np.sqrt(variance / kappa))
@@ -81,7 +81,7 @@ class Belief(NamedTuple):
 
 
 class Odds(NamedTuple):
-    """A beta distribution over the chance that an arm's outcome is right."""
+    """A beta distribution over the probability that an arm's outcome is right."""
 
     right: float = 0.5
     wrong: float = 0.5
@@ -93,14 +93,14 @@ class Odds(NamedTuple):
         return rng.betavariate(self.right, self.wrong)
 
     def draw_many(self, arms: NDArray[np.float64], rng: np.random.Generator) -> NDArray[np.float64]:
-        """A draw for each of these ``columns``, from what is believed ``after`` its rewards."""
+        """A draw for each arm of ``columns``, from its posterior."""
         count, total, _ = arms
         draws: NDArray[np.float64] = rng.beta(self.right + total, self.wrong + np.maximum(0.0, count - total))
         return draws
 
 
 def columns(arms: Sequence[Rewards]) -> NDArray[np.float64]:
-    """The numbers, totals and squares of the arms' rewards, a column for each arm."""
+    """The `Rewards` of the arms as an array of shape (3, arms): numbers, totals, squares."""
     return np.fromiter(chain.from_iterable(arms), np.float64, 3 * len(arms)).reshape(-1, 3).T
 
 

@@ -1,4 +1,4 @@
-"""How the values of solutions are credited to the steps on their paths.
+"""Backup: credits the values of solutions to the steps on their paths.
 
 Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454).
 """
@@ -7,18 +7,18 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import TypeVar
 
 MIN_BACKUP_WEIGHT = 0.1
-"""The least share of a solution's value that a step on its path is given by backup."""
+"""Lowest share of a solution's value that backup credits to a step on its path."""
 
-Place = TypeVar("Place", bound=Hashable)
+StepKey = TypeVar("StepKey", bound=Hashable)
 
 
-def backed_up(solutions: Iterable[tuple[Sequence[Place], float]]) -> dict[Place, float]:
-    """What every step on the paths of ``solutions`` is worth.
+def backed_up(solutions: Iterable[tuple[Sequence[StepKey], float]]) -> dict[StepKey, float]:
+    """The backed-up value of every step on the paths of ``solutions``.
 
-    Each solution is its steps, first step first, and its value, from -1 to 1. It gives each step what ``gain`` says,
-    and a step has what ``credited`` makes of it.
+    Each solution is its steps, first step first, and its value in [-1, 1]. A step gets the ``gain`` of each solution
+    below it, accumulated by ``credited``.
     """
-    worth: dict[Place, float] = {}
+    worth: dict[StepKey, float] = {}
     for path, value in solutions:
         for depth, step in enumerate(path, start=1):
             worth[step] = credited(worth.get(step), gain(depth, len(path), value))
@@ -26,17 +26,17 @@ def backed_up(solutions: Iterable[tuple[Sequence[Place], float]]) -> dict[Place,
 
 
 def gain(depth: int, length: int, value: float) -> float:
-    """What a solution of ``length`` steps gives its step number ``depth``, counted from 1: ``max(depth / length, 0.1)``
-    of its value."""
+    """The credit that a solution of ``length`` steps gives to its step number ``depth``, counted from 1:
+    ``max(depth / length, 0.1) * value``."""
     return max(depth / length, MIN_BACKUP_WEIGHT) * value
 
 
 def credited(worth: float | None, more: float) -> float:
-    """What a step is worth (None: nothing yet) after a solution below it has given it ``more``.
+    """The new value of a step whose value was ``worth`` (None: no credit yet), after a credit of ``more``.
 
-    It is the sum of what it was given; except that what is positive stays so whatever wrong solution follows, and a
-    right one overrides what was negative. So a step below which a right solution lies has the sum of what right ones
-    give it, any other the sum of what wrong ones do.
+    Credits add up, with two exceptions: a positive value ignores negative credits, and a positive credit replaces a
+    negative value. So a step above a right solution has the sum of the positive credits, and any other step the sum of
+    the negative ones.
     """
     if worth is None or worth < 0 < more:
         return more

@@ -1,4 +1,4 @@
-"""Global frontier search: the most promising open node of the whole tree is taken up next."""
+"""Global frontier search: expands the most promising open node of the whole tree."""
 
 import math
 from collections.abc import Sequence
@@ -18,16 +18,16 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree
 
 
 class Frontier(Strategy):
-    """The most promising open node of the whole tree is taken up next.
+    """Expands the most promising open node of the whole tree.
 
     Source: Wu et al. 2025, "DeepSearch" (arXiv 2509.25454).
 
-    Of all open nodes the best by quality of the parent, quality, entropy and depth is expanded; from its children the
-    search goes on downwards by UCT until a solution is reached, then it chooses globally again. The quality of a node
-    is backed up from the solutions below it; where there is none yet, it is what the reward model says, from -1 to 1.
+    It expands the best of all open nodes by the parent's quality, its own quality, entropy and depth. From its children
+    the search descends by UCT until it reaches a solution, then it chooses globally again. A node's quality is backed
+    up from the solutions below it; without any, it is the path score, scaled to [-1, 1].
 
-    Where siblings are merged, a node stays a candidate while it has fewer than ``width`` distinct children; those that
-    were expanded least come first, and the root again when there is no other. So it goes on until its budget is spent.
+    If siblings are merged, a node stays a candidate while it has fewer than ``width`` distinct children. The candidates
+    with the fewest expansions go first, and the root again when there is no other, so the search uses its whole budget.
     """
 
     name: Literal["frontier"] = "frontier"
@@ -57,21 +57,21 @@ class Frontier(Strategy):
 
 @dataclass(eq=False, slots=True)
 class Promise:
-    """What a frontier search knows of a node and all below it."""
+    """A frontier search's statistics of a node and the subtree below it."""
 
     visits: int = 0
-    """Steps that were written here and below, again and again."""
+    """Number of steps written here and below; repeated steps count each time."""
     samples: int = 0
-    """Children that have arrived, each as often as it was written, and those that were given back."""
+    """Number of children that arrived, repeated ones included, plus children given back."""
     distinct: int = 0
-    """Those among them with another text."""
+    """Number of children with distinct texts."""
     own_quality: float = 0.0
-    """What the reward model says, from -1 to 1."""
+    """The path score, scaled to [-1, 1]."""
     worth: float | None = None
-    """What the solutions below gave it by backup; None where there is none yet."""
+    """Value backed up from the solutions below; None without any."""
 
     candidates: list[tuple["Rank", Node]] = field(default_factory=list)
-    """A heap of the children that may be taken up, ranked as they were when they were entered."""
+    """Heap of the children that may be expanded, each with its rank at the time of entry."""
 
     @property
     def quality(self) -> float:
@@ -79,23 +79,26 @@ class Promise:
 
 
 class Promises:
-    """What a frontier search knows of its tree: the nodes that may be taken up, the best of them first."""
+    """A frontier search's statistics of its tree, with a priority queue of the nodes that may be expanded.
+
+    Ranks change, so queue entries may be stale: a node is entered again when its rank changes, and stale entries are
+    dropped when they reach the front.
+    """
 
     def __init__(self, tree: SearchTree, strategy: Frontier) -> None:
         clear_statistics(tree)
         self.expansions = Expansions(strategy.width)
         self._strategy = strategy
-        # By a weak name: the tree has this already, and both are freed when nobody has the tree any more.
+        # A weak reference: the tree refers to this fold, and both are freed with the tree's last reference.
         self._tree: SearchTree = proxy(tree)
         self._newest = tree.root
-        """The one that was expanded last."""
+        """The node that was expanded last."""
         self._queue: list[tuple[Rank, Node]] = []
-        """The best candidate below each node, ranked as it was when it was entered: when another is the best, or it
-        has another rank, that is entered again."""
+        """Heap with the best child candidate of every node, each with its rank at the time of entry."""
         self._changed: dict[Node, None] = {}
-        """What may have another rank among its siblings since it was entered there."""
+        """Nodes whose rank among their siblings may have changed since they were entered."""
         self._moved: dict[Node, None] = {}
-        """What may have another best candidate below it, or one of another rank."""
+        """Nodes whose best child candidate, or its rank, may have changed."""
         promise_of(tree.root)
 
     @classmethod
@@ -106,7 +109,7 @@ class Promises:
         for node in arrived:
             if not node.is_lookahead and node.first.status in (NodeStatus.OPEN, NodeStatus.TERMINAL):
                 self._visit(node)
-        for node in self._changed:  # once each, however many solutions told of it
+        for node in self._changed:  # Once each, however many solutions changed it.
             self._enter(node)
         for node in self._moved:
             self._enter_best_below(node)
@@ -114,13 +117,14 @@ class Promises:
         self._moved.clear()
 
     def best_newest(self) -> Node | None:
-        """The best child of the node that was expanded last, by UCT; None if that one has ended or has children."""
+        """The best child by UCT of the node that was expanded last; None if that child has ended or has children."""
         arrived = [child for child in self._newest.distinct_children if child.statistics is not None]
         best = min(arrived, key=lambda child: (-self._uct(child), child.id), default=None)
         return best if best is not None and self._is_candidate(best) and not promise_of(best).samples else None
 
     def globally_best(self) -> Node | None:
-        """The candidate that was expanded least, of these the most promising; where there is none, the root."""
+        """The most promising of the candidates with the fewest expansions. Without candidates, the root if it may be
+        expanded again, else None."""
         while self._queue:
             rank, node = self._queue[0]
             if self._is_candidate(node) and rank == self._rank(node):
@@ -155,9 +159,9 @@ class Promises:
             promise = promise_of(node)
             before = promise.worth
             promise.worth = credited(before, gain(node.depth, len(path), value))
-            if promise.worth == before:  # nobody's rank hangs on anything else of it
+            if promise.worth == before:  # Ranks depend on nothing else that backup changes.
                 continue
-            # Among themselves, its children keep their order: it is the parent of each.
+            # The ranks of its children change, but not their order among themselves.
             self._moved[node] = None
             if self._strategy.quality_weight:
                 self._changed[node] = None
@@ -186,7 +190,7 @@ class Promises:
         return promise.distinct < self._strategy.width if self._tree.merges_siblings else not promise.samples
 
     def _rank(self, node: Node) -> "Rank":
-        """Its place among all candidates."""
+        """The rank of a node among all candidates."""
         strategy, parent = self._strategy, node.parent
         from_above = strategy.parent_weight * math.tanh(promise_of(parent.first).quality if parent else 0.0)
         from_depth = strategy.depth_weight * math.sqrt(node.depth / strategy.max_depth)
@@ -194,7 +198,7 @@ class Promises:
         return Rank(self._rounds(node), -(from_above + quality + entropy + from_depth), node.id)
 
     def _own_rank(self, node: Node) -> "Rank":
-        """Its place among its siblings, who have their depth and their parent in common."""
+        """The rank of a node among its siblings, without depth and parent, which they share."""
         return Rank(self._rounds(node), -sum(self._own_promise(node)), node.id)
 
     def _rounds(self, node: Node) -> int:
@@ -207,9 +211,9 @@ class Promises:
 
     def _uct(self, node: Node) -> float:
         promise = promise_of(node)
-        # What was written again and again is visited in the place of each of its copies.
-        visits, for_each = promise_of(self._newest).visits, promise.visits / node.count
-        return promise.quality + self._strategy.exploration * math.sqrt(math.log(visits) / for_each)
+        # A repeated step counts as that many copies; UCT uses the visits per copy.
+        visits, per_copy = promise_of(self._newest).visits, promise.visits / node.count
+        return promise.quality + self._strategy.exploration * math.sqrt(math.log(visits) / per_copy)
 
     def _centred(self, node: Node) -> float:
         score = path_score(node, self._strategy.aggregation)
@@ -217,10 +221,10 @@ class Promises:
 
 
 class Rank(NamedTuple):
-    """What comes first is taken up first."""
+    """Sort key of a candidate; the smallest is expanded first."""
 
     rounds: int
-    """How often it was expanded."""
+    """Number of expansions of the node."""
     minus_promise: float
     id: NodeId
 
@@ -228,4 +232,4 @@ class Rank(NamedTuple):
 def promise_of(node: Node) -> Promise:
     if node.statistics is None:
         node.statistics = Promise()
-    return node.statistics  # type: ignore[no-any-return]  # a slot for anything
+    return node.statistics  # type: ignore[no-any-return]  # Declared as Any: each strategy has its own type.

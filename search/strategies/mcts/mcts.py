@@ -16,10 +16,10 @@ from search.tree import Node, NodeStatus, SearchTree
 
 
 class Value(StrEnum):
-    """What a new node is worth."""
+    """How the value of a new node is determined."""
 
     REWARD = "reward"
-    """Its process reward."""
+    """Its path score, from process rewards."""
     ROLLOUT = "rollout"
     """The score of a greedy solution from there."""
     BOTH = "both"
@@ -30,9 +30,9 @@ class Decision(StrEnum):
     """How the answer is chosen."""
 
     VALUE = "value"
-    """Down the tree by the highest mean value."""
+    """Descent from the root by the highest mean value."""
     VISITS = "visits"
-    """Down the tree by the most visits."""
+    """Descent from the root by the most visits."""
     TERMINAL = "terminal"
     """The solution of the highest score."""
     VOTE = "vote"
@@ -42,15 +42,15 @@ class Decision(StrEnum):
 class MCTS(Strategy):
     """Monte Carlo tree search by UCT or PUCT.
 
-    It writes ``width`` children of the leaf that it comes to, and backs their values up. Sources: Kocsis and
-    Szepesvári 2006 (UCT), Silver et al. 2017 (PUCT), Liu et al. 2020 (WU-UCT: what is in flight counts as visited).
+    It selects a leaf, writes ``width`` children below it, and backs their values up. Sources: Kocsis and Szepesvári
+    2006 (UCT), Silver et al. 2017 (PUCT), Liu et al. 2020 (WU-UCT: branches in flight count as visits).
 
     A path that has ended is not visited again: its value is known. When every open node has its ``width`` children,
-    the textbook's search is over. Where siblings are merged, each node is then given as many again, and so on: what
-    was written twice costs no more than its tokens, and the vote weighs it.
+    textbook MCTS is over. If siblings are merged, further passes then give each node ``width`` more children: a
+    repeated step costs only its tokens, and the vote counts it.
 
-    ``paths`` leaves are chosen at a time, each as if the ones before were visited already, and the next ones when all
-    of them are valued; so one seed gives one tree, and with one path at a time it is the sequential algorithm.
+    ``paths`` leaves are selected at a time, each as if those before were already visited. The next ones are selected
+    when all of them have values. So one seed gives one tree, and ``paths = 1`` is the sequential algorithm.
     """
 
     name: Literal["mcts"] = "mcts"
@@ -112,11 +112,11 @@ class MCTS(Strategy):
 
     @property
     def rolls_out(self) -> bool:
-        """Whether a new node is worth something only when a solution was written from there."""
+        """Whether a new node needs a rollout to get its value."""
         return self.value is not Value.REWARD
 
     def value_of(self, node: Node) -> float:
-        """The value of a node that is valued: its own, not that of what is below it."""
+        """The node's own value, without values backed up from below."""
         own = path_score(node, self.aggregation) or 0.0
         if not (self.rolls_out and node.lookaheads):
             return own

@@ -1,4 +1,4 @@
-"""Where an MCTS goes down its tree: by UCT or PUCT."""
+"""Leaf selection of MCTS, by UCT or PUCT."""
 
 import math
 from collections import Counter
@@ -12,23 +12,23 @@ from search.tree import Node
 
 
 class Prior(StrEnum):
-    """What is expected of a node before anything below it is known."""
+    """The prior of a node among its siblings."""
 
     NONE = "none"
-    """Nothing: nodes are selected by UCT."""
+    """No prior: nodes are selected by UCT."""
     REWARD = "reward"
-    """Its reward's share among its siblings: nodes are selected by PUCT."""
+    """The reward's share among the siblings: nodes are selected by PUCT."""
     LOGPROB = "logprob"
-    """The same with the step's probability, its geometric mean over tokens."""
+    """PUCT too, with the share of the step's probability (geometric mean over tokens)."""
 
 
 class LeafSelection:
-    """Nodes to expand, chosen one after the other: each as if those before it were visited already.
+    """Selects nodes to expand, one after the other, each as if those before were already visited.
 
-    A step that was written again and again is visited in the place of each of its copies: what counts is its visits
-    for each copy. By its visits alone, those that the generator is sure of would come last.
+    A repeated step counts as that many copies, and the score uses its visits per copy. With its total visits instead,
+    the steps that the generator is surest of would be selected last.
 
-    The tree and what is known of it stay as they are.
+    Selection changes neither the tree nor its statistics.
     """
 
     def __init__(self, visits: Visits, width: int, exploration: float, prior: Prior) -> None:
@@ -37,15 +37,15 @@ class LeafSelection:
         self._exploration = exploration
         self._prior = prior
         self._chosen: set[Node] = set()
-        """What was chosen, and what is closed by that."""
+        """Selected nodes, and nodes above them that have nothing else left to expand."""
         self._closed_children: Counter[Node] = Counter()
-        """How many children that are by it."""
+        """Number of children of each node that are in ``_chosen``."""
         self._in_flight: Counter[Node] = Counter()
-        """Visits that are on their way."""
+        """Expected visits of each node from the selected expansions."""
 
     def leaves(self, count: int) -> list[Node]:
-        """The next ``count`` nodes to expand, fewer where there are not as many. Leaves, and where siblings are merged
-        nodes too that may have more children."""
+        """The next nodes to expand, at most ``count``. They are leaves or, if siblings are merged, nodes that may have
+        more children."""
         chosen: list[Node] = []
         while len(chosen) < count and not self._closed(self._visits.root):
             node = self._visits.root
@@ -86,12 +86,12 @@ class LeafSelection:
         )
 
     def _expected_visits(self, node: Node) -> int:
-        """Visits, those under way included."""
+        """Visits, including those expected from selected expansions."""
         return self._visits.statistics(node).visits + self._in_flight[node]
 
 
 def _priors(siblings: Sequence[Node], prior: Prior) -> list[float]:
-    """Of each copy of these, the share that is expected of it."""
+    """The prior of one copy of each sibling; over all copies they sum to 1."""
     match prior:
         case Prior.NONE:
             return [0.0] * len(siblings)

@@ -1,4 +1,4 @@
-"""What an MCTS knows of its tree, kept up as the tree grows."""
+"""Visit statistics of an MCTS, updated as the tree grows."""
 
 from bisect import insort
 from collections.abc import Sequence
@@ -17,27 +17,28 @@ if TYPE_CHECKING:
 
 
 class Visits:
-    """What an MCTS knows of its tree."""
+    """The statistics of an MCTS over its tree: visits, values, solutions, leaves without a rollout."""
 
     def __init__(self, tree: SearchTree, strategy: "MCTS") -> None:
         clear_statistics(tree)
         self.expansions = Expansions(strategy.width)
         self.turn = 1
-        """The pass over the tree: in each, every open node may be expanded once. Where siblings are merged, another one
-        begins when all that this allows is written; otherwise there is only one."""
+        """The current pass over the tree, counted from 1. In each pass every open node may be expanded once. If
+        siblings are merged, the next pass begins when this one is used up; otherwise there is only one pass."""
         self.promising_leaves = 0
-        """Open nodes that score enough for `MCTS.reject` and have no children."""
+        """Number of open nodes that have no children and score at least `MCTS.reject`."""
         self.best: Node | None = None
         """The solution of the highest score."""
         self.runner_up = 0.0
         """The highest score of a solution with another text."""
         self.root = tree.root
-        # By a weak name: the tree has this already, and both are freed when nobody has the tree any more.
+        # A weak reference: the tree refers to this fold, and both are freed with the tree's last reference.
         self._tree: SearchTree = proxy(tree)
         self._strategy = strategy
         self._unrolled: dict[Node, None] = {}
+        """Leaves that need a rollout."""
         self._rolled: list[Node] = []
-        """Rollouts that are solutions, by id."""
+        """Terminal nodes of rollouts, ordered by id."""
         self.statistics(tree.root)
 
     @classmethod
@@ -57,12 +58,12 @@ class Visits:
 
     @property
     def solutions(self) -> list[Node]:
-        """Everything that ended, by id, rollouts included: they are solutions like any other."""
+        """All terminal nodes, rollouts included, ordered by id."""
         return list(merge(self._tree.terminals, self._rolled, key=lambda node: node.id))
 
     @property
     def unrolled(self) -> list[Expansion]:
-        """The rollouts of leaves that have none yet."""
+        """The rollouts to request for leaves without one."""
         leaves = sorted(self._unrolled, key=lambda node: node.id)
         return [Expansion(leaf, 1, StopCondition.SOLUTION, lookahead=True) for leaf in leaves]
 
@@ -70,13 +71,13 @@ class Visits:
         return [child for child in node.distinct_children if child.statistics is not None]
 
     def statistics(self, node: Node) -> VisitStatistics:
-        """Of the node that stands for a text."""
+        """The statistics of a node, which must be the one that represents its text."""
         if node.statistics is None:
             node.statistics = VisitStatistics(since=self.turn)
-        return node.statistics  # type: ignore[no-any-return]  # a slot for anything
+        return node.statistics  # type: ignore[no-any-return]  # Declared as Any: each strategy has its own type.
 
     def wants_children(self, node: Node) -> bool:
-        """Whether this pass has not given the node all the children that it allows."""
+        """Whether the node may get more children in this pass."""
         statistics = self.statistics(node)
         return statistics.samples < (self.turn - statistics.since + 1) * self._strategy.width
 
@@ -85,12 +86,12 @@ class Visits:
         return node.status is not NodeStatus.OPEN or self.statistics(node).closed_in == self.turn
 
     def closed_children(self, node: Node) -> int:
-        """How many of the open children are closed."""
+        """The number of open children that are closed in this pass."""
         turn, closed = self.statistics(node).closed_children
         return closed if turn == self.turn else 0
 
     def _visit(self, node: Node) -> None:
-        """A step was written, for the first time or again."""
+        """Records a step that was written, for the first time or again."""
         assert node.parent is not None
         first, parent = node.first, node.parent.first
         statistics, above = self.statistics(first), self.statistics(parent)
@@ -114,7 +115,7 @@ class Visits:
         self._close(parent)
 
     def _revalue(self, node: Node) -> None:
-        """What was written to look ahead from a node is there."""
+        """Updates the value of a node whose rollout has arrived, and the totals above it."""
         statistics = self.statistics(node)
         before, statistics.value = statistics.value, self._strategy.value_of(node)
         for passed in upwards(node):
@@ -122,7 +123,7 @@ class Visits:
         self._unrolled.pop(node, None)
 
     def _solve(self, node: Node) -> None:
-        """A path has ended."""
+        """Records a path that has ended: marks its nodes as solved, updates the best solution and the runner-up."""
         if node.is_lookahead:
             insort(self._rolled, node, key=lambda member: member.id)
         for passed in upwards(searched(node)):
@@ -142,7 +143,8 @@ class Visits:
         return reject is not None and leaf.parent is not None and self._score(leaf) >= reject
 
     def _close(self, node: Node) -> None:
-        """Closes a node where nothing is left to expand in this pass, and those above it that have come to that."""
+        """Closes a node with nothing left to expand in this pass, then the nodes above it for which that is now true.
+        When the root closes and siblings are merged, the next pass begins."""
         while not (self.wants_children(node) or self.closed(node)) and (
             self.closed_children(node) == self.statistics(node).open_children
         ):

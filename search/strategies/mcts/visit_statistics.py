@@ -1,7 +1,7 @@
-"""What Monte Carlo searches know of the nodes of a tree: visits, values, and where nothing is left to do.
+"""Visit statistics of Monte Carlo searches: visits, values, and which nodes are closed.
 
-It is kept on the nodes (`Node.statistics`), on the one that stands for a text, and changes along a path when something
-arrives there: no decision looks at the whole tree.
+They are kept on the nodes that represent their texts (`Node.statistics`) and updated along a path when a step arrives
+there, so no decision visits the whole tree.
 """
 
 from dataclasses import dataclass
@@ -10,33 +10,33 @@ from search.strategies.base import Expansion
 from search.tree import Node, SearchTree
 
 MAX_ITERATIONS = 100_000
-"""Of any such search: as many as a budget may have nodes."""
+"""Maximum number of iterations of any such search; equals the largest node budget."""
 
 
 @dataclass(eq=False, slots=True)
 class VisitStatistics:
-    """What is known of a node and all below it."""
+    """Statistics of a node and the subtree below it."""
 
     visits: int = 0
-    """Values that came from here: a step that was written again is another one."""
+    """Number of values backed up through the node, its own included; a repeated step counts each time."""
     total: float = 0.0
-    """Their sum."""
+    """Sum of these values."""
     value: float = 0.0
-    """The node's own."""
+    """The node's own value."""
     own_visits: int = 0
-    """How often its own value is in the sum."""
+    """How often its own value is in ``total``."""
     samples: int = 0
-    """Children that have arrived, each as often as it was written, and those that were given back."""
+    """Number of children that arrived, repeated ones included, plus children given back."""
     open_children: int = 0
-    """Distinct ones below which something may be written."""
+    """Number of distinct children that are open."""
     since: int = 1
-    """The pass in which it arrived."""
+    """The pass in which the node arrived."""
     closed_in: int = 0
-    """The last pass in which all that it allows was written here and below; 0: in none."""
+    """The last pass that left nothing to expand here and below; 0: none yet."""
     closed_children: tuple[int, int] = (0, 0)
-    """A pass, and how many of the open children are closed in it."""
+    """A pass, and the number of open children that are closed in it."""
     solved: bool = False
-    """Whether a path through here has ended, a rollout too."""
+    """Whether a path through this node has ended, rollouts included."""
 
     @property
     def mean(self) -> float:
@@ -44,14 +44,14 @@ class VisitStatistics:
 
 
 def clear_statistics(tree: SearchTree) -> None:
-    """Forgets what another fold knew of the nodes."""
+    """Clears the statistics that another fold left on the nodes."""
     tree.root.statistics = None
     for node in tree.nodes:
         node.statistics = None
 
 
 def upwards(node: Node) -> list[Node]:
-    """The nodes that stand for the texts of a path, from ``node`` up to the root."""
+    """The nodes that represent the texts of a path, from ``node`` up to the root."""
     nodes = [node.first]
     while nodes[-1].parent is not None:
         nodes.append(nodes[-1].parent.first)
@@ -59,14 +59,14 @@ def upwards(node: Node) -> list[Node]:
 
 
 def searched(node: Node) -> Node:
-    """The node itself, or the one from which it looks ahead."""
+    """The node itself; for a lookahead, the node from which it looks ahead."""
     while node.is_lookahead and node.parent is not None:
         node = node.parent
     return node
 
 
 class Expansions:
-    """The expansions of a search that writes ``width`` children at a time."""
+    """Counts the expansions of a search that writes ``width`` children at a time."""
 
     def __init__(self, width: int) -> None:
         self.begun = 0
@@ -74,7 +74,8 @@ class Expansions:
         self._unfinished: dict[Node, int] = {}
 
     def count(self, parent: Node, before: int, samples: int) -> None:
-        """``samples`` children have been written below ``parent`` or given back; ``before`` of them were counted."""
+        """Updates the counts for ``parent``. ``samples``: children written or given back below it; ``before``: the same
+        at the last call."""
         self.begun += -(-samples // self._width) - -(-before // self._width)
         if missing := -samples % self._width:
             self._unfinished[parent] = missing
@@ -83,8 +84,8 @@ class Expansions:
 
     @property
     def unfinished(self) -> list[Expansion]:
-        """What is left of expansions of which a tight budget granted fewer than ``width`` children. To be asked for
-        before anything else: else each budget's last part would go into a single path."""
+        """The missing children of expansions for which a tight budget granted fewer than ``width``. Request them first:
+        otherwise the rest of every budget would go into a single path."""
         return [
             Expansion(node, missing)
             for node, missing in sorted(self._unfinished.items(), key=lambda item: item[0].serial)

@@ -1,1 +1,1 @@
-"""Searches that write whole solutions."""
+"""Strategies that write whole solutions."""

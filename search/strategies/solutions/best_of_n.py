@@ -6,7 +6,7 @@ from search.strategies.solutions.whole_solutions import WholeSolutions
 
 
 class BestOfN(WholeSolutions):
-    """Whole solutions, every step scored, the best answer taken.
+    """Writes whole solutions, scores every step, takes the best answer.
 
     Source: Cobbe et al. 2021 (arXiv 2110.14168), with the step rewards aggregated over each solution.
 

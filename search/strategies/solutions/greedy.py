@@ -11,7 +11,7 @@ from search.tree import SearchTree
 
 
 class Greedy(Strategy):
-    """The model's own most likely continuation, unscored. The seed has no say in it."""
+    """The model's most likely continuation, unscored. The seed has no effect."""
 
     aliases: ClassVar[tuple[str, ...]] = ("greedy",)
     stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION

@@ -16,8 +16,9 @@ class SelfConsistency(WholeSolutions):
 
     Source: Wang et al. 2022 (arXiv 2203.11171).
 
-    One seed gives one tree whatever the order of arrival, unless ``early_stop`` or ``margin`` is on: then the order
-    decides which solutions were still waited for. With ``early_stop`` the answer is the same, its agreement may not be.
+    One seed gives one tree whatever the order of arrival, unless ``early_stop`` or ``margin`` is set: then the order
+    decides which solutions the search waits for. ``early_stop`` does not change the answer, but may change its
+    agreement.
     """
 
     aliases: ClassVar[tuple[str, ...]] = ("sc",)
@@ -33,10 +34,10 @@ class SelfConsistency(WholeSolutions):
         return (self.early_stop and self._decided(tree)) or super().finished(tree)
 
     def _decided(self, tree: SearchTree) -> bool:
-        """Whether the leader has more votes than all others together could still get.
+        """Whether the leading answer has more votes than all other answers together could still get.
 
-        Votes are counted by plain comparison, finer than the equivalence that decides in the end; two
-        rivals may turn out to be one. So the leader is held against their sum, which stays exact.
+        Answers are compared by canonical spelling, which is stricter than the final test of equivalence: two rivals may
+        turn out to be equivalent. Comparing the leader with the sum of all rivals stays exact.
         """
         votes: Counter[str] = Counter()
         for node in tree.terminals:

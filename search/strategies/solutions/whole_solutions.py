@@ -1,4 +1,4 @@
-"""What best-of-N and self-consistency share: N whole solutions below the root."""
+"""Base of best-of-N and self-consistency: N whole solutions below the root."""
 
 from collections.abc import Sequence
 from typing import ClassVar
@@ -16,8 +16,8 @@ from search.tree import SearchTree
 class WholeSolutions(Strategy):
     """Writes ``n`` solutions independently of each other.
 
-    With ``margin`` it may stop before all of them are there (SPEX's rule, which uses 0.5). Then the order of arrival
-    decides which were waited for, and the answer may be another than that of all ``n``.
+    With ``margin`` it may stop before all of them have arrived (the rule of SPEX, which uses 0.5). Then the order of
+    arrival decides which solutions it waits for, and the answer may differ from that of all ``n``.
     """
 
     stop_condition: ClassVar[StopCondition] = StopCondition.SOLUTION
@@ -34,7 +34,7 @@ class WholeSolutions(Strategy):
     )
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
-        # Only when nothing is in flight: what a tight budget grants then does not depend on arrival order.
+        # Only when nothing is in flight: the grants of a tight budget then do not depend on the order of arrival.
         missing = self.n - tree.root.asked
         return [Expansion(tree.root, missing)] if missing > 0 and tree.in_flight == 0 else []
 
