@@ -94,13 +94,13 @@ class Planner:
 
         Branches with a reservation are in the tree afterwards, as pending nodes; the others are not.
         """
-        reserved = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
+        granted = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
         batches: dict[tuple[StopCondition, bool], Batch] = {}
         settled = False
         # With branches in flight, arrivals between two turns could change the nodes of later expansions: no turns then.
         turns = None if self._tree.in_flight else Turns()
         for expansion in expansions:
-            costs = [cost for _, cost in zip(range(expansion.count), reserved, strict=False)]
+            costs = [cost for _, cost in zip(range(expansion.count), granted, strict=False)]
             if costs:
                 if not settled:
                     self._tree.settle()
