@@ -1,1 +1,1 @@
-"""More than one machine, and the `banyan` command: routing, scaling, batch jobs, the HTTP client."""
+"""The `banyan` command and what it uses: HTTP client, batch jobs, evaluation, launch of an application."""

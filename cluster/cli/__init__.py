@@ -1,1 +1,1 @@
-"""The ``banyan`` command: one module per command, and what they show in a terminal."""
+"""The ``banyan`` command: one module per command, and their terminal output."""

@@ -1,4 +1,4 @@
-"""``banyan batch``: a file in, a line of results for each of its lines, and what they say as a whole."""
+"""``banyan batch``: one line of results for each line of a file, and a summary."""
 
 import asyncio
 from dataclasses import dataclass
@@ -24,30 +24,30 @@ from cluster.jobs.window import Window
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line."""
+    """Options of the command."""
 
     given: Path
     output: Path
     settings: Settings
     kind: InputKind | None = None
-    """None: told by the file."""
+    """None: detected from the file."""
     in_flight: int = 1024
-    """At most."""
+    """Most requests in flight."""
     retry_failed: bool = False
     json_file: Path | None = None
     parquet_file: Path | None = None
     export_file: Path | None = None
-    """Needs trees."""
+    """Requires trees."""
     export_format: ExportFormat = ExportFormat.BANYAN
     timeout_s: float = 600.0
     api_key: str | None = None
 
 
 def run_batch(request: Request, url: str | None, config: Path | None, console: Console) -> None:
-    """Does what is not done yet of a job, then says what all of it came to. Without a URL, on the application of the
-    cluster it runs on, or on one of its own.
+    """Runs the lines of a job that are not done yet, then prints a summary of the whole job. Without a URL it uses the
+    application of the cluster it runs on, or one of its own.
 
-    Ends the command with status 1 when the service is gone, and when no line has a result.
+    Ends the command with status 1 if the service is gone, or no line has a result.
     """
     given = look_at(request.given, request.kind)
     problems = given.kind is InputKind.PROBLEMS
@@ -71,7 +71,7 @@ def run_batch(request: Request, url: str | None, config: Path | None, console: C
 
 @dataclass(frozen=True)
 class Done:
-    """A job that has ended, or was stopped for the reason given."""
+    """A job that has ended, or was stopped for the reason ``stopped``."""
 
     summary: Summary
     settings: dict[str, Any]
@@ -87,7 +87,7 @@ async def _do(request: Request, given: JobInput, driven: Target, console: Consol
             input_sha256=given.sha256,
             input_kind=given.kind,
             lines=given.lines,
-            model=await client.model(),  # also finds out at once that nothing listens
+            model=await client.model(),  # fails at once if nothing listens
             search=settings.search if problems else {},
             seed=settings.seed if problems else 0,
             trees=settings.trees,
@@ -117,7 +117,7 @@ async def _do(request: Request, given: JobInput, driven: Target, console: Consol
 
 
 def _write_files(request: Request, done: Done, console: Console) -> None:
-    """Writes the files that were asked for; one that cannot be written does not keep the others from it."""
+    """Writes the requested files. If one fails, the others are still written."""
     failures: list[str] = []
     if request.json_file is not None:
         try:
@@ -127,7 +127,7 @@ def _write_files(request: Request, done: Done, console: Console) -> None:
     if request.parquet_file is not None:
         try:
             asyncio.run(write_parquet(request.output, request.parquet_file))
-        except (OSError, ValueError) as error:  # a ValueError: columns that are no table
+        except (OSError, ValueError) as error:  # ValueError: the columns do not fit the table
             failures.append(_unwritten(request.parquet_file, error))
     if request.export_file is not None:
         try:

@@ -1,4 +1,4 @@
-"""What a command drives: an endpoint by its URL, the application of the cluster it runs on, or one of its own."""
+"""Target of a command: an endpoint by URL, the application of the cluster it runs on, or one of its own."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -13,16 +13,16 @@ from cluster.client.client import Client
 
 @dataclass(frozen=True)
 class Target:
-    """What answers, and how it is reached."""
+    """The endpoint or application that a command uses."""
 
     name: str
-    """For reports."""
+    """Name in reports."""
     url: str
     application: str | None = None
-    """Reached through its handles, where it has a name."""
+    """Name of the application to reach through its handles; None: over HTTP."""
 
     def client(self, api_key: str | None, timeout_s: float, connections: int, waits_for_room: bool = True) -> Client:
-        """A client, to be made in the event loop in which it is used.
+        """Returns a client. Call this in the event loop that uses the client.
 
         Raises:
             ClientError: the URL or the key cannot be used.
@@ -37,7 +37,7 @@ class Target:
 
 @contextmanager
 def target(url: str | None, config: Path | None, console: Console) -> Iterator[Target]:
-    """What to drive. An application of its own is gone after the block.
+    """Yields the target. An application that this starts is stopped after the block.
 
     Raises:
         LaunchError: it could not be started, or the cluster could not be joined.

@@ -24,7 +24,7 @@ from cluster.evaluation.training_file import TrainingFile
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line."""
+    """Options of the command."""
 
     problems: Path
     strategies: tuple[str, ...]
@@ -33,23 +33,23 @@ class Request:
     limit: int | None = None
     json_file: Path | None = None
     export_file: Path | None = None
-    """Where the trees go as training data; needs a plan that wants them."""
+    """File for the trees as training data; requires ``plan.trees``."""
     timeout_s: float = 600.0
     api_key: str | None = None
 
 
 @dataclass
 class Results:
-    """What is known so far; kept also when the evaluation is interrupted."""
+    """Results so far, also of an interrupted evaluation."""
 
     endpoint: str | None = None
-    """What answered."""
+    """Name of the endpoint or application."""
     model: str | None = None
     rows: list[Row] = field(default_factory=list)
     elapsed: dict[str, float] = field(default_factory=dict)
-    """Wall clock by strategy, once it has begun."""
+    """Wall-clock seconds by strategy, once it has begun."""
     export: TrainingFile | None = None
-    """What the trees teach, where that is to be kept."""
+    """File for training data; None if it was not requested."""
 
     @property
     def summaries(self) -> list[StrategySummary]:
@@ -57,10 +57,11 @@ class Results:
 
 
 def run_evaluation(request: Request, url: str | None, config: Path | None, console: Console) -> None:
-    """Reads, asks, grades, prints and writes. Without a URL, on an application of its own.
+    """Runs an evaluation, prints its table and writes its files. Without a URL it uses the application of the cluster
+    it runs on, or one of its own.
 
-    Everything that can be refused is refused before anything is started or sent. Ends the command with
-    status 1 when every request failed.
+    Wrong options and files are refused before anything is started or sent. Ends the command with status 1 if every
+    request failed.
     """
     for strategy in request.strategies:
         request.plan.search(strategy)
@@ -96,7 +97,7 @@ async def _ask_all(
     request: Request, driven: Target, problems: list[EvalProblem], results: Results, console: Console
 ) -> None:
     async with driven.client(request.api_key, request.timeout_s, request.plan.in_flight) as client:
-        results.model = await client.model()  # also finds out at once that nothing listens
+        results.model = await client.model()  # fails at once if nothing listens
         with progress_bar(console) as progress:
             for strategy in request.strategies:
                 await _ask(client, strategy, request.plan, problems, results, progress)
@@ -135,7 +136,7 @@ def _show(results: Results, complete: bool, console: Console) -> None:
 
 
 def _save(request: Request, results: Results, complete: bool, console: Console) -> None:
-    """Writes the files that were asked for; one that cannot be written does not keep the other from it."""
+    """Writes the requested files. If one fails, the other is still written."""
     failures: list[str] = []
     if request.json_file is not None:
         try:

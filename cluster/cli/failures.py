@@ -1,6 +1,6 @@
-"""How a command ends when something is wrong: a sentence on stderr and an exit status, no traceback.
+"""How a command fails: with a message on stderr and an exit status, without a traceback.
 
-0 done · 1 the work failed · 2 the command was given something it cannot use · 130 interrupted
+0 done · 1 the work failed · 2 an argument or a file cannot be used · 130 interrupted
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ MAX_BAD_LINES = 20
 
 @contextmanager
 def plain_failures() -> Iterator[None]:
-    """Turns the errors that a person can do something about into that sentence and status."""
+    """Turns errors that a user can act on into a message and an exit status."""
     try:
         yield
     except ProblemFileError as error:
@@ -50,6 +50,6 @@ def refuse(message: str) -> NoReturn:
 
 
 def bad_lines(lines: tuple[object, ...]) -> list[str]:
-    """The first of them, one a line, and how many more there are."""
+    """Text of the first bad lines, one each, and the number of the others."""
     more = [f"  and {len(lines) - MAX_BAD_LINES:,} more"] if len(lines) > MAX_BAD_LINES else []
     return [f"  {line}" for line in lines[:MAX_BAD_LINES]] + more

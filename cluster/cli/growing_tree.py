@@ -1,7 +1,7 @@
-"""A search tree as it grows, drawn for a terminal.
+"""Draws a growing search tree in a terminal.
 
-Steps of the same text below the same parent are drawn once with their number: a beam search writes the
-same step many times over, and what a reader wants to see is where the paths part.
+Sibling steps with the same text are drawn once, with their count: a beam search writes the same step many times, and
+a reader wants to see where the paths part.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ MAX_STEP_CHARACTERS = 160
 
 @dataclass(eq=False)
 class DrawnStep:
-    """All steps of one text below one parent."""
+    """All sibling steps with the same text."""
 
     text: str
     parent: "DrawnStep | None" = None
@@ -27,7 +27,7 @@ class DrawnStep:
     """The highest reward among them."""
     terminal: bool = False
     rank: float = 0.0
-    """The best reward at or below this step: where the search found something."""
+    """The highest reward at or below this step."""
     children: dict[str, "DrawnStep"] = field(default_factory=dict)
 
     @property
@@ -35,7 +35,7 @@ class DrawnStep:
         return 0 if self.parent is None else self.parent.depth + 1
 
     def record(self, reward: float | None, terminal: bool) -> None:
-        """One more step of this text."""
+        """Counts one more step of this text."""
         self.count += 1
         self.terminal = self.terminal or terminal
         if reward is None:
@@ -47,7 +47,7 @@ class DrawnStep:
             step = step.parent
 
     def walk(self) -> Iterator["DrawnStep"]:
-        """Every step below this one, parents first, the promising before the rest."""
+        """Every step below this one, parents first, siblings by descending rank."""
         for child in sorted(self.children.values(), key=lambda child: -child.rank):
             yield child
             yield from child.walk()
@@ -64,7 +64,7 @@ class GrowingTree:
         self._steps = 0
         self._tokens = 0
         self.answering = False
-        """Whether the search is over and the answer is on its way."""
+        """Whether the search has ended and the answer is being streamed."""
 
     def add(self, event: StepScored) -> None:
         """Puts a step below its parent, or below the nearest ancestor that is known."""
@@ -80,20 +80,20 @@ class GrowingTree:
 
     @property
     def status(self) -> Text:
-        """One line on how far the search has come."""
+        """One line about the search's progress."""
         doing = "answering" if self.answering else "searching" if self._steps else "waiting for the first step"
         return Text(f"{doing} · {self._steps:,} steps scored · {self._tokens:,} tokens", style="dim")
 
     def draw(self, most_lines: int) -> Tree:
-        """The tree in at most about ``most_lines`` lines; what does not fit is counted below its parent."""
+        """The tree in at most about ``most_lines`` lines; other steps are counted below their parent."""
         shown = self._shown(max(1, most_lines - 1))
         drawing = Tree(Text(shorten(printable(self._question)), style="bold", overflow="ellipsis", no_wrap=True))
         self._draw_below(self._root, drawing, shown)
         return drawing
 
     def _shown(self, most_lines: int) -> set[DrawnStep]:
-        """The steps to draw: the best first, of which none ranks above its parent, so paths stay whole.
-        A third of the lines is for counting what is left out."""
+        """The steps to draw: those with the highest rank. None ranks above its parent, so paths stay whole.
+        A third of the lines is reserved for the counts of hidden steps."""
         ranked = sorted(self._root.walk(), key=lambda step: -step.rank)
         return set(ranked if len(ranked) <= most_lines else ranked[: max(1, most_lines * 2 // 3)])
 
@@ -106,7 +106,7 @@ class GrowingTree:
             drawing.add(Text(f"… {sum(child.count for child in hidden)} more", style="dim"))
 
     def _line(self, step: DrawnStep) -> Text:
-        # Nothing tells a client which paths were given up; one that others have outgrown surely was.
+        # Clients are not told which paths were given up. A leaf above the deepest level is drawn as given up.
         outgrown = not step.terminal and not step.children and step.depth < self._deepest
         line = Text(overflow="ellipsis", no_wrap=True)
         line.append(reward_text(step.best), style="dim" if outgrown else reward_style(step.best))
@@ -129,7 +129,7 @@ def reward_style(reward: float | None) -> str:
 
 
 def printable(text: str) -> str:
-    """The text without what could steer a terminal: a model may write anything."""
+    """The text without terminal control characters: a model may write anything."""
     return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 

@@ -301,7 +301,7 @@ def batch(
 
 
 def _writable(path: Path) -> Path:
-    """The path, refused where no file can be."""
+    """Returns the path, or refuses it if no file can be written there."""
     if not path.absolute().parent.is_dir():
         refuse(f"cannot write {path}: no such directory")
     if path.is_dir():

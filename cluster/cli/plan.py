@@ -1,4 +1,4 @@
-"""``banyan plan``: what to write into a configuration whose engines share a device."""
+"""``banyan plan``: memory settings for engines that share a device."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,9 +23,10 @@ MAX_BYTES = 1 << 50
 def show_plan(
     path: Path | None, memory: str | None, working: str, tokens: Mapping[str, float], console: Console
 ) -> None:
-    """
+    """Prints the split of the memory and the settings for it.
+
     Raises:
-        LaunchError: the configuration is wrong, its models do not fit, or what they need cannot be told.
+        LaunchError: the configuration is wrong, its models do not fit, or their memory needs are unknown.
     """
     config = app_config(read_config(path))
     with console.status("reading the models"):
@@ -38,7 +39,7 @@ def show_plan(
 def planned(
     config: "AppConfig", memory: str | None, working: str, tokens: Mapping[str, float]
 ) -> tuple[list[Share], int, bool]:
-    """The split, of how many bytes, and whether those are a GPU's.
+    """Returns the shares, the total bytes, and whether this machine has a GPU.
 
     Raises:
         LaunchError: as `show_plan`.
@@ -51,12 +52,12 @@ def planned(
         raise LaunchError("--memory: this machine has no GPU; say what its engines share, as 24GiB")
     try:
         return split(roles_of(config, _size("--working", working), tokens), whole), whole, device is not None
-    except (DoesNotFit, RuntimeError) as error:  # of which EngineStartError is one
+    except (DoesNotFit, RuntimeError) as error:  # EngineStartError is a RuntimeError
         raise LaunchError(str(error)) from error
 
 
 def settings(shares: Sequence[Share], on_gpu: bool) -> dict[str, Any]:
-    """What the configuration is to say."""
+    """The settings to write into the configuration."""
     found: dict[str, Any] = {}
     for share in shares:
         found[share.role.name] = {"kv_cache_memory_bytes": share.kv_bytes}

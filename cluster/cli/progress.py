@@ -1,4 +1,4 @@
-"""How far a long command has come: a bar in a terminal, a line a minute where there is none."""
+"""Progress of a long command: a bar in a terminal, else one line per minute."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ EVERY_S = 60.0
 
 
 def progress_bar(console: Console) -> Progress:
-    """A bar for each task, with the task's ``note``; nothing where there is no terminal."""
+    """A bar for each task, with the task's ``note``; nothing without a terminal."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -28,7 +28,7 @@ def progress_bar(console: Console) -> Progress:
 
 
 class Pace:
-    """How fast lines are done, of those that this process does."""
+    """Progress of a job, and its speed in this process."""
 
     def __init__(self, total: int, done: int, now: Callable[[], float] = time.monotonic) -> None:
         self.total, self.done = total, done
@@ -44,7 +44,7 @@ class Pace:
 
     @property
     def left_s(self) -> float | None:
-        """None while nothing is done."""
+        """Estimated seconds left; None before the first line is done."""
         return (self.total - self.done) / self.per_second if self.per_second > 0 else None
 
     def __str__(self) -> str:
@@ -56,7 +56,7 @@ class Pace:
 async def line_progress(
     console: Console, pace: Pace, note: Callable[[], str], every_s: float = EVERY_S
 ) -> AsyncIterator[Callable[[], None]]:
-    """Shows lines being done, or that none is; what it gives is to be called after each."""
+    """Shows the progress of lines. Yields a function to call after each finished line."""
     with progress_bar(console) as bar:
         task = bar.add_task("lines", total=pace.total, completed=pace.done, note="")
 

@@ -1,4 +1,4 @@
-"""The ``search`` field of a request, from what is typed on a command line."""
+"""The ``search`` field of a request, from command-line options."""
 
 import json
 
@@ -13,12 +13,12 @@ class SearchFieldError(ValueError):
 
 
 def search_field(strategy: str, n: int) -> dict[str, object]:
-    """The field for a strategy given by name, which gets ``n`` if it takes one, or by an alias such as
-    ``beam-64``, whose own number counts. Settings may follow: ``dvts:m=8,budget.tokens=1000``. Checked here, so that
-    nothing wrong is sent a thousand times.
+    """The field for a strategy's name, which gets ``n`` if it takes one, or for an alias such as ``beam-64``, which
+    has its own number. Settings may follow: ``dvts:m=8,budget.tokens=1000``. Validated here, so that an error is not
+    sent a thousand times.
 
     Raises:
-        SearchFieldError: names what is wrong and what there is.
+        SearchFieldError: a name or setting is wrong; the message names it and what is allowed.
     """
     name, _, settings = strategy.partition(":")
     given: dict[str, object] = parse_alias(name) or {"strategy": name}
@@ -38,7 +38,7 @@ def search_field(strategy: str, n: int) -> dict[str, object]:
 
 
 def _put(given: dict[str, object], setting: str) -> None:
-    """Adds one ``key=value``; the value is read as JSON, or else is a word."""
+    """Adds one ``key=value``; the value is parsed as JSON, else taken as text."""
     key, equals, text = setting.partition("=")
     if not (key and equals and text):
         raise SearchFieldError(f"{setting!r} is no setting: write key=value")

@@ -1,4 +1,4 @@
-"""``banyan serve``: the application in the foreground, and what to type next."""
+"""``banyan serve``: runs the application in the foreground and prints example commands."""
 
 import json
 import shlex
@@ -52,7 +52,7 @@ def serve_until_interrupted(
 
 
 def welcome(running: Running, model: str) -> Text:
-    """What to do with an application that answers."""
+    """Text with example commands for a running application."""
     body = {
         "model": model,
         "messages": [{"role": "user", "content": EXAMPLE}],
@@ -83,7 +83,7 @@ def welcome(running: Running, model: str) -> Text:
 
 
 def _model(url: str, api_key: str | None) -> str:
-    """The model's name, or a word in its place where the endpoint wants a key that is not given."""
+    """Name of the served model; ``MODEL`` if the endpoint does not tell it, as without a required key."""
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
         models = httpx.get(f"{url}/v1/models", headers=headers, timeout=ASKING_S, trust_env=False).json()
@@ -93,7 +93,7 @@ def _model(url: str, api_key: str | None) -> str:
 
 
 def command() -> str:
-    """How this command is typed in another terminal: its name where the shell finds it, else its path."""
+    """How to type this command in another terminal: its name if the shell finds it, else its path."""
     script = Path(sys.argv[0])
     if script.name != "banyan" or shutil.which("banyan"):
         return "banyan"

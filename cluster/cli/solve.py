@@ -1,4 +1,4 @@
-"""One question in the terminal: the tree while it grows, then the answer and what it cost."""
+"""One question in the terminal: the growing tree, then the answer and its cost."""
 
 import json
 from collections.abc import AsyncIterator
@@ -15,14 +15,14 @@ from cluster.client.replies import Completion, Event, Question, Restarted, StepS
 FRAMES_PER_SECOND = 8
 FINAL_LINES = 40
 OTHER_LINES = 4
-"""Of the screen, what the line below the tree and the shell's prompt need."""
+"""Screen lines for the status below the tree and for the shell's prompt."""
 
 
 async def solve(client: Client, question: Question, console: Console, as_json: bool) -> Completion:
-    """Asks, shows what comes, and gives the whole reply.
+    """Sends the question, shows its events, and returns the whole reply.
 
     On a terminal the tree grows in place; elsewhere each scored step is a plain line; with ``as_json``
-    there is one JSON object at the end and nothing else.
+    the output is one JSON object at the end.
     """
     events = client.stream(question)
     try:
@@ -85,7 +85,7 @@ async def _last(events: AsyncIterator[Event]) -> Completion:
 
 
 def answer_text(reply: Completion) -> Text:
-    """The answer with its reasons, how sure the search is of it, and what it cost."""
+    """The answer with its reasoning, score, agreement and cost."""
     search = reply.search
     text = Text("\n")
     text.append(printable(reply.text).strip() + "\n\n", style="")

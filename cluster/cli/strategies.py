@@ -1,4 +1,4 @@
-"""The searches there are and their settings, as `banyan strategies` shows them."""
+"""``banyan strategies``: lists the strategies and their settings."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from search.strategies.catalog import STRATEGIES
 
 
 def show_strategies(console: Console, name: str | None) -> None:
-    """All strategies in a line each, or one with its settings."""
+    """Prints all strategies, one line each, or one with its settings."""
     console.print(_settings(name) if name else _overview())
 
 
@@ -50,7 +50,7 @@ def _settings(name: str) -> RenderableType:
 
 
 def _paragraphs(strategy: type[Strategy]) -> list[str]:
-    """What a strategy's docstring says, each paragraph in one line."""
+    """The paragraphs of a strategy's docstring, each in one line."""
     return [
         " ".join(paragraph.split()) for paragraph in (strategy.__doc__ or "").replace("``", "").strip().split("\n\n")
     ]
@@ -66,7 +66,7 @@ def _resolved(field: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _allowed(field: dict[str, Any]) -> str:
-    """What a setting may be, in few words."""
+    """Short text of a setting's allowed values."""
     if "const" in field:
         return str(field["const"])
     if "enum" in field:

@@ -1,4 +1,4 @@
-"""Talking to a Banyan endpoint over HTTP, from programs with an event loop and without.
+"""HTTP client of a Banyan endpoint, for programs with and without an event loop.
 
     with SyncClient("http://127.0.0.1:8000") as client:
         for event in client.stream(Question("What is 6 * 7?", {"strategy": "beam_search", "n": 16})):
@@ -6,7 +6,7 @@
                 case StepScored(): print(event.reward, event.text)
                 case Completion(): print(event.search.answer)
 
-The `banyan` command is built on it. What the endpoint takes beyond a `Question` is for OpenAI's own client.
+The `banyan` command uses it. For request fields that a `Question` does not have, use OpenAI's own client.
 """
 
 from cluster.client.client import Client

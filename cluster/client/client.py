@@ -1,4 +1,4 @@
-"""A small asynchronous client of Banyan's HTTP endpoint: plain and streamed completions, asked again where it helps."""
+"""A small asynchronous client of Banyan's HTTP endpoint: plain and streamed completions, with retries."""
 
 import asyncio
 import time
@@ -32,22 +32,22 @@ DEFAULT_RETRIES = Retries()
 
 
 class Client:
-    """Talks to one endpoint. Use as an async context manager.
+    """Client of one endpoint. Use as an async context manager.
 
-    A request that meets a failure of the endpoint's (a 5xx, a connection that ends too soon) or a full house (429 with
-    ``Retry-After``) is made again under the same seed, until ``retries`` or its deadline end it; so what is returned in
-    the end is the tree that the first try would have grown. Searches change nothing at the endpoint: one that goes on
-    there without us only costs. An endpoint that was never reached is not asked again.
+    If the endpoint fails (a 5xx, a connection that ends too soon) or is full (429 with ``Retry-After``), a request is
+    retried with the same seed, within the limits of ``retries`` and its deadline. So the reply is the tree that the
+    first try would have grown. Searches have no side effects: one that continues at the endpoint after its connection
+    broke only costs compute. An endpoint that was never reached is not retried.
 
     Args:
         url: the endpoint's root, with or without ``/v1``.
         api_key: sent as ``Authorization: Bearer``.
-        timeout_s: the deadline of each whole request, all its tries and the waits between them included.
+        timeout_s: deadline of a request, including all its tries and the waits between them.
         connections: most requests at once.
-        retries: how often and how patiently.
-        transport: what carries requests there, where that is not HTTP (`cluster.client.handles`).
-        waits_for_room: whether a request that is refused for lack of room (429) is made again; else that is raised at
-            once, for a caller who has others to slow down, too.
+        retries: number of tries and waits between them.
+        transport: carries requests in place of HTTP (`cluster.client.handles`).
+        waits_for_room: whether a request that is refused for lack of room (429) is retried; else the refusal is raised
+            at once, for a caller that has to slow down other requests, too.
 
     Raises:
         ClientError: the URL or the key cannot be used.
@@ -91,7 +91,7 @@ class Client:
         await self._http.__aexit__(kind, error, trace)
 
     async def model(self) -> str:
-        """The first model that the endpoint serves; asked once."""
+        """The first model that the endpoint serves; cached."""
         if self._model is None:
             models = await self._again("GET", "/v1/models")
             try:
@@ -101,7 +101,7 @@ class Client:
         return self._model
 
     async def healthy(self) -> bool:
-        """Whether ``/health`` says so, asked once; False also when nothing answers."""
+        """Whether ``/health`` answers with success, without retries; False also if nothing answers."""
         try:
             await self._whole("GET", "/health", None, self._timeout_s)
         except ClientError:
@@ -109,7 +109,7 @@ class Client:
         return True
 
     async def ask(self, question: Question) -> Completion:
-        """The whole reply at once, with the tree if the question wants it."""
+        """Returns the whole reply, with the tree if the question asks for it."""
         body = question.seeded().as_json(await self.model(), stream=False)
         reply = await self._again("POST", "/v1/search" if question.tree else "/v1/chat/completions", body)
         try:
@@ -121,35 +121,35 @@ class Client:
         return Completion(content, finish_reason, search_block(reply), usage_of(reply), tree, prompt_of(reply))
 
     async def post(self, path: str, body: dict[str, object]) -> dict[str, Any]:
-        """The reply to a request that is sent as it is."""
+        """Sends ``body`` unchanged and returns the reply."""
         return await self._again("POST", path, body)
 
     async def stream(self, question: Question) -> AsyncGenerator[Event, None]:
-        """The reply as it comes about: scored steps, pieces of the answer, and last the Completion.
+        """Streams the reply: scored steps, pieces of the answer, and last the Completion.
 
-        A stream that breaks is asked for again under the same seed, and begins anew: a `Restarted` says that all events
-        so far are void, and then they come again from the first step on, in an order of their own. So there may be
-        several Restarted, and there is one Completion, made of what came after the last of them. Where nothing had come
-        when it broke, nothing says so.
+        A broken stream is retried with the same seed and starts over. A `Restarted` then says that all earlier events
+        are void; steps come again from the first one on, perhaps in another order. There may be several Restarted, and
+        there is one Completion, built from the events after the last Restarted. A stream that breaks before its first
+        event is retried without a Restarted.
 
         Closing the iterator disconnects, which ends the search at the endpoint.
         """
         body = question.seeded().as_json(await self.model(), stream=True)
         deadline = Deadline(self._timeout_s)
-        told = False
-        broke: BaseException | None = None
+        yielded = False
+        last_error: BaseException | None = None
         async for attempt in self._retries.loop(self._timeout_s, self._is_worth_another_try):
             with attempt:
-                if told:
-                    yield Restarted(str(broke))
-                    told = False
+                if yielded:
+                    yield Restarted(str(last_error))
+                    yielded = False
                 try:
                     async with aclosing(self._events(body, deadline)) as events_:
                         async for event in events_:
-                            told = True
+                            yielded = True
                             yield event
                 except ClientError as error:
-                    broke = error
+                    last_error = error
                     raise
 
     async def _events(self, body: dict[str, object], deadline: "Deadline") -> AsyncGenerator[Event, None]:
@@ -180,7 +180,7 @@ class Client:
         yield Completion("".join(text), finish_reason, search, usage)
 
     async def _until(self, deadline: "Deadline", pieces: AsyncIterator[str]) -> AsyncIterator[str]:
-        """What comes before the deadline. A stream that only says that it is alive is no answer either."""
+        """Yields pieces until the deadline, then raises TooLate, even if the stream still sends keep-alives."""
         while True:
             try:
                 async with asyncio.timeout(deadline.remaining):
@@ -192,7 +192,7 @@ class Client:
             yield piece
 
     async def _again(self, method: str, path: str, body: dict[str, object] | None = None) -> dict[str, Any]:
-        """A whole reply, asked for as often as it takes."""
+        """Returns a whole reply, with retries."""
         deadline = Deadline(self._timeout_s)
         async for attempt in self._retries.loop(self._timeout_s, self._is_worth_another_try):
             with attempt:
@@ -211,7 +211,7 @@ class Client:
     async def _request(
         self, method: str, path: str, body: dict[str, object] | None, timeout_s: float
     ) -> AsyncIterator[httpx.Response]:
-        """An open response of status 200; transport errors, also while it is read, as typed ones."""
+        """Opens a response of status 200. Raises transport errors, also those while reading, as a ClientError."""
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
         try:
             async with self._http.stream(method, path, json=body, timeout=timeout) as response:
@@ -240,7 +240,7 @@ class Client:
 
 
 class Deadline:
-    """A point in this process's time, ``seconds`` from now."""
+    """A deadline ``seconds`` from now, by the monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
         self._at = time.monotonic() + seconds
@@ -252,10 +252,10 @@ class Deadline:
 
 
 def _check_url(url: str) -> bool:
-    """Whether the URL is on this machine.
+    """Checks a URL. Returns whether it is on this machine.
 
     Raises:
-        ClientError: it is no http URL.
+        ClientError: it is not an http URL.
     """
     try:
         parts = urlsplit(url)

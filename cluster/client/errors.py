@@ -1,4 +1,4 @@
-"""What can go wrong between a client and the HTTP endpoint.
+"""Errors between a client and the HTTP endpoint.
 
 ClientError
 ├── Unreachable         nothing listens there
@@ -10,7 +10,7 @@ ClientError
 
 
 class ClientError(Exception):
-    """Root of all that this client raises."""
+    """Root of the client's errors."""
 
 
 class Unreachable(ClientError):

@@ -1,7 +1,7 @@
-"""An application's controllers as an endpoint of the client: the same requests and replies, carried by Serve's handles.
+"""Sends the client's requests to an application's controllers through Serve handles.
 
-What imports this has joined the application's cluster. There is no HTTP on the way, no proxy and no API key: who may
-call a cluster's actors may do anything there.
+For processes that have joined the application's cluster. There is no HTTP, no proxy and no API key: a process that can
+call a cluster's actors can do anything there.
 """
 
 import asyncio
@@ -15,19 +15,20 @@ from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError, 
 from cluster.launch.config_file import CONTROLLER
 
 URL = "http://127.0.0.1"
-"""Stands for the application where a URL is wanted; nothing is sent there."""
+"""Placeholder where a URL is required; nothing is sent there."""
 
 
 class HandleTransport(httpx.AsyncBaseTransport):
-    """Carries requests to the controllers of one application. To be made and used in one event loop."""
+    """Carries requests to the controllers of one application. Create and use it in one event loop."""
 
     def __init__(self, application: str, owner: str | None = None) -> None:
-        """``owner``: whose requests they are, as the application's store calls them; None: those of the cluster."""
+        """``owner``: owner of the requests, as named in the application's store; None: the cluster."""
         self._owner = owner
         self._handle = serve.get_deployment_handle(CONTROLLER, application).options(method_name="answer")
 
     async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-        """
+        """Sends one request and returns the reply.
+
         Raises:
             httpx.ReadTimeout: no reply within the request's own time.
             httpx.ConnectError: the application is gone.

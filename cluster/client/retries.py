@@ -1,4 +1,4 @@
-"""When a client asks again: what is worth another try, how often, and how long it waits before."""
+"""Retries of a client: which errors are retried, how often, and after which wait."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,24 +16,24 @@ from tenacity import (
 from cluster.client.errors import Disconnected, Refused
 
 OUT_OF_TIME = "deadline_exceeded"
-"""The code of an endpoint's answer that a search ran out of its own time: it would again."""
+"""Error code of a search that ran out of its own time: a retry would, too."""
 
 
 @dataclass(frozen=True)
 class Retries:
-    """How often and how patiently a request is made again. With ``attempts`` 1 it never is."""
+    """Number of tries and the waits between them. With ``attempts`` 1 there are no retries."""
 
     attempts: int = 8
     """Tries of one request, the first included."""
     backoff_s: float = 0.5
-    """First wait, where the endpoint names none; it doubles."""
+    """First wait in seconds, if the endpoint names none. It doubles."""
     backoff_max_s: float = 8.0
-    """Longest wait, where the endpoint names none. With the defaults seven waits are half a minute and a little:
-    longer than a controller takes to be replaced."""
+    """Longest wait in seconds, if the endpoint names none. The seven waits of the defaults last a little over half a
+    minute, longer than the replacement of a controller."""
 
     def loop(self, seconds: float, again: Callable[[BaseException], bool]) -> AsyncRetrying:
-        """Attempts until one succeeds, fails with what ``again`` does not hold for, their number is used up, or the
-        next one would begin later than ``seconds`` after the first. The last error is raised as it is."""
+        """Yields attempts until one succeeds, fails with an error that ``again`` rejects, their number is used up, or
+        the next one would begin later than ``seconds`` after the first. Raises the last error unchanged."""
         backoff = wait_exponential(self.backoff_s, max=self.backoff_max_s) + wait_random(0, self.backoff_s)
 
         def wait(state: RetryCallState) -> float:
@@ -50,8 +50,8 @@ class Retries:
 
 
 def worth_another_try(error: BaseException) -> bool:
-    """Whether the same request can succeed a little later: the connection broke, the endpoint failed (5xx, or an error
-    of its own in a stream), or it was full and said when it will not be."""
+    """Whether a retry may succeed: the connection broke, the endpoint failed (5xx, or a server error in a stream), or
+    it was full and sent ``Retry-After``."""
     if isinstance(error, Refused):
         if error.status == 429:
             return error.retry_after_s is not None

@@ -14,9 +14,9 @@ from cluster.client.retries import Retries
 
 
 class SyncClient:
-    """`Client`, each call of which returns when it is done. Use as a context manager; any threads may share it.
+    """Blocking version of `Client`. Use as a context manager. Thread-safe.
 
-    It runs in an event loop on a thread of its own, so it can be used where the program has a loop too, in a notebook.
+    Its event loop runs on a thread of its own, so it also works in programs with a loop, such as notebooks.
 
     Args, Raises: as `Client`.
     """
@@ -74,7 +74,7 @@ class SyncClient:
             pumping.cancel()
 
     async def _pump(self, question: Question, events: "SimpleQueue[Event | None]") -> None:
-        """In the client's loop. As many events as a search has steps may wait, so that it never does."""
+        """Runs in the client's loop. The queue is unbounded, so the loop never waits for the reader."""
         try:
             async with aclosing(self._client.stream(question)) as stream:
                 async for event in stream:

@@ -1,4 +1,4 @@
-"""Bytes from the HTTP endpoint to checked values; nothing is read without a bound."""
+"""Parses bytes from the HTTP endpoint into validated values. All reads are bounded."""
 
 import json
 from collections.abc import AsyncIterator
@@ -66,7 +66,7 @@ def tree_of(reply: dict[str, Any]) -> TreeView:
 
 
 def prompt_of(reply: dict[str, Any]) -> tuple[int, ...]:
-    """The ids of the prompt, where a reply has them."""
+    """Token ids of the prompt; empty if the reply has none."""
     ids = reply.get("prompt_token_ids") or []
     if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise ProtocolError("the reply is not Banyan's: prompt_token_ids are no ids")
@@ -74,7 +74,7 @@ def prompt_of(reply: dict[str, Any]) -> tuple[int, ...]:
 
 
 def step_of(chunk: dict[str, Any]) -> StepScored | None:
-    """The scored step that a chunk of a stream reports, if it does."""
+    """The scored step in a chunk of a stream, if any."""
     event = chunk.get("search_event")
     if not isinstance(event, dict) or event.get("type") != "step_scored":
         return None
@@ -82,7 +82,7 @@ def step_of(chunk: dict[str, Any]) -> StepScored | None:
 
 
 def delta_of(chunk: dict[str, Any]) -> tuple[str, str | None]:
-    """The piece of the answer in a chunk of a stream, and the finish reason where it is the last."""
+    """The piece of the answer in a chunk of a stream, and the finish reason if it is the last."""
     try:
         choices = chunk.get("choices") or [{}]
         return (choices[0].get("delta") or {}).get("content") or "", choices[0].get("finish_reason")
@@ -100,7 +100,7 @@ def validated(model: type[Model], value: object) -> Model:
 
 
 def refusal(content: bytes | dict[str, Any], response: httpx.Response | None) -> Refused:
-    """The error that a reply, or an event of a stream (without a response), carries."""
+    """The error in a reply, or in an event of a stream (then without ``response``)."""
     status = response.status_code if response is not None else None
     body: object = content
     if isinstance(content, bytes):
@@ -117,6 +117,6 @@ def refusal(content: bytes | dict[str, Any], response: httpx.Response | None) ->
 
 
 def _retry_after_s(response: httpx.Response | None) -> float | None:
-    """Seconds to wait before trying again, where the endpoint names them as a number."""
+    """Seconds to wait before a retry, if the endpoint gives a number."""
     value = response.headers.get("retry-after", "") if response is not None else ""
     return float(value) if value.isascii() and value.isdigit() else None

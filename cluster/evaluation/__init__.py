@@ -1,1 +1,1 @@
-"""Strategies measured on files of problems: the loop, the statistics and the reports."""
+"""Evaluation of strategies on files of problems: loop, statistics and reports."""

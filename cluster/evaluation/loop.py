@@ -1,7 +1,7 @@
-"""The evaluation loop: every problem under every strategy, so many at once, graded as answers arrive.
+"""The evaluation loop: every problem under every strategy, several at once, graded as answers arrive.
 
-Strategies run one after another, so that the seconds of one are not those of another. A problem's seed
-depends on nothing but the evaluation's seed and the problem, so order and concurrency change no answer.
+Strategies run one after another, so that one does not slow down another. A problem's seed depends only on the
+evaluation's seed and the problem, so order and concurrency change no answer.
 """
 
 import asyncio
@@ -23,20 +23,20 @@ MAX_IN_FLIGHT = 1024
 Ask = Callable[[Question], Awaitable[Completion]]
 OnRow = Callable[[Row], None]
 OnLine = Callable[[int, TrainingLine | None], None]
-"""Takes what a problem's tree teaches, None where the search failed, with the problem's place among all."""
+"""Takes the index of a problem and its training line, or None if the search failed."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How the problems are to be asked."""
+    """How the problems are sent."""
 
     n: int = 16
     seed: int = 0
     in_flight: int = 16
     trees: bool = False
-    """Whether the whole trees are wanted, with log-probabilities."""
+    """Whether replies have the whole trees, with log-probabilities."""
     kv_usage: bool = False
-    """Whether each search is to report the KV that it needs."""
+    """Whether each search reports the KV that it needs."""
 
     def search(self, strategy: str) -> dict[str, object]:
         """The ``search`` field of every request.
@@ -67,16 +67,16 @@ async def evaluate(
     on_row: OnRow,
     on_line: OnLine | None = None,
 ) -> None:
-    """Asks every problem once and hands each row to ``on_row`` as it is graded, in order of arrival, and what its tree
-    teaches to ``on_line``, where the plan wants trees.
+    """Sends every problem once. Passes each row to ``on_row`` when it is graded, in order of arrival, and its training
+    line to ``on_line``, if the plan asks for trees.
 
-    A problem that fails becomes a row with an error; nothing here is fatal.
+    A failed problem becomes a row with an error and does not end the evaluation.
     """
     waiting = iter(enumerate(problems))
     matcher = AnswerMatcher()
 
     async def work() -> None:
-        for index, problem in waiting:  # shared: each worker takes the next problem that nobody has
+        for index, problem in waiting:  # shared: each worker takes the next problem
             row, line = await _graded(ask, matcher, problem, strategy, plan)
             if on_line is not None:
                 on_line(index, line)
@@ -110,7 +110,7 @@ async def _graded(
 async def graded(
     search: SearchBlock, seconds: float, problem: EvalProblem, strategy: str, seed: int, matcher: AnswerMatcher
 ) -> Row:
-    """The row of a problem that was answered after so many seconds."""
+    """Grades the reply to a problem. ``seconds``: time until the reply."""
     right = search.answer is not None and await matcher.same(problem.answer, search.answer)
     return Row(
         problem.unique_id,

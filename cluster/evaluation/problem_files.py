@@ -1,8 +1,8 @@
 """Problem files: JSON lines or Parquet with ``problem`` and ``answer``, as MATH-500 and ``banyan problems`` write them,
 or ``question`` and a solution that ends in ``#### 42``, as GSM8K has them.
 
-A line that cannot be used is named by its number and the reason; whether it is skipped or the whole
-file refused is the caller's choice, and refusal happens before anything is sent anywhere.
+A bad line is reported by its number and the reason. The caller chooses whether to skip it or to refuse the whole file,
+which happens before any request is sent.
 """
 
 import hashlib
@@ -17,25 +17,25 @@ MAX_PROBLEMS = 100_000
 MAX_BAD_LINES = 1_000
 PARQUET = ".parquet"
 PARQUET_ROWS = 256
-"""Rows that are held at once."""
+"""Rows held in memory at once."""
 FINAL_ANSWER = "####"
-"""What stands before the answer at the end of GSM8K's solutions."""
+"""Marker before the answer at the end of GSM8K's solutions."""
 
 
 class OnBadLine(StrEnum):
     """What to do about a line that cannot be used."""
 
     REFUSE = "refuse"
-    """Use nothing of the file."""
+    """Refuse the whole file."""
     SKIP = "skip"
-    """Go on without the line."""
+    """Skip the line."""
 
 
 class EvalProblem(NamedTuple):
     """One question with the answer it is graded against."""
 
     unique_id: str
-    """The file's own ``unique_id``, or a hash of the question where it has none."""
+    """The file's own ``unique_id``, or a hash of the question if it has none."""
     problem: str
     answer: str
     level: int | str | None = None
@@ -61,14 +61,14 @@ class Record(NamedTuple):
 
 
 class ProblemFile(NamedTuple):
-    """What was read: the usable problems in order, and the lines left out."""
+    """Content of a problem file: the usable problems in order, and the skipped lines."""
 
     problems: list[EvalProblem]
     skipped: list[BadLine]
 
 
 class ProblemFileError(ValueError):
-    """A problem file cannot be used. ``bad_lines`` says why, as far as it is a matter of lines."""
+    """A problem file cannot be used. ``bad_lines``: the lines that are the reason, if any."""
 
     def __init__(self, message: str, bad_lines: tuple[BadLine, ...] = ()) -> None:
         super().__init__(message, bad_lines)
@@ -80,7 +80,7 @@ class ProblemFileError(ValueError):
 
 
 def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: int | None = None) -> ProblemFile:
-    """The first ``limit`` problems of a file (all without a limit); empty lines are passed over.
+    """The first ``limit`` problems of a file (all without a limit); skips empty lines.
 
     Raises:
         ProblemFileError: the file cannot be read, has no usable line, has more than ``MAX_PROBLEMS``
@@ -111,12 +111,11 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
 
 
 def read_records(path: Path) -> Iterator[Record | BadLine]:
-    """Each line that is not empty, or each row where the file's name ends in ``.parquet``; no more than some of it is
-    held at once.
+    """Streams the non-empty lines of a file, or the rows of one whose name ends in ``.parquet``.
 
     Raises:
-        ProblemFileError: it is no Parquet file though it is called one.
-        OSError: it cannot be read.
+        ProblemFileError: a ``.parquet`` file is not valid Parquet.
+        OSError: the file cannot be read.
     """
     if path.suffix == PARQUET:
         yield from _rows(path)
@@ -163,7 +162,7 @@ def _rows(path: Path) -> Iterator[Record]:
 
 
 def _lines(file: BinaryIO) -> Iterator[bytes | None]:
-    """The file's lines; None for one that is too long, of which no more than the limit is held."""
+    """The file's lines; None for one over the limit, which is read in pieces and dropped."""
     while line := file.readline(MAX_LINE_BYTES + 1):
         if len(line) <= MAX_LINE_BYTES:
             yield line
@@ -188,7 +187,7 @@ def _record(number: int, line: bytes | None) -> Record | BadLine:
 
 
 def _reason(fields: dict[str, object], name: str, wanted: str) -> str | None:
-    """Why a field cannot be used as text; None when it can."""
+    """The reason why a field cannot be used as text; None if it can."""
     if name not in fields:
         return f"no {name!r}"
     value = fields[name]

@@ -1,4 +1,4 @@
-"""How an evaluation is shown and kept: the table for people, the JSON for programs."""
+"""Reports of an evaluation: a table for people, JSON for programs."""
 
 import json
 import os
@@ -20,12 +20,12 @@ SHOWN = {
     "KV\nsum": ("kv_tokens_sum", ",.0f"),
     "PRM\ncalls": ("prm_calls", ",.1f"),
 }
-"""The columns of costs: heading, figure of `SearchCost`, format; shown where a search reported it. The JSON report has
-the others too."""
+"""Cost columns: heading, field of `SearchCost`, format. Shown if a search reported the field. The JSON report has all
+fields."""
 
 
 def summary_table(summaries: Sequence[StrategySummary]) -> Table:
-    """One line per strategy, narrow enough for 80 columns."""
+    """Table with one row per strategy, narrow enough for 80 columns."""
     shown = {heading: column for heading, column in SHOWN.items() if any(column[0] in each.cost for each in summaries)}
     kv = "KV tokens held (most at a time, and summed over a search's rounds), " if "KV\npeak" in shown else ""
     done = ", ".join(f"{each.strategy} {each.right}/{each.problems} in {each.elapsed_s:.1f} s" for each in summaries)
@@ -40,7 +40,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
         ),
         caption_justify="left",
     )
-    table.add_column("strategy", overflow="fold")  # with its settings it may be longer than a line
+    table.add_column("strategy", overflow="fold")  # with settings it may be longer than a line
     any_failed = any(summary.failed for summary in summaries)
     headings = ["accuracy", "95% interval", "pool", *shown, "seconds"]
     for heading in headings + ["failed"] * any_failed:
@@ -60,7 +60,7 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
 
 
 def error_lines(rows: Sequence[Row], most: int = 3) -> list[str]:
-    """The most frequent errors with how often each came; empty when there was none."""
+    """The most frequent errors with their counts; empty without errors."""
     counts: dict[str, int] = {}
     for row in rows:
         if row.error is not None:
@@ -85,7 +85,7 @@ def report(
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
-    """Writes the file whole or not at all."""
+    """Writes the file atomically."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         draft.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""What a set of graded problems says about a strategy, and how sure one may be of it."""
+"""Statistics of strategies over graded problems, with confidence intervals."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -17,7 +17,7 @@ class Interval(NamedTuple):
 
 
 def wilson(successes: int, trials: int) -> Interval:
-    """The 95% Wilson score interval of a proportion; all of [0, 1] when nothing was tried.
+    """The 95% Wilson score interval of a proportion; [0, 1] without trials.
 
     Source: Wilson 1927; it holds for few trials and for proportions near 0 and 1.
     Raises ValueError for more successes than trials, or for negative numbers.
@@ -26,7 +26,7 @@ def wilson(successes: int, trials: int) -> Interval:
         raise ValueError(f"successes must be within 0 and {trials}, got {successes}")
     if trials == 0:
         return Interval(0.0, 1.0)
-    from scipy.stats import binomtest  # half a second of imports that no other command needs
+    from scipy.stats import binomtest  # imported here: takes half a second
 
     bounds = binomtest(successes, trials).proportion_ci(confidence_level=CONFIDENCE, method="wilson")
     return Interval(float(bounds.low), float(bounds.high))
@@ -34,7 +34,7 @@ def wilson(successes: int, trials: int) -> Interval:
 
 @dataclass(frozen=True)
 class Row:
-    """One problem under one strategy: graded and paid for, or failed with the reason in ``error``."""
+    """Result of one problem under one strategy: graded, or failed with the reason in ``error``."""
 
     problem_id: str
     level: int | str | None
@@ -44,13 +44,13 @@ class Row:
     answer: str | None = None
     right: bool = False
     in_pool: bool = False
-    """Whether an answer that was voted on is right, the winner or another."""
+    """Whether any answer in the vote is right."""
     score: float | None = None
     agreement: float | None = None
     cost: SearchCost | None = None
-    """What the search cost; None where it failed."""
+    """Cost of the search; None if it failed."""
     seconds: float = 0.0
-    """As the client saw it, waiting for a place at the endpoint included."""
+    """Latency at the client, time in the endpoint's queue included."""
     stop_reason: str | None = None
     degraded: bool = False
     error: str | None = None
@@ -61,7 +61,7 @@ class Row:
 
 @dataclass(frozen=True)
 class StrategySummary:
-    """A strategy over all its problems. Means are over the problems that were answered."""
+    """Summary of a strategy over all its problems. Means are over the answered problems."""
 
     strategy: str
     problems: int
@@ -70,17 +70,17 @@ class StrategySummary:
     degraded: int
     interval: Interval
     pool: float
-    """The share of problems of which some answer that was voted on is right: what a perfect vote would reach."""
+    """Share of all problems for which an answer in the vote is right: the accuracy of a perfect vote."""
     cost: dict[str, float]
-    """The mean of every figure of `SearchCost` that the searches reported."""
+    """Mean of every field of `SearchCost` that the searches reported."""
     seconds: float
-    """Mean time of one problem, as the client saw it."""
+    """Mean latency of one problem at the client."""
     elapsed_s: float
     """Wall clock of all problems together."""
 
     @property
     def accuracy(self) -> float:
-        """Right answers among all problems: a failed problem is a problem not solved."""
+        """Share of right answers among all problems. A failed problem counts as not solved."""
         return self.right / self.problems if self.problems else 0.0
 
     def as_json(self) -> dict[str, Any]:

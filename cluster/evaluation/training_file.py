@@ -1,6 +1,6 @@
-"""Training data as a file: JSON lines, one for each problem under each strategy, in the order of the problems.
+"""Training data as JSON lines: one for each problem under each strategy, in the order of the problems.
 
-Lines are written as soon as those before them are, so no more trees are held than the slowest search makes wait.
+A line is written as soon as all earlier ones are. Only trees that wait for a slower search are held in memory.
 """
 
 import json
@@ -28,14 +28,14 @@ class TrainingLine(BaseModel):
     format: Literal[1]
     problem: str
     answer: str
-    """The file's, by which the paths were graded."""
+    """The problem file's answer, against which the paths were graded."""
     level: int | str | None
     unique_id: str
     strategy: str
     """As it was written on the command line."""
     seed: int
     accuracy: float | None
-    """The share of the paths that have ended which are right; None where none has ended."""
+    """Share of the ended paths that are right; None if none has ended."""
     nodes: list[TrainingNode]
     """Ordered by id; lookaheads are left out."""
     examples: list[TrainingExample]
@@ -44,7 +44,7 @@ class TrainingLine(BaseModel):
 async def training_line(
     problem: EvalProblem, strategy: str, seed: int, tree: TreeView, matcher: AnswerMatcher
 ) -> TrainingLine:
-    """The line for one tree, every path that has ended graded by the problem's own answer."""
+    """The line for one tree. Every ended path is graded against the problem's answer."""
     answers = answers_of(tree)
     given = {answer for answer in answers.values() if answer is not None}
     right = {answer for answer in given if await matcher.same(problem.answer, answer)}
@@ -64,10 +64,10 @@ async def training_line(
 
 
 class TrainingFile:
-    """Writes the lines beside the file, which they become whole or not at all. Use as a context manager.
+    """Writes lines to a draft, which `finish` renames to the file. Use as a context manager.
 
     Raises:
-        OSError: nothing can be written there.
+        OSError: the draft cannot be created.
     """
 
     def __init__(self, path: Path) -> None:
@@ -93,19 +93,19 @@ class TrainingFile:
         self._draft.unlink(missing_ok=True)
 
     def begin(self) -> None:
-        """The lines of another strategy follow."""
+        """Begins the lines of another strategy."""
         self._write_waiting()
         self._next = 0
 
     def put(self, index: int, line: TrainingLine | None) -> None:
-        """Takes the line of the problem at that place of the problem file; None where its search failed."""
+        """Takes the line of the problem with that index in the problem file; None if its search failed."""
         if line is None:
             self.missing += 1
         else:
             self.trees += 1
             for example in line.examples:
                 self.examples[example.kind] += 1
-        # ASCII: what a model writes may hold separators that some readers take for the end of a line.
+        # ASCII: a model's text may contain separators that some readers take for line ends.
         self._waiting[index] = json.dumps(line.model_dump(mode="json"), allow_nan=False) + "\n" if line else ""
         while self._next in self._waiting:
             self._write(self._waiting.pop(self._next))
@@ -113,7 +113,7 @@ class TrainingFile:
 
     @property
     def summary(self) -> str:
-        """What was exported, in a line."""
+        """One line about the exported data."""
         if not self.trees:
             return f"exported nothing: no search gave a tree; {self.path} is as it was"
         correct, incorrect = (_count(self.examples[kind], f"{kind} path") for kind in (Kind.CORRECT, Kind.INCORRECT))
@@ -121,10 +121,10 @@ class TrainingFile:
         return f"exported {_count(self.trees, 'tree')}, {correct} of hard problems, {incorrect} to {self.path}{missing}"
 
     def finish(self) -> None:
-        """Puts what there is in the file's place. Where there is nothing, the file stays as it was.
+        """Replaces the file with the draft. Without any tree the file stays as it was.
 
         Raises:
-            OSError: some of it could not be written.
+            OSError: a line could not be written.
         """
         self._write_waiting()
         try:
@@ -141,7 +141,7 @@ class TrainingFile:
             self._write(self._waiting.pop(index))
 
     def _write(self, text: str) -> None:
-        """Keeps an error for the end: a full disk must not cost the evaluation."""
+        """Writes text. An error is kept for `finish`: a full disk must not end the evaluation."""
         try:
             if self._error is None:
                 self._file.write(text)

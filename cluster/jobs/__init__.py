@@ -1,1 +1,1 @@
-"""Batch jobs: a file of problems or of requests in, a line for each out, whatever happens in between."""
+"""Batch jobs: one output line for each line of a file of problems or requests. A killed job can resume."""

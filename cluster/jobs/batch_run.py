@@ -1,4 +1,4 @@
-"""One batch, from its file to the files of its results."""
+"""Runs one batch, from its input file to its result files."""
 
 import asyncio
 import time
@@ -14,28 +14,28 @@ from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files,
 from search.tools.tasks import ended
 
 LOOK_EVERY_S = 0.5
-"""For its cancellation, and what is done."""
+"""Interval of looking for a cancellation and of writing progress, seconds."""
 KEY_GONE_S = 900.0
-"""A key that has been refused for so long was removed; for less, controllers may not have been told of it yet."""
+"""Seconds of refusals after which a key counts as removed. Until then, controllers may not know a new key yet."""
 KEY_REMOVED = LineError(code="key_removed", message="the API key of this batch is not accepted any more")
 LEFT = {
     BatchStatus.FAILED: (KEY_REMOVED.code, "the batch's API key was removed before this request was done"),
     BatchStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
     BatchStatus.EXPIRED: ("batch_expired", "the batch's completion window closed before this request was done"),
 }
-"""What is said of the requests that are not done when a batch ends before its time."""
+"""Code and message of requests that are not done when a batch ends early, by its final status."""
 
 
 class LinesFailed(Exception):
-    """All is done, but some lines failed for other reasons than their own: later they may go well."""
+    """All lines are done, but some failed for reasons of the service: a later retry may succeed."""
 
 
 class BatchRun:
-    """The job of one batch, for who has its lease."""
+    """The job of one batch. Only for the process that holds its lease."""
 
     def __init__(self, batch: Batch, files: Files, client: Client, window: Window) -> None:
-        """``files``: of the batch's owner, whose requests ``client`` makes; it is not entered yet. ``window``: how many
-        requests are in flight."""
+        """``files``: files of the batch's owner. ``client``: sends requests as that owner; not entered yet. ``window``:
+        limit of requests in flight."""
         self._batch = batch
         self._record = batch.record
         self._files = files
@@ -43,13 +43,13 @@ class BatchRun:
         self._window = window
 
     async def run(self, most_lines: int, last: bool) -> None:
-        """Returns when it has ended. ``last``: what fails now, for whatever reason, has failed for good.
+        """Runs the batch to its end. ``last``: whether this is the last pass, so that all failures are final.
 
-        What failed before is asked for again where the state says so (`BatchState.again`).
+        Failed lines are retried if the state says so (`BatchState.again`).
 
         Raises:
-            LinesFailed: not where it was the ``last`` time.
-            ClientError, JobStopped, OutputError, ProblemFileError, OSError: it cannot go on now.
+            LinesFailed: lines failed for reasons of the service, and this was not the ``last`` pass.
+            ClientError, JobStopped, OutputError, ProblemFileError, OSError: the batch cannot continue now.
         """
         batch = self._batch
         given = await asyncio.to_thread(checked, batch.input_path, self._record.endpoint, most_lines)
@@ -67,7 +67,7 @@ class BatchRun:
         )
         state = batch.state
         decided = state.ending or must_end(batch)
-        # What is decided is not undone: with its ending, an error that there is stays.
+        # Once the ending is decided, existing errors stay.
         again = decided is None and state.again
         with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last, again) as outputs:
             progress = _Progress(batch, given, outputs, self._window)
@@ -78,7 +78,7 @@ class BatchRun:
             await self._finished(ending, given, outputs, progress)
 
     async def _finished(self, ending: BatchStatus, given: JobInput, outputs: Outputs, progress: "_Progress") -> None:
-        """Gives out what there is. Killed anywhere within, it is done again to the same end."""
+        """Adds the results to the owner's files. Idempotent: after a crash it can be repeated."""
         if ending is BatchStatus.COMPLETED:
             progress.tell(BatchStatus.FINALIZING, ending=ending)
         else:
@@ -96,7 +96,7 @@ class BatchRun:
         progress.tell(ending, output_file_id=ids["output"], error_file_id=ids["error"], usage=usage, errors=errors)
 
     async def _worked(self, given: JobInput, outputs: Outputs, progress: "_Progress") -> BatchStatus:
-        """How the batch ends: all is done, or it has to, or it has no key any more."""
+        """Runs the job. Returns how the batch ends: completed, cancelled, expired, or failed without a key."""
         progress.tell(BatchStatus.IN_PROGRESS)
         async with self._client:
             job = asyncio.create_task(Job(given, outputs, Settings("", {}), self._client, self._window).run())
@@ -112,7 +112,7 @@ class BatchRun:
                     raise
                 return BatchStatus.FAILED
             except JobStopped:
-                # It failed at everything: no pass, however much of it was asked for.
+                # The service failed at everything: this does not count as a pass.
                 progress.tell(BatchStatus.IN_PROGRESS, again=True)
                 raise
             finally:
@@ -127,7 +127,7 @@ class BatchRun:
 
 
 def must_end(batch: Batch) -> BatchStatus | None:
-    """How the batch has to end now, whatever of it is done; None where it may go on.
+    """Final status if the batch has to end now, cancelled or expired; None if it may continue.
 
     Raises:
         NotThere: it has been removed.
@@ -146,13 +146,13 @@ class _Progress:
         self._window = window
         told = batch.state
         begun = {"total": given.lines, "in_progress": told.in_progress or time.time()}
-        # What is to be asked for again is not done by now.
+        # `outputs` has already dropped the errors to retry.
         self._state = told.model_copy(update={**begun, "rests_until": None, "again": False})
         self._done = outputs.done.count
         self._told: BatchState | None = None
 
     def refused(self) -> float:
-        """Its key was. Returns for how long it has been, seconds."""
+        """Records that the key was refused. Returns for how many seconds it has been."""
         now = time.time()
         since = self._refused_since or now
         self.tell(BatchStatus.IN_PROGRESS, refused_since=since)
@@ -160,12 +160,12 @@ class _Progress:
 
     @property
     def _refused_since(self) -> float | None:
-        """None once anything has been done, or was refused for lack of room: so the key is known."""
+        """None once a line was done, or was refused for lack of room: the key is known then."""
         known = self._outputs.done.count != self._done or self._window.refusals
         return None if known else self._state.refused_since
 
     def tell(self, status: BatchStatus, **found: str | float | BatchUsage | tuple[LineError, ...] | None) -> None:
-        """``found``: other fields of the state."""
+        """Writes the state if it has changed. ``found``: other fields of the state."""
         now, state, done = time.time(), self._state, self._outputs
         self._state = state.model_copy(
             update={
@@ -184,7 +184,7 @@ class _Progress:
 
 
 def _account_for_the_rest(given: JobInput, outputs: Outputs, ending: BatchStatus) -> None:
-    """An error for every request that is not done.
+    """Writes an error for every request that is not done.
 
     Raises:
         OutputError: it could not be written.

@@ -1,7 +1,7 @@
-"""Does the batches of a store: each as the job that ``banyan batch`` does, whoever is killed meanwhile.
+"""Runs the batches of a store, each as a job like that of ``banyan batch``. Survives crashes of the runner.
 
-All that is known of a batch stands in the store: its job's two files say which lines are done. So whoever has the lease
-goes on where another was; what a runner that died was at has no line, and is done again.
+All state of a batch is in the store: its job's two files say which lines are done. So the process that holds the lease
+continues where another one stopped. Requests in flight when a runner died have no line, and are sent again.
 """
 
 import asyncio
@@ -21,39 +21,39 @@ from deployments.store import Batch, NotThere, Pending, Store, StoreBusy, StoreE
 logger = logging.getLogger("banyan.batches")
 
 LOOK_EVERY_S = 0.5
-"""For new batches, cancellations, and what is done."""
+"""Interval of looking for new batches and cancellations, seconds."""
 REST_S = 10.0
-"""A batch that could not go on is left alone for so long."""
+"""Seconds before a batch that could not continue is tried again."""
 MAX_REST_S = 300.0
-"""One of which lines have failed rests twice as long each time, at most so long."""
+"""Longest backoff between passes, seconds. The backoff doubles after every pass with failed lines."""
 MAX_PASSES = 8
-"""Then what has failed has failed; with the rests between them that is a quarter of an hour."""
+"""Passes after which failures are final. With the backoff between them they take a quarter of an hour."""
 SWEEP_EVERY_S = 60.0
 
 
 class BatchJobs:
-    """Of each owner one batch at a time, the oldest first; of all owners at once. One event loop."""
+    """Runs one batch of each owner at a time, the oldest first, and all owners at once. For use in one event loop."""
 
     def __init__(self, store: Store, connect: Callable[[str], Client]) -> None:
-        """``connect``: a client, not entered yet, whose requests are that owner's; it raises refusals for lack of
+        """``connect``: returns a client for an owner's requests, not entered yet, that raises refusals for lack of
         room."""
         self._store = store
         self._connect = connect
         self._at_work: dict[str, tuple[str, Window, asyncio.Task[None]]] = {}
-        """By name of the mark: the owner, how many requests are in flight, and who does it."""
+        """Running batches by name of the mark: owner, limit of requests in flight, and task."""
         self._next_pass: dict[str, float] = {}
-        """Before when (monotonic) a batch of which lines have failed is not asked for again, by name of the mark."""
+        """Earliest time of a batch's next pass (monotonic), by name of the mark."""
         self._rests: dict[str, float] = {}
-        """Until when (monotonic), by name of the mark."""
+        """End of the rest of a batch that could not continue (monotonic), by name of the mark."""
         self.waiting = 0
-        """Batches that nobody is at."""
+        """Number of batches that are not running."""
 
     @property
     def running(self) -> int:
         return len(self._at_work)
 
     async def run(self) -> None:
-        """Goes on until it is cancelled; the batches that it is at then are for another."""
+        """Runs until cancelled. The batches in progress are then left to another runner."""
         swept_at = 0.0
         try:
             while True:
@@ -70,12 +70,12 @@ class BatchJobs:
                 await asyncio.wait(tasks)
 
     async def _look(self) -> None:
-        """Begins what has its turn."""
+        """Starts the batches that are due."""
         pending = await asyncio.to_thread(self._store.pending)
         now = time.monotonic()
         self._rests = {name: until for name, until in self._rests.items() if until > now}
-        there = {each.name for each in pending}
-        self._next_pass = {name: until for name, until in self._next_pass.items() if name in there}
+        names = {each.name for each in pending}
+        self._next_pass = {name: until for name, until in self._next_pass.items() if name in names}
         busy = {owner for owner, _, _ in self._at_work.values()}
         for each in pending:
             if each.name in self._at_work or each.name in self._rests:
@@ -93,7 +93,7 @@ class BatchJobs:
         self._share()
 
     async def _begin(self, pending: Pending) -> bool:
-        """Reads how long a batch still rests; False where it cannot be read."""
+        """Reads the remaining backoff of a batch; False if it cannot be read."""
         try:
             rest_s = await asyncio.to_thread(_rest_of, pending.batch)
         except OSError as error:
@@ -114,14 +114,14 @@ class BatchJobs:
         self._rests[pending.name] = time.monotonic() + REST_S
 
     def _share(self) -> None:
-        """As many requests in flight for one as for another."""
+        """Divides the requests in flight evenly among the running batches."""
         if self._at_work:
             share = max(1, self._store.settings.batch_requests // len(self._at_work))
             for _, window, _ in self._at_work.values():
                 window.resize(share)
 
     async def _do(self, pending: Pending, window: Window) -> None:
-        """One batch to its end, or as far as it goes now."""
+        """Runs one batch to its end, or as far as it gets now."""
         try:
             with pending.batch.lease():
                 if not pending.batch.state.status.is_final:
@@ -150,7 +150,7 @@ class BatchJobs:
         await run.run(self._store.settings.batch_lines_max, last)
 
     def _passed(self, pending: Pending, error: LinesFailed) -> None:
-        """It rests, but for its end; so it does with another runner. For who has the lease."""
+        """Starts the backoff before the next pass, also for other runners. Only for the holder of the lease."""
         state = pending.batch.state
         made = state.passes + 1
         rest_s = min(REST_S * 2 ** (made - 1), MAX_REST_S)
@@ -161,7 +161,7 @@ class BatchJobs:
 
 
 def _rest_of(batch: Batch) -> float:
-    """For how long it still rests since its last pass, seconds."""
+    """Remaining backoff since the batch's last pass, seconds."""
     until = batch.state.rests_until
     return 0.0 if until is None else min(until - time.time(), MAX_REST_S)
 

@@ -1,4 +1,4 @@
-"""Training data out of a job's trees, in the formats of those who train with it."""
+"""Exports the trees of a job as training data, in the formats of training frameworks."""
 
 import json
 import math
@@ -40,22 +40,22 @@ Json = dict[str, Any]
 
 
 class Searched(NamedTuple):
-    """One problem, its tree graded."""
+    """One problem with its graded tree."""
 
     line: int
-    """Of the input."""
+    """Line number in the input."""
     prompt_token_ids: list[int]
     tree: TreeView
     training: TrainingLine
 
     def is_right(self) -> Callable[[NodeView], bool]:
-        """Whether a right solution lies at or below a step: then what it is worth is positive, whatever else does."""
+        """Returns a test of whether a right solution lies at or below a step: then the step's value is positive."""
         right = {node.id for node in self.training.nodes if node.value is not None and node.value > 0}
         return lambda node: node.id in right
 
 
 async def export(output: Path, path: Path, kind: ExportFormat) -> int:
-    """Writes what the trees in ``output`` teach, whole or not at all; how many examples that is.
+    """Writes training examples from the trees in ``output``, atomically. Returns their number.
 
     Raises:
         OSError: it cannot be written.
@@ -95,8 +95,8 @@ def _banyan(searched: Searched) -> Iterator[Json]:
 
 
 def _trl(searched: Searched) -> Iterator[Json]:
-    """A step is right where a right solution lies below it (Math-Shepherd's hard label, arXiv 2312.08935). Without the
-    line ends behind steps: TRL puts its own separator there."""
+    """One example for each path. A step is labelled right if a right solution lies at or below it (Math-Shepherd's hard
+    label, arXiv 2312.08935). Trailing newlines are removed: TRL adds its own separator."""
     is_right = searched.is_right()
     for path in ended_paths(searched.tree.nodes):
         yield {
@@ -124,8 +124,8 @@ def _verl(searched: Searched) -> Iterator[Json]:
 
 
 def _gym(searched: Searched) -> Iterator[Json]:
-    """A message for each step, as its model was called for it: with all ids before it as its prompt. Paths of which a
-    token has no known or no finite log-probability are left out."""
+    """One rollout for each path, with one message for each step, whose prompt is all token ids before it. Paths with a
+    missing or infinite log-probability are left out."""
     training, is_right = searched.training, searched.is_right()
     for path in ended_paths(searched.tree.nodes):
         prompt, output = list(searched.prompt_token_ids), []
@@ -133,10 +133,10 @@ def _gym(searched: Searched) -> Iterator[Json]:
             ids, logprobs = node.token_ids, node.token_logprobs
             if ids is None or logprobs is None or not all(map(math.isfinite, logprobs)):
                 break
-            place = ".".join(map(str, node.id))
+            node_id = ".".join(map(str, node.id))
             output.append(
                 {
-                    "id": f"msg_{training.unique_id}_{place}",
+                    "id": f"msg_{training.unique_id}_{node_id}",
                     "type": "message",
                     "role": "assistant",
                     "status": "completed",

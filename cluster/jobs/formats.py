@@ -1,10 +1,10 @@
-"""What goes into a job, how it is asked, and what can be made of its trees."""
+"""Input kinds, service tiers and export formats of jobs."""
 
 from enum import StrEnum
 
 
 class InputKind(StrEnum):
-    """What the lines of a job's input are."""
+    """Kind of the lines of a job's input."""
 
     PROBLEMS = "problems"
     """Questions with the answers they are graded against."""
@@ -13,16 +13,16 @@ class InputKind(StrEnum):
 
 
 class ServiceTier(StrEnum):
-    """Whether the requests of a job yield to those of others."""
+    """Whether the requests of a job yield to other clients' requests."""
 
     FLEX = "flex"
-    """They do: others find places, and are served first."""
+    """They yield: others have reserved places and are served first."""
     DEFAULT = "default"
-    """They are as all others."""
+    """They are treated as all others."""
 
 
 class ExportFormat(StrEnum):
-    """Who is to read it."""
+    """Format of exported training data."""
 
     BANYAN = "banyan"
     """Every tree with the values of its steps and the paths to learn from, as ``banyan eval --export`` writes."""

@@ -1,4 +1,4 @@
-"""What a job is given: problems, or requests as OpenAI's batch files have them; read as a stream, line by line."""
+"""Input of a job: problems, or requests in the format of OpenAI's batch files; read as a stream."""
 
 import hashlib
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ from cluster.evaluation.problem_files import (
 from cluster.jobs.formats import InputKind
 
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
-"""What a batch request may ask for."""
+"""Endpoints that a batch request may call."""
 MAX_ID_CHARACTERS = 512
 
 
@@ -31,25 +31,25 @@ class BatchRequest(NamedTuple):
 
 
 class Item(NamedTuple):
-    """One line of the input that is not empty, counted from 1, or one row."""
+    """One non-empty line or one row of the input, with its number, counted from 1."""
 
     number: int
     work: EvalProblem | BatchRequest | BadLine
 
 
 class JobInput(NamedTuple):
-    """The input as it was found: what a job that goes on must find again."""
+    """What a scan of the input found. A resumed job must find the same."""
 
     path: Path
     kind: InputKind
     lines: int
-    """Those that are not empty, usable or not."""
+    """Number of non-empty lines, valid or not."""
     last: int
-    """The number of the last of them."""
+    """Number of the last non-empty line."""
     sha256: str
 
     def items(self) -> Iterator[Item]:
-        """Every line that is not empty, in order.
+        """Every non-empty line, in order.
 
         Raises:
             ProblemFileError: it cannot be read.
@@ -63,7 +63,7 @@ class JobInput(NamedTuple):
 
 
 def look_at(path: Path, kind: InputKind | None = None) -> JobInput:
-    """What ``path`` holds; ``kind`` is told by its first usable line where it is not given.
+    """Scans ``path``. If ``kind`` is not given, the first valid line decides.
 
     Raises:
         ProblemFileError: it cannot be read, or has no line.
@@ -78,7 +78,7 @@ def look_at(path: Path, kind: InputKind | None = None) -> JobInput:
             while piece := file.readline(MAX_LINE_BYTES + 1):
                 digest.update(piece)
                 number += begins
-                # What is longer than a line may be counts as one, whatever is in it: it is named as wrong.
+                # A line over the limit counts as non-empty, whatever it contains: it is reported as invalid.
                 if empty and (piece.strip() or len(piece) > MAX_LINE_BYTES):
                     lines, last, empty = lines + 1, number, False
                 if begins := piece.endswith(b"\n"):
@@ -94,7 +94,7 @@ def look_at(path: Path, kind: InputKind | None = None) -> JobInput:
 
 
 def parse_request(record: Record) -> BatchRequest | BadLine:
-    """The request in a line of a batch file."""
+    """The request in a line of a batch file, or why it is invalid."""
     number, fields = record
     custom_id, method, url, body = (fields.get(name) for name in ("custom_id", "method", "url", "body"))
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= MAX_ID_CHARACTERS:

@@ -1,8 +1,8 @@
-"""What a job writes: results and errors, one line each for a line of the input, appended and never changed.
+"""Output files of a job: results and errors, one line for each line of the input, append-only.
 
-These two files are all that a job knows of itself: which lines are done stands in them. A line is written in one piece
-after its search has ended; what a killed job was at has none, and is done when the job goes on. Beside them, written
-before them, stands what the job was (`Identity`): with other settings it cannot go on.
+These two files are the only state of a job: they say which lines are done. A line is written when its search has
+ended. Input lines that were in progress when a job was killed have none, and are done when the job resumes. A third
+file, written first, holds the job's `Identity`: a job cannot resume with other settings.
 """
 
 import fcntl
@@ -21,15 +21,15 @@ from cluster.jobs.formats import InputKind
 
 PIECE_BYTES = 1 << 16
 FAILED = "failed"
-"""The kind of an error that is not the line's own: asking again may help."""
+"""Kind of an error of the service: a retry may succeed."""
 
 
 class OutputError(Exception):
-    """The output cannot be written, or is not of this job."""
+    """The output cannot be written, or belongs to another job."""
 
 
 class Identity(BaseModel):
-    """What a job is: the same before and after it was killed."""
+    """What identifies a job: the same when it resumes."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -38,15 +38,15 @@ class Identity(BaseModel):
     input_kind: InputKind
     lines: int = Field(ge=1)
     model: str | None
-    """That the endpoint serves. None: it does not matter, since each request names its own."""
+    """Model that the endpoint serves; None if each request names its own."""
     search: dict[str, Any]
-    """The ``search`` field of every request; empty where requests bring their own."""
+    """The ``search`` field of every request; empty if requests have their own."""
     seed: int
     trees: bool
 
 
 class Lines:
-    """Which lines are done: a bit for each."""
+    """Set of the lines that are done, with one bit for each."""
 
     def __init__(self, last: int) -> None:
         self._last = last
@@ -57,7 +57,8 @@ class Lines:
         return bool(self._bits[number >> 3] & (1 << (number & 7)))
 
     def add(self, number: int) -> None:
-        """
+        """Marks a line as done.
+
         Raises:
             ValueError: there is no such line, or it is done already.
         """
@@ -70,18 +71,17 @@ class Lines:
 
 
 class Outputs:
-    """The files of one job, which nobody else writes meanwhile. Use as a context manager.
+    """The files of one job, locked against other jobs. Use as a context manager.
 
-    ``path`` is the file of results; ``errors`` and ``identity`` stand beside it. Where the results are not there yet,
-    the job begins.
+    ``path`` is the file of results; the errors and the identity are beside it. If the results do not exist yet, the job
+    is new.
     """
 
     def __init__(self, path: Path, identity: Identity, last: int, again: bool = False) -> None:
-        """``last``: the number of the input's last line. ``again``: what failed for other reasons than the line's own
-        is to be done again.
+        """``last``: number of the input's last line. ``again``: whether to retry lines with an error of kind `FAILED`.
 
         Raises:
-            OutputError: the files are another job's, or in use, or cannot be written.
+            OutputError: the files belong to another job, are in use, or cannot be written.
         """
         self.path, self.errors_path, self.identity_path = paths(path)
         self.done = Lines(last)
@@ -111,16 +111,16 @@ class Outputs:
         self._opened.close()
 
     def put(self, line: dict[str, Any]) -> None:
-        """Takes the result of one line of the input.
+        """Appends the result of one input line.
 
         Raises:
-            ValueError: it has a number that JSON has not; nothing was written.
+            ValueError: it contains a number that JSON cannot express; nothing was written.
             OutputError: it could not be written.
         """
         self._append(self._results, line)
 
     def put_error(self, line: dict[str, Any]) -> None:
-        """Takes the reason why a line has no result.
+        """Appends the error of one input line.
 
         Raises:
             OutputError: it could not be written.
@@ -129,20 +129,20 @@ class Outputs:
         self.failed += 1
 
     def sync(self) -> None:
-        """Returns when all of it is on the disk."""
+        """Syncs both files to the disk."""
         for file in (self._results, self._errors):
             os.fsync(file)
 
     def results(self) -> Iterator[dict[str, Any]]:
-        """Every result there is, read from the file."""
+        """All results so far, read from the file."""
         return read_lines(self.path)
 
     def errors(self) -> Iterator[dict[str, Any]]:
-        """Every error there is, read from the file."""
+        """All errors so far, read from the file."""
         return read_lines(self.errors_path)
 
     def may_go_better(self) -> bool:
-        """Whether a line failed for other reasons than its own: what ``again`` is for."""
+        """Whether a line has an error of kind `FAILED`, which ``again`` retries."""
         return any(line.get("kind") == FAILED for line in self.errors())
 
     def _open(self, identity: Identity) -> int:
@@ -153,7 +153,7 @@ class Outputs:
             file, begins = os.open(self.path, flags, 0o644), False
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # A job may have been killed between making the file and saying what it is.
+            # A job may have been killed after creating the file, before writing its identity.
             if begins or not (os.fstat(file).st_size or self.identity_path.exists()):
                 self.errors_path.unlink(missing_ok=True)
                 write_json(self.identity_path, identity.model_dump(mode="json"))
@@ -197,7 +197,7 @@ class Outputs:
 
     def _append(self, file: int, line: dict[str, Any]) -> None:
         rest = memoryview(_text(line).encode())
-        if self._broken is not None:  # half a line may stand at the end, and there it can be cut off
+        if self._broken is not None:  # a torn line can only be cut off at the end
             raise OutputError(self._broken)
         try:
             while rest:
@@ -209,13 +209,13 @@ class Outputs:
 
 
 def paths(path: Path) -> tuple[Path, Path, Path]:
-    """The files of results, of errors, and of the job's identity."""
+    """Paths of the results, the errors and the job's identity."""
     stem = path.with_suffix("") if path.suffix == ".jsonl" else path
     return path, stem.with_name(f"{stem.name}.errors.jsonl"), stem.with_name(f"{stem.name}.job.json")
 
 
 def line_number(line: dict[str, Any]) -> int:
-    """Which line of the input a result or an error is of."""
+    """Number of the input line of a result or an error."""
     number = line["line"]
     if type(number) is not int:
         raise ValueError(f"line {number!r} is no number")
@@ -223,10 +223,10 @@ def line_number(line: dict[str, Any]) -> int:
 
 
 def read_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Every whole line of a file of JSON objects; a torn last one is passed over.
+    """Complete lines of a file of JSON objects; skips a torn last line.
 
     Raises:
-        OutputError: a line is no JSON object.
+        OutputError: a line is not a JSON object.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -242,7 +242,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def _cut_torn_line(file: int) -> None:
-    """A job that was killed, or found no room, may have left half a line."""
+    """Cuts off a torn last line, as left by a job that was killed or ran out of disk space."""
     end = os.fstat(file).st_size
     while end:
         start = max(0, end - PIECE_BYTES)
@@ -255,5 +255,5 @@ def _cut_torn_line(file: int) -> None:
 
 
 def _text(line: dict[str, Any]) -> str:
-    # ASCII: what a model writes may hold separators that some readers take for the end of a line.
+    # ASCII: a model's text may contain separators that some readers take for line ends.
     return json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"

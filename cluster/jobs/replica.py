@@ -1,4 +1,4 @@
-"""What the deployment of the batch runner runs: a process of its own, so that no search waits for a disk."""
+"""The batch runner's deployment: a process of its own, so that no search waits for a disk."""
 
 import asyncio
 from typing import Any
@@ -11,22 +11,22 @@ from cluster.jobs.batches import BatchJobs
 from deployments.store import Store, StoreSettings
 
 GRACE_S = 60.0
-"""A request has so much longer than a search may take."""
+"""Seconds that a request may take beyond the limit of a search."""
 
 
 class BatchRunnerReplica:
-    """Asks the controllers of its own application, by their handles, as the owner of each batch."""
+    """Runs the application's batches. Sends requests through the controllers' handles, as the owner of each batch."""
 
     async def __init__(  # type: ignore[misc]
         self, settings: StoreSettings, store_id: str, seconds: float
     ) -> None:
-        """``store_id``: what the directory was known by where the application was built. ``seconds``: the longest
-        wall clock of one request that a controller may be told.
+        """``store_id``: id of the store's directory where the application was built. ``seconds``: longest wall-clock
+        limit that a controller may have for a request.
 
         Raises:
-            ValueError: nothing is kept here.
-            OtherStore: the directory on this node is another.
-            OSError: it cannot be used.
+            ValueError: the settings name no store.
+            OtherStore: this node has another directory.
+            OSError: the directory cannot be used.
         """
         store = Store.of(settings)
         if store is None:
@@ -46,13 +46,13 @@ class BatchRunnerReplica:
         """Called by Serve every few seconds.
 
         Raises:
-            RuntimeError: nobody does batches any more; Serve starts another replica.
+            RuntimeError: the batch loop has ended; Serve then starts another replica.
         """
         if self._running.done():
             raise RuntimeError("the batch runner has ended") from self._running.exception()
 
     async def status(self) -> dict[str, Any]:
-        """How many batches are at work, and how many wait."""
+        """Number of running and of waiting batches."""
         return {"running": self._jobs.running, "waiting": self._jobs.waiting}
 
 
@@ -65,5 +65,5 @@ BatchRunner = serve.deployment(
     graceful_shutdown_timeout_s=2.0,
     graceful_shutdown_wait_loop_s=0.2,
 )(BatchRunnerReplica)
-"""To be bound with `StoreSettings` and a request's seconds. One replica; should there be two for a while, as in an
-update, the leases of the batches keep them apart."""
+"""Bind it with the arguments of `BatchRunnerReplica`. It has one replica; if there are two for a while, as in an
+update, the batches' leases keep them apart."""

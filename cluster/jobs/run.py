@@ -1,4 +1,4 @@
-"""The job itself: every line of the input asked for once, as many at a time as the service grants."""
+"""Runs a job: sends every line of the input, as many at once as the service accepts."""
 
 import asyncio
 import time
@@ -21,25 +21,25 @@ from search.settings import parse_search
 from search.tools.turns import Turns
 
 MAX_FAILURES = 256
-"""In a row: then nothing is to be hoped for from the service."""
+"""Consecutive failures after which the job stops."""
 FULL = 429
 SLOW = 408
 OUT_OF_TIME = ("budget_exhausted", "search.budget.seconds")
 INPUT = "input"
-"""The kind of an error that is the line's own: it would come again."""
+"""Kind of an error of the line itself: a retry would fail again."""
 
 
 class JobStopped(RuntimeError):
-    """The service is gone or fails at everything. What is done is done; the job goes on when it is run again."""
+    """The service is gone or fails at everything. Finished lines stay done; run again, the job resumes."""
 
 
 class KeyRefused(JobStopped):
-    """The service does not know the key, or knows it no more."""
+    """The service does not accept the API key."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How problems are asked. Requests of batch files bring all that themselves, but for the tier of those that name
+    """How problems are sent. Batch requests have their own settings; only ``service_tier`` applies to those that name
     none."""
 
     strategy: str
@@ -47,14 +47,14 @@ class Settings:
     search: dict[str, object]
     """The ``search`` field of every request."""
     seed: int = 0
-    """Every problem's seed follows from it."""
+    """Each problem's seed is derived from it."""
     trees: bool = False
     """Whether trees are kept with the results."""
     service_tier: ServiceTier = ServiceTier.FLEX
 
 
 class Job:
-    """Asks ``client`` for every line of ``given`` that ``outputs`` has neither a result nor an error of."""
+    """Sends every line of ``given`` that has neither a result nor an error in ``outputs``."""
 
     def __init__(
         self,
@@ -65,8 +65,8 @@ class Job:
         window: Window,
         on_line: Callable[[], None] = lambda: None,
     ) -> None:
-        """``client`` raises refusals for lack of room (``waits_for_room=False``). ``on_line`` is called after each
-        line that is done."""
+        """``client`` raises refusals for lack of room (``waits_for_room=False``). ``on_line`` is called after every
+        finished line."""
         self._given = given
         self._outputs = outputs
         self._settings = settings
@@ -78,7 +78,7 @@ class Job:
         self._search = parse_search(settings.search) if settings.search else None
 
     async def run(self) -> None:
-        """Returns when every line is done.
+        """Runs until every line is done.
 
         Raises:
             JobStopped: the service is gone, or fails at everything.
@@ -103,7 +103,7 @@ class Job:
             self._matcher.close()
 
     async def _do(self, item: Item) -> None:
-        """One line to its end, in a place that was entered for it."""
+        """Sends one line until it is done. The caller has entered the window for it."""
         while True:
             try:
                 if await self._tried(item):
@@ -113,7 +113,7 @@ class Job:
             await self._window.enter()
 
     async def _tried(self, item: Item) -> bool:
-        """Whether the line is done; False where there was no room for it."""
+        """Sends one line. Returns whether it is done; False if it was refused for lack of room."""
         started = time.monotonic()
         try:
             line = await self._result(item, started)
@@ -123,7 +123,7 @@ class Job:
                 return False
             if error.status in (401, 403):
                 raise KeyRefused(str(error)) from error
-            # A body that came too slowly and an answer that did say something of the day, not of the line.
+            # A request body or a search that was too slow says something about the load, not about the line.
             late = (error.code, error.param) == OUT_OF_TIME
             own = error.status is not None and 400 <= error.status < 500 and error.status != SLOW and not late
             kind = INPUT if own else FAILED
@@ -131,7 +131,7 @@ class Job:
             return True
         except Unreachable as error:
             raise JobStopped(str(error)) from error
-        except (ClientError, ValueError) as error:  # a ValueError: a reply with numbers or nodes that cannot be
+        except (ClientError, ValueError) as error:  # ValueError: a reply with impossible numbers or nodes
             self._failed(item, FAILED, f"{type(error).__name__}: {error}", seconds=time.monotonic() - started)
             return True
         self._failures = 0
@@ -189,10 +189,10 @@ class Job:
         seconds: float | None = None,
         of_service: bool = True,
     ) -> None:
-        """Puts the line among the errors. ``of_service``: whether it may be a sign that the service is gone.
+        """Writes the line's error. ``of_service``: whether it may be a sign that the service is gone.
 
         Raises:
-            JobStopped: too many have failed one after the other.
+            JobStopped: `MAX_FAILURES` lines have failed in a row.
         """
         work = item.work
         named = {"line": item.number, "kind": kind, "reason": reason}
@@ -214,7 +214,7 @@ class Job:
                 named = batch_line(item.number, work.custom_id, None, {"code": kind, "message": reason}) | named
         self._outputs.put_error(named)
         self._on_line()
-        # Of a batch file's requests each may be wrong by itself; problems are all asked in the same way.
+        # Each batch request may be wrong in its own way; problems are all sent alike.
         if of_service and (kind == FAILED or isinstance(work, EvalProblem)):
             self._failures += 1
             if self._failures >= MAX_FAILURES:
@@ -222,7 +222,7 @@ class Job:
 
 
 def batch_line(number: int, custom_id: str, status: int | None, body: dict[str, Any]) -> dict[str, Any]:
-    """One line of an OpenAI batch's output, with the number of the line that it answers."""
+    """One line of an OpenAI batch's output, with the number of its input line."""
     name = f"batch_req_{number}"
     if status is None:
         return {"id": name, "custom_id": custom_id, "response": None, "error": body, "line": number}
@@ -231,5 +231,5 @@ def batch_line(number: int, custom_id: str, status: int | None, body: dict[str, 
 
 
 def _first(error: BaseException) -> BaseException:
-    """What ended the job, of all that was cancelled with it."""
+    """The error that ended the job: the first of a group, at any depth."""
     return _first(error.exceptions[0]) if isinstance(error, BaseExceptionGroup) else error

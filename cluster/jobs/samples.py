@@ -1,4 +1,4 @@
-"""The answers of one search's paths, and what fewer of them would have said: votes and pass@k at 1, 2, 4 … n."""
+"""The answers of one search's paths, and votes and pass@k over fewer of them: 1, 2, 4 … n."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,25 +16,25 @@ from search.strategies.path_score import path_score
 
 
 class PathAnswer(BaseModel):
-    """The answer of one path that was voted on."""
+    """The answer of one path in the vote."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     answer: str | None
-    """None where the path has none."""
+    """None if the path has no answer."""
     group: int | None
-    """Equal for equivalent answers; None exactly where there is no answer."""
+    """Number of the group of equivalent answers; None if and only if there is no answer."""
     right: bool
     score: float | None
-    """Of the path, in [0, 1]; None where nothing was scored."""
+    """Score of the path, in [0, 1]; None if nothing was scored."""
     votes: float = Field(gt=0.0)
-    """What one sample of it weighs in a vote beside its score."""
+    """Weight of one sample in a vote, apart from its score."""
     samples: int = Field(1, ge=1)
-    """How often it was written, or drawn."""
+    """How often the path was written, or drawn."""
 
 
 class Sample(NamedTuple):
-    """One written path: what a vote counts."""
+    """One written path, as a vote counts it."""
 
     group: int | None
     right: bool
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
 async def path_answers(
     tree: TreeView, settings: SearchSettings, seed: int, expected: str, matcher: AnswerMatcher
 ) -> list[PathAnswer]:
-    """The paths of a tree that its strategy lets vote, each graded by the ``expected`` answer."""
+    """Answers of the paths that the strategy lets vote, each graded against the ``expected`` answer."""
     strategy = settings.strategy
     grown = tree_of_view(tree, seed, strategy.merge_siblings)
     grown.stop = settings.stop
@@ -57,7 +57,7 @@ async def path_answers(
     right = {answer: await matcher.same(expected, answer) for answer in {*answers} if answer is not None}
     found: list[PathAnswer] = []
     for index, (node, answer) in enumerate(zip(nodes, answers, strict=True)):
-        # A strategy that weighs paths by itself lists a path as often as it counts.
+        # A strategy that overrides `votes` lists a path once for each sample.
         samples = max(1, node.count) if type(strategy).votes is Strategy.votes else 1
         found.append(
             PathAnswer(
@@ -73,14 +73,14 @@ async def path_answers(
 
 
 def shuffled(paths: Sequence[Mapping[str, Any]], seed: int) -> list[Sample]:
-    """Each path as often as it was written, in an order that the seed draws: siblings stand together in a tree, and the
-    first k of it would be a subtree."""
+    """Samples in random order, drawn from ``seed``; a path occurs as often as it was written. In tree order the first k
+    would be a subtree, since siblings are adjacent."""
     samples = [
         Sample(path["group"], path["right"], path["score"], path["votes"])
         for path in paths
         for _ in range(path["samples"])
     ]
-    random.Random(seed).shuffle(samples)  # no secret: the same run says the same
+    random.Random(seed).shuffle(samples)  # for reproducible results, not for secrets
     return samples
 
 
@@ -95,7 +95,7 @@ def powers_of_two(most: int) -> Iterator[int]:
 
 
 def pass_at(k: int, samples: Sequence[Sample]) -> float:
-    """The chance that one of ``k`` of these samples, at most as many as there are, is right.
+    """Probability that one of ``k`` of these samples is right; ``k`` is at most their number.
 
     Source: Chen et al. 2021 (arXiv 2107.03374), the unbiased estimator.
     """
@@ -104,7 +104,7 @@ def pass_at(k: int, samples: Sequence[Sample]) -> float:
 
 
 def vote(samples: Sequence[Sample], rule: SelectionRule) -> bool:
-    """Whether the answer that these would select is right: as `search.answers.voting` selects, the first wins a tie."""
+    """Whether the answer selected from these samples is right. As in `search.answers.voting`, the first wins a tie."""
     ranks: dict[int, float] = {}
     right: dict[int, bool] = {}
     for group, is_right, score, votes in samples:

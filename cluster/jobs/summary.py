@@ -1,4 +1,4 @@
-"""What a job's output says as a whole. Made of the files alone, line by line: a job that was killed says the same."""
+"""Summary of a job, computed from its output files alone, line by line: a resumed job gets the same summary."""
 
 import math
 from collections import Counter
@@ -17,15 +17,15 @@ from search.answers.voting import SelectionRule
 FORMAT = 1
 MAX_LEVELS = 100
 MAX_PATHS = 256
-"""That votes are counted at."""
+"""Largest number of paths at which votes are counted."""
 OTHER_LEVELS = "others"
 PERCENTILES = (50, 90, 99)
 BUCKETS = 100
-"""Of latencies, for each factor of e: they are known to 1%."""
+"""Latency buckets for each factor of e: a resolution of 1%."""
 
 
 class Latencies:
-    """Percentiles of any number of durations, in the memory of a few thousand numbers."""
+    """Histogram of latencies with logarithmic buckets, for percentiles in bounded memory."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -34,7 +34,7 @@ class Latencies:
         self._counts[round(BUCKETS * math.log(max(seconds, 1e-6)))] += 1
 
     def percentile(self, percent: float) -> float | None:
-        """The least duration that at least so many percent are not above, seconds, to 1%; None of none."""
+        """The percentile in seconds, to 1% (nearest rank); None without durations."""
         wanted, seen = percent / 100 * self._counts.total(), 0
         for bucket in sorted(self._counts):
             seen += self._counts[bucket]
@@ -45,7 +45,7 @@ class Latencies:
 
 @dataclass
 class Share:
-    """So many of so many."""
+    """A proportion: ``right`` out of ``of``."""
 
     right: float = 0.0
     of: int = 0
@@ -66,7 +66,7 @@ class Share:
 
 @dataclass
 class Votes:
-    """What k of a search's paths would have said, or all of them where it has fewer."""
+    """Outcome of votes over k paths of each search, or over all where it has fewer."""
 
     passed: Share = field(default_factory=Share)
     """pass@k."""
@@ -78,24 +78,24 @@ class Votes:
 
 
 class Summary:
-    """All that is told of a job. ``add`` and ``add_error`` take its lines."""
+    """Summary of a job. ``add`` and ``add_error`` take its lines."""
 
     def __init__(self, lines: int, paths: int = MAX_PATHS) -> None:
-        """``lines``: of the input. ``paths``: as many as a search grows, at most."""
+        """``lines``: number of input lines. ``paths``: most paths that a search grows."""
         self.lines = lines
         self._ks = list(powers_of_two(paths))
         self._most_samples = 0
         self.results = 0
         self.degraded = 0
         self.errors: Counter[str] = Counter()
-        """By kind."""
+        """Number of errors by kind."""
         self.accuracy = Share()
         self.pool = Share()
         self.levels: dict[str, Share] = {}
         self._votes = {k: Votes() for k in self._ks}
         self.tokens: Counter[str] = Counter()
         self._cost: Counter[str] = Counter()
-        """The sum of every figure of `SearchCost`."""
+        """Sum of every field of `SearchCost`."""
         self.latencies = Latencies()
 
     @property
@@ -104,7 +104,7 @@ class Summary:
         return self.lines - self.results - self.errors.total()
 
     def add(self, line: Mapping[str, Any]) -> None:
-        """A result."""
+        """Adds a result."""
         self.results += 1
         self.latencies.add(line["seconds"])
         if "paths" in line:
@@ -114,7 +114,7 @@ class Summary:
             self._count(usage.get("prompt_tokens"), usage.get("completion_tokens"))
 
     def add_error(self, line: Mapping[str, Any]) -> None:
-        """An error. A problem that failed is a problem not solved; a line that cannot be read is none."""
+        """Adds an error. A failed problem counts as not solved; an unreadable line does not count as a problem."""
         self.errors[str(line["kind"])] += 1
         if "problem_id" in line:
             self._grade(line["level"], False, False, [])
@@ -141,7 +141,7 @@ class Summary:
 
     @property
     def votes(self) -> dict[int, Votes]:
-        """By number of paths, up to the first that no search had more of."""
+        """Votes by number of paths, up to the first number that no search exceeds."""
         enough = next((k for k in self._ks if k >= self._most_samples), self._ks[-1])
         return {k: votes for k, votes in self._votes.items() if k <= enough}
 
@@ -151,7 +151,7 @@ class Summary:
                 self.tokens[name] += number
 
     def as_json(self, elapsed_s: float, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """``elapsed_s``: of the last run alone, where there were several."""
+        """The summary for a JSON file. ``elapsed_s``: duration of the last run alone."""
         graded = {
             **self.accuracy.as_json(),
             "pool": self.pool.mean,
@@ -175,7 +175,7 @@ class Summary:
 def summarize(
     lines: int, results: Iterable[Mapping[str, Any]], errors: Iterable[Mapping[str, Any]], paths: int = MAX_PATHS
 ) -> Summary:
-    """The summary of a job with so many lines of input, whose searches grow so many paths at most."""
+    """Returns the summary of a job with ``lines`` input lines, whose searches grow at most ``paths`` paths."""
     summary = Summary(lines, paths)
     for line in results:
         summary.add(line)
@@ -185,7 +185,7 @@ def summarize(
 
 
 def summary_tables(summary: Summary) -> Iterator[Table]:
-    """Accuracy by level, then votes by the number of paths; nothing where nothing was graded."""
+    """Tables of accuracy by level and of votes by number of paths; none if nothing was graded."""
     if not summary.accuracy.of:
         return
     levels = _table("level", "problems", "accuracy", "95% interval")
@@ -202,7 +202,7 @@ def summary_tables(summary: Summary) -> Iterator[Table]:
 
 
 def summary_lines(summary: Summary, elapsed_s: float) -> Iterator[str]:
-    """What became of the lines, and what it cost."""
+    """Lines of text about results, errors, tokens and latency."""
     failed = "".join(f", {count:,} with an error ({kind})" for kind, count in sorted(summary.errors.items()))
     missing = f", {summary.missing:,} not done" if summary.missing else ""
     yield f"{summary.lines:,} lines: {summary.results:,} results{failed}{missing}"

@@ -1,4 +1,4 @@
-"""Results as Parquet: the lines of the output, a row each, in pieces of a few hundred."""
+"""Writes results as Parquet: one row for each line of the output, a few hundred rows at a time."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from cluster.jobs.outputs import read_lines
 from search.run.report import SearchCost
 
 ROWS = 512
-"""Held at once."""
+"""Rows held in memory at once."""
 
 PATHS = pa.list_(
     pa.struct(
@@ -52,7 +52,7 @@ RESULTS = pa.schema(
         "paths": PATHS,
     }
 )
-"""Of problems. Trees stay in the JSON lines."""
+"""Columns of problems' results. Trees stay in the JSON lines."""
 REPLIES = pa.schema(
     {
         "line": pa.int64(),
@@ -62,11 +62,11 @@ REPLIES = pa.schema(
         "body": pa.string(),
     }
 )
-"""Of batch requests; ``body`` is JSON."""
+"""Columns of batch requests' replies; ``body`` is JSON."""
 
 
 async def write_parquet(output: Path, path: Path) -> None:
-    """Writes the results in ``output`` as a table, whole or not at all.
+    """Writes the results in ``output`` as a table, atomically.
 
     Raises:
         OSError: it cannot be written.
@@ -82,7 +82,7 @@ async def write_parquet(output: Path, path: Path) -> None:
 
 
 async def write_rows(path: Path, schema: pa.Schema, rows: AsyncIterator[Mapping[str, Any]]) -> int:
-    """Writes ``rows`` as a table, whole or not at all; how many there were.
+    """Writes ``rows`` as a table, atomically. Returns their number.
 
     Raises:
         OSError: it cannot be written.
@@ -102,7 +102,7 @@ async def write_rows(path: Path, schema: pa.Schema, rows: AsyncIterator[Mapping[
 
 @contextmanager
 def drafted(path: Path) -> Iterator[Path]:
-    """A file beside ``path``, which it becomes when the block ends well."""
+    """Yields a draft path beside ``path``, and renames it to ``path`` if the block succeeds."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
         yield draft

@@ -1,4 +1,4 @@
-"""What the replies of a batch say that they cost, summed."""
+"""Token usage of a batch: the sum over its replies."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ from deployments.store import BatchUsage
 
 
 def usage_of(results: Iterable[dict[str, Any]]) -> BatchUsage:
-    """``results``: lines as a job writes them. Chats and responses call the same counts otherwise; scores say none."""
+    """Sums the usage of a job's result lines. Chats and responses name the counts differently; scores have none."""
     total = dict.fromkeys(BatchUsage.model_fields, 0)
     for line in results:
         usage = line["response"]["body"].get("usage") or {}

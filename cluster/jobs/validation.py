@@ -1,4 +1,4 @@
-"""What OpenAI's batches want of a file before anything of it is done: every line right, no ``custom_id`` twice."""
+"""Checks a batch's input file before any request is sent, as OpenAI does: valid lines, unique ``custom_id``."""
 
 import hashlib
 from pathlib import Path
@@ -9,11 +9,11 @@ from cluster.jobs.inputs import Item, JobInput, look_at
 from deployments.store import LineError
 
 MAX_FAULTS = 100
-"""That are told of one file."""
+"""Most errors that are reported of one file."""
 
 
 def checked(path: Path, endpoint: str, most: int) -> JobInput | list[LineError]:
-    """The input of a batch at ``endpoint`` with at most so many lines; or what is wrong with it.
+    """Returns the input of a batch for ``endpoint`` with at most ``most`` lines, or the errors in it.
 
     Raises:
         OSError: it cannot be read.
@@ -37,7 +37,7 @@ def checked(path: Path, endpoint: str, most: int) -> JobInput | list[LineError]:
 
 
 def _fault(item: Item, endpoint: str, known: set[bytes]) -> LineError | None:
-    """``known``: digests of the ids before it; its own is added."""
+    """The error in one line, if any. ``known``: digests of earlier ids, to which its own is added."""
     work, line = item.work, item.number
     if isinstance(work, BadLine):
         return LineError(code="invalid_line", message=work.reason, line=line)

@@ -1,21 +1,22 @@
-"""How many requests are in flight: as many as the service grants, found by asking for one more."""
+"""Limit of a job's requests in flight: raised until the service refuses, as TCP does with its window."""
 
 import asyncio
 import time
 from collections.abc import Callable
 
 FIRST = 16
-"""In flight at the beginning; doubles with every round that none is refused, until the first one is."""
+"""Initial limit. It doubles with every round of successes until the first refusal."""
 MAX_PAUSE_S = 60.0
-"""Longest wait that a refusal is believed to want."""
+"""Upper limit of the wait that a refusal asks for, seconds."""
 DEFAULT_PAUSE_S = 1.0
 
 
 class Window:
-    """Lets requests in, as many at once as went well. Single-threaded: one event loop.
+    """Limits the requests in flight to what the service accepts. For use in one event loop.
 
-    What is left in flight when one is refused was granted: that many from then on, and one more each time that all of
-    them went well (as TCP grows its window, Jacobson 1988). Nothing begins before the refusal's wait is over.
+    After a refusal the limit is the number of requests still in flight, which were accepted. It then grows by one with
+    every round of successes (as TCP grows its window, Jacobson 1988). No request starts before the refusal's wait is
+    over.
     """
 
     def __init__(self, most: int, now: Callable[[], float] = time.monotonic) -> None:
@@ -33,16 +34,16 @@ class Window:
         return int(self._limit)
 
     def resize(self, most: int) -> None:
-        """From now on at most so many; what is in flight stays there."""
+        """Changes the maximum of the limit. Requests in flight continue."""
         self._most = most
         self._limit = min(self._limit, float(most))
 
     async def enter(self) -> None:
-        """Returns when one more may begin, which is then in flight."""
+        """Waits until one more request may start, and counts it as in flight."""
         while self.in_flight >= self.limit or self._pause_s > 0:
             self._changed.clear()
             try:
-                # While nothing may begin, the clock has to wake us; else whoever leaves.
+                # In a pause the clock has to wake us, else a request that leaves.
                 async with asyncio.timeout(self._pause_s or None):
                     await self._changed.wait()
             except TimeoutError:
@@ -50,17 +51,17 @@ class Window:
         self.in_flight += 1
 
     def leave(self) -> None:
-        """One is not in flight any more."""
+        """Ends a request in flight."""
         self.in_flight -= 1
         self._changed.set()
 
     def granted(self) -> None:
-        """One went well."""
+        """Records a success, which raises the limit."""
         self._limit = min(float(self._most), self._limit + (1 if self._grows_fast else 1 / self._limit))
         self._changed.set()
 
     def refused(self, retry_after_s: float | None) -> None:
-        """One was refused, to be asked again after so long; to be told before it leaves."""
+        """Records a refusal, which lowers the limit and starts a pause. Call it before `leave`."""
         self.refusals += 1
         self._grows_fast = False
         self._limit = float(max(1, min(self.limit, self.in_flight - 1)))

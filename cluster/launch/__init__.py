@@ -1,1 +1,1 @@
-"""An application in the foreground of this machine, and the environment that Ray's processes need."""
+"""Runs an application in the foreground of this machine, in the environment that Ray's processes need."""

@@ -1,4 +1,4 @@
-"""The application in the foreground: started as ``serve run`` starts it, gone without a trace when left."""
+"""Runs an application in the foreground: started as ``serve run`` does, without leftover processes."""
 
 import os
 import signal
@@ -23,21 +23,21 @@ HEALTH_S = 30.0
 POLL_S = 0.25
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
-"""Where an address that means every interface can be called from this machine."""
+"""Loopback address for each address that means all interfaces."""
 
 OnProgress = Callable[[str], None]
 
 
 class Running(NamedTuple):
-    """An application that answers."""
+    """A healthy application."""
 
     url: str
     dashboard_url: str | None
     logs: str
     seconds: float
-    """From the start to the first healthy answer."""
+    """Seconds from the start to the first healthy answer."""
     token_file: Path | None = None
-    """Holds the token that the dashboard and Ray's commands want."""
+    """File with the token that the dashboard and Ray's commands require."""
 
 
 def free_port() -> int:
@@ -49,10 +49,10 @@ def free_port() -> int:
 
 @contextmanager
 def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = True) -> Iterator[Running]:
-    """The application of a Serve config, healthy inside the context and gone after it.
+    """Runs the application of a Serve config: healthy inside the block, stopped after it.
 
-    Joins the cluster of ``RAY_ADDRESS`` where that is set and leaves it running; else starts its own.
-    SIGTERM and SIGHUP end the body as Ctrl-C does; while it is being taken down all three wait.
+    Joins the cluster of ``RAY_ADDRESS`` if that is set, and leaves it running; else starts a cluster of its own.
+    SIGTERM and SIGHUP end the block as Ctrl-C does. During shutdown all three are ignored.
 
     Raises:
         LaunchError: the port is taken, the application failed to start or was not healthy in time.
@@ -61,7 +61,7 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
     set_environment()
     token = ensure_token()
     on_progress("loading Ray")
-    from cluster.launch import ray_runtime  # seconds of imports, which only who starts something should pay
+    from cluster.launch import ray_runtime  # imported here: takes seconds
 
     parsed = ray_runtime.parse(config)
     host, port = parsed.http_options.host, parsed.http_options.port
@@ -112,7 +112,7 @@ def _wait_healthy(url: str, deadline: float, logs: str) -> None:
 
 
 def _within(seconds: float, work: Callable[[], None]) -> None:
-    """Does the work but waits no longer than that: a broken cluster must not keep the command alive."""
+    """Runs ``work`` and waits for it at most ``seconds``: a broken cluster must not keep the command alive."""
     thread = threading.Thread(target=work, daemon=True, name="shutdown")
     thread.start()
     thread.join(seconds)
@@ -120,7 +120,7 @@ def _within(seconds: float, work: Callable[[], None]) -> None:
 
 @contextmanager
 def _interruptible() -> Iterator[Callable[[], None]]:
-    """Makes every stopping signal a KeyboardInterrupt; what it gives makes them all wait from then on."""
+    """Turns every stopping signal into a KeyboardInterrupt. Yields a function that makes this process ignore them."""
 
     def interrupt(_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt

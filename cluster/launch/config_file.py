@@ -1,4 +1,4 @@
-"""Reading a Serve config file, checked as far as possible before anything is started."""
+"""Reads a Serve config file and checks it as far as possible before anything starts."""
 
 import os
 from collections.abc import Mapping
@@ -20,18 +20,18 @@ DEFAULT: dict[str, Any] = {
     "applications": [{"name": "banyan", "route_prefix": "/", "import_path": BUILDER}],
 }
 SERVES_HOST = "0.0.0.0"
-"""Where Serve listens if a file does not say where."""
+"""Serve's default host."""
 MAX_BYTES = 1 << 20
 
 
 def read_config(
     path: Path | None, host: str | None = None, port: int | None = None, *, keys_to_come: bool = False
 ) -> dict[str, Any]:
-    """The file's content, or without a file the application with its defaults. ``host`` and ``port``
-    replace what it says under ``http_options``. ``keys_to_come``: a ``user_config`` gets its keys later.
+    """Returns the file's content, or without a file the application with its defaults. ``host`` and ``port`` replace
+    those in ``http_options``. ``keys_to_come``: whether the ``user_config`` may lack keys, since it gets them later.
 
     Raises:
-        LaunchError: it cannot be read or says something wrong; names the place and what is allowed.
+        LaunchError: the file cannot be read or is invalid; the message names the field and what is allowed.
     """
     config = _load(path) if path else DEFAULT
     source = str(path or "the default configuration")
@@ -56,7 +56,7 @@ def app_config(config: Mapping[str, Any]) -> "AppConfig":
     """The settings of the application in what `read_config` returned.
 
     Raises:
-        LaunchError: there is none.
+        LaunchError: there is no such application.
     """
     for index, application in enumerate(config["applications"]):
         if application.get("import_path") == BUILDER:
@@ -90,22 +90,22 @@ def _checked_args(where: str, args: object) -> "AppConfig":
 def _check_user_config(
     where: str, application: dict[str, Any], args: "AppConfig", host: str, keys_to_come: bool
 ) -> None:
-    """What a controller would refuse when everything else has been started. Keys that are read when the application is
-    built are not looked for: it may be built on another machine."""
+    """Checks what a controller would refuse only after everything else has started. Keys that are read at build time
+    are not checked: the application may be built on another machine."""
     from deployments.admission.keys import ENVIRONMENT
     from deployments.startup.access import AccessError, changed_settings, read_user_config, require_keys
 
     deployments = application.get("deployments") or []
     if not isinstance(deployments, list) or not all(isinstance(each, dict) for each in deployments):
         raise LaunchError(f"{where}.deployments must be a list of mappings")
-    told = next(
+    user_config = next(
         (each["user_config"] for each in deployments if each.get("name") == CONTROLLER and "user_config" in each), None
     )
     try:
-        if told is not None:
-            read = read_user_config(told)
+        if user_config is not None:
+            read = read_user_config(user_config)
             changed_settings(args, read)
-            if "keys" in told or not keys_to_come:
+            if "keys" in user_config or not keys_to_come:
                 require_keys(read.keys, args.http, host)
         elif not args.http.api_keys_file and not os.environ.get(ENVIRONMENT):
             require_keys((), args.http, host)

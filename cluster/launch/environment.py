@@ -1,7 +1,7 @@
-"""The environment of Banyan's processes, and the token that guards their Ray.
+"""Environment variables of Banyan's processes, and the token of their Ray cluster.
 
-The variables stand in ``environment.sh`` beside this module, for `make` and `sh` as well. ``python -m
-cluster.launch.environment`` makes the token where there is none. Imports nothing that reads the variables.
+The variables are in ``environment.sh`` beside this module, which `make` and `sh` read, too. ``python -m
+cluster.launch.environment`` creates the token if there is none. Imports nothing that reads the variables.
 """
 
 import os
@@ -22,7 +22,7 @@ TOKEN_BYTES = 32
 
 
 def variables() -> dict[str, str]:
-    """What the file says, with ``${HOME}`` filled in.
+    """The file's variables, with ``${HOME}`` expanded.
 
     Raises:
         ValueError: a line is neither blank, a comment nor an assignment without quotes.
@@ -39,16 +39,16 @@ def variables() -> dict[str, str]:
 
 
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets what is not set yet. To be called before Ray, Serve or vLLM is imported: they read most of it then."""
+    """Sets the variables that are not set yet. Call it before importing Ray, Serve or vLLM, which then read most."""
     for name, value in variables().items():
         environment.setdefault(name, value)
 
 
 def ensure_token(environment: MutableMapping[str, str] = os.environ) -> Path | None:
-    """Makes Ray's token where there is none, readable by its owner only; None where Ray needs no file.
+    """Creates Ray's token file if there is none, readable by its owner only. None if Ray needs no file.
 
     Raises:
-        LaunchError: the file cannot be made, or is there and empty.
+        LaunchError: the file cannot be created, or exists and is empty.
     """
     if environment.get("RAY_AUTH_MODE") != "token" or environment.get("RAY_AUTH_TOKEN"):
         return None
@@ -59,7 +59,7 @@ def ensure_token(environment: MutableMapping[str, str] = os.environ) -> Path | N
             file.write(secrets.token_hex(TOKEN_BYTES))
             file.flush()
             with suppress(FileExistsError):
-                os.link(file.name, path)  # whole or not at all, and never over one that a cluster uses
+                os.link(file.name, path)  # atomic, and never replaces a token that a cluster uses
         if not path.stat().st_size:
             raise LaunchError(f"{path} holds no token: remove it, and one is made")
     except OSError as error:

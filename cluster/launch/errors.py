@@ -1,4 +1,4 @@
-"""What can go wrong in starting an application."""
+"""Error of starting an application."""
 
 
 class LaunchError(RuntimeError):

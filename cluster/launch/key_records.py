@@ -1,4 +1,4 @@
-"""A Serve config with the records of its API keys in it, so that keys change and nothing restarts."""
+"""Adds the records of API keys to a Serve config, so that keys can change without a restart."""
 
 from typing import Any
 
@@ -9,8 +9,8 @@ from deployments.config import AppConfig, ControllerUserConfig
 
 
 def with_key_records(config: dict[str, Any]) -> dict[str, Any]:
-    """The config of `read_config` with the records of its keys as SearchController's ``user_config``: those of the
-    keys that the application would find if it were built here.
+    """The config of `read_config` with its keys' records in SearchController's ``user_config``. The keys are those that
+    the application would find if it were built here.
 
     Raises:
         LaunchError: the keys cannot be read, or there are none.
@@ -33,5 +33,5 @@ def _with_records(application: dict[str, Any]) -> dict[str, Any]:
     others = [each for each in deployments if each.get("name") != CONTROLLER]
     ours: dict[str, Any] = next((each for each in deployments if each.get("name") == CONTROLLER), {"name": CONTROLLER})
     keys = ControllerUserConfig(keys=records).model_dump(mode="json", include={"keys"})
-    told = (ours.get("user_config") or {}) | keys
-    return {**application, "deployments": [*others, {**ours, "user_config": told}]}
+    user_config = (ours.get("user_config") or {}) | keys
+    return {**application, "deployments": [*others, {**ours, "user_config": user_config}]}

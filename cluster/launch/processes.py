@@ -1,4 +1,4 @@
-"""Processes that this one starts, directly or through others: none of them may outlive their purpose."""
+"""Ends this process's descendants, so that none outlives its purpose."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,18 +10,18 @@ FORCE_S = 5.0
 
 
 class Descendants:
-    """Remembers processes below this one, so that they are known still when their parent has died."""
+    """Remembers descendants of this process, so that they are still known after their parent has died."""
 
     def __init__(self) -> None:
         self._before = set(psutil.Process().children(recursive=True))
         self._seen: set[psutil.Process] = set()
 
     def look(self) -> None:
-        """Remembers those that there are now and were not at the beginning."""
+        """Remembers the current descendants that did not exist at the beginning."""
         self._seen |= set(psutil.Process().children(recursive=True)) - self._before
 
     def end(self) -> int:
-        """Waits for all that were seen, then ends them by force; how many needed force."""
+        """Waits for the remembered processes, then ends the rest by force. Returns how many needed force."""
         self.look()
         _, alive = psutil.wait_procs(self._seen, timeout=GRACE_S)
         for signal_one in (psutil.Process.terminate, psutil.Process.kill):
@@ -38,7 +38,7 @@ class Descendants:
 
 @contextmanager
 def no_process_left() -> Iterator[Descendants]:
-    """What the body starts is gone when it is left: by itself within ``GRACE_S``, or by force."""
+    """Ends all processes that the block starts: they may exit within ``GRACE_S``, then force is used."""
     descendants = Descendants()
     try:
         yield descendants

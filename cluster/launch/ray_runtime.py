@@ -1,4 +1,4 @@
-"""Ray and Serve as the foreground application needs them. Imports Ray: import this only to start something."""
+"""Starts and stops Ray and Serve for an application in the foreground. Imports Ray, which takes seconds."""
 
 import asyncio
 import io
@@ -22,9 +22,9 @@ from cluster.launch.errors import LaunchError
 
 POLL_S = 0.5
 GRACE_S = 15.0
-"""How long searches that have begun may go on when serving ends."""
+"""Seconds that running searches may continue when serving ends."""
 TELL_S = 5.0
-"""How long controllers may take to hear of it, and to tell clients that their searches are not finished."""
+"""Seconds for controllers to get the stop call, and to tell clients that their searches are unfinished."""
 FAILED = frozenset({ApplicationStatus.DEPLOY_FAILED, ApplicationStatus.UNHEALTHY})
 MAX_REASON_LINES = 6
 MAX_REASON_CHARACTERS = 2_000
@@ -32,7 +32,7 @@ STYLE = re.compile(r"\x1b\[[0-9;]*m")
 
 
 class Cluster(NamedTuple):
-    """Where to look at the cluster."""
+    """Addresses of a cluster's dashboard and logs."""
 
     dashboard_url: str | None
     logs: str
@@ -65,7 +65,7 @@ def start(dashboard: bool) -> Cluster:
     except SystemExit as signalled:
         raise KeyboardInterrupt from signalled
     finally:
-        signal.signal(signal.SIGTERM, before)  # Ray puts its own there, which exits in the middle of anything
+        signal.signal(signal.SIGTERM, before)  # Ray installs its own, which exits at any point
     logging.getLogger("ray.serve").setLevel(logging.ERROR)
     url = context.dashboard_url
     return Cluster(f"http://{url}" if url else None, os.path.join(context.address_info["session_dir"], "logs"))
@@ -84,7 +84,7 @@ def deploy(config: ServeDeploySchema, deadline: float, logs: str, on_progress: C
         logging_config=config.logging_config,
         controller_options=config.controller_options,
     )
-    # As `serve run` does for a config file: it honours what the file says about deployments, too.
+    # As `serve run` does for a config file: this also applies the file's deployment settings.
     client = _get_global_client()
     if client is None:
         raise LaunchError("Serve did not start")
@@ -108,10 +108,10 @@ def deploy(config: ServeDeploySchema, deadline: float, logs: str, on_progress: C
 
 
 def stop(before_ray_ends: Callable[[], None]) -> None:
-    """Ends Serve, then Ray, as far as they run."""
+    """Ends Serve, then Ray, if they run."""
     if not ray.is_initialized():
         return
-    # Ray reports the controller's orderly end as a failed task, on stdout, somewhat later.
+    # Somewhat later Ray reports the controller's orderly end on stdout, as a failed task.
     with redirect_stdout(io.StringIO()):
         try:
             asyncio.run(_end_serve())
@@ -121,21 +121,21 @@ def stop(before_ray_ends: Callable[[], None]) -> None:
 
 
 async def _end_serve() -> None:
-    """Handles belong to the loop of their first use, and Serve's end closes them: so both in one loop."""
-    with suppress(Exception):  # of an application that never ran, or whose controllers are gone
+    """Finishes requests, then shuts Serve down. One event loop for both: it owns the handles, which shutdown closes."""
+    with suppress(Exception):  # the application never ran, or its controllers are gone
         await _finish_requests()
     await serve.shutdown_async()
 
 
 async def _finish_requests() -> None:
-    """Has the controllers finish what they have begun; Serve's own end would cut it off."""
+    """Lets the controllers finish running searches, which Serve's own shutdown would cut off."""
     for name in serve.status().applications:
         replies = serve.get_deployment_handle(CONTROLLER, name).broadcast("stop", GRACE_S)
         await replies.results_async(timeout_s=GRACE_S + TELL_S, return_exceptions=True)
 
 
 def _reason(application: Any) -> str:
-    """The end of the longest that Serve says about a failed application: the error after its traceback."""
+    """The end of Serve's longest message about a failed application: the error after its traceback."""
     messages = [application.message, *(each.message for each in application.deployments.values())]
     lines = STYLE.sub("", max(messages, key=len)).strip().splitlines()
     return "\n".join(lines[-MAX_REASON_LINES:])[-MAX_REASON_CHARACTERS:]

@@ -1,4 +1,4 @@
-"""The application that runs on the cluster this process was started on, as jobs are by ``ray job submit``."""
+"""Finds the application on the cluster where this process runs, as a job of ``ray job submit`` does."""
 
 import logging
 import os
@@ -12,8 +12,8 @@ from cluster.launch.errors import LaunchError
 
 @contextmanager
 def joined_application() -> Iterator[str | None]:
-    """The name of the application that runs on the cluster of ``RAY_ADDRESS``, joined until the end of the block; None
-    where there is no such cluster, or no application of ours runs on it.
+    """Joins the cluster of ``RAY_ADDRESS`` until the end of the block. Yields the name of Banyan's application there;
+    None if there is no such cluster, or no such application on it.
 
     Raises:
         LaunchError: the cluster cannot be joined, or several applications run there.
@@ -23,7 +23,7 @@ def joined_application() -> Iterator[str | None]:
         return
     set_environment()
     ensure_token()
-    import ray  # seconds of imports, which only who uses a cluster should pay
+    import ray  # imported here: takes seconds
     from ray import serve
     from ray.serve.schema import ApplicationStatus
 

@@ -1,1 +1,1 @@
-"""The searches of one controller: places, deadlines, what is left over. Knows neither HTTP nor Serve."""
+"""The searches of one controller: places, deadlines, leak checks. Independent of HTTP and Ray Serve."""

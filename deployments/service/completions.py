@@ -1,4 +1,4 @@
-"""Completions by token-level beam search: what ``/v1/completions`` does, without HTTP."""
+"""Token-level beam search: what ``/v1/completions`` does, without HTTP."""
 
 import asyncio
 from typing import NamedTuple, Protocol
@@ -9,17 +9,17 @@ from search.ports import TokenBeamReply, TokenBeamRequest
 
 
 class TokenBeams(Protocol):
-    """A generator as this needs it; see ``GenerationEngine.token_beam``."""
+    """The part of a generator that completions need; see ``GenerationEngine.token_beam``."""
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply: ...
 
 
 class CompletionJob(NamedTuple):
-    """A request that has been checked."""
+    """A validated completion request."""
 
     request: TokenBeamRequest
     n: int
-    """Of each prompt's sequences, so many are asked for."""
+    """Number of sequences to return for each prompt."""
 
     @property
     def prompt_tokens(self) -> int:
@@ -27,21 +27,21 @@ class CompletionJob(NamedTuple):
 
 
 class CompletionService:
-    """Shares the generators with the searches."""
+    """Runs completions on the generators that searches use, too."""
 
     def __init__(self, searches: SearchService, generator: TokenBeams) -> None:
         self._searches = searches
         self._generator = generator
 
     async def complete(self, job: CompletionJob, place: Place) -> TokenBeamReply:
-        """What it costs is written into ``place``; of one that is given up, the prompts only.
+        """Runs a request and adds its tokens to ``place``; if it fails or is cancelled, only its prompt tokens.
 
         Raises:
-            TimeoutError: not done by the limit of a request's seconds.
-            GeneratorError: the engines failed, on every replica.
+            TimeoutError: the request was not done by its deadline.
+            GeneratorError: the engines of all replicas failed.
         """
         place.charged += job.prompt_tokens
-        # The request has its own deadline; this one ends a call that does not end by it.
+        # The call should end by the request's own deadline; this timeout ends one that does not.
         async with asyncio.timeout(job.request.deadline_s + GRACE_S):
             with late_is_timeout(job.request.deadline_s):
                 reply = await self._generator.token_beam(job.request)

@@ -1,18 +1,18 @@
-"""The settings of a controller that change while it serves."""
+"""Settings of a controller that can change while it serves."""
 
 from deployments.config import ControllerSettings
 from deployments.service.searches import SearchService
 
 
 class LiveSettings:
-    """The controller's settings as they are now: whoever goes by them asks every time."""
+    """The current settings of a controller. Read ``now`` for every request: it may have changed."""
 
     def __init__(self, settings: ControllerSettings, service: SearchService) -> None:
         self.now = settings
         self._service = service
 
     def change(self, settings: ControllerSettings) -> None:
-        """From the next request on; what was let in goes on."""
+        """Applies ``settings`` from the next request on. Admitted requests continue."""
         self.now = settings
         queue = settings.queue
         self._service.places.resize(settings.searches, queue.places, queue.seconds, settings.flex_places)

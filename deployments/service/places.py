@@ -1,4 +1,4 @@
-"""Places: how many requests of one controller work at once, and who waits for one. Knows neither HTTP nor Serve."""
+"""Admission at one controller: a limited number of places, and a queue for them. Independent of HTTP and Ray Serve."""
 
 import asyncio
 import time
@@ -15,20 +15,20 @@ class Refused(StrEnum):
     """Why a request gets no place."""
 
     PLACES = "places"
-    """All are taken, and so are those in the queue."""
+    """All places are taken and the queue is full."""
     FLEX = "flex"
-    """It is of lower priority, and those that are free are kept for others."""
+    """The remaining places are reserved for requests that are not flex."""
     QUEUE = "queue"
-    """None came free while it waited."""
+    """No place came free before the queue timeout."""
     OWNER = "owner"
-    """Its owner has as many as it may."""
+    """The owner's quota of places is used up."""
 
 
 class NoPlace(RuntimeError):
-    """There is no place now: the same request is welcome later."""
+    """No place is available now. The same request may be sent again later."""
 
     def __init__(self, reason: Refused, most: int, retry_after_s: int) -> None:
-        """``most``: the places there are, or that the owner may have."""
+        """``most``: the limit that was reached: of all places, of flex requests, or the owner's quota."""
         super().__init__(reason, most, retry_after_s)
         self.reason = reason
         self.most = most
@@ -45,35 +45,36 @@ class NoPlace(RuntimeError):
 
 @dataclass(frozen=True)
 class Owner:
-    """Whose requests are counted together."""
+    """An owner of requests, with its quota of places."""
 
     name: str
     places: int | None = None
-    """As many at once; None: as there are."""
+    """Quota of places held or queued for at once; None: no quota."""
 
 
 @dataclass(eq=False)
 class Place:
-    """What a request holds while it works."""
+    """A request's right to work at the controller, and the cost of the request."""
 
     owner: Owner
     since: float = field(default_factory=time.monotonic)
-    """Monotonic seconds."""
+    """When the request got the place, monotonic seconds."""
     charged: int = 0
-    """Tokens of prompts, and of what no search generated."""
+    """Prompt tokens, and tokens that were generated outside of searches."""
     searches: list[SearchCost] = field(default_factory=list)
-    """What the request's searches cost."""
+    """Costs of the request's searches."""
 
     @property
     def tokens(self) -> int:
-        """What the request has cost so far: its prompts, and all that was generated for it."""
+        """Tokens of the request so far: prompts and generated tokens."""
         return self.charged + sum(cost.generated_tokens for cost in self.searches)
 
 
 class Places:
-    """The places of one controller, and a queue before them: first come, first served. One event loop.
+    """The places of one controller, with a first-in, first-out queue. For use in one event loop.
 
-    Of both a part is kept for requests that are not flex, which come behind all others in the queue.
+    Part of the places and of the queue is reserved for requests that are not flex. Flex requests in the queue are
+    served last.
     """
 
     def __init__(
@@ -84,27 +85,33 @@ class Places:
         on_freed: Callable[[], None] = lambda: None,
         flex_share: float = 1.0,
     ) -> None:
-        """``queue``: so many wait where all places are taken, ``queue_s`` seconds at most. ``on_freed`` is called
-        whenever a place was given back. ``flex_share``: while less than that part of the places is taken, one at least,
-        a flex request may have one; and while less than that part of the queue is, wait there."""
+        """
+        Args:
+            count: number of places.
+            queue: length of the queue for them.
+            queue_s: queue timeout, seconds.
+            on_freed: called whenever a place is given back.
+            flex_share: a flex request gets a place while less than this share of the places (at least one) is taken,
+                and is queued while less than this share of the queue is used.
+        """
         self._on_freed = on_freed
         self._held: dict[Place, None] = {}
-        """Oldest first."""
+        """Places in use, oldest first."""
         self._promised = 0
-        """Given to somebody in the queue who has not woken up yet."""
+        """Places assigned to queued requests whose tasks have not resumed yet."""
         self._waiting: dict[bool, dict[asyncio.Future[None], None]] = {False: {}, True: {}}
-        """By whether they are flex; oldest first."""
+        """Queued requests by whether they are flex; oldest first."""
         self._owned: Counter[str] = Counter()
         """Places held or waited for, by owner."""
         self.resize(count, queue, queue_s, flex_share)
 
     def resize(self, count: int, queue: int, queue_s: float, flex_share: float = 1.0) -> None:
-        """From now on as if made like this; whoever has a place or waits for one keeps it."""
+        """Changes the limits. Requests that hold a place or wait in the queue are not affected."""
         self.count = count
-        """As many as work at once."""
+        """Number of places."""
         self._queue_s = queue_s
         self._most = {False: count, True: max(1, int(count * flex_share))}
-        """Taken places up to which one more is given, by whether it is for a flex request."""
+        """Limit of taken places, by whether the next request is flex."""
         self._most_waiting = {False: queue, True: int(queue * flex_share)}
         self._pass_on()
 
@@ -117,9 +124,10 @@ class Places:
         return sum(map(len, self._waiting.values()))
 
     def check(self, owner: Owner, flex: bool = False) -> None:
-        """
+        """Checks whether a request of this owner would be admitted or queued now. Changes nothing.
+
         Raises:
-            NoPlace: a request of this owner would be refused now. Costs nothing.
+            NoPlace: it would be refused.
         """
         if owner.places is not None and self._owned[owner.name] >= owner.places:
             raise NoPlace(Refused.OWNER, owner.places, self._retry_after_s())
@@ -128,10 +136,10 @@ class Places:
 
     @asynccontextmanager
     async def hold(self, owner: Owner, flex: bool = False) -> AsyncIterator[Place]:
-        """A place until the end of the block; waits for one in the queue where that has room.
+        """Holds a place until the end of the block. If all are taken, waits in the queue.
 
         Raises:
-            NoPlace: there is none, or none came free in time.
+            NoPlace: the request was refused, or no place came free in time.
         """
         self.check(owner, flex)
         self._owned[owner.name] += 1
@@ -152,7 +160,7 @@ class Places:
                 del self._owned[owner.name]
 
     def check_integrity(self) -> list[str]:
-        """What is left over though nothing is at work; empty when all is well."""
+        """Leaked places and queue entries, when no request is at work; empty when all is well."""
         now = time.monotonic()
         problems = [f"a place has been held for {now - place.since:.0f} s" for place in self._held]
         left = {"wait for a place": self.waiting, "places are promised": self._promised}
@@ -162,19 +170,20 @@ class Places:
         return len(self._held) + self._promised >= self._most[flex]
 
     async def _wait(self, flex: bool) -> None:
-        """
+        """Waits in the queue until a place is assigned.
+
         Raises:
-            NoPlace: none came free in time.
+            NoPlace: no place came free in time.
         """
-        turn = asyncio.get_running_loop().create_future()
+        assigned = asyncio.get_running_loop().create_future()
         waiting = self._waiting[flex]
-        waiting[turn] = None
+        waiting[assigned] = None
         try:
             async with asyncio.timeout(self._queue_s):
-                await turn
+                await assigned
         except BaseException as error:
-            if waiting.pop(turn, turn) is turn:
-                # Its turn had come already: somebody else's now.
+            if waiting.pop(assigned, assigned) is assigned:
+                # A place was assigned already: pass it on.
                 self._promised -= 1
                 self._pass_on()
             if isinstance(error, TimeoutError):
@@ -184,17 +193,17 @@ class Places:
         self._promised -= 1
 
     def _pass_on(self) -> None:
-        """Gives free places to those who have waited longest, flex requests last."""
+        """Assigns free places to queued requests, the oldest first, flex requests last."""
         for flex, waiting in self._waiting.items():
             while waiting and not self._is_full(flex):
-                turn = next(iter(waiting))
-                del waiting[turn]
+                assigned = next(iter(waiting))
+                del waiting[assigned]
                 self._promised += 1
-                if not turn.done():
-                    turn.set_result(None)
+                if not assigned.done():
+                    assigned.set_result(None)
 
     def _retry_after_s(self) -> int:
-        """Half the age of the oldest request, within 1 and 30 s: about when a place comes free."""
+        """Estimated seconds until a place comes free: half the age of the oldest request, within 1 and 30 s."""
         oldest = next(iter(self._held), None)
         age = 0.0 if oldest is None else time.monotonic() - oldest.since
         return round(min(30.0, max(1.0, age / 2)))

@@ -1,6 +1,6 @@
-"""The searches of one controller: what runs, what it costs, and what is left over. Knows neither HTTP nor Serve.
+"""Runs the searches of one controller and counts what they cost. Independent of HTTP and Ray Serve.
 
-The controller deployment gives it an environment over handles, the unit tests one of plain objects.
+The controller deployment passes an environment of Serve handles, the unit tests one of plain objects.
 """
 
 import asyncio
@@ -20,37 +20,37 @@ from search.settings import SearchSettings
 from search.tree import SearchTree
 
 GRACE_S = 15.0
-"""A search ends by its own clock; this much later it is ended from outside, with a TimeoutError."""
+"""Seconds after its own deadline at which a call that has not ended is cancelled with a TimeoutError."""
 
 
 class SearchJob(NamedTuple):
-    """A question that has been checked and can be searched."""
+    """A validated question with the settings of its search."""
 
     search_id: str
     question: str
-    """What the process reward model is told."""
+    """The question as the process reward model gets it."""
     prompt: tuple[int, ...]
     settings: SearchSettings
     cache_salt: str = ""
     """See `search.ports`."""
     own_seconds: bool = False
-    """Whether its budget of seconds is the client's and not the operator's."""
+    """Whether the client set the budget of seconds; else the operator did."""
     flex: bool = False
-    """Whether its calls yield to those of others."""
+    """Whether its calls yield to those of other searches."""
 
 
 Observer = Callable[[SearchJob, SearchTree, SearchCost], AbstractContextManager[EventSink]]
-"""Watches a search that runs within the block that it opens, and yields what is to be told its events."""
+"""Opens a block in which one search runs, and yields the sink for the search's events."""
 
 
 def unobserved(job: SearchJob, tree: SearchTree, cost: SearchCost) -> AbstractContextManager[EventSink]:
-    """The observer of searches that nobody watches."""
+    """Observer that ignores all events."""
     return nullcontext(lambda event: None)
 
 
 @contextmanager
 def late_is_timeout(deadline_s: float) -> Iterator[None]:
-    """Around a call of a port with that deadline: failing then is a TimeoutError, whatever it was about to say."""
+    """Wraps a port call: a SearchError that is raised after ``deadline_s`` becomes a TimeoutError."""
     began = time.monotonic()
     try:
         yield
@@ -61,12 +61,12 @@ def late_is_timeout(deadline_s: float) -> Iterator[None]:
 
 
 class SearchService:
-    """All searches of one controller replica. Single-threaded: one event loop."""
+    """Runs all searches of one controller replica. For use in one event loop."""
 
     def __init__(
         self, environment: SearchEnvironment, places: Places, seconds: float, observed: Observer = unobserved
     ) -> None:
-        """``places``: whatever works for a client holds one meanwhile. ``seconds``: the wall clock of those that name
+        """``places``: every request holds one while it works. ``seconds``: wall-clock limit of searches that set
         none."""
         self.places = places
         self._environment = environment
@@ -75,23 +75,23 @@ class SearchService:
         self._disposal = Disposal()
 
     def limit_seconds(self, seconds: float) -> None:
-        """Changes the wall clock of searches that name none."""
+        """Changes the wall-clock limit of searches that set none."""
         self._seconds = seconds
 
     @property
     def running(self) -> int:
-        """How many hold a place."""
+        """Number of requests that hold a place."""
         return self.places.held
 
     async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
-        """Runs a search in the caller's own task: cancelling the caller cancels all of it. Every event goes to all of
+        """Runs a search in the caller's task: cancelling the caller cancels the search. Each event goes to all of
         ``sinks``.
 
-        What it costs is counted in ``place`` as it is spent, so that it is known however the search ends.
+        The cost is added to ``place`` as it arises, so it is known however the search ends.
 
         Raises:
-            SearchError: there is no answer; see `search.errors`.
-            TimeoutError: nor by the operator's wall clock, or the search did not end by its own.
+            SearchError: the search has no answer; see `search.errors`.
+            TimeoutError: it had none by the operator's wall-clock limit, or did not end by its own deadline.
         """
         tree = SearchTree()
         free = self._disposal.watch(tree)
@@ -100,10 +100,10 @@ class SearchService:
         place.searches.append(cost)
         try:
             with self._observed(job, tree, cost) as observer:
-                told = (observer, *sinks)
+                all_sinks = (observer, *sinks)
 
-                def tell(event: SearchEvent) -> None:
-                    for sink in told:
+                def notify(event: SearchEvent) -> None:
+                    for sink in all_sinks:
                         sink(event)
 
                 async with asyncio.timeout((job.settings.budget.seconds or self._seconds) + GRACE_S):
@@ -113,30 +113,30 @@ class SearchService:
                         job.settings,
                         self._environment,
                         search_id=job.search_id,
-                        on_event=tell,
+                        on_event=notify,
                         tree=tree,
                         cache_salt=job.cache_salt,
                         flex=job.flex,
                         cost=cost,
                     )
         except BaseException as error:
-            # Tracebacks of tasks that were cancelled name their frames, the tree in them, and each other: the tree
-            # would stay until all garbage is collected (`deployments.loop.garbage`).
+            # Tracebacks of cancelled tasks reference each other and their frames, and so the tree: without this it
+            # would live until the next full garbage collection (`deployments.loop.garbage`).
             free()
             if isinstance(error, LimitReached) and error.kind is LimitKind.SECONDS and not job.own_seconds:
                 raise TimeoutError from None
             raise
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        """For each item its rewards.
+        """Returns the rewards of each item.
 
         Raises:
-            ScorerError: no usable rewards could be had.
-            TimeoutError: not by the request's deadline.
+            ScorerError: the scorer gave no usable rewards.
+            TimeoutError: it gave none by the request's deadline.
         """
         with late_is_timeout(request.deadline_s):
             return await self._environment.scorer.score(request)
 
     def check_integrity(self) -> list[str]:
-        """What is left over though no search runs; empty when all is well."""
+        """Leaked places and queue entries, when no search runs; empty when all is well."""
         return self.places.check_integrity()

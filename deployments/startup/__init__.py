@@ -1,1 +1,1 @@
-"""What is checked and planned before an application starts, and on each of its nodes."""
+"""Checks and plans made before an application starts, and on each of its nodes."""

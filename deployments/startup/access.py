@@ -1,6 +1,6 @@
-"""What an application refuses before it serves: a cluster or an endpoint that is open to all, unless that is meant.
+"""Access checks before an application serves: an open cluster or endpoint is refused unless the settings allow it.
 
-Ray is imported where it is asked: a config file is checked by the same rules before Ray is started.
+Ray is imported inside functions: a config file is checked by the same rules before Ray is started.
 """
 
 import ipaddress
@@ -15,14 +15,18 @@ from deployments.config import AppConfig, ControllerSettings, ControllerUserConf
 
 
 class AccessError(ValueError):
-    """The configuration leaves open what it does not say should be; the message says how to close it."""
+    """The cluster or endpoint would be open though the settings do not allow it, or ``user_config`` is malformed.
+
+    The message says what to change.
+    """
 
 
 def require_authenticated_cluster(http: HttpSettings) -> None:
-    """To be asked in a process of the cluster: a driver may have a token and the cluster ask for none.
+    """Checks that the cluster requires a token. Call it in a process of the cluster: a driver may have a token that the
+    cluster does not require.
 
     Raises:
-        AccessError: whoever reaches the cluster's ports may run what they like there.
+        AccessError: it requires none, so any client that reaches the cluster's ports can run code on it.
     """
     from ray._private.authentication.authentication_utils import is_token_auth_enabled
 
@@ -35,7 +39,7 @@ def require_authenticated_cluster(http: HttpSettings) -> None:
 
 
 async def endpoint_host() -> str | None:
-    """The address at which Serve's proxies listen; None where there are none."""
+    """The address at which Serve's proxies listen; None without proxies."""
     import ray
     from ray.serve._private.constants import SERVE_CONTROLLER_NAME, SERVE_NAMESPACE
     from ray.serve.config import ProxyLocation
@@ -48,9 +52,10 @@ async def endpoint_host() -> str | None:
 
 
 def read_user_config(user_config: Any) -> ControllerUserConfig:
-    """
+    """Validates a controller's ``user_config``.
+
     Raises:
-        AccessError: it is malformed; names the place. A wrong digest or salt is not repeated.
+        AccessError: it is malformed; the message names the field, and does not repeat a wrong digest or salt.
     """
     try:
         return ControllerUserConfig.model_validate(user_config)
@@ -59,10 +64,10 @@ def read_user_config(user_config: Any) -> ControllerUserConfig:
 
 
 def changed_settings(config: AppConfig, told: ControllerUserConfig) -> ControllerSettings:
-    """The controller's settings with what its ``user_config`` changes.
+    """The controller's settings with the changes of its ``user_config``.
 
     Raises:
-        AccessError: it changes them to something malformed; names the place.
+        AccessError: the changed settings are malformed; the message names the field.
     """
     try:
         return config.controller.changed(told.controller)
@@ -75,9 +80,10 @@ def changed_settings(config: AppConfig, told: ControllerUserConfig) -> Controlle
 def require_keys(
     records: tuple[KeyRecord, ...], http: HttpSettings, host: str | None, environment: Mapping[str, str] = os.environ
 ) -> None:
-    """
+    """Checks that there are API keys, or that none are needed.
+
     Raises:
-        AccessError: no keys, though some were promised or other machines can reach ``host``.
+        AccessError: there are none, though the settings promise keys or other machines can reach ``host``.
     """
     if records:
         return

@@ -1,6 +1,6 @@
-"""What no setting can say alone: checked when the application is built, before anything starts.
+"""Checks across settings, made when the application is built, before anything starts.
 
-Models' files are read where they are on this machine. Where they are not, the engines refuse at their start.
+Checks that read a model's files need them on this machine. Where they are not, the engine refuses at its start.
 """
 
 import math
@@ -14,9 +14,10 @@ from deployments.startup.model_files import longest_context, token_ratio
 
 
 def check_settings(config: AppConfig) -> None:
-    """
+    """Checks the settings against each other and against their models.
+
     Raises:
-        ValueError: settings contradict each other or the models that they name; a line for each, with its path.
+        ValueError: settings contradict each other or their models; one line for each problem, with its path.
     """
     engines: dict[str, EngineSettings] = {"generator": config.generator}
     if not isinstance(config.prm, FunctionSettings):
@@ -29,14 +30,14 @@ def check_settings(config: AppConfig) -> None:
 
 
 def _context(path: str, engine: EngineSettings) -> Iterator[str]:
-    """A model is not asked for more context than it has."""
+    """``max_model_len`` is within the model's context."""
     longest = longest_context(engine)
     if longest is not None and engine.max_model_len > longest:
         yield f"{path}.max_model_len: at most {longest}, the context of {engine.model}, not {engine.max_model_len}"
 
 
 def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
-    """Engines on one device each keep to a part of it: Ray counts the parts, and vLLM has to be told."""
+    """Engines that share a device limit their memory: Ray only counts the fractions, so vLLM needs the limit."""
     part = engine.replicas.num_gpus
     if not 0 < part < 1:
         return
@@ -54,12 +55,13 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
 
 
 def _whole_paths_are_read(config: AppConfig) -> Iterator[str]:
-    """The reward model's context holds whatever the generator's holds: a path that does not fit gets neutral rewards.
+    """The reward model's context holds every path that the generator's holds. Other paths would get neutral rewards.
 
     Prompts and paths are bounded in the generator's tokens. The reward model reads the question and the path, not the
-    whole prompt, in as many tokens where both have one tokenizer: the usual case, and assumed of files that are not
-    here. Of two tokenizers it is measured how the lengths compare. What the format adds is taken from the longest path
-    (`AppConfig.search_context`), unless that is much: something for each step, or in tokens that hold less text.
+    whole prompt. With the same tokenizer the token counts are equal; this is also assumed if the files are not on this
+    machine. With different tokenizers the ratio is measured. The tokens that the format adds are normally taken from
+    the longest path (`AppConfig.search_context`). They are added here where they are many: tokens for each step, or
+    all of them if the reward model needs more tokens for the same text.
     """
     prm, written = config.prm, config.generator.max_model_len
     if isinstance(prm, FunctionSettings):
@@ -78,14 +80,14 @@ def _whole_paths_are_read(config: AppConfig) -> Iterator[str]:
 
 
 def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:
-    """The cache server keeps whole blocks; LMCache ends the start of an engine whose block does not divide a chunk."""
+    """A chunk is a whole number of blocks; else LMCache ends the start of the engine."""
     block_size, chunk_size = config.generator.expected_block_size, config.cache.chunk_size
     if config.cache.enabled and chunk_size % block_size:
         yield f"cache.chunk_size: must be a multiple of {block_size}, the generator's block size, not {chunk_size}"
 
 
 def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
-    """The model's chat template takes the operator's turns, and they leave room for a question."""
+    """The model's chat template accepts the operator's prompt, which leaves room in the context for a question."""
     prompt, model = config.controller.prompt, Path(config.generator.model_path)
     if prompt == PromptSettings() or not model.is_dir():
         return

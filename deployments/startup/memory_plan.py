@@ -1,4 +1,4 @@
-"""What the engines of a configuration need on this machine, before any of them starts. Importing it imports vLLM."""
+"""Memory that a configuration's engines need, computed before any of them starts. Importing this imports vLLM."""
 
 import json
 import math
@@ -21,19 +21,19 @@ from kvstore.memory.engine_geometry import expected_geometry
 from kvstore.memory.planner import Role
 
 BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
-"""Of a number, by the digits in safetensors' name of its type: F32, BF16, I8, F8_E4M3."""
+"""Bytes of one weight, by the digits in safetensors' name of its dtype: F32, BF16, I8, F8_E4M3."""
 
 
 def roles_of(config: AppConfig, working_bytes: int, tokens: Mapping[str, float]) -> list[Role]:
-    """The engines that share a device: one replica of each.
+    """Memory needs of the engines that share a device, one replica of each.
 
     Args:
-        working_bytes: of each, beside weights and KV.
-        tokens: what each holds, by name: only their ratio matters.
+        working_bytes: working memory of each engine, in addition to weights and KV.
+        tokens: tokens that each engine holds, by name. Only their ratio matters.
 
     Raises:
-        EngineStartError: vLLM refuses a model or its arguments, its weights are not to be had, or what it keeps per
-            token cannot be told before it runs.
+        EngineStartError: vLLM refuses a model or its arguments, the weights are not available, or the KV size of a
+            token is not known before the engine runs.
     """
     args = engine_args(config.generator, runner="generate")
     roles = [_role("generator", config.generator, args, working_bytes, tokens)]
@@ -47,16 +47,16 @@ def _role(
 ) -> Role:
     try:
         config = args.create_engine_config()
-        # Tensor and pipeline parallelism cut the weights, too.
+        # Tensor and pipeline parallelism divide the weights, too.
         weights = -(-weight_bytes(settings.model_path, config.model_config) // config.parallel_config.world_size)
         geometry = expected_geometry(config)
-    except Exception as error:  # whatever vLLM, the hub or a file's reader has to say
+    except Exception as error:  # any error of vLLM, the hub or a file's reader
         raise EngineStartError(f"{settings.model!r}: {error}") from error
     return Role(name, weights, working_bytes, geometry, settings.max_model_len, tokens[name])
 
 
 def weight_bytes(model: str, config: ModelConfig) -> int:
-    """What a model's weights take once they are loaded."""
+    """Size of a model's loaded weights, bytes."""
     numbers = stored_numbers(model)
     if config.quantization is not None:
         return sum(count * element_bytes(dtype) for dtype, count in numbers.items())
@@ -65,13 +65,13 @@ def weight_bytes(model: str, config: ModelConfig) -> int:
 
 
 def element_bytes(dtype: str) -> int:
-    """Of a type as safetensors calls it."""
+    """Bytes of one weight of a safetensors dtype."""
     digits = "".join(each for each in dtype.partition("_")[0] if each.isdigit())
     return BYTES.get(digits, 1)
 
 
 def stored_numbers(model: str) -> Counter[str]:
-    """Numbers in a model's safetensors files, by their type: a directory's, or those that a hub has under this id."""
+    """Number of weights in a model's safetensors files, by dtype. ``model``: a directory or a hub id."""
     directory = Path(model)
     if not directory.is_dir():
         from huggingface_hub import get_safetensors_metadata
@@ -80,7 +80,7 @@ def stored_numbers(model: str) -> Counter[str]:
     numbers: Counter[str] = Counter()
     for path in _files(directory):
         with safe_open(path, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118 - it is no mapping
+            for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 tensor = tensors.get_slice(name)
                 numbers[tensor.get_dtype()] += math.prod(tensor.get_shape())
     return numbers
@@ -97,5 +97,5 @@ def _files(directory: Path) -> list[Path]:
 
 
 def device_bytes() -> int | None:
-    """Of the device of this machine; None where engines run on its CPU, and somebody has to say how much is theirs."""
+    """Memory of this machine's GPU, bytes; None without one: how much engines on a CPU may use must then be given."""
     return int(torch.cuda.mem_get_info()[1]) if torch.cuda.is_available() else None

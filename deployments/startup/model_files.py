@@ -1,6 +1,7 @@
-"""What a model's files say before any engine reads them: in its directory, or in the hub's cache on this machine.
+"""Reads facts from a model's files before an engine loads them: from its directory, or this machine's hub cache.
 
-None where they are not here or do not say it: then the engine finds out when it starts, perhaps on another machine.
+Results are None if the files are not on this machine or lack the fact. The engine then finds out at its start, perhaps
+on another machine.
 """
 
 import json
@@ -15,7 +16,7 @@ from deployments.engines.settings import EngineSettings
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _UNSCALED_ROPE = ("default", "llama3", "yarn", "longrope", "su", "mrope")
-"""Kinds of RoPE whose ``factor`` the context in the file already has in it, or which have none."""
+"""RoPE types without a ``factor``, or with one that the file's context length already includes."""
 _SAMPLE = r"""Let $f(x) = x^2 - 14x + 45$. We want the sum of its roots, so we factor: $f(x) = (x - 5)(x - 9)$.
 Step 2: The roots are 5 and 9, and by Vieta's formulas their sum is $-\frac{-14}{1} = 14$.
 
@@ -25,7 +26,7 @@ another 1,250 / 72 = 17.36 hours. Therefore, the answer is $\boxed{14}$. def are
 
 
 def longest_context(settings: EngineSettings) -> int | None:
-    """Tokens that the model was made for, as vLLM derives them from ``config.json``."""
+    """Context length of the model in tokens, as vLLM derives it from ``config.json``."""
     config = _json(settings, "config.json")
     if config is None or "hf_overrides" in settings.engine_args:
         return None
@@ -37,14 +38,14 @@ def longest_context(settings: EngineSettings) -> int | None:
 
 
 def token_ratio(written: EngineSettings, read: EngineSettings) -> float | None:
-    """How many tokens of the second model a token of the first comes to, on a page of mathematics; 1 for equal
+    """Tokens of the second model per token of the first, measured on a page of mathematics; 1 for equal
     tokenizers."""
     first, second = _tokens(written), _tokens(read)
     return second / first if first and second else None
 
 
 def model_directory(settings: EngineSettings) -> Path | None:
-    """Where the model's files are on this machine."""
+    """Directory of the model's files on this machine."""
     config = _file(settings, "config.json")
     return config.parent if config else None
 
@@ -55,7 +56,7 @@ def _tokens(settings: EngineSettings) -> int | None:
         return None
     try:
         return len(Tokenizer.from_file(str(file)).encode(_SAMPLE, add_special_tokens=False).ids)
-    except Exception:  # what the library raises of a file that it cannot read is no more specific
+    except Exception:  # the library raises nothing more specific for a file that it cannot read
         return None
 
 

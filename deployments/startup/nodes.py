@@ -1,7 +1,7 @@
-"""What the nodes of a cluster have to have in common, and how one is named where it has not.
+"""Checks that the nodes of a cluster match: environment variables, model files, and the store's directory.
 
-The application is built on one of them and says what it found there; every replica compares. What differs would else
-show later, or not at all: other weights under the same path grow other trees.
+The application records what it finds on the node where it is built, and every replica compares. Without that a
+difference shows late or never: other weights under the same path grow other trees.
 """
 
 import hashlib
@@ -17,28 +17,28 @@ from deployments.startup.model_files import model_directory
 
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
-_WHOLE_BYTES = 1 << 20
+_WHOLE_BYTES = 1 << 20  # Files up to this size are read whole.
 
 
 class NodeDiffers(RuntimeError):
-    """A node is not like the one on which the application was built; the message names it, and what is other there."""
+    """A node differs from the one where the application was built. The message names the node and the difference."""
 
 
 class Built(NamedTuple):
-    """What was found where the application was built."""
+    """What the application recorded on the node where it was built."""
 
     variables: dict[str, str | None]
     """Environment variables that must be the same everywhere."""
     model: str | None = None
-    """Says what is in the files of a deployment's model (`model_digest`); None where they were not there."""
+    """Digest of a deployment's model files (`model_digest`); None if they were not on that node."""
     store: str | None = None
-    """What the directory of the store is known by; None where nothing is kept."""
+    """Id of the store's directory; None without a store."""
 
     def check(self, engine: EngineSettings | None = None, environment: Mapping[str, str] = os.environ) -> None:
-        """To be asked where a replica starts.
+        """Compares this node with the recorded one. Call it where a replica starts.
 
         Raises:
-            NodeDiffers: its node is not like the one where the application was built.
+            NodeDiffers: they differ.
         """
         for name, value in self.variables.items():
             if (here := environment.get(name)) != value:
@@ -57,7 +57,7 @@ class Built(NamedTuple):
 
 
 def this_node() -> str:
-    """How an operator knows this node: its address, and the beginning of its id in Ray's lists."""
+    """Name of this node in messages: its address, and the first digits of its Ray node id."""
     if not ray.is_initialized():
         return "this node"
     address = ray.util.get_node_ip_address()
@@ -65,9 +65,9 @@ def this_node() -> str:
 
 
 def model_digest(settings: EngineSettings) -> str | None:
-    """The same for the same model; None where its files are not on this machine.
+    """Digest of a model's files; None if they are not on this machine.
 
-    Of large files 16 pieces are read: two models that are trained differ everywhere.
+    Of a large file only 16 pieces are read: two trained models differ everywhere.
     """
     directory = model_directory(settings)
     if directory is None:
@@ -81,7 +81,7 @@ def model_digest(settings: EngineSettings) -> str | None:
 
 
 def kv_identity(settings: EngineSettings) -> str:
-    """What an engine's keys and values depend on, its weights included where their files are on this machine."""
+    """Identity of an engine's KV: the settings it depends on, and the weights if their files are on this machine."""
     return f"{settings.kv_settings} {model_digest(settings)}"
 
 

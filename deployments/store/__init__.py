@@ -1,9 +1,8 @@
-"""What clients leave with an application: files, batches and searches, in a directory that all its nodes see.
+"""The store of an application: clients' files, batches and searches, in a directory that all nodes see.
 
-Plain files and nothing else: no database, no process of its own. Who writes what is such that nobody overwrites
-another: a record is written once and whole, by whoever made it; a state by the one process that has the lease. So any
-number of controllers can read and write at a time, and what is there when a process dies is there when the next one
-looks.
+The store is plain files, without a database or a process of its own. Every file has one writer: a record is written
+once and atomically, by the process that creates it; a state is written by the process that holds the lease. So any
+number of controllers can read and write at the same time, and what a process has written survives its death.
 """
 
 from deployments.store.batches import Batch, Batches, BatchRecord, BatchState, BatchStatus, BatchUsage, LineError

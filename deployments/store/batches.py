@@ -1,7 +1,7 @@
-"""The batches of one owner: what was asked for, that it is to end, and how far it is.
+"""The batches of one owner: record, cancellation mark and state of each.
 
-Three files, each with one writer, so that none needs to look at another before it writes: the record by the controller
-that was asked, the mark of a cancellation by any, the state by the runner that has the lease.
+These are three files, so that no writer has to read before it writes. The controller that takes the request writes the
+record, any controller can create the cancellation mark, and the runner that holds the lease writes the state.
 """
 
 import hashlib
@@ -33,23 +33,23 @@ from deployments.store.settings import StoreSettings
 
 PREFIX = "batch_"
 RECORD, STATE, LEASE, CANCEL = "record.json", "state.json", "lease", "cancel"
-"""What stays of a batch that has ended."""
+"""Files that remain when a batch has ended."""
 
 
 class BatchStatus(StrEnum):
-    """As OpenAI's."""
+    """Status of a batch, as in OpenAI's API."""
 
     VALIDATING = "validating"
-    """Its file has not been read yet."""
+    """The input file has not been checked yet."""
     FAILED = "failed"
-    """Its file is wrong, and nothing of it was done; or its key was removed, and what was done by then has its
+    """The input file is invalid and no request was made; or the API key was removed, and requests done by then have
     results."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
-    """All is done but the files of results."""
+    """All requests are done; the result files are not there yet."""
     COMPLETED = "completed"
     EXPIRED = "expired"
-    """Its window has closed: what was done by then has its results."""
+    """The completion window has closed; requests done by then have results."""
     CANCELLING = "cancelling"
     CANCELLED = "cancelled"
 
@@ -59,12 +59,12 @@ class BatchStatus(StrEnum):
 
 
 class LineError(Stored):
-    """Why a batch failed."""
+    """One reason why a batch failed."""
 
     code: str
     message: str
     line: int | None = None
-    """Of its file, counted from 1."""
+    """Line of the input file, counted from 1."""
     param: str | None = None
 
 
@@ -73,56 +73,56 @@ class BatchUsage(Stored):
 
     input_tokens: int
     cached_tokens: int
-    """Of these, read from a cache."""
+    """Input tokens that were read from a cache."""
     output_tokens: int
     reasoning_tokens: int
-    """Of these, not on an answering path."""
+    """Output tokens that are not on the answering path."""
 
 
 class BatchRecord(Stored):
-    """What was asked for."""
+    """The request that created a batch."""
 
     id: str
     endpoint: str
     input_file_id: str
     completion_window: str
-    """As it was written."""
+    """As the client wrote it."""
     created: float
     """Unix seconds, as all times here."""
     expires: float
-    """The window closes."""
+    """When the completion window closes."""
     metadata: dict[str, str] | None = None
     output_keep_s: float | None = None
-    """For so long the files of results are kept, where it is shorter than the others are."""
+    """Lifetime of the result files in seconds, if shorter than that of other files."""
 
 
 class BatchState(Stored):
-    """How far it is."""
+    """Progress of a batch."""
 
     status: BatchStatus = BatchStatus.VALIDATING
     in_progress: float | None = None
-    """When it was so, as of the next two."""
+    """Time of this status, as for the next two."""
     finalizing: float | None = None
     ended: float | None = None
     total: int = 0
-    """Requests."""
+    """Number of requests."""
     completed: int = 0
     failed: int = 0
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: tuple[LineError, ...] = Field(())
     ending: BatchStatus | None = None
-    """How it will end, once that is decided: nothing is asked for it from then on, whoever goes on with it."""
+    """Final status, once decided. From then on no runner sends requests of the batch."""
     usage: BatchUsage | None = None
-    """Of one that has ended."""
+    """Set when the batch has ended."""
     passes: int = 0
-    """How often every request was asked for, and some failed for other reasons than their own."""
+    """Number of passes over all requests in which some failed for reasons of the service."""
     rests_until: float | None = None
-    """Since such a pass: nothing is asked for before."""
+    """Earliest time of the next pass."""
     again: bool = False
-    """Whether what has failed so is to be asked for again. A pass in which a runner died goes on without that."""
+    """Whether the next pass retries failures of the service. A pass that resumes after a crash does not."""
     refused_since: float | None = None
-    """When its key was refused first, and nothing of it has been done since."""
+    """When its API key was first refused; None once a request has been done since."""
 
 
 class Batch:
@@ -132,15 +132,16 @@ class Batch:
         self._directory = directory
         self.id = directory.name
         self.input_path = directory / "input.jsonl"
-        """The file as it was when the batch was made; until it has ended."""
+        """The input file as of the batch's creation; removed when the batch has ended."""
         self.output_path = directory / "output.jsonl"
-        """Where its job writes; see `cluster.jobs.outputs`."""
+        """Output of the batch's job; see `cluster.jobs.outputs`."""
 
     @property
     def record(self) -> BatchRecord:
-        """
+        """The request that created the batch.
+
         Raises:
-            NotThere: it has been removed.
+            NotThere: the batch has been removed.
         """
         record = read_record(self._directory / RECORD, BatchRecord)
         if record is None:
@@ -149,46 +150,46 @@ class Batch:
 
     @property
     def state(self) -> BatchState:
-        """As the runner has told; ``cancelling`` where it has been asked to end and has not yet."""
-        told = read_record(self._directory / STATE, BatchState) or BatchState()
-        if told.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and self.cancelled is not None:
-            return told.model_copy(update={"status": BatchStatus.CANCELLING})
-        return told
+        """State as the runner wrote it; ``cancelling`` if the batch is cancelled and has not ended."""
+        state = read_record(self._directory / STATE, BatchState) or BatchState()
+        if state.status in (BatchStatus.VALIDATING, BatchStatus.IN_PROGRESS) and self.cancelled is not None:
+            return state.model_copy(update={"status": BatchStatus.CANCELLING})
+        return state
 
     def tell(self, state: BatchState) -> None:
-        """For who has the lease."""
+        """Writes the state. Only for the process that holds the lease."""
         write_record(self._directory / STATE, state)
 
     def lease(self) -> AbstractContextManager[None]:
-        """Until the end of the block nobody else works at this batch; it ends with the process, too.
+        """Exclusive right to work at this batch, until the block or the process ends.
 
         Raises:
-            StoreBusy: somebody does.
+            StoreBusy: another process holds it.
         """
         return locked(self._directory / LEASE)
 
     @property
     def cancelled(self) -> float | None:
-        """When it was asked to end."""
+        """When the batch was cancelled; None if it was not."""
         try:
             return self._cancel_mark.stat().st_mtime
         except FileNotFoundError:
             return None
 
     def cancel(self) -> None:
-        """Asks it to end."""
+        """Marks the batch as cancelled. Its runner then ends it."""
         if self.cancelled is None:
             self._cancel_mark.touch()
 
     def drop_work(self) -> None:
-        """Removes the input and what the job wrote, of one that has ended: its results are files of the owner's by
-        then. For who has the lease; done twice, it is done."""
+        """Removes input and job output of an ended batch, whose results are files of the owner by then. Idempotent.
+        Only for the process that holds the lease."""
         for entry in self._directory.iterdir():
             if entry.name not in (RECORD, STATE, LEASE, CANCEL):
                 entry.unlink(missing_ok=True)
 
     def result_id(self, kind: str) -> str:
-        """The id of the file of results of that ``kind``: the same whoever asks."""
+        """Id of the result file of that ``kind``, derived from the batch's id."""
         digest = hashlib.sha256(f"{self._directory.name} {kind}".encode()).hexdigest()
         return f"{FILE_PREFIX}{digest[:32]}"
 
@@ -198,16 +199,17 @@ class Batch:
 
 
 class Batches:
-    """A batch is there when its directory is, which is made beside its place and moved there."""
+    """The batches of one owner. A batch exists if its directory does, which is built as a draft and renamed."""
 
     def __init__(self, directory: Path, settings: StoreSettings) -> None:
         self._directory = directory
         self._settings = settings
 
     def check_room(self) -> None:
-        """
+        """Checks that a batch can be added.
+
         Raises:
-            Full: none could be added, since as many as may be have not ended.
+            Full: the limit of batches that have not ended is reached.
         """
         if sum(not batch.state.status.is_final for batch in self._alive()) >= self._settings.batches_max:
             raise Full("batches that have not ended", self._settings.batches_max, "batches_max")
@@ -216,12 +218,12 @@ class Batches:
         return new_id(PREFIX)
 
     def add(self, record: BatchRecord, given: Path) -> None:
-        """``given``: the bytes of its input file, of which it keeps its own.
+        """Adds a batch. ``given`` is the input file, of which the batch keeps a link or a copy.
 
         Raises:
-            Full: as of ``check_room``.
-            StoreBusy: another one is being added for too long.
-            FileNotFoundError: the input is gone.
+            Full: as `check_room`.
+            StoreBusy: the lock was not free in time.
+            FileNotFoundError: the input file is gone.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         draft = draft_of(self._directory / record.id)
@@ -237,9 +239,10 @@ class Batches:
             shutil.rmtree(draft, ignore_errors=True)
 
     def get(self, batch_id: str) -> Batch:
-        """
+        """Returns a batch.
+
         Raises:
-            NotThere: there is none, or its time is over.
+            NotThere: it does not exist, or has expired.
         """
         batch = Batch(self._directory / batch_id)
         if not is_id(batch_id, PREFIX) or self._is_over(batch):
@@ -252,7 +255,7 @@ class Batches:
         return [batch for _, batch in alive]
 
     def sweep(self, before: float) -> None:
-        """Removes those whose time is over, and drafts older than ``before``, Unix seconds."""
+        """Removes expired batches, and drafts older than ``before``, Unix seconds."""
         for entry in self._entries():
             over = entry.name.startswith(PREFIX) and self._is_over(Batch(entry))
             try:
@@ -262,7 +265,7 @@ class Batches:
                 continue
 
     def _drop_oldest(self) -> None:
-        """Of those that have ended, as many as there are too many."""
+        """Removes the oldest ended batches beyond the limit of all batches."""
         alive = self.newest_first()
         ended = [batch for batch in reversed(alive) if batch.state.status.is_final]
         for batch in ended[: max(0, len(alive) - self._settings.batches_max)]:

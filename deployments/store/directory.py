@@ -1,4 +1,4 @@
-"""The whole store: each owner's part of it, and the batches that wait for a runner."""
+"""The whole store: a part for each owner, and marks of the batches that have not ended."""
 
 import re
 import socket
@@ -16,9 +16,9 @@ from deployments.store.searches import Searches
 from deployments.store.settings import StoreSettings
 
 ANONYMOUS = "anonymous"
-"""The owner of what comes without a key, where none is wanted."""
+"""Owner of requests without a key, where none is required."""
 STALE_S = 3600.0
-"""What is not whole after so long never will be."""
+"""Age in seconds after which an incomplete file or mark counts as abandoned."""
 _OWNER = re.compile(r"[0-9a-z]{1,64}")
 
 
@@ -26,13 +26,13 @@ class Pending(NamedTuple):
     """A batch that has not ended."""
 
     name: str
-    """Of its mark."""
+    """Name of the batch's mark."""
     owner: str
     batch: Batch
 
 
 class Owned(NamedTuple):
-    """What one owner has."""
+    """The parts of one owner."""
 
     files: Files
     batches: Batches
@@ -40,7 +40,7 @@ class Owned(NamedTuple):
 
 
 class Store:
-    """What all owners have. Every method works on the disk: not for an event loop."""
+    """The store of all owners. Every method blocks on the disk: do not call it in an event loop."""
 
     def __init__(self, path: Path, settings: StoreSettings) -> None:
         self.settings = settings
@@ -50,15 +50,15 @@ class Store:
 
     @classmethod
     def of(cls, settings: StoreSettings) -> "Store | None":
-        """None where nothing is kept."""
+        """The store with these settings; None if they name no path."""
         return None if settings.path is None else cls(settings.path, settings)
 
     def prepare(self, known: str | None = None) -> str:
-        """Makes the directory where there is none. Returns what it is known by, from whatever node.
+        """Creates the directory if needed. Returns its id, which is the same on every node.
 
         Raises:
-            OtherStore: that is not what it is ``known`` by.
-            OSError: it can be neither used nor made.
+            OtherStore: the id is not the ``known`` one.
+            OSError: the directory can be neither used nor created.
         """
         for directory in (self._root, self._owners, self._pending):
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -79,10 +79,10 @@ class Store:
         return here
 
     def owned(self, owner: str) -> Owned:
-        """What belongs to that owner: lower-case letters and digits.
+        """The parts of an owner, whose name is lower-case letters and digits.
 
         Raises:
-            ValueError: nobody is called so.
+            ValueError: the name is not valid.
         """
         if not _OWNER.fullmatch(owner):
             raise ValueError(f"no owner is called {owner[:80]!r}")
@@ -94,45 +94,45 @@ class Store:
         )
 
     def begin(self, owner: str, record: BatchRecord) -> Batch:
-        """Adds a batch, which a runner finds from then on.
+        """Adds a batch and marks it for the batch runner.
 
         Raises:
-            NotThere: its file is not the owner's.
-            Full, StoreBusy: as of `Batches.add`.
+            NotThere: the owner has no such input file.
+            Full, StoreBusy: as `Batches.add`.
         """
         owned = self.owned(owner)
         owned.batches.check_room()
         owned.files.check_bytes()
         given = owned.files.path(record.input_file_id)
-        # Before the batch: a mark without one says nothing, a batch without one would wait for ever.
+        # Before the batch: a mark without a batch is harmless, a batch without a mark would wait for ever.
         mark = self._pending / f"{int(record.created * 1e6):020}-{owner}-{record.id}"
         mark.touch()
         try:
             owned.batches.add(record, given)
         except BaseException:
-            if not self._batch(owner, record.id).is_dir():  # it may have been added before something else failed
+            if not self._batch(owner, record.id).is_dir():  # the batch may have been added before a later step failed
                 mark.unlink(missing_ok=True)
             raise
         return owned.batches.get(record.id)
 
     def pending(self) -> list[Pending]:
-        """The batches that have not ended, the oldest first. A mark of none is removed when it is stale."""
+        """The batches that have not ended, the oldest first. Removes stale marks without a batch."""
         return list(self._read_marks())
 
     def finished(self, pending: Pending) -> None:
-        """It needs no runner any more."""
+        """Removes the mark of a batch that has ended."""
         (self._pending / pending.name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Removes what has been kept for long enough.
+        """Removes all that has expired.
 
         Raises:
-            OSError: something could not be looked at; all else was.
+            OSError: a part could not be swept; all others were.
         """
         before = time.time() - STALE_S
         failed: list[OSError] = []
         for owner in sorted(self._owners.iterdir()):
-            if not _OWNER.fullmatch(owner.name):  # not ours
+            if not _OWNER.fullmatch(owner.name):  # not created by the store
                 continue
             for part in self.owned(owner.name):
                 try:
@@ -150,7 +150,7 @@ class Store:
             if directory.is_dir():
                 yield Pending(mark.name, owner, Batch(directory))
                 continue
-            with suppress(OSError):  # gone meanwhile, or no mark at all
+            with suppress(OSError):  # removed meanwhile, or not a mark
                 if mark.stat().st_mtime < time.time() - STALE_S:
                     mark.unlink()
 

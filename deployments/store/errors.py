@@ -1,22 +1,22 @@
-"""What can be wrong with what is kept.
+"""Errors of the store.
 
 StoreError
-├── NotThere     unknown, expired, or another's: nobody can tell which
-├── Full         a cap would be passed (what, most, setting)
-├── OtherStore   the directory is not the one that is meant
-└── StoreBusy    somebody else has the lock, or the lease
+├── NotThere     unknown, expired, or another owner's: the caller cannot tell which
+├── Full         a limit would be exceeded (what, most, setting)
+├── OtherStore   the directory is not the application's store
+└── StoreBusy    another process holds the lock or the lease
 """
 
 
 class StoreError(Exception):
-    """Root of all that the store raises, but for the OSError of a disk that fails."""
+    """Root of the store's errors. A failing disk raises OSError instead."""
 
 
 class NotThere(StoreError):
-    """There is no such thing for who asks."""
+    """The owner has no such file, batch or search."""
 
     def __init__(self, kind: str, name: str) -> None:
-        """``kind``: what it should have been, e.g. ``file``."""
+        """``kind``: what was looked up, e.g. ``file``."""
         super().__init__(kind, name)
         self.kind = kind
         self.name = name
@@ -26,10 +26,10 @@ class NotThere(StoreError):
 
 
 class Full(StoreError):
-    """A cap would be passed."""
+    """A limit would be exceeded."""
 
     def __init__(self, what: str, most: int, setting: str) -> None:
-        """``what`` is too many or too much, ``setting`` the cap's name in `StoreSettings`."""
+        """``what`` is limited to ``most`` by the field ``setting`` of `StoreSettings`."""
         super().__init__(what, most, setting)
         self.what = what
         self.most = most
@@ -40,8 +40,8 @@ class Full(StoreError):
 
 
 class OtherStore(StoreError):
-    """The directory is not the one that is meant: another node's, under the same path."""
+    """The directory is not the application's store, but another one under the same path."""
 
 
 class StoreBusy(StoreError):
-    """Somebody else has the lock, or the lease."""
+    """Another process holds the lock or the lease."""

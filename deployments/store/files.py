@@ -27,7 +27,7 @@ Purpose = Literal["batch", "batch_output"]
 
 
 class FileRecord(Stored):
-    """What is known of a file."""
+    """Metadata of a file."""
 
     id: str
     filename: str
@@ -39,16 +39,17 @@ class FileRecord(Stored):
 
 
 class Files:
-    """A file is there when its record is: the bytes come before it and go after it."""
+    """The files of one owner. A file exists if its record does: bytes are written before it and removed after it."""
 
     def __init__(self, directory: Path, settings: StoreSettings) -> None:
         self._directory = directory
         self._settings = settings
 
     def check_room(self) -> None:
-        """
+        """Checks that a file can be added.
+
         Raises:
-            Full: no file could be added.
+            Full: the limit of files or of bytes is reached.
         """
         uploaded = sum(record.purpose == "batch" for record in self._records())
         if uploaded >= self._settings.files_max:
@@ -56,21 +57,21 @@ class Files:
         self.check_bytes()
 
     def check_bytes(self, more: int = 0) -> None:
-        """
+        """Checks the limit of bytes of all files.
+
         Raises:
-            Full: files are as long as they may be together, or would be longer with so many bytes ``more``.
+            Full: it is reached, or would be exceeded by ``more`` bytes.
         """
         total, most = sum(record.bytes for record in self._records()), self._settings.bytes_max
         if total >= most or total + more > most:
             raise Full("bytes of files", most, "bytes_max")
 
     def add(self, source: BinaryIO, filename: str, keep_s: float | None = None) -> FileRecord:
-        """Keeps what ``source`` holds, as the input of batches. ``keep_s``: for so long, at most as long as files are
-        kept.
+        """Stores ``source`` as an input file of batches. ``keep_s``: lifetime in seconds, at most that of the settings.
 
         Raises:
-            Full: a cap would be passed; nothing is kept.
-            StoreBusy: another upload is being taken in for too long.
+            Full: a limit would be exceeded; nothing is stored.
+            StoreBusy: the lock was not free in time.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
         file_id = new_id(PREFIX)
@@ -87,8 +88,8 @@ class Files:
             draft.unlink(missing_ok=True)
 
     def adopt(self, path: Path, file_id: str, filename: str, keep_s: float | None = None) -> FileRecord:
-        """Keeps what ``path`` holds as the output of a batch, under an id that the caller knows again: done twice, it
-        is one file. No cap keeps a result from who has paid for it."""
+        """Stores ``path`` as an output file of a batch, under an id that the caller derives from the batch: repeated
+        calls store one file. No limit applies, since the results are paid for."""
         known = read_record(self._record(file_id), FileRecord)
         if known is not None and self._data(file_id).exists():
             return known
@@ -96,16 +97,17 @@ class Files:
         draft = draft_of(self._data(file_id))
         try:
             link_or_copy(path, draft)
-            os.utime(draft)  # a second name is as old as the first: without a record yet, it would be swept away
+            os.utime(draft)  # a hard link has its file's age: without a record yet, `sweep` would remove it
             kept_s = min(self._settings.keep_s, keep_s or self._settings.keep_s)
             return self._put(draft, file_id, filename, "batch_output", draft.stat().st_size, kept_s)
         finally:
             draft.unlink(missing_ok=True)
 
     def get(self, file_id: str) -> FileRecord:
-        """
+        """Returns a file's record.
+
         Raises:
-            NotThere: there is none, or its time is over.
+            NotThere: the file does not exist, or has expired.
         """
         record = read_record(self._record(file_id), FileRecord) if is_id(file_id, PREFIX) else None
         if record is None or record.expires <= time.time():
@@ -113,7 +115,7 @@ class Files:
         return record
 
     def path(self, file_id: str) -> Path:
-        """Where its bytes are.
+        """Path of the file's bytes.
 
         Raises:
             NotThere: as for ``get``.
@@ -126,7 +128,8 @@ class Files:
         return sorted(alive, key=lambda record: (record.created, record.id), reverse=True)
 
     def delete(self, file_id: str) -> None:
-        """
+        """Removes a file.
+
         Raises:
             NotThere: as for ``get``.
         """
@@ -134,7 +137,7 @@ class Files:
         self._drop(file_id)
 
     def sweep(self, before: float) -> None:
-        """Removes what has expired, and bytes without a record that are older than ``before``, Unix seconds."""
+        """Removes expired files, and bytes without a record that are older than ``before``, Unix seconds."""
         now = time.time()
         for record in list(self._records()):
             if record.expires <= now:
@@ -181,12 +184,12 @@ class Files:
 
 
 def link_or_copy(path: Path, target: Path) -> None:
-    """The same bytes at ``target``, which outlive those at ``path``. What is there already stays."""
+    """Hard-links or copies ``path`` to ``target``, which outlives it. A link replaces no existing ``target``."""
     try:
         os.link(path, target)
     except FileExistsError:
         return
-    except OSError:  # the file system allows no second name
+    except OSError:  # the file system has no hard links
         with path.open("rb") as source, target.open("wb") as copy:
             shutil.copyfileobj(source, copy)
             copy.flush()

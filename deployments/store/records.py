@@ -1,4 +1,4 @@
-"""Small JSON records that others read while they are written, names that nobody can make a path of, and locks."""
+"""JSON records with atomic writes, ids that are safe as file names, and file locks."""
 
 import fcntl
 import math
@@ -16,35 +16,35 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from deployments.store.errors import StoreBusy
 
 LOCK_WAIT_S = 5.0
-"""What is done under a lock takes milliseconds."""
+"""Lock timeout, seconds. Work under a lock takes milliseconds."""
 DRAFT = ".draft-"
-"""Begins the name of whatever is not whole yet; what is left of it is swept away."""
+"""Prefix of the names of drafts: incomplete files and directories. Abandoned drafts are swept."""
 Record = TypeVar("Record", bound="Stored")
 
 
 class Stored(BaseModel):
-    """Base of records. One that a later version wrote is read, without what is not known of here."""
+    """Base of records. Unknown fields, as a later version may write them, are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", allow_inf_nan=False)
 
 
 def new_id(prefix: str) -> str:
-    """A name that nobody can guess: ``prefix`` and 32 hexadecimal digits."""
+    """Returns an unguessable name: ``prefix`` and 32 hexadecimal digits."""
     return f"{prefix}{secrets.token_hex(16)}"
 
 
 def is_id(name: str, prefix: str = "") -> bool:
-    """Whether ``name`` is one of ours, and so safe as the name of a file."""
+    """Whether ``name`` has the form of `new_id`, and so is safe as a file name."""
     return re.fullmatch(r"[0-9a-f]{32}", name.removeprefix(prefix)) is not None and name.startswith(prefix)
 
 
 def draft_of(path: Path) -> Path:
-    """Where what is to be ``path`` is made."""
+    """Returns a new draft path beside ``path``, to be renamed to it."""
     return path.with_name(f"{DRAFT}{secrets.token_hex(8)}")
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes it whole or not at all, and to the disk."""
+    """Writes a file atomically and syncs it to the disk."""
     draft = draft_of(path)
     try:
         with draft.open("xb") as file:
@@ -57,12 +57,12 @@ def write_whole(path: Path, content: bytes) -> None:
 
 
 def write_record(path: Path, record: Stored) -> None:
-    """As `write_whole` does."""
+    """Writes a record with `write_whole`."""
     write_whole(path, record.model_dump_json().encode())
 
 
 def modified(path: Path) -> float:
-    """Unix seconds; infinity where it is gone, which is never old."""
+    """Modification time, Unix seconds; infinity for a missing file, which so never counts as old."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def modified(path: Path) -> float:
 
 
 def read_record(path: Path, kind: type[Record]) -> Record | None:
-    """None where there is none, or none that can be understood."""
+    """Reads a record; None if it is missing or invalid."""
     try:
         return kind.model_validate_json(path.read_bytes())
     except (FileNotFoundError, NotADirectoryError, ValidationError):
@@ -79,11 +79,11 @@ def read_record(path: Path, kind: type[Record]) -> Record | None:
 
 @contextmanager
 def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Alone with ``path``, a file for this only, until the end of the block. The kernel gives the lock of a process
-    that dies to others.
+    """Holds an exclusive lock on ``path``, a file for this purpose only, until the end of the block. The kernel
+    releases the lock of a process that dies.
 
     Raises:
-        StoreBusy: somebody else has it, and has had it for ``wait_s``.
+        StoreBusy: another process still holds it after ``wait_s``.
     """
     file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -102,10 +102,10 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody is alone with it now. Asking keeps nobody from asking.
+    """Whether the lock is held now. Concurrent checks do not disturb each other.
 
     Raises:
-        FileNotFoundError: nobody ever was.
+        FileNotFoundError: it was never held.
     """
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:

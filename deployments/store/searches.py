@@ -1,6 +1,7 @@
-"""The searches of one owner that were asked to be kept: their events as they come, and the reply.
+"""The stored searches of one owner: their events, written as they arrive, and the reply.
 
-Whoever runs a search has its lease while it does. One that has no end and that nobody runs was lost with its process.
+The controller that runs a search holds its lease. A search without an end whose lease is free was lost with its
+controller.
 """
 
 import json
@@ -32,25 +33,25 @@ from deployments.store.records import (
 from deployments.store.settings import StoreSettings
 
 MAX_READ_BYTES = 1 << 20
-"""Of events, at a time."""
+"""Most bytes of events in one read."""
 LAST_BYTES = 1 << 16
-"""An event is shorter than that."""
+"""Bytes read from the end of the file to find the last event, which is shorter."""
 
 
 class SearchStatus(StrEnum):
-    """How a search is."""
+    """Status of a stored search."""
 
     RUNNING = "running"
     FINISHED = "finished"
-    """There is a reply."""
+    """The search has a reply."""
     FAILED = "failed"
-    """There is an error; also when it was lost with its controller."""
+    """The search has an error, or was lost with its controller."""
     CANCELLED = "cancelled"
-    """Its client has gone."""
+    """The client has disconnected."""
 
 
 class SearchRecord(Stored):
-    """What was known of a search when it began."""
+    """What is known of a search when it begins."""
 
     id: str
     """32 hexadecimal digits."""
@@ -63,13 +64,13 @@ class SearchRecord(Stored):
 
 
 class SearchEnd(Stored):
-    """How it ended."""
+    """How a search ended."""
 
     status: SearchStatus
     ended: float
     """Unix seconds."""
     error: dict[str, Any] | None = None
-    """As clients are told it."""
+    """The error as clients get it."""
 
 
 LOST: dict[str, Any] = {
@@ -81,17 +82,17 @@ LOST: dict[str, Any] = {
 
 
 class Events:
-    """A piece of a search's events."""
+    """A page of a search's events."""
 
     def __init__(self, lines: list[str], offset: int) -> None:
         self.lines = lines
-        """Whole ones, each the JSON of an event."""
+        """Complete events, each as JSON."""
         self.offset = offset
-        """Where the next piece begins, bytes."""
+        """Byte offset of the next page."""
 
 
 class Search:
-    """One search, for who looks at it."""
+    """A stored search, as readers use it."""
 
     def __init__(self, directory: Path, settings: StoreSettings) -> None:
         self._directory = directory
@@ -100,9 +101,10 @@ class Search:
 
     @property
     def record(self) -> SearchRecord:
-        """
+        """What was known of the search when it began.
+
         Raises:
-            NotThere: it has been removed.
+            NotThere: the search has been removed.
         """
         record = read_record(self._directory / "record.json", SearchRecord)
         if record is None:
@@ -111,20 +113,20 @@ class Search:
 
     @property
     def end(self) -> SearchEnd | None:
-        """How it ended; None while it runs."""
-        if (told := self._told_end) is not None:
-            return told
+        """How the search ended; None while it runs."""
+        if (end := self._told_end) is not None:
+            return end
         try:
             if is_locked(self._directory / "lease"):
                 return None
         except FileNotFoundError:
             raise NotThere("search", self._directory.name) from None
-        # It may have ended since it was looked at first.
+        # It may have ended since the first read.
         return self._told_end or SearchEnd(status=SearchStatus.FAILED, ended=self.record.created, error=LOST)
 
     @property
     def reply(self) -> dict[str, Any] | None:
-        """Of one that has finished."""
+        """The reply of a finished search; else None."""
         try:
             reply: dict[str, Any] = json.loads((self._directory / "reply.json").read_bytes())
         except FileNotFoundError:
@@ -133,7 +135,7 @@ class Search:
 
     @property
     def is_over(self) -> bool:
-        """Whether it was kept for long enough, or is none."""
+        """Whether the search has expired or does not exist."""
         try:
             end = self.end
         except NotThere:
@@ -141,7 +143,7 @@ class Search:
         return end is not None and end.ended + self._settings.keep_s <= time.time()
 
     def events(self, offset: int = 0) -> Events:
-        """Whole events from that byte on; none where no more have come."""
+        """Complete events from byte ``offset`` on; empty if there are no new ones."""
         try:
             with (self._directory / "events.jsonl").open("rb") as file:
                 file.seek(offset)
@@ -152,13 +154,13 @@ class Search:
         return Events(whole.decode().split("\n") if newline else [], offset + len(whole) + len(newline))
 
     def last_event(self) -> dict[str, Any] | None:
-        """The newest, parsed."""
+        """The newest event, parsed; None if there is none."""
         try:
             with (self._directory / "events.jsonl").open("rb") as file:
                 file.seek(max(0, file.seek(0, os.SEEK_END) - LAST_BYTES))
                 whole, _, _ = file.read().rpartition(b"\n")
             event = json.loads(whole.rpartition(b"\n")[2])
-        except (FileNotFoundError, ValueError):  # a ValueError: there is none, or it is very long
+        except (FileNotFoundError, ValueError):  # ValueError: there is no event, or it is very long
             return None
         return event if isinstance(event, dict) else None
 
@@ -168,10 +170,10 @@ class Search:
 
 
 class SearchWriter:
-    """One search, for who runs it. To be ended, which gives its lease back; its methods may be called in any thread."""
+    """A stored search, as its controller writes it. Thread-safe. ``end`` releases the lease and must be called."""
 
     def __init__(self, directory: Path, most_bytes: int, events: RawIOBase, held: ExitStack) -> None:
-        """``held``: the lease, and whatever else is to be closed at the end."""
+        """``held``: the lease and other resources, which ``end`` closes."""
         self._directory = directory
         self._room = most_bytes
         self._events = events
@@ -179,10 +181,10 @@ class SearchWriter:
         self._lock = threading.Lock()
 
     def append(self, lines: Sequence[str]) -> None:
-        """Events, each as JSON without a newline. What is more than may be is not kept, nor what follows it.
+        """Appends events, each as JSON without a newline. Events beyond the byte limit, and all later ones, are lost.
 
         Raises:
-            OSError: they could not be written; nothing is kept of what follows.
+            OSError: the events could not be written; later ones are discarded.
         """
         with self._lock:
             content = "".join(f"{line}\n" for line in lines).encode()
@@ -191,7 +193,7 @@ class SearchWriter:
                 self._room = room - len(content)
 
     def end(self, end: SearchEnd, reply: str | None = None) -> None:
-        """Nothing follows. ``reply``: as JSON, of one that has finished."""
+        """Ends the search. ``reply``: as JSON, if the search has finished."""
         with self._lock, self._held:
             if reply is not None:
                 write_whole(self._directory / "reply.json", reply.encode())
@@ -199,38 +201,40 @@ class SearchWriter:
 
 
 class Searches:
-    """A search is there when its directory is; the oldest goes where there are too many."""
+    """The searches of one owner. A search exists if its directory does. Beyond the limit the oldest is removed."""
 
     def __init__(self, directory: Path, settings: StoreSettings) -> None:
         self._directory = directory
         self._settings = settings
 
     def begin(self, record: SearchRecord) -> SearchWriter:
-        """
+        """Adds a search and leases it.
+
         Raises:
-            StoreBusy: another one is being added for too long.
+            StoreBusy: the lock was not free in time.
         """
         self._directory.mkdir(parents=True, exist_ok=True)
-        place = self._directory / record.id
-        draft = draft_of(place)
+        target = self._directory / record.id
+        draft = draft_of(target)
         draft.mkdir()
         try:
             write_record(draft / "record.json", record)
             with ExitStack() as held:
-                # Leased before anybody can see it: the lease goes with the directory.
+                # Leased before it is visible: the lease moves with the directory.
                 held.enter_context(locked(draft / "lease"))
                 events = held.enter_context((draft / "events.jsonl").open("ab", buffering=0))
                 with locked(self._directory / "lock", LOCK_WAIT_S):
                     self._make_room()
-                    draft.rename(place)
-                return SearchWriter(place, self._settings.search_bytes_max, events, held.pop_all())
+                    draft.rename(target)
+                return SearchWriter(target, self._settings.search_bytes_max, events, held.pop_all())
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
     def get(self, search_id: str) -> Search:
-        """
+        """Returns a search.
+
         Raises:
-            NotThere: there is none, or its time is over.
+            NotThere: it does not exist, or has expired.
         """
         search = Search(self._directory / search_id, self._settings)
         if not is_id(search_id) or search.is_over:
@@ -247,7 +251,7 @@ class Searches:
         return [search for _, search in alive]
 
     def sweep(self, before: float) -> None:
-        """Removes those whose time is over, and drafts older than ``before``, Unix seconds."""
+        """Removes expired searches, and drafts older than ``before``, Unix seconds."""
         for entry in self._entries():
             if Search(entry, self._settings).is_over:
                 shutil.rmtree(entry, ignore_errors=True)
@@ -256,7 +260,7 @@ class Searches:
                 shutil.rmtree(entry, ignore_errors=True)
 
     def _make_room(self) -> None:
-        """For one more."""
+        """Removes the oldest searches until one more fits."""
         entries = list(self._entries())
         if (excess := len(entries) + 1 - self._settings.searches_max) <= 0:
             return

@@ -1,4 +1,4 @@
-"""Where what clients leave is kept, for how long, and how much of it."""
+"""Settings of the store: its directory, lifetimes and limits."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,1 +1,1 @@
-"""What an operator sees of a running application: metrics, traces, and a line in the log for each search."""
+"""Telemetry of a running application: metrics, traces, and one log line per search."""

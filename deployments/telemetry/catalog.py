@@ -11,13 +11,13 @@ class Kind(StrEnum):
     COUNTER = "counter"
     """Only grows."""
     GAUGE = "gauge"
-    """As of now."""
+    """Current value."""
     HISTOGRAM = "histogram"
-    """How often which value was seen."""
+    """Distribution of observed values, in buckets."""
 
 
 class Owner(StrEnum):
-    """Which deployment's replicas publish it: Serve's label ``deployment``."""
+    """The deployment whose replicas publish a metric: Serve's label ``deployment``."""
 
     CONTROLLER = "SearchController"
     ENGINES = "Generator, ProcessRewardModel"
@@ -26,7 +26,7 @@ class Owner(StrEnum):
 
 
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-"""Upper ends of the buckets of all durations: from a step of a small model to the longest search."""
+"""Upper bucket boundaries of all durations, seconds: from a step of a small model to the longest search."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,13 +36,13 @@ class Metric:
     owner: Owner
     help: str
     labels: tuple[str, ...] = ()
-    """Beside those that Serve adds: ``application``, ``deployment``, ``replica``."""
+    """In addition to Serve's ``application``, ``deployment`` and ``replica``."""
     boundaries: tuple[float, ...] = ()
-    """Of a histogram."""
+    """Upper bucket boundaries of a histogram."""
 
 
 METRICS: dict[str, Metric] = {}
-"""All of them by name."""
+"""All metrics by name."""
 
 
 def _declared(

@@ -1,4 +1,4 @@
-"""What a controller starts to be seen."""
+"""Telemetry of a controller: its metrics, traces and logs."""
 
 import asyncio
 from contextlib import suppress
@@ -16,13 +16,13 @@ CALLS = ("expand", "score", "token_beam")
 
 
 class ControllerFigures:
-    """Places, and the event loop's delay."""
+    """Reads places and event-loop delay whenever metrics are published."""
 
     def __init__(self, metrics: Metrics, places: Places, delay: LoopDelay) -> None:
         self._metrics = metrics
         self._places = places
         self._delay = delay
-        # What has not happened yet is published as 0: else nothing would be seen to grow when it happens first.
+        # Publish 0 before the first event: a counter that first appears at 1 shows no increase.
         for metric in (catalog.STEPS_WRITTEN, catalog.STEPS_REPEATED, catalog.STEPS_SCORED):
             metrics.add(metric, 0)
         for call in CALLS:
@@ -37,7 +37,7 @@ class ControllerFigures:
 
 
 class ControllerTelemetry:
-    """A controller's: made before its searches, started when they can begin."""
+    """Telemetry of one controller. Create it before the searches, start it when they can begin."""
 
     def __init__(self, settings: TelemetrySettings, log_level: str) -> None:
         logs.configure(settings, log_level)
@@ -57,11 +57,11 @@ class ControllerTelemetry:
         self._publishing = publish(self.metrics)
 
     def retried(self, call: str) -> None:
-        """A call is made again."""
+        """Counts a retried call."""
         self.metrics.add(catalog.RETRIES, 1, call)
 
     def refused(self, status: int, reason: str, count: int) -> None:
-        """So many requests got an error."""
+        """Counts ``count`` requests that were answered with an error."""
         self.metrics.add(catalog.REFUSED, count, str(status), reason)
 
     def close(self) -> None:

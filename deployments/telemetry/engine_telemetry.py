@@ -1,4 +1,4 @@
-"""What the replica of an engine starts to be seen: the engine's own figures as metrics."""
+"""Telemetry of an engine's replica: the engine's statistics as metrics."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -38,7 +38,7 @@ BY_LABEL = {
 
 
 class EngineFigures:
-    """Reads an engine's ``stats`` whenever metrics are published. A function that scores has few of them."""
+    """Reads an engine's ``stats`` whenever metrics are published. A reward function has few of them."""
 
     def __init__(self, metrics: Metrics, stats: Callable[[], Mapping[str, int]], max_num_seqs: int | None) -> None:
         self._metrics = metrics
@@ -64,14 +64,14 @@ class EngineFigures:
             self._metrics.set(catalog.BATCH_FILL, self._batch(stats) / self._max_num_seqs)
 
     def _batch(self, stats: Mapping[str, int]) -> float:
-        """Requests in a step of the engine, mean since this was last asked; 0 where there was none."""
+        """Mean number of requests per engine step since the last call; 0 without a step."""
         steps, requests = stats["engine_steps"] - self._steps, stats["engine_step_requests"] - self._step_requests
         self._steps, self._step_requests = stats["engine_steps"], stats["engine_step_requests"]
         return requests / steps if steps else 0.0
 
 
 class EngineTelemetry:
-    """That of a replica with an engine, or with a function in place of one."""
+    """Telemetry of a replica with an engine, or with a reward function in place of one."""
 
     def __init__(self, settings: TelemetrySettings, log_level: str) -> None:
         logs.configure(settings, log_level)
@@ -80,7 +80,7 @@ class EngineTelemetry:
 
     @property
     def stat_loggers(self) -> list[Any]:
-        """What vLLM is to tell its figures beside our own counters."""
+        """vLLM stat loggers to use in addition to our own counters."""
         if not self._settings.engine_metrics:
             return []
         from vllm.v1.metrics.ray_wrappers import RayPrometheusStatLogger
@@ -88,7 +88,7 @@ class EngineTelemetry:
         return [RayPrometheusStatLogger]
 
     def start(self, stats: Callable[[], Mapping[str, int]], max_num_seqs: int | None) -> None:
-        """``stats`` are asked from now on."""
+        """Starts publishing what ``stats`` returns."""
         if not self._settings.metrics:
             return
         from deployments.telemetry.ray_instruments import publish
@@ -98,7 +98,7 @@ class EngineTelemetry:
         self._publishing = publish(metrics)
 
     def close(self) -> None:
-        """Asks no more: the engine is about to end."""
+        """Stops reading ``stats``. Call it before the engine ends."""
         if self._publishing is not None:
             with suppress(RuntimeError):  # its loop is closed
                 self._publishing.cancel()

@@ -1,7 +1,7 @@
-"""Banyan's own loggers in a replica: where they write, which search a warning belongs to, and what they keep back.
+"""Banyan's loggers in a replica: output files, search ids in records, and redacted exceptions.
 
-Serve sends what a replica prints to its own log, which drops it below ``log_level`` and holds the rest back until there
-are a thousand lines. So these write to the process's own files, ``worker-*.err`` and ``worker-*.out`` among Ray's logs.
+Serve redirects a replica's output to its own log, which drops records below ``log_level`` and buffers up to a thousand
+lines. So these loggers write to the process's own files among Ray's logs, ``worker-*.err`` and ``worker-*.out``.
 """
 
 import logging
@@ -16,7 +16,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s%(of_search)s: %(message)s"
 
 
 class SearchOfRecord(logging.Filter):
-    """Puts the id of the search in whose context a record was made before its message."""
+    """Adds the id of the current search to a record."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         search_id = SEARCH_ID.get()
@@ -25,7 +25,7 @@ class SearchOfRecord(logging.Filter):
 
 
 class Formatter(logging.Formatter):
-    """Tells of exceptions where they were raised and of what class; their words only where that is allowed."""
+    """Formats exceptions as stack and class; adds their messages only if ``texts`` is true."""
 
     def __init__(self, texts: bool) -> None:
         super().__init__(FORMAT)
@@ -37,8 +37,8 @@ class Formatter(logging.Formatter):
 
 
 def without_words(error: BaseException) -> str:
-    """An exception's stack and the class of each error in its chain: lines of code, no values. None of their messages:
-    these may quote a request."""
+    """Formats an exception without messages, which may quote a request: the stack and class of each error in its
+    chain, so lines of code and no values."""
     told = traceback.TracebackException.from_exception(error)
     lines: list[str] = []
     link: traceback.TracebackException | None = told
@@ -50,7 +50,7 @@ def without_words(error: BaseException) -> str:
 
 
 def configure(settings: TelemetrySettings, level: str) -> None:
-    """To be called once in a replica's process."""
+    """Configures the loggers of a replica's process. Call it once."""
     warnings = logging.StreamHandler(sys.__stderr__)
     warnings.addFilter(SearchOfRecord())
     warnings.setFormatter(Formatter(settings.log_texts))

@@ -1,6 +1,6 @@
-"""The metrics of one process: plain numbers, which are told to Ray every few seconds.
+"""Metrics of one process: plain numbers that are published to Ray every few seconds.
 
-Ray's own objects cost microseconds a call, these a fraction of one.
+A call to Ray's own metric objects costs microseconds; an update here costs a fraction of one.
 """
 
 import asyncio
@@ -13,22 +13,22 @@ from deployments.telemetry.catalog import Metric
 logger = logging.getLogger("banyan.metrics")
 
 PUBLISH_S = 5.0
-"""Ray's agent takes what it is told every ten seconds, its scrapers rarely more often."""
+"""Publishing interval, seconds. Ray's agent collects every ten seconds, scrapers rarely more often."""
 
 Labels = tuple[str, ...]
 Series = tuple[Metric, Labels]
 
 
 class Instrument(Protocol):
-    """One metric at whoever publishes it."""
+    """One metric of a publisher such as Ray."""
 
     def record(self, value: float, labels: Labels) -> None:
-        """Adds to a counter, sets a gauge, enters into a histogram."""
+        """Adds to a counter, sets a gauge, or adds an observation to a histogram."""
         ...
 
 
 class Metrics:
-    """Numbers by metric and labels. Single-threaded."""
+    """Values by metric and labels. Not thread-safe."""
 
     def __init__(self) -> None:
         self._totals: dict[Series, float] = {}
@@ -39,12 +39,12 @@ class Metrics:
         self._instruments: dict[Metric, Instrument] = {}
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None:
-        """Counts. An ``amount`` of 0 has a counter published that may never move."""
+        """Adds to a counter. An ``amount`` of 0 publishes the counter before its first increase."""
         series = (metric, labels)
         self._totals[series] = self._totals.get(series, 0) + amount
 
     def total(self, metric: Metric, value: float, *labels: str) -> None:
-        """Says what somebody else has counted."""
+        """Sets a counter to a total that is counted elsewhere."""
         self._totals[metric, labels] = value
 
     def set(self, metric: Metric, value: float, *labels: str) -> None:
@@ -54,11 +54,11 @@ class Metrics:
         self._observed.setdefault((metric, labels), []).append(value)
 
     def read(self, reader: Callable[[], None]) -> None:
-        """``reader`` is called before every publishing, to set what is only looked at."""
+        """Registers ``reader``, which is called before every publishing to set gauges and totals."""
         self._readers.append(reader)
 
     def publish(self, instrument: Callable[[Metric], Instrument]) -> None:
-        """Tells what is new. ``instrument`` makes the publisher of a metric; it is asked once for each."""
+        """Publishes increases, gauges and new observations. ``instrument`` is called once for each metric."""
         for reader in self._readers:
             reader()
         for series, total in self._totals.items():
@@ -74,7 +74,7 @@ class Metrics:
                 self._tell(series, value, instrument)
 
     async def keep_publishing(self, instrument: Callable[[Metric], Instrument]) -> None:
-        """Publishes until cancelled. What goes wrong is logged: it must not end what is measured."""
+        """Publishes until cancelled. Errors are logged: they must not end the process that is measured."""
         while True:
             try:
                 self.publish(instrument)
@@ -90,7 +90,7 @@ class Metrics:
 
 
 class NoMetrics(Metrics):
-    """Where none are published: what is counted is forgotten."""
+    """Discards all values; used where metrics are off."""
 
     def add(self, metric: Metric, amount: float = 1, *labels: str) -> None: ...
 

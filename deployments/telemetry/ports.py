@@ -1,4 +1,4 @@
-"""The search's ports, watched: how long calls take, and what came of them."""
+"""Instrumented ports of a search: calls are timed, counted and traced."""
 
 import time
 from collections.abc import AsyncGenerator, Sequence
@@ -13,7 +13,7 @@ from search.run.scorer import source_of
 
 
 class WatchableGenerator(Protocol):
-    """What the controller's generator can do."""
+    """The calls of the controller's generator."""
 
     def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]: ...
 
@@ -29,7 +29,7 @@ class WatchedGenerator:
         self._metrics = telemetry.metrics
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
-        """As the port says. Calls that end before their last child are not among the times."""
+        """See the port. The latency histogram leaves out calls that end before their last child."""
         metrics, generated = self._metrics, 0
         SEARCH_ID.set(request.search_id)
         key = CLIENT_KEY.get()
@@ -50,7 +50,7 @@ class WatchedGenerator:
         metrics.observe(catalog.EXPAND_SECONDS, last - started, request.lane.value)
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
-        """As the generator's own."""
+        """See the generator's own."""
         SEARCH_ID.set(request.search_id)
         with self._telemetry.call("token_beam", request.search_id):
             reply = await self._generator.token_beam(request)
@@ -67,7 +67,7 @@ class WatchedScorer:
         self._telemetry = telemetry
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        """As the port says. Calls that fail are not among the times."""
+        """See the port. The latency histogram leaves out calls that fail."""
         metrics = self._telemetry.metrics
         SEARCH_ID.set(request.search_id)
         started = time.perf_counter()

@@ -1,7 +1,7 @@
-"""A line for every search, for programs to read.
+"""One JSON log line per search.
 
-It has a switch of its own (``telemetry.search_log``): at INFO of all loggers it would drown in what Ray and vLLM say of
-every call, and at WARNING, Banyan's default, it would not be seen.
+It has its own switch, ``telemetry.search_log``: with all loggers at INFO the lines would drown among Ray's and vLLM's
+lines about every call, and at WARNING, Banyan's default, they would not be written.
 """
 
 import json
@@ -18,7 +18,7 @@ class SearchLog:
     """Writes at INFO on ``banyan.search``."""
 
     def __init__(self, texts: bool = False) -> None:
-        """``texts``: with question and answer."""
+        """``texts``: whether to log question and answer."""
         self._texts = texts
 
     def write(self, record: "SearchRecord") -> None:

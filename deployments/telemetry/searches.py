@@ -1,4 +1,4 @@
-"""The searches of one controller as its operator sees them: counted, traced, and told of in the log when they end."""
+"""Telemetry of a controller's searches: metrics, traces, and a log line when a search ends."""
 
 import asyncio
 import time
@@ -19,19 +19,19 @@ from search.run.report import EventSink, RoundStarted, SearchCost, SearchEvent, 
 from search.tree import SearchTree
 
 CANCELLED = "cancelled"
-"""The ending of a search that nobody waited for any more."""
+"""Ending of a search whose caller cancelled it."""
 
 
 @dataclass
 class SearchRecord:
-    """What is known of a search while it runs, and when it has ended in whatever way."""
+    """Telemetry of one search, from its start to any ending."""
 
     job: SearchJob
     cost: SearchCost
     key: str
     started: float = field(default_factory=time.monotonic)
     ending: str = CANCELLED
-    """A stop reason, or what `ending_of` an error says."""
+    """A stop reason, or `ending_of` the error."""
     degraded: bool = False
     seconds: float = 0.0
     rounds: int = 0
@@ -48,7 +48,7 @@ class SearchRecord:
 
 
 class SearchTelemetry:
-    """Told of every search by the service (`observed`), and of its calls by the ports."""
+    """Records every search, reported by the service (`observed`), and its calls, reported by the ports."""
 
     def __init__(self, metrics: Metrics, traces: Traces | None = None, log: SearchLog | None = None) -> None:
         self.metrics = metrics
@@ -61,12 +61,12 @@ class SearchTelemetry:
 
     @contextmanager
     def observed(self, job: SearchJob, tree: SearchTree, cost: SearchCost) -> Iterator[EventSink]:
-        """Watches the search that runs in the block. What it yields has to be told the search's events."""
+        """Records the search that runs in the block. Yields the sink for the search's events."""
         SEARCH_ID.set(job.search_id)
         record = SearchRecord(job, cost, CLIENT_KEY.get())
         spans = self._traces.begin(record) if self._traces else None
 
-        def told(event: SearchEvent) -> None:
+        def record_event(event: SearchEvent) -> None:
             if isinstance(event, RoundStarted):
                 record.rounds += 1
                 if spans is not None:
@@ -76,7 +76,7 @@ class SearchTelemetry:
                 record.answer = event.outcome.selection.answer
 
         try:
-            yield told
+            yield record_event
         except asyncio.CancelledError:
             record.ending = CANCELLED
             raise
@@ -101,5 +101,5 @@ class SearchTelemetry:
 
 
 def ending_of(error: Exception) -> str:
-    """What ended a search without an answer: the class of the error, of a limit also which."""
+    """Ending of a search that failed: the class of the error, and for a limit also its kind."""
     return f"{type(error).__name__}:{error.kind}" if isinstance(error, LimitReached) else type(error).__name__

@@ -3,7 +3,7 @@
 search
 └── round            what the strategy decided at one time
     ├── expand       a call to the generator
-    └── score        a call to the process reward model, in the round that had begun when it began
+    └── score        a call to the process reward model, in the round that is current when it begins
 """
 
 from collections.abc import Iterator
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from deployments.telemetry.searches import SearchRecord
 
 EXPORT_S = 2.0
-"""Longest attempt to send spans, retries included: a replica that stops waits for the last one."""
+"""Timeout of sending spans, seconds, retries included: a stopping replica waits for the last attempt."""
 ANSWERED = frozenset(reason.value for reason in StopReason)
 
 
 class SearchSpans:
-    """The span of one search and that of its round."""
+    """The span of one search, and of its current round."""
 
     def __init__(self, tracer: Tracer, record: "SearchRecord") -> None:
         self._tracer = tracer
@@ -46,11 +46,11 @@ class SearchSpans:
 
     @property
     def current(self) -> Span:
-        """What a call that begins now belongs to."""
+        """Parent span of a call that begins now."""
         return self._round or self._search
 
     def round(self, event: RoundStarted) -> None:
-        """Ends the round before."""
+        """Begins a round's span and ends the previous one."""
         if self._round is not None:
             self._round.end()
         attributes = {"banyan.round": event.number, "banyan.branches": event.branches}
@@ -88,14 +88,14 @@ class Traces:
 
     @contextmanager
     def call(self, name: str, search_id: str) -> Iterator[Span]:
-        """The span of a call, below its search's round; a trace of its own where no search makes it."""
+        """The span of a call, below its search's current round. Without a search it is a trace of its own."""
         spans = self._searches.get(search_id)
         parent = set_span_in_context(spans.current) if spans else None
         span = self._tracer.start_span(name, parent, attributes={"banyan.search_id": search_id})
         try:
             yield span
         except Exception as error:
-            # Its class alone: what it says may hold words of a user.
+            # Only its class: the message may quote a user.
             span.set_status(Status(StatusCode.ERROR, type(error).__name__))
             raise
         finally:
@@ -103,8 +103,8 @@ class Traces:
 
 
 def tracer_provider(settings: TracingSettings) -> TracerProvider:
-    """Sends spans in the background, in batches, until its ``shutdown``."""
-    # Here and not above: its HTTP client is of no use to whoever does not trace.
+    """Returns a provider that sends spans in the background, in batches, until its ``shutdown``."""
+    # Imported here: its HTTP client is needed only where tracing is on.
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
     exporter: SpanExporter = OTLPSpanExporter(endpoint=settings.endpoint, timeout=EXPORT_S)
