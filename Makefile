@@ -20,7 +20,7 @@ setup: ## install the locked dependencies into .venv; nothing to do when nothing
 run: setup ## set up and serve; Ctrl-C ends it
 	@exec $(BIN)/banyan serve --config $(CONFIG) $(if $(PORT),--port $(PORT))
 
-test: test-unit test-engine test-cache test-serve test-faults-short ## set up and run all tests, the quick ones first
+test: test-unit test-engine test-cache test-serve ## set up and run all tests, the quick ones first
 
 test-unit: setup ## the tests that start no engine, in two processes; ARGS='-n 0' for one, as debuggers want it
 	$(PYTEST) tests/unit --numprocesses 2 --dist worksteal $(ARGS)
@@ -34,10 +34,10 @@ test-cache: setup ## the tests with LMCache between engines; not beside others, 
 test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
 
-test-faults: setup ## what dies, hangs, attacks and leaves, at length: half an hour; its short form is part of `test`
+test-faults: setup ## what dies, hangs, attacks and leaves, at length: half an hour
 	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --long $(ARGS)
 
-test-faults-short: setup ## the same for some minutes
+test-faults-short: setup ## the same for six minutes: before a change is landed
 	$(PYTEST) tests/faults $(ARGS)
 
 test-commands: setup ## the commands of docs/operating.md, typed: minutes, Ray's own ports; not part of `test`

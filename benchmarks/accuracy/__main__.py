@@ -18,7 +18,7 @@ from benchmarks.accuracy.measuring import measure_memoized, measure_on_vllm
 from benchmarks.accuracy.report import compared, kept_comparison, pairs_table, rows_as_json, summary, table
 from benchmarks.accuracy.searches import searches
 from benchmarks.record import write_result
-from cluster.cli.search_field import SearchFieldError
+from cluster.evaluation.search_field import SearchFieldError
 from deployments.embedded.problems import Split, draw_problems
 
 console = Console(width=180)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import annotated_types
 
-from cluster.cli.search_field import search_field
+from cluster.evaluation.search_field import search_field
 from search.settings import parse_search
 from search.strategies.catalog import STRATEGIES
 

@@ -19,8 +19,8 @@ from benchmarks.ets_kv.arithmetic_reward import ArithmeticScorer
 from benchmarks.ets_kv.measuring import Row, claims_of, compared, measured
 from benchmarks.ets_kv.shapes import SHAPES, ShapedModels
 from benchmarks.record import write_result
-from cluster.cli.search_field import SearchFieldError, search_field
 from cluster.evaluation.loop import problem_seed
+from cluster.evaluation.search_field import SearchFieldError, search_field
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 from search.answers.equivalence import AnswerMatcher

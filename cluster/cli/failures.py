@@ -9,10 +9,10 @@ from typing import NoReturn
 
 import typer
 
-from cluster.cli.growing_tree import printable
-from cluster.cli.search_field import SearchFieldError
 from cluster.client.errors import ClientError, Refused, Unreachable
+from cluster.client.printable import printable
 from cluster.evaluation.problem_files import ProblemFileError
+from cluster.evaluation.search_field import SearchFieldError
 from cluster.jobs.outputs import OutputError
 from cluster.launch.errors import LaunchError
 

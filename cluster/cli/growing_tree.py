@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from rich.text import Text
 from rich.tree import Tree
 
+from cluster.client.printable import printable
 from cluster.client.replies import NodeId, StepScored
 
 GOOD, FAIR = 0.8, 0.5
@@ -126,11 +127,6 @@ def reward_style(reward: float | None) -> str:
     if reward is None:
         return "cyan"
     return "green" if reward >= GOOD else "yellow" if reward >= FAIR else "red"
-
-
-def printable(text: str) -> str:
-    """The text without terminal control characters: a model may write anything."""
-    return "".join(character if character.isprintable() or character == "\n" else "\ufffd" for character in text)
 
 
 def shorten(text: str) -> str:

@@ -153,9 +153,9 @@ def solve(
     api_key: Key = None,
 ) -> None:
     """Solve one question and watch the tree grow."""
-    from cluster.cli.search_field import search_field
     from cluster.cli.solve import solve as solve_question
     from cluster.client import Client, Question
+    from cluster.evaluation.search_field import search_field
 
     if effort is not None and (strategy, n) != ("beam_search", 16):
         refuse("--effort is a whole search: leave out --strategy and --n")
@@ -182,7 +182,9 @@ def evaluate(
     ],
     n: N = 16,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
-    url: Annotated[str | None, typer.Option(help="Unset: an application of its own.", show_default=False)] = None,
+    url: Annotated[
+        str | None, typer.Option(help="Unset: the cluster's, or its own.", show_default=False)
+    ] = None,
     config: Config = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
     export: Annotated[
@@ -272,7 +274,7 @@ def batch(
 ) -> None:
     """Do a file of problems or requests: results as they come, resumed where it was killed, and a summary."""
     from cluster.cli.batch import Request, run_batch
-    from cluster.cli.search_field import search_field
+    from cluster.evaluation.search_field import search_field
     from cluster.jobs.outputs import paths
     from cluster.jobs.run import Settings
 

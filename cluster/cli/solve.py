@@ -7,9 +7,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cluster.cli.growing_tree import GrowingTree, printable, reward_text, shorten
+from cluster.cli.growing_tree import GrowingTree, reward_text, shorten
 from cluster.client.client import Client
 from cluster.client.errors import ProtocolError
+from cluster.client.printable import printable
 from cluster.client.replies import Completion, Event, Question, Restarted, StepScored
 
 FRAMES_PER_SECOND = 8

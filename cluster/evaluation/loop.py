@@ -10,10 +10,10 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
-from cluster.cli.search_field import search_field
 from cluster.client.errors import ClientError
 from cluster.client.replies import Completion, Question, SearchBlock
 from cluster.evaluation.problem_files import EvalProblem
+from cluster.evaluation.search_field import search_field
 from cluster.evaluation.statistics import Row
 from cluster.evaluation.training_file import TrainingLine, training_line
 from search.answers.equivalence import AnswerMatcher

@@ -203,7 +203,8 @@ class Outputs:
             while rest:
                 rest = rest[os.write(file, rest) :]
         except OSError as error:
-            self._broken = f"cannot write {self.path}: {error.strerror or error}"
+            path = self.path if file == self._results else self.errors_path
+            self._broken = f"cannot write {path}: {error.strerror or error}"
             raise OutputError(self._broken) from error
         self.done.add(line_number(line))
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from cluster.cli.growing_tree import printable
+from cluster.client.printable import printable
 from cluster.evaluation.statistics import CONFIDENCE, wilson
 from cluster.jobs.samples import Sample, pass_at, powers_of_two, shuffled, vote
 from search.answers.voting import SelectionRule

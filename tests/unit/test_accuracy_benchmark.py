@@ -9,7 +9,7 @@ from benchmarks.accuracy.pairs import paired_difference
 from benchmarks.accuracy.report import compared, kept_comparison, pairs_table
 from benchmarks.accuracy.searches import searches
 from benchmarks.record import write_result
-from cluster.cli.search_field import SearchFieldError
+from cluster.evaluation.search_field import SearchFieldError
 from search.strategies.catalog import STRATEGIES
 
 

@@ -10,9 +10,9 @@ from endpoint_stand_in import Endpoint, tree_of
 from typer.testing import CliRunner, Result
 
 from cluster.cli.main import app
-from cluster.cli.search_field import SearchFieldError, search_field
 from cluster.evaluation.loop import evaluate
 from cluster.evaluation.problem_files import read_problems
+from cluster.evaluation.search_field import SearchFieldError, search_field
 from cluster.evaluation.training_file import TrainingLine
 from search.strategies.catalog import STRATEGIES
 

@@ -5,13 +5,13 @@ import asyncio
 import pytest
 from endpoint_stand_in import Endpoint
 
-from cluster.cli.search_field import SearchFieldError, search_field
 from cluster.client.client import Client
 from cluster.client.errors import TooLate
 from cluster.client.replies import Completion, Question
 from cluster.client.retries import Retries
 from cluster.evaluation.loop import Plan, evaluate, problem_seed
 from cluster.evaluation.problem_files import EvalProblem
+from cluster.evaluation.search_field import SearchFieldError, search_field
 from cluster.evaluation.statistics import Row, summarize
 
 PROBLEMS = [EvalProblem(f"p/{index}", f"question {index}", str(index)) for index in range(12)]

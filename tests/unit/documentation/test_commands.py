@@ -16,7 +16,7 @@ import pytest
 import typer
 
 from cluster.cli.main import app
-from cluster.cli.search_field import search_field
+from cluster.evaluation.search_field import search_field
 from tests.unit.documentation.pages import ROOT, Block, Mention, blocks, spans
 
 WRITTEN_BY_READERS = {"my_config.yaml", "with_keys.yaml", "api.keys"}
