@@ -182,9 +182,7 @@ def evaluate(
     ],
     n: N = 16,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
-    url: Annotated[
-        str | None, typer.Option(help="Unset: the cluster's, or its own.", show_default=False)
-    ] = None,
+    url: Annotated[str | None, typer.Option(help="Unset: the cluster's, or its own.", show_default=False)] = None,
     config: Config = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
     export: Annotated[

@@ -5,7 +5,7 @@ import json
 from pydantic import ValidationError
 
 from search.settings import parse_alias, parse_search
-from search.strategies.catalog import STRATEGIES
+from search.strategies.catalog import STRATEGIES, Catalog, catalog_of
 
 
 class SearchFieldError(ValueError):
@@ -13,28 +13,51 @@ class SearchFieldError(ValueError):
 
 
 def search_field(strategy: str, n: int) -> dict[str, object]:
-    """The field for a strategy's name, which gets ``n`` if it takes one, or for an alias such as ``beam-64``, which
-    has its own number. Settings may follow: ``dvts:m=8,budget.tokens=1000``. Validated here, so that an error is not
-    sent a thousand times.
+    """The field for a strategy as typed. ``strategy`` is a name, which gets ``n`` if it takes one; an alias such as
+    ``beam-64``, whose own number counts; or the import path of a strategy of one's own, ``package.module:Class``.
+    Settings may follow: ``dvts:m=8,budget.tokens=1000``. They are checked here, so that nothing wrong is sent a
+    thousand times.
 
     Raises:
-        SearchFieldError: a name or setting is wrong; the message names it and what is allowed.
+        SearchFieldError: names what is wrong and what there is.
     """
-    name, _, settings = strategy.partition(":")
-    given: dict[str, object] = parse_alias(name) or {"strategy": name}
+    name, settings, catalog = _parts(strategy)
+    given: dict[str, object] = parse_alias(name, catalog) or {"strategy": name}
     for setting in settings.split(",") if settings else ():
         _put(given, setting)
-    known = STRATEGIES.get(str(given["strategy"]))
+    known = catalog.get(str(given["strategy"]))
     if known is not None and "n" in known.model_fields:
         given.setdefault("n", n)
     try:
-        parse_search(given)
+        parse_search(given, catalog)
     except ValidationError as error:
         first = error.errors()[0]
         index = ".".join(map(str, first["loc"]))
         about = f"{strategy}: {index}" if settings else strategy
         raise SearchFieldError(f"{about}: {first['msg']}") from error
     return given
+
+
+def catalog_for(strategy: str) -> Catalog:
+    """The built-in strategies, and the one whose import path ``strategy`` is, as for `search_field`.
+
+    Raises:
+        SearchFieldError: the path cannot be imported, or is no strategy.
+    """
+    return _parts(strategy)[2]
+
+
+def _parts(strategy: str) -> tuple[str, str, Catalog]:
+    """The strategy's name, its settings, and the catalog that has it."""
+    name, _, settings = strategy.partition(":")
+    class_name, _, further = settings.partition(":")
+    if parse_alias(name) is not None or not class_name.isidentifier():
+        return name, settings, STRATEGIES
+    try:
+        catalog = catalog_of((f"{name}:{class_name}",))
+    except ValueError as error:
+        raise SearchFieldError(str(error)) from error
+    return next(known for known in catalog if known not in STRATEGIES), further, catalog
 
 
 def _put(given: dict[str, object], setting: str) -> None:

@@ -11,6 +11,7 @@ from cluster.client.errors import ClientError, Refused, Unreachable
 from cluster.client.replies import Question
 from cluster.evaluation.loop import graded, problem_seed
 from cluster.evaluation.problem_files import BadLine, EvalProblem
+from cluster.evaluation.search_field import catalog_for
 from cluster.jobs.formats import ServiceTier
 from cluster.jobs.inputs import BatchRequest, Item, JobInput
 from cluster.jobs.outputs import FAILED, Outputs
@@ -75,7 +76,7 @@ class Job:
         self._on_line = on_line
         self._matcher = AnswerMatcher()
         self._failures = 0
-        self._search = parse_search(settings.search) if settings.search else None
+        self._search = parse_search(settings.search, catalog_for(settings.strategy)) if settings.search else None
 
     async def run(self) -> None:
         """Runs until every line is done.

@@ -304,10 +304,31 @@ class TestSearchField:
     def test_settings_follow_the_name(self, written: str, field: dict[str, Any]) -> None:
         assert search_field(written, 16) == field
 
+    def test_a_strategy_of_ones_own_is_named_by_its_import_path(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "my_widest.py").write_text(
+            "from typing import Literal\n"
+            "from search import Strategy\n"
+            "from search.caps import Width\n"
+            "class Widest(Strategy):\n"
+            "    name: Literal['widest'] = 'widest'\n"
+            "    n: Width = 4\n"
+            "    def select(self, tree): return []\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        assert search_field("my_widest:Widest:n=8,budget.tokens=100", 16) == {
+            "strategy": "widest",
+            "n": 8,
+            "budget": {"tokens": 100},
+        }
+
     @pytest.mark.parametrize(
         ("written", "complaint"),
         [
             ("clairvoyance", "unknown strategy"),
+            ("nowhere.at_all:Widest", "nowhere"),
+            ("search.budget:Budget:n=4", "is no strategy"),
             ("beam-0", "greater than or equal to 1"),
             ("dvts:m=5", "n = 16 is not a multiple of m = 5"),
             ("dvts:m", "write key=value"),
