@@ -97,8 +97,8 @@ def test_an_operators_function_makes_the_clusters_where_there_is_one(as_returned
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ([0], "one for each text: there are 1 for 2 texts"),
-        ([0, 1, 2], "one for each text: there are 3 for 2 texts"),
+        ([0], "one number for each text: got 1 for 2 texts"),
+        ([0, 1, 2], "one number for each text: got 3 for 2 texts"),
         (["0", "1"], "must be whole numbers"),
         ([0.0, 1.0], "must be whole numbers"),
         (np.zeros((2, 3)), "must be whole numbers"),
