@@ -97,6 +97,9 @@ def engine_environment(settings: EngineSettings) -> dict[str, str]:
         "OMP_WAIT_POLICY": "PASSIVE",
         # The model runs in the engine's process: a separate worker process costs a message each way at every step.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # vLLM compiles some functions of an eager engine too, such as that of log-probabilities: without a compiler the
+        # first request for these would kill the engine.
+        **({} if can_compile() else {"TORCH_COMPILE_DISABLE": "1"}),
     }
 
 

@@ -4,9 +4,11 @@ The embedded models are used when they are there; until then tiny ones with rand
 nothing sensible but say it through the same code.
 """
 
+import tests.engine.without_compiler  # before torch is imported
+
+# isort: split
 import asyncio
 import gc
-import os
 import warnings
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
@@ -23,9 +25,6 @@ from deployments.embedded.language_model import qwen2_config
 from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
-
-# Engines run uncompiled here: compiling a model takes longer than its tests. `test_compiled` and served tests compile.
-os.environ["CXX"] = "no compiler in these tests"
 
 
 @contextmanager

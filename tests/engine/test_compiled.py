@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deployments.engines.arguments import can_compile, engine_args
+from deployments.engines.arguments import can_compile, engine_args, engine_environment
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
 from tests.engine.conftest import quiet, stop
@@ -16,6 +16,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine's own, which the other tests here do without."""
     monkeypatch.delenv("CXX")
+    monkeypatch.delenv("TORCH_COMPILE_DISABLE")
 
 
 async def started_and_stopped(settings: GeneratorSettings) -> None:
@@ -47,8 +48,11 @@ async def test_without_a_compiler_an_engine_runs_as_it_is(
 ) -> None:
     settings = GeneratorSettings(model=generator_model)
     assert engine_args(settings, runner="generate").enforce_eager is not can_compile()
+    assert can_compile() is ("TORCH_COMPILE_DISABLE" not in engine_environment(settings))
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert engine_args(settings, runner="generate").enforce_eager is True
+    # Log-probabilities would be compiled all the same: all other tests here run such engines, some with these.
+    assert engine_environment(settings)["TORCH_COMPILE_DISABLE"] == "1"
     eager = GeneratorSettings(model=generator_model, engine_args={"enforce_eager": True})
     monkeypatch.delenv("CXX")
     assert engine_args(eager, runner="generate").enforce_eager is True
