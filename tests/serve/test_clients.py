@@ -118,13 +118,6 @@ def test_the_readmes_request_is_answered_rightly_where_greedy_decoding_is_wrong(
     assert answers[0] == right != answers[1]
 
 
-def test_the_readmes_program_runs(idle: Application, capsys: pytest.CaptureFixture[str]) -> None:
-    [example] = re.findall(r"```python\n(.*?)```", page("README.md"), re.DOTALL)
-    here = example.replace("http://127.0.0.1:8000", idle.url).replace('"unused"', repr(idle.key))
-    exec(compile(here, "README.md", "exec"), {})  # noqa: S102
-    assert "\\boxed{35}" in capsys.readouterr().out
-
-
 def test_the_program_of_the_endpoints_page_runs(idle: Application, capsys: pytest.CaptureFixture[str]) -> None:
     [example] = re.findall(r"```python\n(.*?)```", page("docs/http.md"), re.DOTALL)
     there = f'"{idle.url}", "{idle.key}"'
