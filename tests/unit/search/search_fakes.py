@@ -266,6 +266,7 @@ def search(
     order: int = 0,
     variety: int | None = None,
     short_of_memory: int | None = None,
+    interruptions: int = 0,
     **options: Any,
 ) -> tuple[Bench, SearchOutcome]:
     """A whole search on a bench of its own."""
@@ -273,6 +274,7 @@ def search(
     async def main() -> tuple[Bench, SearchOutcome]:
         bench = Bench(order, variety=variety)
         bench.generator.short_of_memory = short_of_memory
+        bench.generator.interruptions = interruptions
         outcome = await bench.search(settings, **options)
         bench.check_idle()
         return bench, outcome

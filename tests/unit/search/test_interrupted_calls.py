@@ -1,6 +1,5 @@
-"""Calls that end early: what has not come is asked for again, and nothing else, and the tree is the same."""
+"""Calls that end early: exactly the missing branches are requested again, and the tree is the same."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -13,25 +12,10 @@ from search_settings import BUDGETS, LIMITS, SEARCHES, VARIETY
 
 from search.errors import CallInterrupted
 from search.ports import ChildGroup, ExpandRequest
-from search.run.report import SearchOutcome
 from search.snapshot import tree_as_json
 from search.tree import NodeStatus
 
 SOLUTIONS = {"strategy": "best_of_n", "n": 6}
-
-
-def interrupted(
-    wanted: dict[str, Any], interruptions: int, order: int, variety: int | None = None, short: int | None = None
-) -> tuple[Bench, SearchOutcome]:
-    async def main() -> tuple[Bench, SearchOutcome]:
-        bench = Bench(order, variety=variety)
-        bench.generator.interruptions = interruptions
-        bench.generator.short_of_memory = short
-        outcome = await bench.search(wanted)
-        bench.check_idle()
-        return bench, outcome
-
-    return asyncio.run(main())
 
 
 @settings(max_examples=100, deadline=None)
@@ -53,7 +37,7 @@ def test_interruptions_change_neither_the_tree_nor_its_cost(
 ) -> None:
     whole = wanted | limits | {"budget": budget}
     _, first = search(whole, 0, variety)
-    _, second = interrupted(whole, interruptions, order, variety)
+    _, second = search(whole, order, variety, interruptions=interruptions)
     assert tree_as_json(first.tree) == tree_as_json(second.tree)
     assert first.selection.node.id == second.selection.node.id
     varying = {"seconds", "prm_calls"}
