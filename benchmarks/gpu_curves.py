@@ -227,7 +227,7 @@ def _clocked(work: Callable[[], Any]) -> float:
 
 
 def decode_curve(model: Model, device: str, bandwidth: float) -> list[dict[str, Any]]:
-    """A step of so many requests, each with so many tokens of context, the new one among them."""
+    """Times of a decode step, by batch size and by context per request (the new token included)."""
     rows = []
     for context in CONTEXTS:
         for batch in BATCHES:
@@ -248,7 +248,7 @@ def decode_curve(model: Model, device: str, bandwidth: float) -> list[dict[str, 
 
 
 def reading_curve(model: Model, device: str) -> list[dict[str, Any]]:
-    """A reward model that reads the newest step of so many paths, and all of them."""
+    """Times of a reward model's pass over the whole paths of a batch, and over only the newest step of each."""
     rows = []
     for tokens in PATH_TOKENS:
         for paths in PATHS:
@@ -263,8 +263,8 @@ def reading_curve(model: Model, device: str) -> list[dict[str, Any]]:
 
 
 def restoring_curve(model: Model, device: str) -> list[dict[str, Any]]:
-    """Keys and values of so many tokens: from pinned host memory into blocks that lie apart, the other way, and
-    computed."""
+    """Times to fetch the KV of a prefix from pinned host memory into scattered blocks, to store it there, and to
+    compute it."""
     shape, rows = model.shape, []
     for tokens in RESTORED:
         if not model.fits(2, tokens):
@@ -327,7 +327,7 @@ def ceilings(device: str) -> dict[str, float]:
 
 
 def claims(curves: dict[str, dict[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """What the design takes for granted of a GPU."""
+    """The assumptions of the design about GPUs, as claims."""
     found = []
     for name, of in curves.items():
         steps = {(row["batch"], row["context"]): row["step_s"] for row in of["decode"]}
