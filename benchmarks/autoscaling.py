@@ -31,10 +31,11 @@ from benchmarks.kv_clamp import BLOCK_BYTES
 from benchmarks.overload import told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
 from deployments.engines.settings import EMBEDDED_PRM
+from deployments.startup.environment import set_environment
 
 LOADS = {"low": 1, "high": 8, "low again": 1, "high again": 8}
 """Clients in each step."""

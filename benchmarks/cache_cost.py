@@ -21,9 +21,10 @@ from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import applications
 from benchmarks.telemetry_toggled import compared
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.startup.environment import set_environment
 
 ARMS: dict[str, dict[str, Any]] = {
     "without": {"enabled": False},

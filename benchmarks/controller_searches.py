@@ -8,7 +8,7 @@ from typing import Any
 
 from benchmarks.loop_holds import GarbageClock, Hold, Holds, measured
 from benchmarks.quick_ports import OwnTime, QuickGenerator, QuickScorer
-from deployments.http.choices import Wanted
+from deployments.http.choices import ChoiceOptions
 from deployments.http.replies import Head, completion, dumps
 from deployments.http.tree_reply import with_tree
 from search.answers.equivalence import AnswerMatcher
@@ -93,7 +93,7 @@ async def measure(strategy: str, size: int, repeated: float, matcher: AnswerMatc
         solver=BestQuarter(),
     )
     selection = settings_of(strategy, size).strategy.selection
-    wanted = Wanted(1, selection, logprobs=False, spell=lambda ids: ["" for _ in ids])
+    wanted = ChoiceOptions(1, selection, logprobs=False, spell=lambda ids: ["" for _ in ids])
     head = Head("chatcmpl-0", 0, "fake", strategy, width, len(PROMPT), 0.8, (), wanted, "default")
     disposal = Disposal()
     found: list[SearchOutcome] = []

@@ -18,9 +18,10 @@ from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.client import Client, Question
 from cluster.evaluation.statistics import wilson
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import EFFORTS, AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.startup.environment import set_environment
 
 console = Console(stderr=True)
 

@@ -20,8 +20,9 @@ from rich.console import Console
 from benchmarks.overload import Reply, Requests, Target, quantile, searches, seconds_of, told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
+from deployments.startup.environment import set_environment
 
 NARROW = {"strategy": "beam_search", "n": 4, "m": 4}
 WIDE = {"strategy": "beam_search", "n": 256, "m": 4}

@@ -38,10 +38,11 @@ from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import application
 from cluster.client import Client, Question, StepScored
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.conversations import system_text
 from deployments.embedded.problems import Split, draw_problems
+from deployments.startup.environment import set_environment
 from search.ports import branch_seed
 
 SIDES = ("without", "with")

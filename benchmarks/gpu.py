@@ -21,9 +21,10 @@ from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.cli.plan import planned, settings
 from cluster.launch.config_file import app_config, read_config
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig, merged
 from deployments.embedded.problems import Split, draw_problems
+from deployments.startup.environment import set_environment
 from kvstore.memory.planner import TOKENS, Share
 
 ARMS: dict[str, dict[str, Any]] = {

@@ -24,9 +24,10 @@ from rich.console import Console
 from benchmarks.processes import role_of
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.startup.environment import set_environment
 
 SEED = 1
 CLIENTS = 16

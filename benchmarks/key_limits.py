@@ -24,8 +24,9 @@ from rich.console import Console
 from benchmarks.overload import Requests, Target, quantile, resident, searches, seconds_of, told
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
+from deployments.startup.environment import set_environment
 
 PLACES = 4
 """Those of the key that works in all of them."""

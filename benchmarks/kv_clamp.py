@@ -38,10 +38,11 @@ from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import Searched, application, applications, http_for, served
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig, merged
 from deployments.embedded.conversations import system_text
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.startup.environment import set_environment
 
 SEARCHES: dict[str, dict[str, Any]] = {
     "beam": {"strategy": "beam_search", "n": 16, "m": 4},

@@ -37,9 +37,10 @@ from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import Searched, application, http_for, served
 from benchmarks.telemetry_toggled import compared
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.startup.environment import set_environment
 
 READY_MADE = ("power of two", "consistent hash", "scores by hash", "prefix")
 ARMS = (*READY_MADE, "home at 1.5", "home")

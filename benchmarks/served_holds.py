@@ -19,9 +19,10 @@ from rich.console import Console
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import application
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
+from deployments.startup.environment import set_environment
 
 SEARCHES: tuple[dict[str, Any], ...] = (
     {"strategy": "beam_search", "n": 16, "m": 4},

@@ -24,9 +24,10 @@ from benchmarks.engines import engines_of, solve_all
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, write_result
 from cluster.launch.application import free_port
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.startup.environment import set_environment
 from search.settings import parse_search
 
 SEED = 1

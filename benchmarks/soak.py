@@ -31,9 +31,10 @@ from rich.table import Table
 from benchmarks.processes import role_of, this_and_below
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
+from deployments.startup.environment import set_environment
 
 SEED = 11
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}

@@ -19,9 +19,10 @@ from rich.table import Table
 
 from benchmarks.record import claim, write_result
 from benchmarks.served_overhead import SEED, WARM_UP, Round, application, run_round, served
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
+from deployments.startup.environment import set_environment
 
 ARMS: dict[str, dict[str, Any]] = {
     "off": {"metrics": False, "search_log": False},

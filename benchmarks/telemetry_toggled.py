@@ -24,9 +24,10 @@ from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import SEED, WARM_UP, Round, application, run_round, served
 from benchmarks.telemetry_cost import MAX_COST, cpu_ms_per_step
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Split, draw_problems
+from deployments.startup.environment import set_environment
 
 DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}

@@ -10,9 +10,8 @@ import ray
 from ray import serve
 from ray.serve.config import BackpressureConfig, RequestRouterConfig
 
-from cluster.jobs.replica import BatchRunner
-from cluster.launch.environment import variables
 from deployments.admission.keys import read_records
+from deployments.batch_runner import BatchRunner
 from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
 from deployments.engines.rewards import PrmSettings
@@ -21,6 +20,7 @@ from deployments.generator import Generator
 from deployments.prm import ProcessRewardModel
 from deployments.startup.access import require_authenticated_cluster
 from deployments.startup.checks import check_settings
+from deployments.startup.environment import variables
 from deployments.startup.nodes import Built, model_digest
 from deployments.store import Store, StoreSettings
 from search.budget import MAX_SECONDS
@@ -31,6 +31,8 @@ request without a place, at once and with an OpenAI error. Requests held back by
 and /health would wait with them."""
 ENGINE_DRAIN_S = 10.0
 """Default time in which an engine's replica may finish its calls before it is stopped."""
+BATCH_JOBS = "cluster.jobs.application:batch_jobs"
+"""What the batch runner runs, by its import path, as Serve's routers are named."""
 ENGINE_ROUTER = "deployments.scaling.router:HomeRouter"
 LOOK_BACK_S = 15.0
 """Autoscaling averages the pressure over this time; replicas report it every 10 s."""
@@ -64,7 +66,9 @@ def build(args: AppConfig) -> serve.Application:
     batches = None
     if (store_id := _store_id(controller.store)) is not None:
         # Not limits.seconds: controllers apply that limit themselves, and it may change while they serve.
-        batches = BatchRunner.options(logging_config=logging_config).bind(controller.store, store_id, MAX_SECONDS)
+        batches = BatchRunner.options(logging_config=logging_config).bind(
+            controller.store, store_id, MAX_SECONDS, BATCH_JOBS
+        )
     max_ongoing = max(controller.replicas.max_ongoing_requests, MAX_REQUESTS)
     return SearchController.options(
         **{**_replicas(controller.replicas, controller.limits.seconds), "max_ongoing_requests": max_ongoing},

@@ -9,15 +9,15 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.admission.auth import ApiKeys
-from deployments.admission.stopping import Door, StoppingMiddleware
+from deployments.admission.stopping import OpenRequests, StoppingMiddleware
 from deployments.calls.handles import HandleGenerator, HandleScorer
 from deployments.calls.serve_calls import Retries, everywhere
 from deployments.config import AppConfig
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
-from deployments.http.inside import Answer, Inside
+from deployments.http.inside import Answer, InProcessEndpoint
 from deployments.http.jobs import Encoder, Jobs
-from deployments.http.kept import Kept
+from deployments.http.kept import StoreAccess
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.http.rows import reply_to
@@ -76,7 +76,7 @@ class SearchControllerReplica:
         require_authenticated_cluster(config.http)
         self._config = config
         self._keys = ApiKeys()
-        self._door = Door()
+        self._open_requests = OpenRequests()
         async with asyncio.timeout(QUERY_TIMEOUT_S):
             self._host = await endpoint_host()
         self._handles = {"generator": generator, "prm": prm}
@@ -124,9 +124,9 @@ class SearchControllerReplica:
             strategies=controller.catalog,
             loop_delay=self._loop_delay,
             refused=self._telemetry.refused,
-            kept=Kept(store, self._live) if store else None,
+            kept=StoreAccess(store, self._live) if store else None,
         )
-        self._inside = Inside(self._app(None), self._keys)
+        self._inside = InProcessEndpoint(self._app(None), self._keys)
         self._garbage.start()
         self._loop_delay.start()
 
@@ -156,7 +156,7 @@ class SearchControllerReplica:
 
     def _app(self, keys: ApiKeys | None) -> FastAPI:
         app = create_app(self._endpoint, keys)
-        app.add_middleware(StoppingMiddleware, door=self._door)
+        app.add_middleware(StoppingMiddleware, open_requests=self._open_requests)
         return app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:
@@ -189,7 +189,7 @@ class SearchControllerReplica:
     async def stop(self, grace_s: float) -> None:
         """Refuses new requests and waits for those at work. A request that is not done within ``grace_s`` seconds is
         ended with an error."""
-        await self._door.close(grace_s)
+        await self._open_requests.close(grace_s)
 
     async def status(self) -> dict[str, Any]:
         """The status page: this replica's searches, every engine's counters, and problems found by `integrity`."""

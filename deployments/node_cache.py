@@ -39,7 +39,7 @@ from deployments.startup.nodes import this_node
 from kvstore.server.cache_server import CacheAddress, CacheKeeper, CacheServerError, choose_address, existing_server
 from kvstore.server.figures import UP, ServerFigures
 from kvstore.server.processes import Processes
-from kvstore.server.segments import SHM, Promise, free_bytes, remove_orphans
+from kvstore.server.segments import SHM, Reservation, free_bytes, remove_orphans
 from kvstore.settings import CacheSettings
 
 logger = logging.getLogger("banyan.cache")
@@ -143,7 +143,7 @@ class CacheClient:
         self.figures: Mapping[str, int] = {}
         """The server's metrics at the last ``keep`` (`ServerFigures`); empty if the cache is disabled."""
         self._server_figures = ServerFigures()
-        self._promise: Promise | None = None
+        self._promise: Reservation | None = None
 
     async def attach(self, shared_memory: int = 0) -> CacheAddress | None:
         """The running, healthy cache server of this node; None if the cache is disabled or there is no server.
@@ -199,7 +199,7 @@ class CacheClient:
     async def _promised(self, size: int) -> int:
         """Promises ``size`` bytes of shared memory to this replica's engine; the bytes that are left for it. Waits for
         engines that promised theirs earlier, if there may be too few."""
-        self._promise = Promise(size)
+        self._promise = Reservation(size)
         deadline = time.monotonic() + _OTHERS_START_S
         while True:
             before = self._promise.before()

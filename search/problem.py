@@ -24,9 +24,9 @@ class Problem(NamedTuple):
 
     def solution(self, tree: SearchTree) -> Any:
         """The solution cached in ``tree``; without one, the problem is solved in this thread and the result cached."""
-        if self not in tree.found:
-            tree.found[self] = self.function(self.argument, None)
-        return tree.found[self]
+        if self not in tree.strategy_cache:
+            tree.strategy_cache[self] = self.function(self.argument, None)
+        return tree.strategy_cache[self]
 
     @property
     def name(self) -> str:

@@ -3,7 +3,8 @@
 import os
 import tempfile
 
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
+from deployments.startup.environment import set_environment
 
 DIRECTORY = tempfile.TemporaryDirectory(prefix="banyan-tests")
 os.environ["RAY_AUTH_TOKEN_PATH"] = f"{DIRECTORY.name}/ray_token"

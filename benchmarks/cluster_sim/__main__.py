@@ -21,8 +21,9 @@ from rich.table import Table
 from benchmarks.cluster_sim.costs import Costs
 from benchmarks.cluster_sim.workload import Language, problems_of
 from benchmarks.record import RESULTS, claim, show_claims, write_result
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
+from deployments.startup.environment import set_environment
 
 WITHIN = 0.2
 SEARCHES = 10_000

@@ -365,7 +365,7 @@ class SimulatedScorer:
             for item in request.items:
                 tokens = self._language.path_tokens(request.search_id, item.steps)
                 prefix = Prefix.of(tokens, self._costs.block_size, request.cache_salt)
-                self.engine.add(Request(self._order.place(request.search_id), prefix, 1, finished))
+                self.engine.add(Request(self._order.position(request.search_id), prefix, 1, finished))
             await done
         finally:
             self.ongoing -= 1

@@ -24,8 +24,9 @@ from benchmarks.lock_step.worker_pool import worker_pool
 from benchmarks.model_pairs import PairName
 from benchmarks.record import show_claims, write_result
 from benchmarks.served_overhead import application
-from cluster.launch.environment import ensure_token, set_environment
+from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
+from deployments.startup.environment import set_environment
 
 SEARCH = BeamSettings()
 console = Console(stderr=True)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from cluster.launch.environment import ASSIGNMENT
+from deployments.startup.environment import ASSIGNMENT
 
 ROOT = Path(__file__).resolve().parents[2]
 STAMP = ".banyan"

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from cluster.launch.environment import ensure_token, set_environment
 from cluster.launch.errors import LaunchError
 from cluster.launch.processes import no_process_left
+from cluster.launch.token import ensure_token
+from deployments.startup.environment import set_environment
 
 START_S = 600.0
 SHUTDOWN_S = 60.0

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cluster.launch.config_file import CONTROLLER
-from cluster.launch.environment import ensure_token, set_environment
 from cluster.launch.errors import LaunchError
+from cluster.launch.token import ensure_token
+from deployments.startup.environment import set_environment
 
 
 @contextmanager

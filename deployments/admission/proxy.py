@@ -1,6 +1,6 @@
 """Middleware of Serve's HTTP proxy: drops harmful headers and refuses requests that controllers would refuse.
 
-``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` (`cluster/launch/environment.sh`) names this module. It runs in the
+``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` (`deployments/startup/environment.sh`) names this module. It runs in the
 proxy's process, so it imports next to nothing.
 """
 
@@ -50,7 +50,7 @@ SAID = {
 
 def middlewares() -> list[Middleware]:
     """Returns the proxy's middleware. Serve calls this when a proxy starts."""
-    return [Middleware(DropOrders), Middleware(Door)]
+    return [Middleware(DropOrders), Middleware(ProxyAdmission)]
 
 
 class DropOrders:
@@ -86,7 +86,7 @@ class Room(NamedTuple):
     """Monotonic seconds."""
 
 
-class Rest(NamedTuple):
+class KeyRefusal(NamedTuple):
     """A key at its limits."""
 
     reason: str
@@ -96,7 +96,7 @@ class Rest(NamedTuple):
     """The client may retry then, monotonic seconds."""
 
 
-class Door:
+class ProxyAdmission:
     """ASGI middleware: refuses work for which the controllers have no room, and work of a key at its limits.
 
     Forwarding a request that is then refused costs the proxy and the controller milliseconds each: a burst of hundreds
@@ -110,7 +110,7 @@ class Door:
         self._app = app
         self._rooms: dict[str, Room] = {}
         self._inside = 0
-        self._resting: dict[bytes, Rest] = {}
+        self._resting: dict[bytes, KeyRefusal] = {}
         """Keys at their limits, by `_client`."""
         self._turned_away: Counter[str] = Counter()
         """Refused requests not yet reported to a controller, by reason."""
@@ -177,7 +177,7 @@ class Door:
         headers = {"Retry-After": str(max(1, math.ceil(again_s)))}
         await Response(refusal(reason), 429, headers, "application/json")(scope, receive, send)
 
-    def _rest_for(self, client: bytes | None) -> Rest | None:
+    def _rest_for(self, client: bytes | None) -> KeyRefusal | None:
         rest = self._resting.get(client) if client else None
         return rest if rest and rest.until > time.monotonic() else None
 
@@ -189,7 +189,7 @@ class Door:
             now = time.monotonic()
             self._resting = {each: rest for each, rest in self._resting.items() if rest.until > now}
             if client and len(self._resting) < MOST_RESTING:
-                self._resting[client] = Rest(reason, now + float(seconds), now + float(again_s))
+                self._resting[client] = KeyRefusal(reason, now + float(seconds), now + float(again_s))
         announced = headers.get(ROOM)
         if announced is not None:
             del headers[ROOM]

@@ -21,7 +21,7 @@ class Stopping(Unavailable):
         return {"Retry-After": "1"}
 
 
-class Door:
+class OpenRequests:
     """The requests in progress, and whether new ones are admitted. For one event loop only."""
 
     def __init__(self) -> None:
@@ -50,20 +50,20 @@ class Door:
 
 
 class StoppingMiddleware:
-    """ASGI middleware: registers every request at the door, and refuses it when the door is closed.
+    """ASGI middleware: registers every request, and refuses new ones once it is closed.
 
     A request that runs into its timeout gets 503 if nothing was sent yet; a reply that has begun is cut off.
     """
 
-    def __init__(self, app: ASGIApp, door: Door) -> None:
+    def __init__(self, app: ASGIApp, open_requests: OpenRequests) -> None:
         self._app = app
-        self._door = door
+        self._open_requests = open_requests
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        if self._door.closed:
+        if self._open_requests.closed:
             await Stopping().response()(scope, receive, send)
             return
         reply_begun = False
@@ -76,7 +76,7 @@ class StoppingMiddleware:
         limit = asyncio.timeout(None)
         try:
             async with limit:
-                self._door.enter(limit)
+                self._open_requests.enter(limit)
                 await self._app(scope, receive, sending)
         except TimeoutError:
             if not limit.expired():
@@ -84,4 +84,4 @@ class StoppingMiddleware:
             if not reply_begun:
                 await Stopping().response()(scope, receive, send)
         finally:
-            self._door.leave(limit)
+            self._open_requests.leave(limit)

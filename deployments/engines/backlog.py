@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-LATELY_S = 10.0
+AVERAGED_OVER_S = 10.0
 """Time constant of the moving averages: about the interval at which Serve asks for the pressure."""
 
 
@@ -34,21 +34,21 @@ class Backlog:
         finally:
             self._advance()
             self._open -= 1
-            self._ended += 1 / LATELY_S
+            self._ended += 1 / AVERAGED_OVER_S
 
     @property
     def seconds(self) -> float:
         """Expected wait of a new call: the number of open calls times the busy time per ended call.
 
         Summed over the replicas of a pool, it is what one replica would have alone. Where no call ends, each counts as
-        one of `LATELY_S`.
+        one of `AVERAGED_OVER_S`.
         """
         self._advance()
-        return self._calls * self._busy / max(self._ended, 1 / LATELY_S)
+        return self._calls * self._busy / max(self._ended, 1 / AVERAGED_OVER_S)
 
     def _advance(self) -> None:
         now = self._clock()
-        decay = math.exp((self._at - now) / LATELY_S)
+        decay = math.exp((self._at - now) / AVERAGED_OVER_S)
         self._at = now
         self._calls = self._open + decay * (self._calls - self._open)
         self._busy = bool(self._open) + decay * (self._busy - bool(self._open))

@@ -39,7 +39,7 @@ class FairOrder:
         """The last packet of each search."""
         self._forget_above = REMEMBERED
 
-    def place(self, search_id: str) -> int:
+    def position(self, search_id: str) -> int:
         """The position of a search's next request: lower goes first."""
         place, requests = self._packet(search_id)
         self._packets[search_id] = _Packet(place, requests + 1)

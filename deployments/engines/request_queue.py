@@ -164,7 +164,7 @@ class RequestQueue:
             if optional and request.hold is None:
                 return False
             self.clamp.add(request.needs)
-        request.place = self._order.place(request.search_id)
+        request.place = self._order.position(request.search_id)
         self._begun += 1
         request.number = self._begun
         request.request_id = f"{self._id_prefix}-{request.number}"

@@ -14,7 +14,7 @@ Spell = Callable[[Sequence[int]], Sequence[str]]
 """From token ids to the text of each token; special tokens have no text."""
 
 
-class Wanted(NamedTuple):
+class ChoiceOptions(NamedTuple):
     """What a reply must contain of a search's outcome."""
 
     count: int  # type: ignore[assignment]  # over tuple.count
@@ -44,7 +44,7 @@ class Choice(NamedTuple):
     """Log-probabilities of the text's tokens; None if not requested or not known."""
 
 
-def choices(outcome: SearchOutcome, wanted: Wanted) -> list[Choice]:
+def choices(outcome: SearchOutcome, wanted: ChoiceOptions) -> list[Choice]:
     """Returns the best path of each of the best answers, the search's own answer first.
 
     There is at least one choice, and at most one per distinct answer.
@@ -56,7 +56,9 @@ def choices(outcome: SearchOutcome, wanted: Wanted) -> list[Choice]:
     return [_choice(outcome, group.best, group.answer, group.score, wanted) for group in groups]
 
 
-def _choice(outcome: SearchOutcome, node: Node, answer: str | None, score: float | None, wanted: Wanted) -> Choice:
+def _choice(
+    outcome: SearchOutcome, node: Node, answer: str | None, score: float | None, wanted: ChoiceOptions
+) -> Choice:
     text = outcome.tree.text_of(node)
     at_stop_text = text != node.text
     ended = at_stop_text or (node.step is not None and node.step.end is StepEnd.END_OF_SEQUENCE)

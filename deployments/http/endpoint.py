@@ -11,7 +11,7 @@ from deployments.admission.body import check_media, parsed_object, read_by
 from deployments.admission.errors import NotFound
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
-from deployments.http.kept import Kept
+from deployments.http.kept import StoreAccess
 from deployments.loop.delay import LoopDelay
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
@@ -43,7 +43,7 @@ class Endpoint:
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
     refused: Callable[[int, str, int], None] = lambda status, reason, count: None
     """Called with status, reason and number of refused requests, for the metrics."""
-    kept: Kept | None = None
+    kept: StoreAccess | None = None
     """The store of files, batches and searches; None if there is no store."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
@@ -69,7 +69,7 @@ Served = Annotated[Endpoint, Depends(_endpoint)]
 """Type of the handler parameter that receives the endpoint."""
 
 
-async def _kept(served: Served) -> Kept:
+async def _kept(served: Served) -> StoreAccess:
     """Returns the endpoint's store.
 
     Raises:
@@ -81,5 +81,5 @@ async def _kept(served: Served) -> Kept:
     return served.kept
 
 
-KeptHere = Annotated[Kept, Depends(_kept)]
+KeptHere = Annotated[StoreAccess, Depends(_kept)]
 """Type of the handler parameter that receives the store."""

@@ -16,7 +16,7 @@ from deployments.admission.body import fault_in_text
 from deployments.admission.errors import BadRequest, UnsupportedMedia
 from deployments.admission.limits import arriving, check_declared
 from deployments.http.endpoint import KeptHere
-from deployments.http.kept import After, Kept, page
+from deployments.http.kept import After, StoreAccess, page
 from deployments.http.replies import json_response
 from deployments.store import FileRecord
 
@@ -122,7 +122,7 @@ async def file_content(file_id: str, request: Request, kept: KeptHere) -> Respon
 class _Download(Response):
     """The content of a file. Limits the concurrent downloads of an owner."""
 
-    def __init__(self, kept: Kept, owner: str, file_id: str) -> None:
+    def __init__(self, kept: StoreAccess, owner: str, file_id: str) -> None:
         super().__init__()
         self._kept = kept
         self._owner = owner
@@ -161,7 +161,7 @@ def file_object(record: FileRecord) -> dict[str, Any]:
     }
 
 
-async def _form(request: Request, kept: Kept) -> FormData:
+async def _form(request: Request, kept: StoreAccess) -> FormData:
     """Reads the form. A long file goes to a temporary file on disk.
 
     Raises:
@@ -222,6 +222,6 @@ def _keep_s(anchor: str | None, seconds: str | None) -> float | None:
     return float(number)
 
 
-async def _pieces(kept: Kept, file: BinaryIO) -> AsyncIterator[bytes]:
+async def _pieces(kept: StoreAccess, file: BinaryIO) -> AsyncIterator[bytes]:
     while piece := await kept.do(lambda: file.read(PIECE_BYTES)):
         yield piece

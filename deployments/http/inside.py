@@ -12,7 +12,7 @@ Answer = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers and complete body."""
 
 
-class Inside:
+class InProcessEndpoint:
     """Answers requests as the HTTP endpoint does."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:

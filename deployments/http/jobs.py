@@ -9,7 +9,7 @@ from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import DEFAULT, FLEX
 from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
-from deployments.http.choices import Wanted
+from deployments.http.choices import ChoiceOptions
 from deployments.http.conversation import question, turns
 from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
@@ -107,7 +107,7 @@ class Jobs:
             prompt_tokens=len(job.prompt),
             temperature=strategy.temperature,
             notes=(*notes(request, job.settings), *self._template_notes(request), *self._store_notes(request)),
-            wanted=Wanted(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
+            wanted=ChoiceOptions(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
             service_tier=FLEX if job.flex else DEFAULT,
         )
 

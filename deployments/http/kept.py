@@ -38,7 +38,7 @@ Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
 
 
-class Kept:
+class StoreAccess:
     """The store of one application, as one controller sees it."""
 
     def __init__(self, store: Store, live: LiveSettings) -> None:
@@ -46,9 +46,9 @@ class Kept:
         self.bodies = Bodies(live)
         """Bodies of requests that hold no place."""
         self._later: set[asyncio.Task[None]] = set()
-        self.uploads = Few(MAX_UPLOADS, "uploads")
-        self.downloads = Few(MAX_DOWNLOADS, "downloads")
-        self.streams = Few(MAX_STREAMS, "streams of events")
+        self.uploads = OwnerLimit(MAX_UPLOADS, "uploads")
+        self.downloads = OwnerLimit(MAX_DOWNLOADS, "downloads")
+        self.streams = OwnerLimit(MAX_STREAMS, "streams of events")
 
     def owner(self, request: Request) -> str:
         """Returns the store owner of a request."""
@@ -92,7 +92,7 @@ async def _run_in_thread(work: Callable[[], T], threads: ThreadPoolExecutor, sec
         raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None
 
 
-class Few:
+class OwnerLimit:
     """Concurrency limit per owner, for one kind of request at one controller."""
 
     def __init__(self, most: int, kind: str) -> None:

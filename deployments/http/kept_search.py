@@ -5,7 +5,7 @@ import time
 from contextlib import suppress
 
 from deployments.admission.errors import ApiError, api_error
-from deployments.http.kept import Kept
+from deployments.http.kept import StoreAccess
 from deployments.http.replies import Head, completion, dumps, step_event
 from deployments.http.streaming import Searching
 from deployments.service.places import Place
@@ -20,7 +20,7 @@ WRITE_EVERY_S = 0.2
 class KeptSearch:
     """Runs a search and stores its events and reply. If the disk fails meanwhile, only stored data is lost."""
 
-    def __init__(self, searches: Searching, kept: Kept, owner: str, head: Head) -> None:
+    def __init__(self, searches: Searching, kept: StoreAccess, owner: str, head: Head) -> None:
         """``searches``: runs the search. ``head``: of the reply."""
         self._searches = searches
         self._kept = kept

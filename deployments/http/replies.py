@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 from starlette.responses import Response
 
 from deployments.admission.errors import ApiError
-from deployments.http.choices import Choice, TokenLogprob, Wanted, choices
+from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choices
 from search.ports import TokenBeamReply
 from search.run.report import SearchOutcome, StepScored
 
@@ -35,7 +35,7 @@ class Head(NamedTuple):
     """The temperature in force."""
     notes: tuple[str, ...]
     """How the search differs from the request."""
-    wanted: Wanted
+    wanted: ChoiceOptions
     service_tier: str
     """The tier in force."""
 

@@ -11,7 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.admission.errors import Busy, api_error
 from deployments.http.endpoint import KeptHere
-from deployments.http.kept import After, Kept, Limit, page
+from deployments.http.kept import After, Limit, StoreAccess, page
 from deployments.http.replies import DONE, dumps, json_response
 from deployments.http.streaming import EventStream, sse
 from deployments.store import Events, Search, SearchEnd
@@ -69,7 +69,7 @@ async def search_events(
 class _LimitedStream(EventStream):
     """A stream of events. Limits the concurrent streams of an owner."""
 
-    def __init__(self, kept: Kept, owner: str, events: AsyncIterator[ServerSentEvent]) -> None:
+    def __init__(self, kept: StoreAccess, owner: str, events: AsyncIterator[ServerSentEvent]) -> None:
         super().__init__(events)
         self._kept = kept
         self._owner = owner
@@ -82,7 +82,7 @@ class _LimitedStream(EventStream):
             await error.response()(scope, receive, send)
 
 
-async def followed(kept: Kept, search: Search, known: int = 0) -> AsyncIterator[ServerSentEvent]:
+async def followed(kept: StoreAccess, search: Search, known: int = 0) -> AsyncIterator[ServerSentEvent]:
     """Yields the events after the first ``known``, each with its number, then the search itself.
 
     The stream ends with the search, which ends by its own time limit or with the process that runs it.
@@ -132,7 +132,7 @@ def search_object(search: Search, end: SearchEnd | None) -> dict[str, Any]:
     }
 
 
-def _named(name: str, request: Request, kept: Kept) -> Search:
+def _named(name: str, request: Request, kept: StoreAccess) -> Search:
     """Returns the stored search with an id, its own or its reply's.
 
     Raises:

@@ -21,7 +21,7 @@ SEND_TIMEOUT_S = 60.0
 """A client that reads nothing for this long counts as disconnected."""
 
 
-class Script(Protocol):
+class StreamFormat(Protocol):
     """Makes the events of one streamed reply, in the format of one API."""
 
     def begin(self) -> Iterator[Data]: ...
@@ -53,11 +53,13 @@ class EventStream(EventSourceResponse):
 class SearchStream(EventStream):
     """The reply to a streamed request. The search ends when the reply ends, for any reason."""
 
-    def __init__(self, searching: Searching, job: SearchJob, place: Place, script: Script) -> None:
+    def __init__(self, searching: Searching, job: SearchJob, place: Place, script: StreamFormat) -> None:
         super().__init__(stream(searching, job, place, script))
 
 
-async def stream(searching: Searching, job: SearchJob, place: Place, script: Script) -> AsyncIterator[ServerSentEvent]:
+async def stream(
+    searching: Searching, job: SearchJob, place: Place, script: StreamFormat
+) -> AsyncIterator[ServerSentEvent]:
     """Runs a search and yields its events; an error is the last event. Closing the generator cancels the search."""
     # Unbounded, because the search must not wait for a slow client. The search's node limit bounds it.
     events: asyncio.Queue[SearchEvent | None] = asyncio.Queue()

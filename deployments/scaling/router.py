@@ -19,7 +19,7 @@ from ray.serve._private.request_router.request_router import RequestRouter
 from deployments.scaling.homes import Homes
 
 
-class Asked(NamedTuple):
+class RoutedCall(NamedTuple):
     """The fields of a call that the router uses."""
 
     search_id: str
@@ -27,11 +27,11 @@ class Asked(NamedTuple):
     """Actor ids of replicas to avoid; see `search.ports.ExpandRequest`."""
 
 
-def asked(call: PendingRequest | None) -> Asked | None:
+def asked(call: PendingRequest | None) -> RoutedCall | None:
     """The search of a call; None for a call without one, such as a canary."""
     request = call.args[0] if call is not None and call.args else None
     search_id = getattr(request, "search_id", None)
-    return Asked(search_id, getattr(request, "avoid", ())) if isinstance(search_id, str) else None
+    return RoutedCall(search_id, getattr(request, "avoid", ())) if isinstance(search_id, str) else None
 
 
 class CallMatching:

@@ -19,7 +19,7 @@ from lmcache.integration.vllm.lazy_offload_policy.base import (
 )
 from lmcache.integration.vllm.lazy_offload_state import LazyOffloadRequestRegistry, SubmittedStoreBatch
 
-from kvstore.connector.recent import Recent
+from kvstore.connector.recent import BoundedSet
 from kvstore.connector.storing import StoringBlocks
 from kvstore.memory.running_quantile import RunningQuantile
 
@@ -44,7 +44,7 @@ SELDOM = 16
 """After ``TRIES`` misses only every 16th of those lookups is made."""
 
 
-class Returns:
+class ReuseWindow:
     """Reuse window: how long a path is likely to be used again, estimated from the gaps of reused paths.
 
     Most evicted paths belong to pruned branches, or to searches that have ended.
@@ -79,7 +79,7 @@ class _Path(NamedTuple):
 
 class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
     """Holds pending stores until the engine is about to evict a path's last block. Then the path is stored, if it is
-    recent enough to be used again (`Returns`).
+    recent enough to be used again (`ReuseWindow`).
 
     An engine frees a request's blocks from the last to the first, so the last block of a path is evicted first. Blocks
     that another path shares are evicted after that path. Two requests with the same last block have the same path, and
@@ -96,8 +96,8 @@ class EvictedPaths(OffloadPolicy):  # type: ignore[misc]
         self._per_step = 0.0
         self._added_at: dict[Any, float] = {}
         """Time at which a path was added, by the hash of its last block."""
-        self._returns = Returns()
-        self.stored: Recent[Any] = Recent(STORED_WINDOW)
+        self._returns = ReuseWindow()
+        self.stored: BoundedSet[Any] = BoundedSet(STORED_WINDOW)
         """Hashes of the blocks that were stored last."""
 
     def add(self, meta: Any, block_hashes: dict[int, Any]) -> None:

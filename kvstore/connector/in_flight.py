@@ -25,7 +25,7 @@ LOOK_EVERY_S = 1.0
 """Seconds between two checks of a server's process. A longer pause counts as this: the engine stood still too."""
 
 
-class Asked(NamedTuple):
+class TransferStart(NamedTuple):
     """Start and server of one transfer."""
 
     at: float
@@ -70,7 +70,7 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
     def __init__(self, server_url: str, *args: Any, **kwargs: Any) -> None:
         self._url = server_url
         self._server: psutil.Process | None = None
-        self._asked: dict[Reply, Asked] = {}
+        self._asked: dict[Reply, TransferStart] = {}
         self._gone: set[psutil.Process] = set()
         self._clock = self._looked_at = 0.0
         self._now = time.monotonic()
@@ -114,7 +114,7 @@ class PatientWorkerAdapter(LMCacheMPWorkerAdapter):  # type: ignore[misc]
         last, self._now = self._now, time.monotonic()
         self._clock += min(self._now - last, LOOK_EVERY_S)
         in_flight = [*self.store_futures.values(), *(reply for reply, _ in self.retrieve_futures.values())]
-        self._asked = {reply: self._asked.get(reply) or Asked(self._clock, self._server) for reply in in_flight}
+        self._asked = {reply: self._asked.get(reply) or TransferStart(self._clock, self._server) for reply in in_flight}
         if not in_flight:
             return
         if self._clock - self._looked_at >= LOOK_EVERY_S:

@@ -7,7 +7,7 @@ from typing import TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 
-class Recent(set[Name]):
+class BoundedSet(set[Name]):
     """Set of the last ``most`` names. Names may be added with ``update`` only."""
 
     def __init__(self, most: int) -> None:

@@ -43,7 +43,7 @@ def free_bytes() -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-class Promise:
+class Reservation:
     """Reservation of shared memory by an engine that is starting, visible to the other engines of this machine."""
 
     def __init__(self, size: int, pid: int | None = None) -> None:

@@ -72,9 +72,9 @@ def dismantled(parts: dict[str, Any]) -> Iterator[None]:
             nodes.appendleft(by_id.popitem()[1])
         yield
     # All other attributes only refer to nodes, which ``nodes`` keeps alive until the end.
-    found: dict[Any, Any] = parts.pop("found")
-    while found:  # One at a time: each entry may hold a whole level.
-        found.popitem()
+    cached: dict[Any, Any] = parts.pop("strategy_cache")
+    while cached:  # One at a time: each entry may hold a whole level.
+        cached.popitem()
         yield
     folds = [vars(fold) for fold, _ in parts.pop("_folds").values()]
     for container in (*_containers(parts), *(part for fold in folds for part in _containers(fold))):

@@ -261,7 +261,7 @@ class _Search:
         """Solves the strategy's problems, then passes it the nodes that have arrived."""
         turns = Turns()
         while not self._tree.in_flight and (problem := self._strategy.problem(self._tree)) is not None:
-            self._tree.found[problem] = await self._solver.solve(problem)
+            self._tree.strategy_cache[problem] = await self._solver.solve(problem)
             await turns.pass_on()
         if not self._tree.in_flight:
             self._strategy.prepare(self._tree)

@@ -95,7 +95,7 @@ class Strategy(BaseModel, ABC):
 
     def problem(self, tree: SearchTree) -> Problem | None:
         """The next problem to solve before this strategy can decide; None if there is none. Called only when nothing is
-        in flight. The runner puts the solution into ``tree.found``."""
+        in flight. The runner puts the solution into ``tree.strategy_cache``."""
         return None
 
     def prepare(self, tree: SearchTree) -> None:

@@ -79,7 +79,7 @@ COMPLETE = frozenset({NodeStatus.OPEN, NodeStatus.TERMINAL, NodeStatus.PRUNED})
 IN_FLIGHT = frozenset({NodeStatus.PENDING, NodeStatus.WRITTEN})
 
 
-class Sameness(NamedTuple):
+class SiblingKey(NamedTuple):
     """Key by which siblings are merged: their text, why it ended, and whether the path ends there."""
 
     text: str
@@ -93,7 +93,7 @@ class Continuations:
 
     samples: int = 0
     """Number of steps written, repeated and pruned ones included."""
-    by_text: dict[Sameness, "Node"] | None = None
+    by_text: dict[SiblingKey, "Node"] | None = None
     """The node that represents each text; None if siblings are not merged."""
     standing: list["Node"] = field(default_factory=list)
     """The nodes of ``by_text``, ordered by id."""

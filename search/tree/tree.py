@@ -26,7 +26,7 @@ from search.tree.nodes import (
     Node,
     NodeId,
     NodeStatus,
-    Sameness,
+    SiblingKey,
     Step,
     TreeError,
     Unread,
@@ -75,7 +75,7 @@ class SearchTree:
         """In a replay of another tree: the ids of the children that were given back there. They are not requested here;
         all others are, and are not optional. None if this tree is no replay."""
         self.root = Node((), None, 0, NodeStatus.OPEN)
-        self.found: dict[Any, Any] = {}
+        self.strategy_cache: dict[Any, Any] = {}
         """Cache of a strategy's results (levels decided, problems solved), by any key. They follow from the nodes that
         have arrived; the cache is cleared when a reward is taken back."""
         self._nodes: dict[NodeId, Node] = {(): self.root}
@@ -232,9 +232,9 @@ class SearchTree:
         if node.status is not NodeStatus.PENDING:
             return False
         node.status = NodeStatus.WRITTEN
-        self._say(node, step, ends)
+        self._set_step(node, step, ends)
         if not node.is_lookahead:
-            self._meet(node)
+            self._merge(node)
         return True
 
     def complete(self, node: Node, reward: float | None, neutral: bool = False) -> Sequence[Node]:
@@ -252,29 +252,29 @@ class SearchTree:
             return ()
         node.reward, node.neutral = reward, neutral
         self.neutral += neutral
-        self._turn(node, NodeStatus.TERMINAL if node.ends else NodeStatus.OPEN)
+        self._set_status(node, NodeStatus.TERMINAL if node.ends else NodeStatus.OPEN)
         arrived = (node, *node.repeated_by)
         for member in arrived:
             member.reward, member.score = reward, None
-            self._note(member)
+            self._record_arrival(member)
         return arrived
 
     def prune(self, node: Node) -> None:
         """Prunes a node and all nodes below it, in flight or not. Ended nodes keep their status."""
         for member in self._subtree(node):
             if member.status not in ENDED:
-                self._turn(member, NodeStatus.PRUNED)
+                self._set_status(member, NodeStatus.PRUNED)
 
     def fail(self, node: Node) -> None:
         """Marks a node in flight as failed; any other node stays as it is."""
         if node.status in IN_FLIGHT:
-            self._turn(node, NodeStatus.FAILED)
+            self._set_status(node, NodeStatus.FAILED)
 
     def take_up(self, node: Node) -> None:
         """Puts a failed node back in flight: written if it has its step, pending otherwise."""
         if node.status is not NodeStatus.FAILED:
             raise TreeError(f"node {node.id} is {node.status}: there is nothing to take up")
-        self._turn(node, NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN)
+        self._set_status(node, NodeStatus.PENDING if node.step is None else NodeStatus.WRITTEN)
         # The node will arrive after nodes that were requested later, but a fold takes nodes in the order of requests.
         self._folds.clear()
 
@@ -284,20 +284,20 @@ class SearchTree:
             raise TreeError(f"node {node.id} is {node.status}: its reward cannot be taken back")
         self.neutral -= 1
         node.neutral = False
-        self._turn(node, NodeStatus.WRITTEN)
+        self._set_status(node, NodeStatus.WRITTEN)
         for member in (node, *node.repeated_by):
             member.reward = None
             for below in self._subtree(member):
                 below.score = None
         self._arrived = None
         self._folds.clear()
-        self.found.clear()
+        self.strategy_cache.clear()
 
     def reopen(self, node: Node) -> None:
         """Opens a pruned node that has a reward."""
         if node.status is not NodeStatus.PRUNED or node.reward is None:
             raise TreeError(f"node {node.id} is {node.status}: it cannot be opened again")
-        self._turn(node, NodeStatus.OPEN)
+        self._set_status(node, NodeStatus.OPEN)
 
     def restore(
         self,
@@ -330,8 +330,8 @@ class SearchTree:
         node.reward, node.request, node.neutral = reward, request, neutral
         self.neutral += neutral
         if step is not None:
-            self._say(node, step, ends)
-        self._turn(node, status)
+            self._set_step(node, step, ends)
+        self._set_status(node, status)
 
     def restore_given_back(self, node_id: NodeId, indices: Collection[int]) -> None:
         """Records which children of a node were given back in another tree."""
@@ -348,11 +348,11 @@ class SearchTree:
         written = [node for node in self.nodes if node.step and not node.is_lookahead]
         # Level by level, because copies share their continuations; within a level, representing nodes first.
         for node in sorted(written, key=lambda node: (node.depth, node.status is NodeStatus.REPEATED)):
-            first = self._counted(node)
+            first = self._count_among_siblings(node)
             if node.status is NodeStatus.REPEATED:
                 if first is node:
                     raise ValueError(f"node {list(node.id)} repeats no other")
-                self._join(node, first)
+                self._mark_repeated(node, first)
 
     def check_integrity(self) -> list[str]:
         """A description of every broken invariant; empty if all hold."""
@@ -400,12 +400,12 @@ class SearchTree:
         self._live[node] = None
         return node
 
-    def _say(self, node: Node, step: Step, ends: bool) -> None:
+    def _set_step(self, node: Node, step: Step, ends: bool) -> None:
         assert node.parent is not None
         node.step, node.ends = step, ends
         node.path_tokens = node.parent.path_tokens + len(step.token_ids)
 
-    def _counted(self, node: Node) -> Node:
+    def _count_among_siblings(self, node: Node) -> Node:
         """Counts a written node among its siblings. Returns the node that represents its text: itself for a new
         text."""
         parent, step = node.parent, node.step
@@ -416,14 +416,14 @@ class SearchTree:
         if not self.merges_siblings:
             return node
         below.by_text = {} if below.by_text is None else below.by_text
-        first = below.by_text.setdefault(Sameness(step.text, step.end, node.ends), node)
+        first = below.by_text.setdefault(SiblingKey(step.text, step.end, node.ends), node)
         if first is node:
             insort(below.standing, node, key=_ID)
         return first
 
-    def _meet(self, node: Node) -> None:
+    def _merge(self, node: Node) -> None:
         """Counts a node that was just written and merges it with the sibling of the same text, if any."""
-        first = self._counted(node)
+        first = self._count_among_siblings(node)
         if first is node:
             return
         if (
@@ -431,19 +431,19 @@ class SearchTree:
             and not first.asked_below
             and first.status in (NodeStatus.WRITTEN, NodeStatus.OPEN, NodeStatus.TERMINAL)
         ):
-            self._stand_for(node, first)
+            self._represent(node, first)
         else:
-            self._turn(node, NodeStatus.REPEATED)
-            self._join(node, first)
+            self._set_status(node, NodeStatus.REPEATED)
+            self._mark_repeated(node, first)
             node.reward = first.reward
         if _has_arrived(node.first):
-            self._note(node)
+            self._record_arrival(node)
 
-    def _note(self, node: Node) -> None:
+    def _record_arrival(self, node: Node) -> None:
         if self._arrived is not None:
             self._arrived.append(node)
 
-    def _join(self, node: Node, first: Node) -> None:
+    def _mark_repeated(self, node: Node, first: Node) -> None:
         """Makes ``node`` a repetition of ``first``."""
         node.continuations = first.continuations = first.continuations or Continuations(by_text={})
         node.repeats, node.count = first, 0
@@ -453,26 +453,26 @@ class SearchTree:
         if first.status is NodeStatus.TERMINAL:
             self._ended[first.depth] += 1
 
-    def _stand_for(self, node: Node, first: Node) -> None:
+    def _represent(self, node: Node, first: Node) -> None:
         """Makes ``node`` represent the text in place of ``first``, which arrived before it but has a later id."""
         status, members = first.status, (first, *first.repeated_by)
-        self._turn(first, NodeStatus.REPEATED)
+        self._set_status(first, NodeStatus.REPEATED)
         first.repeated_by = ()
         node.continuations = first.continuations
         node.reward, node.neutral, first.neutral = first.reward, first.neutral, False
         assert node.parent is not None
         below = node.parent.continuations
         if below is not None and below.by_text is not None and node.step is not None:
-            below.by_text[Sameness(node.step.text, node.step.end, node.ends)] = node
+            below.by_text[SiblingKey(node.step.text, node.step.end, node.ends)] = node
             del below.standing[bisect_left(below.standing, first.id, key=_ID)]
             insort(below.standing, node, key=_ID)
         if status is not node.status:
-            self._turn(node, status)
+            self._set_status(node, status)
         self.repeated -= len(members) - 1
         for member in members:
-            self._join(member, node)
+            self._mark_repeated(member, node)
 
-    def _turn(self, node: Node, status: NodeStatus) -> None:
+    def _set_status(self, node: Node, status: NodeStatus) -> None:
         """Changes a status, and updates every count and list that depends on it. The only method that does."""
         if node.status is NodeStatus.TERMINAL and not node.is_lookahead:
             self._terminals.remove(node)

@@ -10,6 +10,6 @@ from tests.commands.shell import Shell, end
 @pytest.fixture(scope="session")
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     shell = Shell(tmp_path_factory.mktemp("home"))
-    shell("python -m cluster.launch.environment")  # what `make setup` does
+    shell("python -m cluster.launch.token")  # what `make setup` does
     yield shell
     end(shell)

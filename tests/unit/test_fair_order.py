@@ -11,18 +11,18 @@ from deployments.engines.fair_order import TURN, FairOrder
 
 def test_a_narrow_search_does_not_wait_behind_a_wide_one() -> None:
     order = FairOrder()
-    wide = [order.place("wide") for _ in range(256)]
+    wide = [order.position("wide") for _ in range(256)]
     for place in wide[:100]:
         order.served(place)
-    assert [order.place("narrow") for _ in range(4)] == [97] * 4, "behind the packet that is being served"
+    assert [order.position("narrow") for _ in range(4)] == [97] * 4, "behind the packet that is being served"
     assert wide == [number // TURN * TURN for number in range(256)]
 
 
 def test_whoever_asks_again_and_again_passes_nobody_for_ever() -> None:
     order = FairOrder()
-    last = [order.place("wide") for _ in range(64)][-1]
+    last = [order.position("wide") for _ in range(64)][-1]
     rounds = 0
-    while (place := order.place("busy")) < last:
+    while (place := order.position("busy")) < last:
         order.served(place)
         rounds += 1
     assert rounds == last == 64 - TURN
@@ -30,17 +30,17 @@ def test_whoever_asks_again_and_again_passes_nobody_for_ever() -> None:
 
 def test_what_comes_when_a_packet_has_had_its_turn_is_behind_it() -> None:
     order = FairOrder()
-    assert [order.place("a") for _ in range(3)] == [0, 0, 0]
-    assert order.place("b") == 0
+    assert [order.position("a") for _ in range(3)] == [0, 0, 0]
+    assert order.position("b") == 0
     order.served(0)
-    assert [order.place("a"), order.place("b"), order.place("c")] == [3, 1, 1]
+    assert [order.position("a"), order.place("b"), order.place("c")] == [3, 1, 1]
 
 
 @given(asked=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=20), slots=st.integers(1, 8))
 def test_while_two_searches_wait_they_are_served_alike(asked: list[tuple[str, int]], slots: int) -> None:
     order = FairOrder()
     waiting = [
-        (order.place(search), number, search) for number, (search, many) in enumerate(asked) for _ in range(many)
+        (order.position(search), number, search) for number, (search, many) in enumerate(asked) for _ in range(many)
     ]
     served: Counter[str] = Counter()
     while waiting:
@@ -56,6 +56,6 @@ def test_while_two_searches_wait_they_are_served_alike(asked: list[tuple[str, in
 def test_what_was_served_is_forgotten() -> None:
     order = FairOrder()
     for number in range(10 * fair_order.REMEMBERED):
-        order.served(order.place(f"search {number}"))
-        order.served(order.place(f"search {number}"))
+        order.served(order.position(f"search {number}"))
+        order.served(order.position(f"search {number}"))
     assert len(order._packets) <= fair_order.REMEMBERED + 1

@@ -3,12 +3,12 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.connector.recent import Recent
+from kvstore.connector.recent import BoundedSet
 
 
 @given(st.lists(st.sets(st.sampled_from("abcdefghij"), max_size=4), max_size=30), st.integers(0, 5))
 def test_it_holds_what_was_added_last(added: list[set[str]], most: int) -> None:
-    recent = Recent(most)
+    recent = BoundedSet(most)
     order: list[str] = []
     for names in added:
         # In the order in which the set gives them, as `update` sees them.

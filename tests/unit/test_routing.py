@@ -17,7 +17,7 @@ from ray.serve.deployment import Application
 from deployments.app import build
 from deployments.config import AppConfig
 from deployments.scaling.homes import BALANCE, Homes, most_calls
-from deployments.scaling.router import Asked, CallMatching, HomeRouter, asked
+from deployments.scaling.router import CallMatching, HomeRouter, RoutedCall, asked
 
 NAMES = [f"replica-{number}" for number in range(4)]
 loads = st.lists(st.integers(0, 50), min_size=1, max_size=8)
@@ -225,8 +225,8 @@ def test_what_a_call_says_of_itself() -> None:
     def call(**request: Any) -> Any:
         return SimpleNamespace(args=[SimpleNamespace(**request)])
 
-    assert asked(call(search_id="a", avoid=("b",))) == Asked("a", ("b",))
-    assert asked(call(search_id="a")) == Asked("a", ())
+    assert asked(call(search_id="a", avoid=("b",))) == RoutedCall("a", ("b",))
+    assert asked(call(search_id="a")) == RoutedCall("a", ())
     assert asked(call(search_id=None)) is None
 
 

@@ -21,9 +21,9 @@ def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_cache, "free_bytes", lambda: 100)
 
 
-def earlier(size: int) -> segments.Promise:
+def earlier(size: int) -> segments.Reservation:
     """Of a process that lives."""
-    promise = segments.Promise(size, pid=1)
+    promise = segments.Reservation(size, pid=1)
     second_ago = time.time_ns() - 1_000_000_000
     os.utime(promise._path, ns=(second_ago, second_ago))
     return promise
@@ -32,7 +32,7 @@ def earlier(size: int) -> segments.Promise:
 def test_of_two_engines_that_start_together_the_later_one_leaves_room(tmp_path: Path) -> None:
     (tmp_path / f"banyan_kv_{NO_SUCH_PID}_1024").touch()
     first = earlier(100)
-    second = segments.Promise(50)
+    second = segments.Reservation(50)
     assert (first.before(), second.before()) == (0, 100)
     assert len(list(tmp_path.iterdir())) == 2, "that of a process which is gone is none"
     now = time.time_ns()

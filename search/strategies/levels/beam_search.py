@@ -51,9 +51,9 @@ class BeamSearch(LevelSearch):
         return allocation
 
     def _shares(self, tree: SearchTree, kept: Sequence[Node], depth: int) -> list[int]:
-        above = tree.found.get((BeamSearch, depth - 1), {})  # That level is complete, so its counts are final.
+        above = tree.strategy_cache.get((BeamSearch, depth - 1), {})  # That level is complete, so its counts are final.
         known = {node: tree.counts_and_samples(node, above) for node in kept}
-        tree.found[BeamSearch, depth] = known
+        tree.strategy_cache[BeamSearch, depth] = known
         weights = [rank_score(node, self.aggregation) * (counts / samples) for node, (counts, samples) in known.items()]
         if tree.merges_siblings and any(weights):
             return dealt(self.n, weights)

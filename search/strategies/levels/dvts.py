@@ -63,23 +63,23 @@ class DVTS(LevelSearch):
         """The last steps of the subtrees that ended at that depth or above. These levels must be complete."""
         if depth < 1:
             return {}
-        if (DVTS._ended, depth) not in tree.found:
+        if (DVTS._ended, depth) not in tree.strategy_cache:
             steps = self._steps(tree, depth)
             best = self._best(tree, depth)
             now = {subtree: steps[subtree] for subtree in steps if best[subtree].status is NodeStatus.TERMINAL}
-            tree.found[DVTS._ended, depth] = {**self._ended(tree, depth - 1), **now}
-        return tree.found[DVTS._ended, depth]  # type: ignore[no-any-return]
+            tree.strategy_cache[DVTS._ended, depth] = {**self._ended(tree, depth - 1), **now}
+        return tree.strategy_cache[DVTS._ended, depth]  # type: ignore[no-any-return]
 
     def _best(self, tree: SearchTree, depth: int) -> Mapping[int, Node]:
         """The best node of each subtree at that depth. Subtrees that ended above it, or have no step there, are left
         out."""
         if not depth:
             return dict.fromkeys(range(self.n // self.m), tree.root)
-        if (DVTS, depth) in tree.found:
-            return tree.found[DVTS, depth]  # type: ignore[no-any-return]
+        if (DVTS, depth) in tree.strategy_cache:
+            return tree.strategy_cache[DVTS, depth]  # type: ignore[no-any-return]
         best = self._best_of(self._steps(tree, depth))
         if depth < tree.deepest:  # The level is complete.
-            tree.found[DVTS, depth] = best
+            tree.strategy_cache[DVTS, depth] = best
         return best
 
     def _best_of(self, written: Mapping[int, list[Node]]) -> dict[int, Node]:
@@ -88,8 +88,8 @@ class DVTS(LevelSearch):
     def _steps(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
         """The distinct steps written for each subtree at that depth, from ``m`` samples each. Subtrees at the same node
         split its children in order, as evenly as possible if some were given back."""
-        if (DVTS._steps, depth) in tree.found:
-            return tree.found[DVTS._steps, depth]  # type: ignore[no-any-return]
+        if (DVTS._steps, depth) in tree.strategy_cache:
+            return tree.strategy_cache[DVTS._steps, depth]  # type: ignore[no-any-return]
         written: dict[int, list[Node]] = {}
         above = self._best(tree, depth - 1)
         subtrees = Counter(above.values())
@@ -102,7 +102,7 @@ class DVTS(LevelSearch):
             if steps := [sample for sample in dict.fromkeys(samples) if sample.status in COMPLETE]:
                 written[subtree] = steps
         if depth < tree.deepest:  # The level is complete.
-            tree.found[DVTS._steps, depth] = written
+            tree.strategy_cache[DVTS._steps, depth] = written
         return written
 
 

@@ -48,7 +48,7 @@ class ETS(Balanced):
         if width <= 0 or len(leaves) < 2:
             return None
         problem = self._which_to_keep(leaves, width)
-        return None if problem in tree.found else problem
+        return None if problem in tree.strategy_cache else problem
 
     def _which_to_keep(self, leaves: Sequence[Node], width: int) -> Problem:
         # Without a solution all leaves are kept, as in REBASE.

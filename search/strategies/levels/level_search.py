@@ -69,9 +69,9 @@ class LevelSearch(Strategy):
 
     def _decided(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         """The allocation of a complete level, cached in the tree."""
-        if (LevelSearch, depth) not in tree.found:
-            tree.found[LevelSearch, depth] = self.allocation(tree, depth)
-        return tree.found[LevelSearch, depth]  # type: ignore[no-any-return]
+        if (LevelSearch, depth) not in tree.strategy_cache:
+            tree.strategy_cache[LevelSearch, depth] = self.allocation(tree, depth)
+        return tree.strategy_cache[LevelSearch, depth]  # type: ignore[no-any-return]
 
     def _missing(self, tree: SearchTree, depth: int) -> list[Expansion]:
         return [

@@ -66,12 +66,12 @@ class ParticleFilter(LevelSearch):
 
     def _resampled(self, tree: SearchTree, depth: int) -> dict[Node, int]:
         """The particles of a level with their counts, after resampling, ended ones included."""
-        if (ParticleFilter, depth) not in tree.found:
+        if (ParticleFilter, depth) not in tree.strategy_cache:
             particles = self._drawn(tree, depth)
             if depth >= tree.deepest:  # The level may still grow, so it is not cached.
                 return particles
-            tree.found[ParticleFilter, depth] = particles
-        return tree.found[ParticleFilter, depth]  # type: ignore[no-any-return]
+            tree.strategy_cache[ParticleFilter, depth] = particles
+        return tree.strategy_cache[ParticleFilter, depth]  # type: ignore[no-any-return]
 
     def _drawn(self, tree: SearchTree, depth: int) -> dict[Node, int]:
         particles = self._arrived(tree, depth)

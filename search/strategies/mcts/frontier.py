@@ -56,7 +56,7 @@ class Frontier(Strategy):
 
 
 @dataclass(eq=False, slots=True)
-class Promise:
+class FrontierStats:
     """A frontier search's statistics of a node and the subtree below it."""
 
     visits: int = 0
@@ -229,7 +229,7 @@ class Rank(NamedTuple):
     id: NodeId
 
 
-def promise_of(node: Node) -> Promise:
+def promise_of(node: Node) -> FrontierStats:
     if node.statistics is None:
-        node.statistics = Promise()
+        node.statistics = FrontierStats()
     return node.statistics  # type: ignore[no-any-return]  # Declared as Any: each strategy has its own type.

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from cluster.launch import environment
-from cluster.launch.environment import ensure_token, set_environment, variables
 from cluster.launch.errors import LaunchError
+from cluster.launch.token import ensure_token
+from deployments.startup import environment
+from deployments.startup.environment import set_environment, variables
 
 ROOT = Path(__file__).parents[3]
 BARE = {"HOME": "/somewhere/else", "PATH": os.environ["PATH"]}

@@ -19,9 +19,9 @@ from deployments.admission.keys import key_record
 from deployments.config import AppConfig, KeyRecord
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
-from deployments.http.inside import Inside
+from deployments.http.inside import InProcessEndpoint
 from deployments.http.jobs import Jobs
-from deployments.http.kept import Kept
+from deployments.http.kept import StoreAccess
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.loop.delay import LoopDelay
@@ -227,7 +227,7 @@ class World:
             operations=self,
             strategies=settings.catalog,
             loop_delay=self.loop_delay,
-            kept=Kept(self.store, self.live) if self.store else None,
+            kept=StoreAccess(self.store, self.live) if self.store else None,
         )
         self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, self.known)
@@ -248,8 +248,8 @@ class World:
         return 0.001
 
     @cached_property
-    def _inside(self) -> Inside:
-        return Inside(create_app(self._endpoint, None), self.known)
+    def _inside(self) -> InProcessEndpoint:
+        return InProcessEndpoint(create_app(self._endpoint, None), self.known)
 
     @property
     def client(self) -> httpx.AsyncClient:

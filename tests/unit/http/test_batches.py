@@ -728,7 +728,7 @@ class TestFiles:
     async def test_a_long_copy_has_longer(self, kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(kept_module, "DISK_S", 0.05)
         assert kept.store is not None
-        disk = kept_module.Kept(kept.store, kept.live)
+        disk = kept_module.StoreAccess(kept.store, kept.live)
         with pytest.raises(Unavailable):
             await disk.copy(lambda: time.sleep(0.3), 1)
         await disk.copy(lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)

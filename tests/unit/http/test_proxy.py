@@ -8,12 +8,21 @@ from typing import Any
 import pytest
 from http_world import World, chat
 
-from cluster.launch.environment import variables
 from deployments.admission import proxy
 from deployments.admission.errors import Busy
 from deployments.admission.middleware import SPARE
-from deployments.admission.proxy import RETRY_AFTER_S, ROOM, SAID, Door, DropOrders, Room, is_harmless, middlewares
+from deployments.admission.proxy import (
+    RETRY_AFTER_S,
+    ROOM,
+    SAID,
+    DropOrders,
+    ProxyAdmission,
+    Room,
+    is_harmless,
+    middlewares,
+)
 from deployments.service.places import NoPlace, Refused
+from deployments.startup.environment import variables
 from search.tools.import_path import imported
 
 pytestmark = pytest.mark.asyncio
@@ -51,7 +60,7 @@ async def test_orders_and_what_is_not_utf8_are_dropped(name: bytes, value: bytes
 async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
     path = variables()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert imported(path) is middlewares
-    assert [each.cls for each in middlewares()] == [DropOrders, Door]
+    assert [each.cls for each in middlewares()] == [DropOrders, ProxyAdmission]
     from ray.serve._private import constants
 
     orders = [value for name, value in vars(constants).items() if name.startswith("SERVE_HTTP_REQUEST_")]
@@ -63,7 +72,7 @@ async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
 
 
 def behind_a_door(world: World) -> World:
-    world.app = Door(world.app)  # type: ignore[assignment]
+    world.app = ProxyAdmission(world.app)  # type: ignore[assignment]
     return world
 
 
@@ -108,27 +117,27 @@ async def test_a_door_without_a_word_of_a_controller_is_open(
 
 
 async def test_a_slow_body_is_not_inside() -> None:
-    door = Door(None)  # type: ignore[arg-type]
+    admission = ProxyAdmission(None)  # type: ignore[arg-type]
     messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, False)]
     seen = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         for _ in range(3):
-            seen.append(door._inside)
+            seen.append(admission._inside)
             if messages:
                 await receive()
 
     async def receive() -> Any:
         return messages.pop(0)
 
-    door._app = app
-    await door({"type": "http", "method": "POST", "path": "/prefix" + CHAT, "headers": []}, receive, None)  # type: ignore[arg-type]
-    assert (seen, door._inside) == ([0, 0, 1], 0)
+    admission._app = app
+    await admission({"type": "http", "method": "POST", "path": "/prefix" + CHAT, "headers": []}, receive, None)  # type: ignore[arg-type]
+    assert (seen, admission._inside) == ([0, 0, 1], 0)
 
 
 async def test_of_a_burst_no_more_than_there_is_room_for_is_handed_over() -> None:
-    door = Door(None)  # type: ignore[arg-type]
-    door._rooms["a"] = Room(5, time.monotonic())
+    admission = ProxyAdmission(None)  # type: ignore[arg-type]
+    admission._rooms["a"] = Room(5, time.monotonic())
     handed, let_go, statuses = [], asyncio.Event(), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -141,14 +150,14 @@ async def test_of_a_burst_no_more_than_there_is_room_for_is_handed_over() -> Non
     async def send(message: Any) -> None:
         statuses.append(message.get("status"))
 
-    door._app = app
+    admission._app = app
     scope = {"type": "http", "method": "POST", "path": CHAT, "headers": []}
-    burst = [asyncio.create_task(door(dict(scope), receive, send)) for _ in range(50)]
+    burst = [asyncio.create_task(admission(dict(scope), receive, send)) for _ in range(50)]
     while statuses.count(429) < 45:
         await asyncio.sleep(0)
     let_go.set()
     await asyncio.gather(*burst)
-    assert (len(handed), statuses.count(429), door._inside) == (5, 45, 0)
+    assert (len(handed), statuses.count(429), admission._inside) == (5, 45, 0)
 
 
 async def test_a_body_that_does_not_begin_is_left_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +170,6 @@ async def test_a_body_that_does_not_begin_is_left_to_the_controller(monkeypatch:
     async def receive() -> Any:
         await asyncio.Event().wait()
 
-    door = Door(app)
-    await door({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive, None)  # type: ignore[arg-type]
-    assert (len(passed), door._inside) == (1, 0)
+    admission = ProxyAdmission(app)
+    await admission({"type": "http", "method": "POST", "path": CHAT, "headers": []}, receive, None)  # type: ignore[arg-type]
+    assert (len(passed), admission._inside) == (1, 0)

@@ -17,7 +17,7 @@ from deployments.admission import middleware as admission
 from deployments.admission import proxy
 from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_digest, key_record
-from deployments.admission.proxy import REST, TURNED_AWAY, Door
+from deployments.admission.proxy import REST, TURNED_AWAY, ProxyAdmission
 from deployments.config import KeyLimits
 from deployments.http.routes import create_app
 from deployments.service.places import Owner
@@ -97,13 +97,13 @@ async def test_flex_requests_that_find_none_are_counted_apart(counted: Counted) 
 
 
 async def test_what_the_proxy_has_refused_is_counted_with_the_next_request(counted: Counted) -> None:
-    door = Door(counted.app)
-    counted.app = door  # type: ignore[assignment]
+    admission = ProxyAdmission(counted.app)
+    counted.app = admission  # type: ignore[assignment]
     assert await counted.post() == 200
-    door._inside = 1000
+    admission._inside = 1000
     assert [await counted.post() for _ in range(3)] == [429] * 3
     assert counted.refused == Counter()
-    door._inside = 0
+    admission._inside = 0
     assert [await counted.post() for _ in range(2)] == [200] * 2
     assert counted.refused == {(429, "places"): 3}
 
@@ -113,7 +113,7 @@ async def test_the_proxy_refuses_a_key_at_its_limits_until_the_controller_wants_
 ) -> None:
     """And no other key. What it says is what the controller says."""
     counted.keys.replace([key_record(KEY, KeyLimits(places=1)), key_record(OTHER_KEY)])
-    counted.app = Door(counted.app)  # type: ignore[assignment]
+    counted.app = ProxyAdmission(counted.app)  # type: ignore[assignment]
     monkeypatch.setitem(admission.RESTS, "owner", 60.0)
     counted.world.generator.gate.clear()
     async with counted.client() as client:
@@ -147,13 +147,13 @@ async def test_a_key_rests_at_one_application_only() -> None:
 
 async def test_keys_that_rest_are_forgotten(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "MOST_RESTING", 2)
-    door = Door(counted.app)
+    admission = ProxyAdmission(counted.app)
     for name in (b"a", b"b", b"c"):
-        door._listen(MutableHeaders({REST: "owner 0.5 1"}), name)
-    assert set(door._resting) == {b"a", b"b"}
+        admission._listen(MutableHeaders({REST: "owner 0.5 1"}), name)
+    assert set(admission._resting) == {b"a", b"b"}
     monkeypatch.setattr(proxy, "time", later(0.6))
-    door._listen(MutableHeaders({REST: "owner 0.5 1"}), b"c")
-    assert set(door._resting) == {b"c"}
+    admission._listen(MutableHeaders({REST: "owner 0.5 1"}), b"c")
+    assert set(admission._resting) == {b"c"}
 
 
 @pytest.mark.parametrize("told", ["places", "places x", "places -1", "places 9999999999", "nothing 3", "", "owner ²"])

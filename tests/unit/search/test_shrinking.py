@@ -253,7 +253,7 @@ def test_a_particle_stands_for_those_beside_it_that_were_given_back() -> None:
     for node in first:
         tree.write(node, Step((1,), str(node.id), StepEnd.DELIMITER))
         tree.complete(node, rewards[node])
-    tree.found[ParticleFilter, 1] = {first[0]: 1, first[1]: 9}
+    tree.strategy_cache[ParticleFilter, 1] = {first[0]: 1, first[1]: 9}
     alone, many = tree.request(first[0], 1), tree.request(first[1], 9)
     tree.give_back(many[1:])
     for node in (*alone, many[0]):

@@ -1,6 +1,6 @@
 # Environment variables of every Banyan process that starts or joins Ray. `make`, `banyan serve`, the tests and the
 # benchmarks read this file. Run `. scripts/environment` before `ray` or `serve` by hand.
-# make, sh and cluster/launch/environment.py all parse it: only lines of this form, no quotes, no reference but ${HOME}.
+# make, sh and deployments/startup/environment.py all parse it: only lines of this form, no quotes, no reference but ${HOME}.
 # For another value, set it after sourcing, or with `make run NAME=value`. Python keeps variables that are already set.
 
 # One event loop per replica, and batched handle calls: a call costs 0.57 instead of 1.5 ms. Must be set before Ray

@@ -1,47 +1,17 @@
-"""Environment variables of Banyan's processes, and the token of their Ray cluster.
-
-The variables are in ``environment.sh`` beside this module, which `make` and `sh` read, too. ``python -m
-cluster.launch.environment`` creates the token if there is none. Imports nothing that reads the variables.
-"""
+"""The token of Ray's authentication. ``python -m cluster.launch.token`` creates it if there is none."""
 
 import os
-import re
 import secrets
 import sys
 import tempfile
 from collections.abc import MutableMapping
 from contextlib import suppress
 from pathlib import Path
-from string import Template
 
 from cluster.launch.errors import LaunchError
+from deployments.startup.environment import set_environment
 
-FILE = Path(__file__).with_name("environment.sh")
-ASSIGNMENT = re.compile(r"export (?P<name>[A-Z_]+)=(?P<value>\S*)")
 TOKEN_BYTES = 32
-
-
-def variables() -> dict[str, str]:
-    """The file's variables, with ``${HOME}`` expanded.
-
-    Raises:
-        ValueError: a line is neither blank, a comment nor an assignment without quotes.
-    """
-    found: dict[str, str] = {}
-    for number, line in enumerate(FILE.read_text(encoding="utf-8").splitlines(), 1):
-        if not line or line.startswith("#"):
-            continue
-        assignment = ASSIGNMENT.fullmatch(line)
-        if assignment is None:
-            raise ValueError(f"{FILE}:{number}: only `export NAME=value` is read alike by make, sh and Python")
-        found[assignment["name"]] = Template(assignment["value"]).substitute(HOME=Path.home())
-    return found
-
-
-def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the variables that are not set yet. Call it before importing Ray, Serve or vLLM, which then read most."""
-    for name, value in variables().items():
-        environment.setdefault(name, value)
 
 
 def ensure_token(environment: MutableMapping[str, str] = os.environ) -> Path | None:

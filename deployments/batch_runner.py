@@ -1,30 +1,42 @@
 """The batch runner's deployment: a process of its own, so that no search waits for a disk."""
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 from ray import serve
 
-from cluster.client.client import Client
-from cluster.client.handles import URL, HandleTransport
-from cluster.jobs.batches import BatchJobs
 from deployments.store import Store, StoreSettings
+from search.tools.import_path import imported_function
 
-GRACE_S = 60.0
-"""Seconds that a request may take beyond the limit of a search."""
+
+class BatchJobs(Protocol):
+    """The batches of an application, as the runner's replica sees them."""
+
+    @property
+    def running(self) -> int:
+        """Number of batches that run."""
+
+    @property
+    def waiting(self) -> int:
+        """Number of batches that wait."""
+
+    async def run(self) -> None:
+        """Runs batches until it is cancelled."""
 
 
 class BatchRunnerReplica:
-    """Runs the application's batches. Sends requests through the controllers' handles, as the owner of each batch."""
+    """Runs the batches that clients leave in the application's store."""
 
     async def __init__(  # type: ignore[misc]
-        self, settings: StoreSettings, store_id: str, seconds: float
+        self, settings: StoreSettings, store_id: str, seconds: float, jobs: str
     ) -> None:
         """``store_id``: id of the store's directory where the application was built. ``seconds``: longest wall-clock
-        limit that a controller may have for a request.
+        limit that a controller may have for a request. ``jobs``: import path of the function that is called with the
+        store, the application's name, ``seconds`` and the number of requests of a batch in flight, and returns what
+        runs the batches. Those who run batches are clients of an application, so the deployments do not import them.
 
         Raises:
-            ValueError: the settings name no store.
+            ValueError: the settings name no store, or ``jobs`` cannot be imported.
             OtherStore: this node has another directory.
             OSError: the directory cannot be used.
         """
@@ -33,13 +45,7 @@ class BatchRunnerReplica:
             raise ValueError("store.path is not set")
         await asyncio.to_thread(store.prepare, store_id)
         application = serve.get_replica_context().app_name
-
-        def connect(owner: str) -> Client:
-            transport = HandleTransport(application, owner)
-            in_flight = settings.batch_requests
-            return Client(URL, None, seconds + GRACE_S, in_flight, transport=transport, waits_for_room=False)
-
-        self._jobs = BatchJobs(store, connect)
+        self._jobs: BatchJobs = imported_function(jobs)(store, application, seconds, settings.batch_requests)
         self._running = asyncio.create_task(self._jobs.run())
 
     async def check_health(self) -> None:

@@ -1,0 +1,36 @@
+"""Environment variables of Banyan's processes: ``environment.sh`` beside this module, which `make` and `sh` read, too.
+
+Imports nothing that reads the variables.
+"""
+
+import os
+import re
+from collections.abc import MutableMapping
+from pathlib import Path
+from string import Template
+
+FILE = Path(__file__).with_name("environment.sh")
+ASSIGNMENT = re.compile(r"export (?P<name>[A-Z_]+)=(?P<value>\S*)")
+
+
+def variables() -> dict[str, str]:
+    """The file's variables, with ``${HOME}`` expanded.
+
+    Raises:
+        ValueError: a line is neither blank, a comment nor an assignment without quotes.
+    """
+    found: dict[str, str] = {}
+    for number, line in enumerate(FILE.read_text(encoding="utf-8").splitlines(), 1):
+        if not line or line.startswith("#"):
+            continue
+        assignment = ASSIGNMENT.fullmatch(line)
+        if assignment is None:
+            raise ValueError(f"{FILE}:{number}: only `export NAME=value` is read alike by make, sh and Python")
+        found[assignment["name"]] = Template(assignment["value"]).substitute(HOME=Path.home())
+    return found
+
+
+def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
+    """Sets the variables that are not set yet. Call it before importing Ray, Serve or vLLM, which then read most."""
+    for name, value in variables().items():
+        environment.setdefault(name, value)
