@@ -50,7 +50,7 @@ class OpenRequests:
 
 
 class StoppingMiddleware:
-    """ASGI middleware: registers every request, and refuses new ones once it is closed.
+    """ASGI middleware: registers every request, and refuses new ones once the controller stops.
 
     A request that runs into its timeout gets 503 if nothing was sent yet; a reply that has begun is cut off.
     """
