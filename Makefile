@@ -9,7 +9,7 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-cache test-serve test-faults test-faults-short test-commands test-models test-clients check format lock clean
+.PHONY: help setup run test test-unit test-engine test-cache test-serve test-faults test-faults-short test-long test-commands test-models test-clients check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -35,10 +35,15 @@ test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
 
 test-faults: setup ## what dies, hangs, attacks and leaves, at length: half an hour
-	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --long $(ARGS)
+	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 -m '' $(ARGS)
 
-test-faults-short: setup ## the same for six minutes: before a change is landed
+test-faults-short: setup ## the same for ten minutes: before a change is landed
 	$(PYTEST) tests/faults $(ARGS)
+
+test-long: setup ## what `make test` leaves out because it takes minutes: before a change is landed
+	$(PYTEST) tests/unit tests/engine --numprocesses 2 --dist loadfile -m long $(ARGS)
+	$(PYTEST) tests/cache -m long $(ARGS)
+	$(PYTEST) tests/serve -m long $(ARGS)
 
 test-commands: setup ## the commands of docs/operating.md, typed: minutes, Ray's own ports; not part of `test`
 	$(PYTEST) tests/commands $(ARGS)

@@ -53,6 +53,7 @@ def _answers(client: redis.Redis) -> bool:
         return False
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("second_tier", [on_disk, in_redis])
 def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
     model: Path,

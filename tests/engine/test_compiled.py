@@ -27,6 +27,7 @@ async def started_and_stopped(settings: GeneratorSettings) -> None:
     await stop(engine)
 
 
+@pytest.mark.long
 async def test_the_second_start_of_an_engine_compiles_nothing(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, generator_model: str
 ) -> None:

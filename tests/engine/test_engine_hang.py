@@ -31,7 +31,7 @@ STALL_S = 3.0
 FOUND_S = 60.0
 """Far more than ``STALL_S``: for a machine that is busy."""
 
-pytestmark = [pytest.mark.asyncio, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.long, pytest.mark.asyncio, pytest.mark.filterwarnings("ignore")]
 
 
 class Stoppable:

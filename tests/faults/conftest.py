@@ -35,11 +35,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-seconds", type=float, default=45.0, help="how long replicas are killed at random")
     parser.addoption("--least-kills", type=int, default=1, help="killed is for longer, until there were so many")
     parser.addoption("--schema-cases", type=int, default=100, help="requests made up from /openapi.json")
-    parser.addoption("--long", action="store_true", help="also what takes minutes each")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "long: takes minutes; only with --long")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -49,8 +44,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         tolerate_rays_warnings(item)
         if item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(1200 + item.config.getoption("--kill-seconds")))
-        if item.get_closest_marker("long") and not item.config.getoption("--long"):
-            item.add_marker(pytest.mark.skip(reason="takes minutes: --long"))
     others = [item for item in items if item not in ours]
     items[:] = [*others, *sorted(ours, key=lambda item: ORDER.index(item.path.name))]
 

@@ -7,7 +7,7 @@ import time
 import psutil
 import pytest
 
-from tests.serve.application import REPAIR_S, Application, cache_servers, problems, until
+from tests.serve.application import REPAIR_S, Application, cache_servers, cached_by_prefix, problems, until
 
 
 @pytest.mark.parametrize("what", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.long)])
@@ -30,10 +30,16 @@ def test_no_search_and_no_tree_depends_on_the_cache_server(whole: Application, w
         )
         print(f"{what.name}: another server after {time.monotonic() - began:.1f} s")
         assert [reply["tree"] for reply in whole.trees(questions, seed=300)] == [each["tree"] for each in undisturbed]
+        until(lambda: shared(whole), "the engines have noticed the server's return, at a heartbeat", REPAIR_S)
     finally:
         for server in servers:
             if server.is_running():
                 server.send_signal(signal.SIGCONT)
+
+
+def shared(application: Application) -> bool:
+    """Whether what one generator computes is read by the other."""
+    return all(tokens >= 288 for tokens in cached_by_prefix(application, calls=12)[1:])
 
 
 def is_awake(server: psutil.Process) -> bool:

@@ -6,6 +6,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,25 +110,27 @@ def test_what_reaches_a_replicas_port_is_unpickled_with_the_token_only(
                 assert deed.exists() == has_token
 
 
-@pytest.mark.parametrize("whose", ["none", "another", "ours"])
-def test_handles_are_for_who_has_the_token(idle: Application, whose: str, tmp_path: Path) -> None:
+def test_handles_are_for_who_has_the_token(idle: Application, tmp_path: Path) -> None:
     other = tmp_path / "token"
     other.write_text("0" * 64)
-    environment = {
-        "none": {"RAY_AUTH_MODE": "disabled"},
-        "another": {"RAY_AUTH_TOKEN_PATH": str(other)},
-        "ours": {},
-    }[whose]
+    tokens = {"none": {"RAY_AUTH_MODE": "disabled"}, "another": {"RAY_AUTH_TOKEN_PATH": str(other)}, "ours": {}}
     address = ray.get_runtime_context().gcs_address
-    joined = subprocess.run(
-        [sys.executable, "-c", JOINING, address, idle.NAME],
-        env=os.environ | environment,
-        capture_output=True,
-        check=False,
-        text=True,
-        timeout=120,
-    )
-    assert (joined.returncode == 0) == (whose == "ours"), joined.stderr
-    assert ("0" in joined.stdout.split()) == (whose == "ours")
-    if whose != "ours":
-        assert "auth" in joined.stderr.lower()
+
+    def joined(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", JOINING, address, idle.NAME],
+            env=os.environ | environment,
+            capture_output=True,
+            check=False,
+            text=True,
+            timeout=120,
+        )
+
+    with ThreadPoolExecutor(len(tokens)) as pool:  # who is refused is refused after twenty seconds
+        ended = dict(zip(tokens, pool.map(joined, tokens.values()), strict=True))
+    assert ended["ours"].returncode == 0, ended["ours"].stderr
+    assert "0" in ended["ours"].stdout.split()
+    for whose in ("none", "another"):
+        assert ended[whose].returncode != 0, whose
+        assert "0" not in ended[whose].stdout.split()
+        assert "auth" in ended[whose].stderr.lower(), ended[whose].stderr

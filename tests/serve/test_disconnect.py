@@ -1,11 +1,17 @@
-"""A client that goes away takes its search along, and nobody else's."""
+"""A client that goes away takes its search along, and nobody else's; a caller of the generator takes its branches along."""
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from uuid import uuid4
 
 import httpx
 import pytest
+import ray
+from ray import serve
 
-from tests.serve.application import Application, problems, request, until
+from deployments.calls.handles import release
+from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
+from tests.serve.application import Application, new_prefix, problems, request, until
 
 LONG = {"strategy": "beam_search", "n": 64, "m": 4, "max_depth": 40}
 
@@ -53,3 +59,51 @@ def test_twenty_leave_while_others_finish_unharmed(idle: Application) -> None:
         trees = disturbed.result()
     assert [reply["tree"] for reply in trees] == [reply["tree"] for reply in undisturbed]
     until(lambda: nothing_runs(idle), "nothing runs after twenty clients have left", 10.0)
+
+
+def long_call() -> ExpandRequest:
+    """64 branches that take many seconds unless they are aborted."""
+    branches = tuple(Branch(index, branch_seed(3, (), index), 900) for index in range(64))
+    expansion = ExpandItem((), new_prefix(), branches)
+    return ExpandRequest(uuid4().hex, (expansion,), Sampling(2.0), StopCondition.SOLUTION, Lane.DEMAND, 600.0)
+
+
+def branches(application: Application, figure: str) -> int:
+    """``alive`` or ``aborted``, of all generators."""
+    return sum(replica[f"branches_{figure}"] for replica in application.status()["generator"])
+
+
+def test_releasing_a_call_aborts_its_branches(idle: Application) -> None:
+    async def begin() -> Any:
+        stream = serve.get_deployment_handle("Generator", idle.NAME).options(stream=True).expand.remote(long_call())
+        await anext(stream)
+        return stream
+
+    async def leave(stream: Any) -> None:
+        release(stream)
+
+    aborted = branches(idle, "aborted")
+    stream = idle.run(begin())
+    assert branches(idle, "alive") > 0
+    idle.run(leave(stream))
+    until(lambda: branches(idle, "alive") == 0, "no branch is left")
+    assert branches(idle, "aborted") > aborted
+    assert idle.status()["integrity"] == []
+
+
+def test_a_caller_that_dies_leaves_nothing_running(idle: Application) -> None:
+    @ray.remote(num_cpus=0)
+    class Caller:
+        async def begin(self, application: str, request: ExpandRequest) -> None:
+            handle = serve.get_deployment_handle("Generator", application)
+            self.stream = handle.options(stream=True).expand.remote(request)
+            await anext(self.stream)
+
+    aborted = branches(idle, "aborted")
+    caller = Caller.remote()
+    ray.get(caller.begin.remote(idle.NAME, long_call()))
+    assert branches(idle, "alive") > 0
+    ray.kill(caller)
+    until(lambda: branches(idle, "alive") == 0, "no branch is left")
+    assert branches(idle, "aborted") > aborted
+    assert idle.status()["integrity"] == []

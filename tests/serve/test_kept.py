@@ -112,6 +112,7 @@ def resize(application: Application, **settings: Any) -> None:
     application.in_replicas("SearchController", change)
 
 
+@pytest.mark.long
 def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: openai.OpenAI) -> None:
     """Of the runner and of the controller, while they are at it. A search that runs is lost, and told as such; one that
     had ended is still there."""

@@ -218,6 +218,7 @@ async def test_the_server_outlives_all_its_replicas_and_is_found_by_the_next(han
     assert after["relied_on"] == before["address"]
 
 
+@pytest.mark.long
 async def test_an_update_has_a_server_of_its_own_only_if_its_settings_differ(handle: DeploymentHandle[Any]) -> None:
     before = await report(handle)
     again = await asyncio.to_thread(serve.run, application(), name="node-cache", route_prefix=None)
@@ -262,6 +263,7 @@ async def test_the_server_ends_with_the_application(handle: DeploymentHandle[Any
     await until(none)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("settings", "shared_memory"),
     [
@@ -351,6 +353,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.long
 async def test_the_server_ends_when_everything_is_killed() -> None:
     with tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir:
         driver = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""Which generator gets a call: its search's own, and another one where that has failed."""
+"""Which generator gets a call: its search's own, and another one where that has failed. What one computed, both have."""
 
 import asyncio
 from typing import Any
@@ -9,7 +9,7 @@ from ray import serve
 from deployments.calls.dismantle import replica_of
 from deployments.scaling.homes import PLACED
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
-from tests.serve.application import Application, new_prefix, until
+from tests.serve.application import Application, cached_by_prefix, new_prefix, until
 
 LONG = 200
 
@@ -74,3 +74,13 @@ def test_calls_are_counted_until_they_end_however_they_do(idle: Application) -> 
 
     idle.run(ask())
     until(lambda: at_work() == 0, "no call is counted")
+
+
+def test_a_prefix_is_computed_once_for_all_replicas(idle: Application) -> None:
+    before = [replica["branches_finished"] for replica in idle.status()["generator"]]
+    cached = cached_by_prefix(idle, calls=16)
+    after = [replica["branches_finished"] for replica in idle.status()["generator"]]
+    assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
+    # The first call computes all of it; without LMCache the other replica's first call would as well.
+    assert cached[0] == 0
+    assert all(tokens >= 288 for tokens in cached[1:]), cached

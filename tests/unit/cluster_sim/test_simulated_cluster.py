@@ -48,6 +48,7 @@ def test_more_clients_make_it_no_slower_than_one() -> None:
     assert more["median_s"] > one["median_s"]
 
 
+@pytest.mark.long
 def test_more_replicas_serve_as_many_times_the_searches_with_and_without_trees() -> None:
     one, four = (
         points.with_trees(COSTS, LANGUAGE, beam(8, 4), Numbers(number, number, number), 50 * number)
@@ -62,6 +63,7 @@ def test_more_replicas_serve_as_many_times_the_searches_with_and_without_trees()
     assert rounds[1] == pytest.approx(10 * rounds[0], rel=0.1)
 
 
+@pytest.mark.long
 def test_a_nodes_proxy_is_a_limit() -> None:
     """A cluster has one for each node."""
     slow = COSTS.model_copy(update={"calls": COSTS.calls.model_copy(update={"proxy": {"search": 0.1}})})
@@ -73,6 +75,7 @@ def test_a_nodes_proxy_is_a_limit() -> None:
     assert two == pytest.approx(20.0, rel=0.1)
 
 
+@pytest.mark.long
 def test_a_controller_is_a_limit() -> None:
     """With cores enough it is busy all the time, and nothing else keeps it waiting."""
     alone = points.controller_limit(COSTS.calls, None, 48)
@@ -82,6 +85,7 @@ def test_a_controller_is_a_limit() -> None:
     assert shared.controller_s == pytest.approx(alone.controller_s, rel=0.3)  # fewer or more items to a call
 
 
+@pytest.mark.long
 def test_pools_follow_the_load_up_and_down_and_do_not_swing() -> None:
     size = ClusterSize(
         PoolSize(1, 12, upscale_delay_s=5, downscale_delay_s=60, start_s=10), PoolSize(4, 4), PoolSize(2, 2)
