@@ -128,11 +128,13 @@ def has_role(process: psutil.Process, role: str) -> bool:
         return False
 
 
-def engine_of(replica: psutil.Process) -> psutil.Process:
-    """Its one process."""
-    role = f"engine of {role_of(replica)}"
-    [engine] = [each for each in replica.children(recursive=True) if has_role(each, role)]
-    return engine
+def with_engine(part: str) -> tuple[psutil.Process, psutil.Process]:
+    """A replica and its engine's process. A replica that is being stopped is still there, but has no engine."""
+    for replica in replicas(part):
+        for each in replica.children(recursive=True):
+            if has_role(each, f"engine of {ROLES[part]}"):
+                return replica, each
+    raise LookupError(f"no {ROLES[part]} has an engine")
 
 
 async def is_whole(http: httpx.AsyncClient, part: str, wanted: int) -> bool:
@@ -158,8 +160,7 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 async def lose(http: httpx.AsyncClient, problems: Sequence[Problem], part: str, wanted: int, hangs: bool) -> Loss:
     """A replica of ``part`` is killed, or its engine stopped, under load."""
     load = Load(http, problems)
-    victim = replicas(part)[0]
-    engine = engine_of(victim)
+    victim, engine = with_engine(part)
     async with load.running():
         await until(lambda: load.outcomes, "a first search")
         began = time.monotonic()
