@@ -24,6 +24,8 @@ class Lane(StrEnum):
     """As `FIRST_STEPS`, of a flex search, which yields to other searches."""
     FLEX_DEMAND = "flex_demand"
     """As `DEMAND`, of a flex search."""
+    CANARY = "canary"
+    """A health check's one small request. It goes before all others: how long it takes is how well the engine works."""
 
     @property
     def first_steps(self) -> bool:

@@ -204,7 +204,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """Generates one token."""
         prompt = ExpandItem((), (next(iter(self._running.splitter.stop.token_ids), 0),), (Branch(0, 0, 1),))
         greedy = Sampling(temperature=0.0)
-        request = ExpandRequest(name, (prompt,), greedy, StopCondition.STEP, Lane.DEMAND, deadline_s)
+        request = ExpandRequest(name, (prompt,), greedy, StopCondition.STEP, Lane.CANARY, deadline_s)
         async for _ in self.expand(request):
             pass
 

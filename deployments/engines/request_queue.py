@@ -18,6 +18,7 @@ from kvstore.memory.clamp import KVClamp
 from kvstore.memory.ledger import Hold, Needs, Prefix
 from search.ports import Lane
 
+CANARY_PLACE = -1  # before all positions of `FairOrder`
 FLEX_RATIO = 7  # Under contention one request in eight is of a flex search.
 
 
@@ -97,7 +98,8 @@ class _RequestHeap:
 class RequestQueue:
     """Starts requests in a fair order while the engine has slots and KV memory for them.
 
-    Searches take turns (`FairOrder`); at equal positions first steps of new searches go before later steps. Requests of
+    Searches take turns (`FairOrder`); at equal positions first steps of new searches go before later steps. Canaries go
+    before all of them: a load balancer does not wait until the searches before it have had their turn. Requests of
     flex searches start when no other request waits, or when `FLEX_RATIO` others have passed them. A request without KV
     memory holds back all requests behind it. Single-threaded: one event loop.
     """
@@ -164,7 +166,8 @@ class RequestQueue:
             if optional and request.hold is None:
                 return False
             self.clamp.add(request.needs)
-        request.place = self._order.position(request.search_id)
+        canary = request.lane is Lane.CANARY
+        request.place = CANARY_PLACE if canary else self._order.position(request.search_id)
         self._begun += 1
         request.number = self._begun
         request.request_id = f"{self._id_prefix}-{request.number}"

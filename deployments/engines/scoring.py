@@ -22,7 +22,7 @@ from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
 from kvstore.memory.geometry import KVGeometry
 from search.errors import ScorerError, ScorerRefused
-from search.ports import ScoreItem, ScoreRequest
+from search.ports import Lane, ScoreItem, ScoreRequest
 from search.rewards import check_rewards
 
 MAX_CHARACTERS_PER_TOKEN = 32
@@ -107,7 +107,8 @@ class ScoringEngine(EngineLifecycle[_Running]):
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Scores one step that was never scored before."""
         [query] = self._queries("canary", ScoreItem((name,)))
-        await self._score(ScoreRequest(name, "canary", (), deadline_s), [_KeyedQuery((name.encode(),), query)])
+        request = ScoreRequest(name, "canary", (), deadline_s, lane=Lane.CANARY)
+        await self._score(request, [_KeyedQuery((name.encode(),), query)])
 
     @property
     def pressure(self) -> float:

@@ -1,4 +1,4 @@
-"""A client that goes away takes its search along, and nobody else's; a caller of the generator takes its branches along."""
+"""A client that goes away takes its search along, and nobody else's; a caller of the generator its branches."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,4 +1,4 @@
-"""Which generator gets a call: its search's own, and another one where that has failed. What one computed, both have."""
+"""Which generator gets a call: its search's own, or another where that failed. What one computed, both have."""
 
 import asyncio
 from typing import Any

@@ -33,7 +33,7 @@ def test_what_comes_when_a_packet_has_had_its_turn_is_behind_it() -> None:
     assert [order.position("a") for _ in range(3)] == [0, 0, 0]
     assert order.position("b") == 0
     order.served(0)
-    assert [order.position("a"), order.place("b"), order.place("c")] == [3, 1, 1]
+    assert [order.position("a"), order.position("b"), order.position("c")] == [3, 1, 1]
 
 
 @given(asked=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=20), slots=st.integers(1, 8))

@@ -79,6 +79,19 @@ def test_at_equal_turns_first_steps_of_a_new_search_go_first() -> None:
     assert names(started(queue)) == "new old older"
 
 
+def test_a_canary_goes_before_all_others_and_takes_no_turn_from_them() -> None:
+    queue = RequestQueue(1, ahead=0)
+    submitted(queue, *(request(f"new {number}", lane=Lane.FIRST_STEPS) for number in range(20)))
+    order = []
+    for _ in range(3):
+        submitted(queue, request("canary", lane=Lane.CANARY))
+        for _ in range(2):
+            [running] = started(queue)
+            order.append(running.search_id)
+            queue.end(running, Ending.FINISHED)
+    assert order == ["canary", "new 0", "canary", "new 1", "canary", "new 2"]
+
+
 @pytest.mark.parametrize("lane", [Lane.FLEX_DEMAND, Lane.FLEX_FIRST_STEPS])
 def test_under_contention_one_request_in_eight_is_flex(lane: Lane) -> None:
     queue = RequestQueue(1, ahead=0)

@@ -214,11 +214,11 @@ class WatchedTree(SearchTree):
         super().__init__()
         self.landings: dict[NodeId, int] = {}
 
-    def _turn(self, node: Node, status: NodeStatus) -> None:
+    def _set_status(self, node: Node, status: NodeStatus) -> None:
         assert self.LIFE.index(status) > self.LIFE.index(node.status)
         if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
             self.landings[node.id] = self.landings.get(node.id, 0) + 1
-        super()._turn(node, status)
+        super()._set_status(node, status)
 
     def check(self) -> None:
         """Everything has ended, once, and the invariants hold."""
