@@ -29,7 +29,7 @@ test-engine: setup ## the tests with real vLLM engines, in two processes; ARGS='
 	$(PYTEST) tests/engine --numprocesses 2 --dist loadfile $(ARGS)
 
 test-cache: setup ## the tests with LMCache between engines; not beside others, which would starve its servers
-	$(PYTEST) tests/cache $(ARGS)
+	$(PYTEST) tests/cache --numprocesses 2 --dist loadfile $(ARGS)
 
 test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
