@@ -82,12 +82,21 @@ class EngineCall(Generic[Label]):
         """Requests that ended and were not taken yet."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
+        self._cut_short = False
+        """Whether it was stopped before all its requests were taken."""
         self._aborting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def pending(self) -> int:
-        """Number of requests that were neither taken nor aborted."""
+        """Number of requests that were not taken yet.
+
+        Raises:
+            EngineCallError: the call was stopped before all were taken. Its deadline may pass while the caller is busy
+                with what it took before.
+        """
+        if self._cut_short:
+            raise EngineCallError(self._stopped or "")
         return len(self._open) + len(self._ended)
 
     async def __aenter__(self) -> "EngineCall[Label]":
@@ -182,6 +191,7 @@ class EngineCall(Generic[Label]):
         """Aborts every pending request at once; ``reason`` is the error that the caller gets. Does nothing if already
         stopped."""
         self._stopped = self._stopped or reason
+        self._cut_short = self._cut_short or bool(self._open or self._ended)
         self._changed.set()
         for request in self._ended:
             self._discard(request.output)

@@ -26,8 +26,8 @@ CASES = ((2, False), (4, False), (8, False), (4, True))
 
 @pytest.fixture(scope="module")
 def prompts(shared_generation: GenerationEngine) -> list[tuple[int, ...]]:
-    """8 questions in the chat template."""
-    texts = [problem.text for problem, _ in zip(draw_problems(Split.TEST, 41), range(8), strict=False)]
+    """20 questions in the chat template."""
+    texts = [problem.text for problem, _ in zip(draw_problems(Split.TEST, 41), range(20), strict=False)]
     return [tuple(shared_generation.encode_chat([{"role": "user", "content": text}])) for text in texts]
 
 
@@ -65,6 +65,7 @@ def ids(reply: TokenBeamReply) -> list[list[tuple[int, ...]]]:
     return [[each.sequence.token_ids for each in row] for row in reply.prompts]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("width", "ignore"), CASES)
 async def test_sequences_and_scores_are_vllms_own(
     generation: GenerationEngine,
