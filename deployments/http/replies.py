@@ -64,7 +64,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "strategy": head.strategy,
         "n": head.n,
         "temperature": head.temperature,
-        "notes": [*head.notes, *_choices_notes(head, outcome)],
+        "notes": [*head.notes, *_choices_notes(head, outcome), *_unread_notes(outcome)],
         "seed": outcome.seed,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.selection.answer,
@@ -88,6 +88,11 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
 def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
     found = max(1, len(outcome.selection.groups))
     return [f"{found} distinct answers were found, not n = {head.wanted.count}"] if found < head.wanted.count else []
+
+
+def _unread_notes(outcome: SearchOutcome) -> list[str]:
+    unread = outcome.selection.unread
+    return [f"{unread} distinct answers took too long to read and were compared as text"] if unread else []
 
 
 def completion(head: Head, outcome: SearchOutcome) -> Json:

@@ -6,14 +6,17 @@ once.
 """
 
 import asyncio
+import itertools
 import json
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from queue import Empty, PriorityQueue
+from typing import Any, NamedTuple
 
 from search.answers.canonical import (
     as_number,
@@ -34,9 +37,13 @@ STARTUP_S = 60.0
 REPLY_S = 20.0
 """Timeout of one reply, wall clock. The worker limits its own CPU time; this is for a worker that is stopped or gets no
 CPU."""
-MAX_OUT_OF_TIME = 4
-"""Maximum number of answers per grouping on which the worker may time out. After that, unread answers are compared as
-text."""
+BUDGET_S = 4.0
+"""CPU time of one grouping in the worker, after which its remaining answers are compared as text. Two hundred ordinary
+formulas take less."""
+WAIT_S = 60.0
+"""Wall-clock limit of a grouping, waits for its turns included, where the caller sets none."""
+LOST_S = 2.0
+"""Share of the budget that an answer uses up by which the worker is lost: another one has to be started."""
 _MAX_MATH_CHARS = 256
 """Longer answers are compared as text only."""
 
@@ -47,8 +54,23 @@ _EXPLOSIVE = re.compile(
 )
 
 
-class Undecided(RuntimeError):
-    """The worker timed out on an answer, died, or cannot be started."""
+class Reply(NamedTuple):
+    """The worker's reply to one answer."""
+
+    values: list[list[Any]] | None
+    """The values that the answer may have, in the format of ``search.answers.readings``; empty if it has none, None if
+    it took too long or the process died."""
+    seconds: float
+    """CPU time that the answer has cost, the same whenever it is asked for again."""
+
+
+class Grouping(NamedTuple):
+    """Which answers are equivalent."""
+
+    groups: list[list[int]]
+    """Indices of the answers; groups and members in order of first appearance."""
+    unread: int
+    """Number of different answers that were compared as text, since reading them took too long."""
 
 
 class EquivalenceWorker(WorkerProcess):
@@ -57,34 +79,49 @@ class EquivalenceWorker(WorkerProcess):
     def __init__(self, script: Path = WORKER_SCRIPT) -> None:
         super().__init__("equivalence worker", script, STARTUP_S)
 
-    def readings(self, answer: str) -> list[list[Any]]:
-        """The values that ``answer`` may have, in the format of ``search.answers.readings``; empty if it has none.
-
-        Raises:
-            Undecided: the answer took too long, or the process died. A dead process is replaced at the next use.
-        """
+    def readings(self, answer: str) -> Reply:
+        """Reads an answer. A process that died is replaced at the next use."""
         try:
             self.start()
-            reply = self.exchange(json.dumps(answer).encode() + b"\n", REPLY_S)
-        except WorkerLost as error:
-            raise Undecided(str(error)) from error
-        values: list[list[Any]] | None = json.loads(reply)
-        if values is None:
-            raise Undecided("the equivalence worker ran out of time")
-        return values
+            seconds, values = json.loads(self.exchange(json.dumps(answer).encode() + b"\n", REPLY_S))
+        except WorkerLost:
+            return Reply(None, LOST_S)
+        return Reply(values, seconds)
+
+
+class _Reading:
+    """The answers of one grouping that the worker has to read."""
+
+    def __init__(self, answers: Iterable[str], number: int) -> None:
+        """``number``: decides which of two goes first that have used the same time."""
+        self.waiting = deque(answers)
+        self.read: dict[str, Readings] = {}
+        """Readings by canonical spelling."""
+        self.used = 0.0
+        """CPU time of the worker, seconds."""
+        self.ended: Future[None] = Future()
+        """Done when no answer waits or the budget is used up; cancelled when the grouping does not wait any longer."""
+        self._number = number
+
+    def __lt__(self, other: "_Reading") -> bool:
+        return (self.used, self._number) < (other.used, other._number)
 
 
 class AnswerMatcher:
     """Groups the answers of searches by mathematical equivalence. One instance serves a whole process and any event
     loop.
 
-    An answer on which the worker times out is compared as text instead.
+    Searches take turns of one answer in the one worker: the grouping that has used the least of its time goes first, so
+    ordinary answers do not wait for expensive ones of other searches. A grouping ends with the task that awaits it, at
+    its deadline, and when it has used up `BUDGET_S`: answers not read by then are compared as text.
     """
 
     def __init__(self, worker: EquivalenceWorker | None = None) -> None:
         self._worker = worker or EquivalenceWorker()
-        # One thread is the queue to the one worker.
+        # One thread, since there is one worker.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="answers")
+        self._queue: PriorityQueue[_Reading] = PriorityQueue()
+        self._numbers = itertools.count()
         self._closing = threading.Event()
 
     async def start(self) -> None:
@@ -92,7 +129,11 @@ class AnswerMatcher:
         await asyncio.get_running_loop().run_in_executor(self._thread, self._start)
 
     async def group(self, answers: Sequence[str]) -> list[list[int]]:
-        """Indices of ``answers``, grouped by equivalence; groups and members in order of first appearance.
+        """The groups of `grouping`."""
+        return (await self.grouping(answers)).groups
+
+    async def grouping(self, answers: Sequence[str], wait_s: float = WAIT_S) -> Grouping:
+        """Groups ``answers`` by equivalence; those not read after ``wait_s`` seconds are compared as text.
 
         The grouping does not depend on the order of the answers. An ambiguous answer depends on the others: ``50%``
         goes with ``50`` if that is present, else with ``0.5`` (``search.answers.readings.grouped``).
@@ -102,19 +143,19 @@ class AnswerMatcher:
         for answer in dict.fromkeys(answers):
             known[answer] = _known_readings(answer)
             await turns.pass_on()
-        unread: dict[str, str] = {}
+        unknown: dict[str, str] = {}
         for answer in sorted(answer for answer, readings in known.items() if readings is None):
-            unread.setdefault(canonical(answer), answer)
-        read: Mapping[str, Readings] = {}
-        if unread:
-            read = await asyncio.get_running_loop().run_in_executor(self._thread, self._read_all, unread.values())
+            unknown.setdefault(canonical(answer), answer)
+        read = await self._read_all(unknown.values(), wait_s)
+        unread = {text: of_text(text) for text in unknown.keys() - read.keys()}
+        read |= unread
         distinct = grouped([readings or read[canonical(answer)] for answer, readings in known.items()])
         numbers = {answer: number for number, answer in enumerate(known)}
         group_of = {member: group for group, members in enumerate(distinct) for member in members}
         groups: list[list[int]] = [[] for _ in distinct]
         for index, answer in enumerate(answers):
             groups[group_of[numbers[answer]]].append(index)
-        return groups
+        return Grouping(groups, len(unread))
 
     async def same(self, a: str, b: str) -> bool:
         """Whether two answers are equivalent."""
@@ -123,31 +164,53 @@ class AnswerMatcher:
     def close(self) -> None:
         """Ends the worker. Waits until it has read its current answer, about a second of CPU time."""
         self._closing.set()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        self._thread.shutdown(wait=True)
         self._worker.close()
 
     def _start(self) -> None:
         with suppress(WorkerLost):
             self._worker.start()
 
-    def _read_all(self, answers: Iterable[str]) -> dict[str, Readings]:
-        """The readings of each answer, by its canonical spelling. Runs in the thread."""
-        read: dict[str, Readings] = {}
-        lost = 0
-        for answer in answers:
-            text = canonical(answer)
-            read[text] = of_text(text)
-            if lost >= MAX_OUT_OF_TIME or self._closing.is_set():
+    async def _read_all(self, answers: Iterable[str], wait_s: float) -> dict[str, Readings]:
+        """The readings of answers by their canonical spelling, without those for which the time was too short."""
+        reading = _Reading(answers, next(self._numbers))
+        if reading.waiting:
+            self._queue.put(reading)
+            self._thread.submit(self._take_turns)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await asyncio.wrap_future(reading.ended)
+        return dict(reading.read)  # a copy: the worker may be at an answer
+
+    def _take_turns(self) -> None:
+        """Reads answers until no grouping waits. Runs in the thread."""
+        while True:
+            try:
+                reading = self._queue.get_nowait()
+            except Empty:
+                return
+            if reading.ended.cancelled():
                 continue
             try:
-                read[text] = self._read(answer) or read[text]
-            except Undecided:
-                lost += 1
-        return read
+                if not self._closing.is_set():
+                    self._read_next(reading)
+            except Exception as error:
+                if reading.ended.set_running_or_notify_cancel():
+                    reading.ended.set_exception(error)
+                continue
+            if reading.waiting and reading.used < BUDGET_S and not self._closing.is_set():
+                self._queue.put(reading)
+            elif reading.ended.set_running_or_notify_cancel():
+                reading.ended.set_result(None)
 
-    def _read(self, answer: str) -> Readings:
+    def _read_next(self, reading: _Reading) -> None:
+        answer = reading.waiting.popleft()
         body, is_percent = without_percent(answer)
-        return of_values(self._worker.readings(for_algebra(body)), is_percent)
+        values, seconds = self._worker.readings(for_algebra(body))
+        reading.used += seconds
+        if values is not None:
+            text = canonical(answer)
+            reading.read[text] = of_values(values, is_percent) or of_text(text)
 
 
 def _known_readings(answer: str) -> Readings | None:

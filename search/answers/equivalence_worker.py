@@ -1,5 +1,5 @@
 """Worker process that parses answers with math-verify and evaluates them with sympy: reads one answer per line, writes
-its readings.
+its CPU time and its readings.
 
 A script, started by ``search.answers.equivalence``. A reading is a value as JSON: ``["number", "1.414..."]``,
 ``["decimal", "0.5"]``, ``["tuple", value...]`` and so on (see ``search.answers.readings``). An expression with
@@ -15,6 +15,7 @@ import os
 import resource
 import signal
 import sys
+import time
 from functools import lru_cache
 from typing import Any
 
@@ -59,23 +60,32 @@ def main() -> None:
         replies.write(json.dumps(bounded_readings(line)) + "\n")
 
 
-def bounded_readings(line: str) -> list[Value] | None:
-    """The readings of the answer in ``line`` (JSON), empty if it has none; None if it ran out of time."""
-    readings: list[Value] | None = []
+def bounded_readings(line: str) -> tuple[float, list[Value] | None]:
+    """The CPU time and the readings of the answer in ``line`` (JSON); None if it ran out of time."""
+    seconds, readings = CPU_S, None
     try:
-        # No answer may end the worker by an exception.
-        with contextlib.suppress(Exception):
-            signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            signal.setitimer(signal.ITIMER_VIRTUAL, KILLED_AFTER_CPU_S)
-            readings = readings_of(json.loads(line))
+        signal.setitimer(signal.ITIMER_PROF, CPU_S)
+        signal.setitimer(signal.ITIMER_VIRTUAL, KILLED_AFTER_CPU_S)
+        seconds, readings = timed_readings(json.loads(line))
         signal.setitimer(signal.ITIMER_PROF, 0)
     except OutOfTime:
-        readings = None
+        pass
     signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-    return readings
+    return seconds, readings
 
 
 @lru_cache(maxsize=1024)
+def timed_readings(answer: str) -> tuple[float, list[Value]]:
+    """The CPU time of reading ``answer`` and its readings, empty if it has none. Both are cached: whether an answer was
+    read before must not decide which answers a grouping has time for."""
+    began = time.process_time()
+    readings: list[Value] = []
+    # No answer may end the worker by an exception.
+    with contextlib.suppress(Exception):
+        readings = readings_of(answer)
+    return time.process_time() - began, readings
+
+
 def readings_of(answer: str) -> list[Value]:
     """The values that ``answer`` may have, the likelier first. ``y = 2x`` is ``2x``, or that equation; ``1, 2`` is a
     set, or a tuple; ``x = 1, x = 2`` is the set of 1 and 2; ``x = 1, y = 2`` is two equations, or a tuple."""

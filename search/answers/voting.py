@@ -68,6 +68,8 @@ class AnswerSelection(NamedTuple):
     """The winning group's share of all votes, in [0, 1]; 0.0 without an answer."""
     groups: tuple[AnswerGroup, ...]
     """All groups, the winner first, then by falling votes, ties in order of first appearance."""
+    unread: int = 0
+    """Number of different answers that were compared as text, since reading them took too long."""
 
 
 def best_groups(groups: Iterable[AnswerGroup], selection: SelectionRule) -> list[AnswerGroup]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from search.answers.equivalence import AnswerMatcher
+from search.answers.equivalence import WAIT_S, AnswerMatcher
 from search.answers.voting import AnswerSelection, Ballot, Candidate
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
@@ -11,9 +11,12 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree
 
 
 async def select_answer(
-    ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher
+    ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher, wait_s: float = WAIT_S
 ) -> AnswerSelection:
-    """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules."""
+    """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules.
+
+    Answers that are not read after ``wait_s`` seconds are compared as text.
+    """
     answers: list[str | None] = []
     candidates: list[Candidate] = []
     turns = Turns()
@@ -23,13 +26,13 @@ async def select_answer(
         candidates.append(Candidate(node, score, answers[-1], None, strategy.votes(tree, node)))
         await turns.pass_on()
     answered = [index for index, answer in enumerate(answers) if answer is not None]
-    groups = await matcher.group([answer for answer in answers if answer is not None])
+    groups, unread = await matcher.grouping([answer for answer in answers if answer is not None], wait_s)
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
     ballot = Ballot()
     for index, candidate in enumerate(candidates):
         ballot.add(candidate._replace(group=group_of.get(index)))
         await turns.pass_on()
-    return ballot.selected(strategy.selection)
+    return ballot.selected(strategy.selection)._replace(unread=unread)
 
 
 async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:

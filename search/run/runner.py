@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from operator import attrgetter
 from typing import ParamSpec
 
+from search.answers.equivalence import WAIT_S
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
 from search.errors import CallInterrupted, GeneratorError, LimitKind, PromptTooLong, SearchError
@@ -51,6 +52,9 @@ UNLIMITED_S = 86_400.0
 """Deadline sent to the ports when the search has no time limit, seconds."""
 SCORE_BATCH_WAIT_S = 0.25
 """Longest time that a scorer call waits for more steps to join its batch, seconds."""
+SELECT_S = 10.0
+"""Time to read the answers that a search has even after its deadline, seconds. Less than the grace that its caller
+allows."""
 
 
 async def run_search(
@@ -205,7 +209,8 @@ class _Search:
             raise self._generator_error
         if not ends:
             ends = [await self._best_open_path(reason)]
-        selection = await select_answer(ends, self._tree, self._strategy, self._matcher)
+        wait_s = min(WAIT_S, max(SELECT_S, self._deadline_s()))
+        selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s)
         outcome = SearchOutcome(
             search_id=self._search_id,
             seed=self._seed,

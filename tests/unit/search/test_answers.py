@@ -15,7 +15,7 @@ from answer_pairs import PAIRS
 
 from search.answers import equivalence
 from search.answers.canonical import Number, as_number, canonical
-from search.answers.equivalence import AnswerMatcher, EquivalenceWorker, Undecided
+from search.answers.equivalence import LOST_S, AnswerMatcher, EquivalenceWorker
 from search.answers.extraction import MAX_ANSWER_CHARS, MAX_NEXT_LINE_CHARS, boxed_answer, extract_answer
 
 
@@ -237,13 +237,13 @@ for line in sys.stdin:
         sys.stdin.read()
     if "die" in line:
         break
-    print("null" if "slow" in line else '[["number", "7"]]' if "seven" in line else "[]", flush=True)
+    print("[1.5, null]" if "slow" in line else '[0, [["number", "7"]]]' if "seven" in line else "[0, []]", flush=True)
 """
 
 
 @pytest.fixture
 def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[EquivalenceWorker]:
-    """A worker that reads "seven" as 7 and nothing else, is too slow for "slow", and hangs or dies when told to."""
+    """A worker that reads "seven" as 7 and nothing else, spends 1.5 s on "slow", and hangs or dies when told to."""
     script = tmp_path / "stub.py"
     script.write_text(STUB)
     monkeypatch.setattr(equivalence, "REPLY_S", 0.2)
@@ -257,18 +257,16 @@ def test_a_worker_that_hangs_or_dies_is_replaced(stub: EquivalenceWorker, trap: 
     stub.start()
     lost = stub._process
     assert lost is not None
-    with pytest.raises(Undecided):
-        stub.readings(trap)
+    assert stub.readings(trap) == (None, LOST_S)
     assert lost.poll() is not None
-    assert stub.readings("seven") == [["number", "7"]]
+    assert stub.readings("seven") == ([["number", "7"]], 0)
 
 
 def test_a_worker_that_ran_out_of_time_is_kept(stub: EquivalenceWorker) -> None:
     stub.start()
     kept = stub._process
-    with pytest.raises(Undecided):
-        stub.readings("slow")
-    assert stub.readings("seven") == [["number", "7"]]
+    assert stub.readings("slow") == (None, 1.5)
+    assert stub.readings("seven") == ([["number", "7"]], 0)
     assert stub._process is kept
 
 
@@ -276,15 +274,6 @@ def test_answers_on_which_the_worker_hangs_are_compared_as_text(stub: Equivalenc
     matcher = AnswerMatcher(stub)
     assert asyncio.run(matcher.group(["h(hang)", "7", "h(seven)", "h( hang )"])) == [[0, 3], [1, 2]]
     assert asyncio.run(matcher.group(["f(x)", "f(y)", "7.0", "f(seven)"])) == [[0], [1], [2, 3]]
-    matcher.close()
-
-
-def test_only_so_many_answers_of_a_grouping_may_run_out_of_time(stub: EquivalenceWorker) -> None:
-    """The rest is compared as text: what was read before is not lost."""
-    matcher = AnswerMatcher(stub)
-    slow = [f"{k}(slow)" for k in range(equivalence.MAX_OUT_OF_TIME)]
-    assert asyncio.run(matcher.group(["(seven)", "7", *slow[1:]])) == [[0, 1], *([k] for k in range(2, 5))]
-    assert asyncio.run(matcher.group(["z(seven)", "7", *slow])) == [[k] for k in range(6)]
     matcher.close()
 
 
