@@ -16,6 +16,7 @@ from cluster.client.retries import Retries, worth_another_try
 from cluster.client.wire import (
     capped,
     delta_of,
+    encoded,
     events,
     parse_object,
     prompt_of,
@@ -213,8 +214,9 @@ class Client:
     ) -> AsyncIterator[httpx.Response]:
         """Opens a response of status 200. Raises transport errors, also those while reading, as a ClientError."""
         timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s))
+        sent: Any = {} if body is None else {"content": encoded(body), "headers": {"Content-Type": "application/json"}}
         try:
-            async with self._http.stream(method, path, json=body, timeout=timeout) as response:
+            async with self._http.stream(method, path, timeout=timeout, **sent) as response:
                 self._reached = True
                 if response.status_code != httpx.codes.OK:
                     raise refusal(await capped(response), response)

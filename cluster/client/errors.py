@@ -2,6 +2,7 @@
 
 ClientError
 ├── Unreachable         nothing listens there
+├── Unsendable          the request cannot be written as JSON
 ├── Refused             the endpoint answered with an error (status, kind, param, code, retry_after_s)
 ├── TooLate             no complete answer within the deadline
 └── ProtocolError       the answer is not what a Banyan endpoint sends
@@ -15,6 +16,11 @@ class ClientError(Exception):
 
 class Unreachable(ClientError):
     """Nothing listens at the URL."""
+
+
+class Unsendable(ClientError):
+    """The request cannot be written as JSON: it is nested too deeply, or has a number or a character that JSON has
+    not. Nothing was sent."""
 
 
 class TooLate(ClientError):

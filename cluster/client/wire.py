@@ -1,4 +1,4 @@
-"""Parses bytes from the HTTP endpoint into validated values. All reads are bounded."""
+"""Bytes to and from the HTTP endpoint: requests as JSON, replies as validated values. All reads are bounded."""
 
 import json
 from collections.abc import AsyncIterator
@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import httpx
 from pydantic import BaseModel, ValidationError
 
-from cluster.client.errors import ProtocolError, Refused
+from cluster.client.errors import ProtocolError, Refused, Unsendable
 from cluster.client.replies import SearchBlock, StepScored, Usage
 from search.snapshot import TreeView
 
@@ -16,6 +16,20 @@ MAX_EVENT_BYTES = 4 << 20
 MAX_ERROR_CHARACTERS = 2_000
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def encoded(body: dict[str, object]) -> bytes:
+    """``body`` as JSON.
+
+    Raises:
+        Unsendable: it is nested too deeply, or has a number or a character that JSON has not.
+    """
+    try:
+        return json.dumps(body, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    except RecursionError:
+        raise Unsendable("the request is nested too deeply") from None
+    except ValueError as error:
+        raise Unsendable(f"the request cannot be written as JSON: {error}") from error
 
 
 async def events(response: httpx.Response) -> AsyncIterator[str]:

@@ -2,28 +2,48 @@
 
 import asyncio
 import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from cluster.client.client import Client
 from cluster.jobs.inputs import BatchRequest, JobInput
-from cluster.jobs.outputs import Identity, Outputs
+from cluster.jobs.outputs import Damaged, Identity, OutputFull, Outputs, paths
 from cluster.jobs.run import Job, JobStopped, KeyRefused, Settings, batch_line
 from cluster.jobs.usage import usage_of
 from cluster.jobs.validation import checked
 from cluster.jobs.window import Window
-from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError
+from deployments.store import Batch, BatchState, BatchStatus, BatchUsage, Files, LineError, StoreSettings
 from search.tools.tasks import ended
 
 LOOK_EVERY_S = 0.5
 """Interval of looking for a cancellation and of writing progress, seconds."""
 KEY_GONE_S = 900.0
 """Seconds of refusals after which a key counts as removed. Until then, controllers may not know a new key yet."""
+ENDING_S = 900.0
+"""Seconds after which a batch that has to end, and cannot be ended in order, is ended with the results it has."""
 KEY_REMOVED = LineError(code="key_removed", message="the API key of this batch is not accepted any more")
 LEFT = {
-    BatchStatus.FAILED: (KEY_REMOVED.code, "the batch's API key was removed before this request was done"),
-    BatchStatus.CANCELLED: ("batch_cancelled", "the batch was cancelled before this request was done"),
-    BatchStatus.EXPIRED: ("batch_expired", "the batch's completion window closed before this request was done"),
+    BatchStatus.CANCELLED: LineError(
+        code="batch_cancelled", message="the batch was cancelled before this request was done"
+    ),
+    BatchStatus.EXPIRED: LineError(
+        code="batch_expired", message="the batch's completion window closed before this request was done"
+    ),
 }
-"""Code and message of requests that are not done when a batch ends early, by its final status."""
+"""Errors of requests that are not done when a batch ends early, by its final status."""
+
+
+class Ending(NamedTuple):
+    """How a batch ends."""
+
+    status: BatchStatus
+    reason: LineError | None = None
+    """Why it has failed."""
+
+    @property
+    def of_the_rest(self) -> LineError:
+        """The error of requests that are not done."""
+        return self.reason or LEFT[self.status]
 
 
 class LinesFailed(Exception):
@@ -42,19 +62,33 @@ class BatchRun:
         self._client = client
         self._window = window
 
-    async def run(self, most_lines: int, last: bool) -> None:
+    async def run(self, limits: StoreSettings, last: bool) -> None:
         """Runs the batch to its end. ``last``: whether this is the last pass, so that all failures are final.
 
-        Failed lines are retried if the state says so (`BatchState.again`).
+        Failed lines are retried if the state says so (`BatchState.again`). A batch with a damaged file ends with the
+        results that it has.
 
         Raises:
             LinesFailed: lines failed for reasons of the service, and this was not the ``last`` pass.
             ClientError, JobStopped, OutputError, ProblemFileError, OSError: the batch cannot continue now.
         """
+        try:
+            await self._run(limits, last)
+        except Damaged as error:
+            await self._end_as_it_is(f"{error.path.name} {error.reason}")
+        except Exception as error:
+            if not self._is_overdue():
+                raise
+            await self._end_as_it_is(f"its files could not be worked with: {type(error).__name__}")
+
+    async def _run(self, limits: StoreSettings, last: bool) -> None:
         batch = self._batch
-        given = await asyncio.to_thread(checked, batch.input_path, self._record.endpoint, most_lines)
+        try:
+            given = await asyncio.to_thread(checked, batch.input_path, self._record.endpoint, limits.batch_lines_max)
+        except FileNotFoundError:
+            raise Damaged(batch.input_path, "is gone") from None
         if isinstance(given, list):
-            self._fail(given)
+            self._end(BatchStatus.FAILED, given)
             return
         identity = Identity(
             input_sha256=given.sha256,
@@ -66,37 +100,46 @@ class BatchRun:
             trees=False,
         )
         state = batch.state
-        decided = state.ending or must_end(batch)
+        decided = _decided(state) or must_end(batch)
         # Once the ending is decided, existing errors stay.
         again = decided is None and state.again
-        with await asyncio.to_thread(Outputs, batch.output_path, identity, given.last, again) as outputs:
+        opened = await asyncio.to_thread(
+            Outputs, batch.output_path, identity, given.last, again, limits.batch_output_bytes_max
+        )
+        with opened as outputs:
             progress = _Progress(batch, given, outputs, self._window)
             ending = decided or await self._worked(given, outputs, progress)
-            done = ending is BatchStatus.COMPLETED and decided is None
+            done = ending.status is BatchStatus.COMPLETED and decided is None
             if done and not last and await asyncio.to_thread(outputs.may_go_better):
                 raise LinesFailed(f"{outputs.failed} of {given.lines} lines have failed")
             await self._finished(ending, given, outputs, progress)
 
-    async def _finished(self, ending: BatchStatus, given: JobInput, outputs: Outputs, progress: "_Progress") -> None:
+    async def _finished(self, ending: Ending, given: JobInput, outputs: Outputs, progress: "_Progress") -> None:
         """Adds the results to the owner's files. Idempotent: after a crash it can be repeated."""
-        if ending is BatchStatus.COMPLETED:
-            progress.tell(BatchStatus.FINALIZING, ending=ending)
+        errors = () if ending.reason is None else (ending.reason,)
+        if ending.status is BatchStatus.COMPLETED:
+            progress.tell(BatchStatus.FINALIZING, ending=ending.status)
         else:
-            progress.tell(BatchStatus.IN_PROGRESS, ending=ending)
+            progress.tell(BatchStatus.IN_PROGRESS, ending=ending.status, errors=errors)
             await asyncio.to_thread(_account_for_the_rest, given, outputs, ending)
-        outputs.sync()
+        usage = await asyncio.to_thread(usage_of, outputs)
+        progress.tell(ending.status, **await self._given_out(), usage=usage, errors=errors)
+
+    async def _given_out(self) -> dict[str, str | None]:
+        """Adds the results and errors to the owner's files. Returns their ids, as fields of the state."""
+        results, errors, _ = paths(self._batch.output_path)
         ids: dict[str, str | None] = {}
-        for kind, path in (("output", outputs.path), ("error", outputs.errors_path)):
-            ids[kind] = self._batch.result_id(kind) if path.stat().st_size else None
-            if (file_id := ids[kind]) is not None:
+        for kind, path in (("output", results), ("error", errors)):
+            file_id = self._batch.result_id(kind) if path.is_file() and path.stat().st_size else None
+            if file_id is not None:
                 name = f"{self._record.id}_{kind}.jsonl"
                 await asyncio.to_thread(self._files.adopt, path, file_id, name, self._record.output_keep_s)
-        usage = await asyncio.to_thread(usage_of, outputs.results())
-        errors = (KEY_REMOVED,) if ending is BatchStatus.FAILED else ()
-        progress.tell(ending, output_file_id=ids["output"], error_file_id=ids["error"], usage=usage, errors=errors)
+            ids[f"{kind}_file_id"] = file_id
+        return ids
 
-    async def _worked(self, given: JobInput, outputs: Outputs, progress: "_Progress") -> BatchStatus:
-        """Runs the job. Returns how the batch ends: completed, cancelled, expired, or failed without a key."""
+    async def _worked(self, given: JobInput, outputs: Outputs, progress: "_Progress") -> Ending:
+        """Runs the job. Returns how the batch ends: completed, cancelled, expired, or failed without a key or with
+        results that became too long."""
         progress.tell(BatchStatus.IN_PROGRESS)
         async with self._client:
             job = asyncio.create_task(Job(given, outputs, Settings("", {}), self._client, self._window).run())
@@ -110,7 +153,10 @@ class BatchRun:
             except KeyRefused:
                 if progress.refused() < KEY_GONE_S:
                     raise
-                return BatchStatus.FAILED
+                return Ending(BatchStatus.FAILED, KEY_REMOVED)
+            except OutputFull as error:
+                message = f"{error} (store.batch_output_bytes_max)"
+                return Ending(BatchStatus.FAILED, LineError(code="output_too_long", message=message))
             except JobStopped:
                 # The service failed at everything: this does not count as a pass.
                 progress.tell(BatchStatus.IN_PROGRESS, again=True)
@@ -119,22 +165,43 @@ class BatchRun:
                 await ended(job)
         if outputs.done.count != given.lines:
             raise AssertionError(f"{given.lines} lines, and {outputs.done.count} are done")
-        return BatchStatus.COMPLETED
+        return Ending(BatchStatus.COMPLETED)
 
-    def _fail(self, errors: list[LineError]) -> None:
-        failed = {"status": BatchStatus.FAILED, "ended": time.time(), "errors": tuple(errors)}
-        self._batch.tell(self._batch.state.model_copy(update=failed))
+    async def _end_as_it_is(self, reason: str) -> None:
+        """Ends the batch without its requests that are not done: cancelled or expired if it has to end, else failed.
+        Results are given out as they are."""
+        error = LineError(code="files_damaged", message=reason)
+        ending = must_end(self._batch) or Ending(BatchStatus.FAILED)
+        self._end(ending.status, [error], await self._given_out())
+
+    def _is_overdue(self) -> bool:
+        """Whether the batch has had to end for `ENDING_S`."""
+        cancelled = self._batch.cancelled
+        since = self._record.expires if cancelled is None else min(cancelled, self._record.expires)
+        return time.time() >= since + ENDING_S
+
+    def _end(
+        self, status: BatchStatus, errors: Sequence[LineError], files: Mapping[str, str | None] | None = None
+    ) -> None:
+        """``files``: ids of the results and errors, as fields of the state."""
+        told = {"status": status, "ended": time.time(), "errors": tuple(errors), **(files or {})}
+        self._batch.tell(self._batch.state.model_copy(update=told))
 
 
-def must_end(batch: Batch) -> BatchStatus | None:
-    """Final status if the batch has to end now, cancelled or expired; None if it may continue.
+def must_end(batch: Batch) -> Ending | None:
+    """How the batch ends if it has to end now, cancelled or expired; None if it may continue.
 
     Raises:
         NotThere: it has been removed.
     """
     if batch.cancelled is not None:
-        return BatchStatus.CANCELLED
-    return BatchStatus.EXPIRED if time.time() >= batch.record.expires else None
+        return Ending(BatchStatus.CANCELLED)
+    return Ending(BatchStatus.EXPIRED) if time.time() >= batch.record.expires else None
+
+
+def _decided(state: BatchState) -> Ending | None:
+    """How the batch ends if that was decided before."""
+    return None if state.ending is None else Ending(state.ending, next(iter(state.errors), None))
 
 
 class _Progress:
@@ -183,14 +250,14 @@ class _Progress:
             self._told = self._state
 
 
-def _account_for_the_rest(given: JobInput, outputs: Outputs, ending: BatchStatus) -> None:
+def _account_for_the_rest(given: JobInput, outputs: Outputs, ending: Ending) -> None:
     """Writes an error for every request that is not done.
 
     Raises:
         OutputError: it could not be written.
     """
-    code, message = LEFT[ending]
+    rest = ending.of_the_rest
     for item in given.items():
         if item.number not in outputs.done and isinstance(item.work, BatchRequest):
-            error = {"code": code, "message": message}
-            outputs.put_error(batch_line(item.number, item.work.custom_id, None, error) | {"kind": ending.value})
+            error = {"code": rest.code, "message": rest.message}
+            outputs.put_error(batch_line(item.number, item.work.custom_id, None, error) | {"kind": str(ending.status)})

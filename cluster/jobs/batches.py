@@ -147,7 +147,7 @@ class BatchJobs:
         last = pending.batch.state.passes + 1 >= MAX_PASSES
         files = self._store.owned(pending.owner).files
         run = BatchRun(pending.batch, files, self._connect(pending.owner), window)
-        await run.run(self._store.settings.batch_lines_max, last)
+        await run.run(self._store.settings, last)
 
     def _passed(self, pending: Pending, error: LinesFailed) -> None:
         """Starts the backoff before the next pass, also for other runners. Only for the holder of the lease."""

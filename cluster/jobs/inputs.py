@@ -20,6 +20,8 @@ from cluster.jobs.formats import InputKind
 URLS = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
 """Endpoints that a batch request may call."""
 MAX_ID_CHARACTERS = 512
+MAX_DEPTH = 64
+"""Nesting of a request's body. The endpoint takes no deeper one, and Python can read some that it cannot write."""
 
 
 class BatchRequest(NamedTuple):
@@ -107,6 +109,8 @@ def parse_request(record: Record) -> BatchRequest | BadLine:
         return BadLine(number, f"url must be one of {', '.join(URLS)}")
     if not isinstance(body, dict):
         return BadLine(number, "body must be an object")
+    if _is_deeper(body, MAX_DEPTH):
+        return BadLine(number, f"body is nested more than {MAX_DEPTH} deep")
     if body.get("stream"):
         return BadLine(number, "body.stream must be false: a batch is not streamed")
     return BatchRequest(custom_id, url, body)
@@ -117,6 +121,15 @@ def _records(path: Path) -> Iterator[Record | BadLine]:
         yield from read_records(path)
     except OSError as error:
         raise ProblemFileError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _is_deeper(value: dict[str, Any], most: int) -> bool:
+    """Whether objects and lists are nested more than ``most`` deep."""
+    level: list[dict[str, Any] | list[Any]] = [value]
+    for _ in range(most):
+        members = (part.values() if isinstance(part, dict) else part for part in level)
+        level = [each for several in members for each in several if isinstance(each, dict | list)]
+    return bool(level)
 
 
 def _kind_of(path: Path) -> InputKind:

@@ -16,8 +16,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from cluster.evaluation.reports import write_json
 from cluster.jobs.formats import InputKind
+from deployments.store import write_whole
 
 PIECE_BYTES = 1 << 16
 FAILED = "failed"
@@ -26,6 +26,22 @@ FAILED = "failed"
 
 class OutputError(Exception):
     """The output cannot be written, or belongs to another job."""
+
+
+class Damaged(OutputError):
+    """A file is not as a job leaves it, or is another job's."""
+
+    def __init__(self, path: Path, reason: str) -> None:
+        super().__init__(path, reason)
+        self.path = path
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.path} {self.reason}"
+
+
+class OutputFull(OutputError):
+    """The results would be longer than they may be."""
 
 
 class Identity(BaseModel):
@@ -77,12 +93,17 @@ class Outputs:
     is new.
     """
 
-    def __init__(self, path: Path, identity: Identity, last: int, again: bool = False) -> None:
+    def __init__(
+        self, path: Path, identity: Identity, last: int, again: bool = False, most_bytes: int | None = None
+    ) -> None:
         """``last``: number of the input's last line. ``again``: whether to retry lines with an error of kind `FAILED`.
+        ``most_bytes``: limit of the results and errors together, for new results.
 
         Raises:
-            OutputError: the files belong to another job, are in use, or cannot be written.
+            Damaged: the files are not as a job leaves them, or belong to another job.
+            OutputError: the files are in use, or cannot be written.
         """
+        self._most_bytes = most_bytes
         self.path, self.errors_path, self.identity_path = paths(path)
         self.done = Lines(last)
         self.failed = 0
@@ -98,6 +119,7 @@ class Outputs:
                 for file, name in ((self._results, self.path), (self._errors, self.errors_path)):
                     _cut_torn_line(file)
                     self._count(name)
+                self._bytes = sum(os.fstat(file).st_size for file in (self._results, self._errors))
                 self._opened = opened.pop_all()
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
@@ -114,10 +136,14 @@ class Outputs:
         """Appends the result of one input line.
 
         Raises:
-            ValueError: it contains a number that JSON cannot express; nothing was written.
+            ValueError: it contains a number that JSON cannot express, or is nested too deeply; nothing was written.
+            OutputFull: the results would become too long; nothing was written.
             OutputError: it could not be written.
         """
-        self._append(self._results, line)
+        text = _text(line)
+        if self._most_bytes is not None and self._bytes + len(text) > self._most_bytes:
+            raise OutputFull(f"the results would be longer than {self._most_bytes} bytes")
+        self._append(self._results, text, line_number(line))
 
     def put_error(self, line: dict[str, Any]) -> None:
         """Appends the error of one input line.
@@ -125,7 +151,7 @@ class Outputs:
         Raises:
             OutputError: it could not be written.
         """
-        self._append(self._errors, line)
+        self._append(self._errors, _text(line), line_number(line))
         self.failed += 1
 
     def sync(self) -> None:
@@ -156,7 +182,7 @@ class Outputs:
             # A job may have been killed after creating the file, before writing its identity.
             if begins or not (os.fstat(file).st_size or self.identity_path.exists()):
                 self.errors_path.unlink(missing_ok=True)
-                write_json(self.identity_path, identity.model_dump(mode="json"))
+                write_whole(self.identity_path, identity.model_dump_json().encode())
             self._check(identity)
         except BaseException as error:
             os.close(file)
@@ -169,19 +195,19 @@ class Outputs:
         try:
             found = Identity.model_validate_json(self.identity_path.read_bytes())
         except (FileNotFoundError, ValidationError) as error:
-            raise OutputError(f"{self.path} is there and is no job's: {self.identity_path} does not say so") from error
+            raise Damaged(self.path, f"is there and is no job's: {self.identity_path.name} does not say so") from error
         compared = [name for name in Identity.model_fields if name != "model" or identity.model is not None]
         other = [name for name in compared if getattr(found, name) != getattr(identity, name)]
         if other:
             was = "; ".join(f"{name} was {getattr(found, name)} and is {getattr(identity, name)}" for name in other)
-            raise OutputError(f"{self.path} is of another job: {was}. Name another file, or remove this one")
+            raise Damaged(self.path, f"is of another job: {was}. Name another file, or remove this one")
 
     def _count(self, path: Path) -> None:
         for line in read_lines(path):
             try:
                 self.done.add(line_number(line))
             except (KeyError, TypeError, ValueError) as error:
-                raise OutputError(f"{path} is not as a job leaves it: {error}") from error
+                raise Damaged(path, f"is not as a job leaves it: {error}") from error
             self.failed += path == self.errors_path
 
     def _forget_failures(self) -> None:
@@ -189,14 +215,14 @@ class Outputs:
             return
         draft = self.errors_path.with_name(f"{self.errors_path.name}.{os.getpid()}.tmp")
         try:
-            with draft.open("w", encoding="utf-8") as file:
+            with draft.open("wb") as file:
                 file.writelines(_text(line) for line in self.errors() if line.get("kind") != FAILED)
             draft.replace(self.errors_path)
         finally:
             draft.unlink(missing_ok=True)
 
-    def _append(self, file: int, line: dict[str, Any]) -> None:
-        rest = memoryview(_text(line).encode())
+    def _append(self, file: int, text: bytes, number: int) -> None:
+        rest = memoryview(text)
         if self._broken is not None:  # a torn line can only be cut off at the end
             raise OutputError(self._broken)
         try:
@@ -206,7 +232,8 @@ class Outputs:
             path = self.path if file == self._results else self.errors_path
             self._broken = f"cannot write {path}: {error.strerror or error}"
             raise OutputError(self._broken) from error
-        self.done.add(line_number(line))
+        self._bytes += len(text)
+        self.done.add(number)
 
 
 def paths(path: Path) -> tuple[Path, Path, Path]:
@@ -227,7 +254,7 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
     """Complete lines of a file of JSON objects; skips a torn last line.
 
     Raises:
-        OutputError: a line is not a JSON object.
+        Damaged: a line is not a JSON object.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
@@ -235,10 +262,10 @@ def read_lines(path: Path) -> Iterator[dict[str, Any]]:
                 return
             try:
                 parsed = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 parsed = None
             if not isinstance(parsed, dict):
-                raise OutputError(f"{path} is not as a job leaves it: line {number} is no JSON object")
+                raise Damaged(path, f"is not as a job leaves it: line {number} is no JSON object")
             yield parsed
 
 
@@ -255,6 +282,9 @@ def _cut_torn_line(file: int) -> None:
     os.ftruncate(file, end)
 
 
-def _text(line: dict[str, Any]) -> str:
+def _text(line: dict[str, Any]) -> bytes:
     # ASCII: a model's text may contain separators that some readers take for line ends.
-    return json.dumps(line, allow_nan=False, separators=(",", ":")) + "\n"
+    try:
+        return json.dumps(line, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.client.client import Client
-from cluster.client.errors import ClientError, Refused, Unreachable
+from cluster.client.errors import ClientError, Refused, Unreachable, Unsendable
 from cluster.client.replies import Question
 from cluster.evaluation.loop import graded, problem_seed
 from cluster.evaluation.problem_files import BadLine, EvalProblem
@@ -132,6 +132,9 @@ class Job:
             return True
         except Unreachable as error:
             raise JobStopped(str(error)) from error
+        except Unsendable as error:
+            self._failed(item, INPUT, str(error))
+            return True
         except (ClientError, ValueError) as error:  # ValueError: a reply with impossible numbers or nodes
             self._failed(item, FAILED, f"{type(error).__name__}: {error}", seconds=time.monotonic() - started)
             return True

@@ -9,6 +9,7 @@ from deployments.store.batches import Batch, Batches, BatchRecord, BatchState, B
 from deployments.store.directory import ANONYMOUS, Owned, Pending, Store
 from deployments.store.errors import Full, NotThere, OtherStore, StoreBusy, StoreError
 from deployments.store.files import FileRecord, Files
+from deployments.store.records import write_whole
 from deployments.store.searches import Events, Search, SearchEnd, Searches, SearchRecord, SearchStatus, SearchWriter
 from deployments.store.settings import StoreSettings
 
@@ -39,4 +40,5 @@ __all__ = [
     "StoreBusy",
     "StoreError",
     "StoreSettings",
+    "write_whole",
 ]

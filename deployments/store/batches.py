@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from enum import StrEnum
 from pathlib import Path
 
@@ -25,8 +25,10 @@ from deployments.store.records import (
     draft_of,
     is_id,
     locked,
+    make_directory,
     new_id,
     read_record,
+    sync_directory,
     write_record,
 )
 from deployments.store.settings import StoreSettings
@@ -42,8 +44,8 @@ class BatchStatus(StrEnum):
     VALIDATING = "validating"
     """The input file has not been checked yet."""
     FAILED = "failed"
-    """The input file is invalid and no request was made; or the API key was removed, and requests done by then have
-    results."""
+    """The input file is invalid and no request was made; or the API key was removed, the results became too long or
+    their files were damaged, and requests done by then have results."""
     IN_PROGRESS = "in_progress"
     FINALIZING = "finalizing"
     """All requests are done; the result files are not there yet."""
@@ -180,6 +182,7 @@ class Batch:
         """Marks the batch as cancelled. Its runner then ends it."""
         if self.cancelled is None:
             self._cancel_mark.touch()
+            sync_directory(self._directory)
 
     def drop_work(self) -> None:
         """Removes input and job output of an ended batch, whose results are files of the owner by then. Idempotent.
@@ -211,7 +214,7 @@ class Batches:
         Raises:
             Full: the limit of batches that have not ended is reached.
         """
-        if sum(not batch.state.status.is_final for batch in self._alive()) >= self._settings.batches_max:
+        if len(self.unfinished()) >= self._settings.batches_max:
             raise Full("batches that have not ended", self._settings.batches_max, "batches_max")
 
     def new_id(self) -> str:
@@ -225,7 +228,7 @@ class Batches:
             StoreBusy: the lock was not free in time.
             FileNotFoundError: the input file is gone.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         draft = draft_of(self._directory / record.id)
         draft.mkdir()
         try:
@@ -234,6 +237,7 @@ class Batches:
             with locked(self._directory / "lock", LOCK_WAIT_S):
                 self.check_room()
                 draft.rename(self._directory / record.id)
+                sync_directory(self._directory)
                 self._drop_oldest()
         finally:
             shutil.rmtree(draft, ignore_errors=True)
@@ -253,6 +257,15 @@ class Batches:
         alive = [(batch.record, batch) for batch in self._alive()]
         alive.sort(key=lambda each: (each[0].created, each[0].id), reverse=True)
         return [batch for _, batch in alive]
+
+    def unfinished(self) -> list[BatchRecord]:
+        """The records of the batches that have not ended."""
+        found = []
+        for batch in self._alive():
+            with suppress(NotThere):  # removed meanwhile
+                if not batch.state.status.is_final:
+                    found.append(batch.record)
+        return found
 
     def sweep(self, before: float) -> None:
         """Removes expired batches, and drafts older than ``before``, Unix seconds."""

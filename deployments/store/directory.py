@@ -5,13 +5,14 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from deployments.store.batches import Batch, Batches, BatchRecord
 from deployments.store.errors import OtherStore
 from deployments.store.files import Files, link_or_copy
-from deployments.store.records import draft_of, new_id
+from deployments.store.records import LOCK_WAIT_S, draft_of, is_id, new_id, sync_directory, write_whole
 from deployments.store.searches import Searches
 from deployments.store.settings import StoreSettings
 
@@ -57,7 +58,7 @@ class Store:
         """Creates the directory if needed. Returns its id, which is the same on every node.
 
         Raises:
-            OtherStore: the id is not the ``known`` one.
+            OtherStore: the id is not the ``known`` one, or the directory has none although its file exists.
             OSError: the directory can be neither used nor created.
         """
         for directory in (self._root, self._owners, self._pending):
@@ -66,11 +67,12 @@ class Store:
         if not mark.exists():
             draft = draft_of(mark)
             try:
-                draft.write_text(new_id(""))
+                write_whole(draft, new_id("").encode())
                 link_or_copy(draft, mark)
+                sync_directory(self._root)
             finally:
-                draft.unlink()
-        here = mark.read_text()
+                draft.unlink(missing_ok=True)
+        here = _id_in(mark)
         if known is not None and here != known:
             raise OtherStore(
                 f"{self._root} on {socket.gethostname()} is another directory than where the application was built: "
@@ -105,8 +107,9 @@ class Store:
         owned.files.check_bytes()
         given = owned.files.path(record.input_file_id)
         # Before the batch: a mark without a batch is harmless, a batch without a mark would wait for ever.
-        mark = self._pending / f"{int(record.created * 1e6):020}-{owner}-{record.id}"
+        mark = self._mark(owner, record)
         mark.touch()
+        sync_directory(self._pending)
         try:
             owned.batches.add(record, given)
         except BaseException:
@@ -124,7 +127,7 @@ class Store:
         (self._pending / pending.name).unlink(missing_ok=True)
 
     def sweep(self) -> None:
-        """Removes all that has expired.
+        """Removes all that has expired, and marks batches again that have not ended and lost their mark.
 
         Raises:
             OSError: a part could not be swept; all others were.
@@ -134,9 +137,10 @@ class Store:
         for owner in sorted(self._owners.iterdir()):
             if not _OWNER.fullmatch(owner.name):  # not created by the store
                 continue
-            for part in self.owned(owner.name):
+            owned = self.owned(owner.name)
+            for sweep in (*(partial(part.sweep, before) for part in owned), partial(self._mark_again, owner.name)):
                 try:
-                    part.sweep(before)
+                    sweep()
                 except OSError as error:
                     failed.append(error)
         if failed:
@@ -154,5 +158,28 @@ class Store:
                 if mark.stat().st_mtime < time.time() - STALE_S:
                     mark.unlink()
 
+    def _mark_again(self, owner: str) -> None:
+        """Creates the missing marks of an owner's batches that have not ended."""
+        for record in self.owned(owner).batches.unfinished():
+            if not (mark := self._mark(owner, record)).exists():
+                mark.touch()
+
+    def _mark(self, owner: str, record: BatchRecord) -> Path:
+        return self._pending / f"{int(record.created * 1e6):020}-{owner}-{record.id}"
+
     def _batch(self, owner: str, batch_id: str) -> Path:
         return self._owners / owner / "batches" / batch_id
+
+
+def _id_in(mark: Path) -> str:
+    """The store's id. Where the file system has no hard links, another node may be writing it at the moment.
+
+    Raises:
+        OtherStore: there is none.
+    """
+    until = time.monotonic() + LOCK_WAIT_S
+    while not is_id(found := mark.read_text(errors="replace")):
+        if time.monotonic() >= until:
+            raise OtherStore(f"{mark} on {socket.gethostname()} holds no store's id: remove it, and one is made")
+        time.sleep(0.05)
+    return found

@@ -4,6 +4,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, Literal
 
@@ -14,9 +15,11 @@ from deployments.store.records import (
     draft_of,
     is_id,
     locked,
+    make_directory,
     modified,
     new_id,
     read_record,
+    sync_directory,
     write_record,
 )
 from deployments.store.settings import StoreSettings
@@ -73,7 +76,7 @@ class Files:
             Full: a limit would be exceeded; nothing is stored.
             StoreBusy: the lock was not free in time.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         file_id = new_id(PREFIX)
         draft = draft_of(self._data(file_id))
         try:
@@ -93,11 +96,13 @@ class Files:
         known = read_record(self._record(file_id), FileRecord)
         if known is not None and self._data(file_id).exists():
             return known
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         draft = draft_of(self._data(file_id))
         try:
             link_or_copy(path, draft)
             os.utime(draft)  # a hard link has its file's age: without a record yet, `sweep` would remove it
+            with draft.open("rb") as file:
+                os.fsync(file.fileno())
             kept_s = min(self._settings.keep_s, keep_s or self._settings.keep_s)
             return self._put(draft, file_id, filename, "batch_output", draft.stat().st_size, kept_s)
         finally:
@@ -153,6 +158,7 @@ class Files:
             id=file_id, filename=filename, purpose=purpose, bytes=size, created=now, expires=now + keep_s
         )
         draft.replace(self._data(file_id))
+        sync_directory(self._directory)  # before the record says that it is there
         write_record(self._record(file_id), record)
         return record
 
@@ -184,16 +190,25 @@ class Files:
 
 
 def link_or_copy(path: Path, target: Path) -> None:
-    """Hard-links or copies ``path`` to ``target``, which outlives it. A link replaces no existing ``target``."""
-    try:
-        os.link(path, target)
-    except FileExistsError:
-        return
-    except OSError:  # the file system has no hard links
-        with path.open("rb") as source, target.open("wb") as copy:
+    """Hard-links or copies ``path`` to ``target``, which outlives it. Replaces no existing ``target``."""
+    with suppress(FileExistsError):
+        try:
+            os.link(path, target)
+        except FileExistsError:
+            raise
+        except OSError:  # the file system has no hard links
+            _copy(path, target)
+
+
+def _copy(path: Path, target: Path) -> None:
+    with path.open("rb") as source, target.open("xb") as copy:
+        try:
             shutil.copyfileobj(source, copy)
             copy.flush()
             os.fsync(copy.fileno())
+        except BaseException:
+            target.unlink()
+            raise
 
 
 def _entries(directory: Path) -> list[Path]:

@@ -1,5 +1,6 @@
 """JSON records with atomic writes, ids that are safe as file names, and file locks."""
 
+import errno
 import fcntl
 import math
 import os
@@ -44,7 +45,7 @@ def draft_of(path: Path) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Writes a file atomically and syncs it to the disk."""
+    """Writes a file atomically. It is on the disk when this returns."""
     draft = draft_of(path)
     try:
         with draft.open("xb") as file:
@@ -52,8 +53,29 @@ def write_whole(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
+        sync_directory(path.parent)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def sync_directory(directory: Path) -> None:
+    """Syncs the names in a directory to the disk: until then a crash of the machine may undo a rename or creation."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some file systems sync no directories
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def make_directory(directory: Path) -> None:
+    """Creates a directory with its parents, all of them synced, unless it exists."""
+    if not directory.is_dir():
+        make_directory(directory.parent)
+        directory.mkdir(exist_ok=True)
+        sync_directory(directory.parent)
 
 
 def write_record(path: Path, record: Stored) -> None:

@@ -25,8 +25,10 @@ from deployments.store.records import (
     is_id,
     is_locked,
     locked,
+    make_directory,
     modified,
     read_record,
+    sync_directory,
     write_record,
     write_whole,
 )
@@ -213,7 +215,7 @@ class Searches:
         Raises:
             StoreBusy: the lock was not free in time.
         """
-        self._directory.mkdir(parents=True, exist_ok=True)
+        make_directory(self._directory)
         target = self._directory / record.id
         draft = draft_of(target)
         draft.mkdir()
@@ -226,6 +228,7 @@ class Searches:
                 with locked(self._directory / "lock", LOCK_WAIT_S):
                     self._make_room()
                     draft.rename(target)
+                    sync_directory(self._directory)
                 return SearchWriter(target, self._settings.search_bytes_max, events, held.pop_all())
         finally:
             shutil.rmtree(draft, ignore_errors=True)

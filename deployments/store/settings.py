@@ -33,6 +33,9 @@ class StoreSettings(BaseModel):
     bytes_max: int = Field(10 << 30, ge=1, le=1 << 44, description="All files; with more, no upload and no new batch.")
     batches_max: int = Field(100, ge=1, le=10_000, description="Batches; for one more the oldest that has ended goes.")
     batch_lines_max: int = Field(50_000, ge=1, le=1_000_000, description="Requests of one batch.")
+    batch_output_bytes_max: int = Field(
+        2 << 30, ge=1, le=1 << 40, description="Results of one batch; with more it has failed, and keeps those it has."
+    )
     batch_requests: int = Field(
         16, ge=1, le=4096, description="Requests of batches at work at once, of all keys together."
     )

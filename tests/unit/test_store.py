@@ -1,5 +1,6 @@
 """What clients leave is whole or not there, within its caps, its owner's alone, and gone when its time is over."""
 
+import errno
 import io
 import json
 import multiprocessing
@@ -10,7 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given
@@ -31,6 +32,7 @@ from deployments.store import (
     StoreBusy,
     StoreSettings,
 )
+from deployments.store import directory as directory_module
 from deployments.store import files as files_module
 from deployments.store.records import locked, new_id, write_record
 
@@ -410,3 +412,95 @@ def test_a_state_is_read_whole_while_it_is_written(reading: list[Any]) -> None:
     seen = reading[1:]
     assert seen == sorted(seen)
     assert json.loads((batch.input_path.parent / "state.json").read_text())["total"] == 199
+
+
+@pytest.fixture
+def synced(monkeypatch: pytest.MonkeyPatch) -> set[Path]:
+    """All that was synced to the disk, under the names that it had then."""
+    found: set[Path] = set()
+    sync = os.fsync
+
+    def noted(descriptor: int) -> None:
+        found.add(Path(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    return found
+
+
+def test_what_is_kept_is_on_the_disk_with_its_names_before_it_counts(
+    store: Store, synced: set[Path], tmp_path: Path
+) -> None:
+    """The names too: a renamed file is not there after a power failure if its directory was not synced."""
+    owner = tmp_path / "owners" / "a"
+    file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+    assert {tmp_path / "owners", owner, owner / "files"} <= synced
+    synced.clear()
+    batch = store.begin("a", batch_of(store, "a", file.id))
+    assert {tmp_path / "pending", owner, owner / "batches"} <= synced
+    assert any(path.parent == owner / "batches" and path.name.startswith(".draft-") for path in synced)
+    for change in (batch.cancel, lambda: batch.tell(BatchState())):
+        synced.clear()
+        change()
+        assert owner / "batches" / batch.id in synced
+    batch.output_path.write_bytes(b"result\n")
+    synced.clear()
+    adopted = store.owned("a").files.adopt(batch.output_path, batch.result_id("output"), "o.jsonl")
+    assert owner / "files" in synced
+    assert len([path for path in synced if path.parent == owner / "files"]) == 2, "the results and their record"
+    assert store.owned("a").files.path(adopted.id).read_bytes() == b"result\n"
+
+
+def test_a_batch_whose_mark_is_lost_is_found_by_the_sweep(store: Store, tmp_path: Path) -> None:
+    file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
+    lost, ended = (store.begin("a", batch_of(store, "a", file.id)) for _ in range(2))
+    ended.tell(BatchState(status=BatchStatus.COMPLETED, ended=time.time()))
+    names = {each.batch.id: each.name for each in store.pending()}
+    for mark in (tmp_path / "pending").iterdir():
+        mark.unlink()
+    assert store.pending() == []
+    store.sweep()
+    assert [(each.name, each.owner, each.batch.id) for each in store.pending()] == [(names[lost.id], "a", lost.id)]
+
+
+class TestWithoutHardLinks:
+    @pytest.fixture(autouse=True)
+    def no_links(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def link(source: Path, target: Path) -> None:
+            raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        monkeypatch.setattr(os, "link", link)
+
+    def test_a_copy_replaces_nothing(self, tmp_path: Path) -> None:
+        ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+        ours.write_text("ours")
+        files_module.link_or_copy(ours, theirs)
+        assert theirs.read_text() == "ours"
+        theirs.write_text("theirs")
+        files_module.link_or_copy(ours, theirs)
+        assert theirs.read_text() == "theirs"
+
+    def test_half_a_copy_is_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def copy(source: BinaryIO, target: BinaryIO) -> None:
+            target.write(source.read(1))
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(files_module.shutil, "copyfileobj", copy)
+        (tmp_path / "ours").write_text("ours")
+        with pytest.raises(OSError, match="No space left"):
+            files_module.link_or_copy(tmp_path / "ours", tmp_path / "theirs")
+        assert not (tmp_path / "theirs").exists()
+
+    def test_two_nodes_give_a_store_one_id(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The other one has made the file, and writes it a little later."""
+        make(tmp_path)
+        mark, theirs = tmp_path / "id", new_id("")
+        mark.write_text("")
+        writing = threading.Timer(0.1, lambda: mark.write_text(theirs))
+        writing.start()
+        assert make(tmp_path).prepare() == theirs
+        writing.join()
+        monkeypatch.setattr(directory_module, "LOCK_WAIT_S", 0.1)
+        mark.write_text("")
+        with pytest.raises(OtherStore, match=r"id on .* holds no store's id: remove it"):
+            make(tmp_path)

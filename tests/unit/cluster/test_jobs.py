@@ -15,6 +15,7 @@ from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, cast
 
+import httpx
 import pyarrow as pa
 import pytest
 from endpoint_stand_in import Endpoint, tree_of
@@ -428,6 +429,25 @@ class TestGoingOn:
         assert len(lines_of(out)) == 10
         do(given, out, Replies())
         assert lines_of(out) == list(range(1, 41))
+
+    @pytest.mark.parametrize("value", ["NaN", r'"\ud800"', "[" * 100 + "]" * 100])
+    def test_a_request_that_cannot_be_sent_is_an_error_of_the_input(self, tmp_path: Path, value: str) -> None:
+        """Asking for it again would not help."""
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        line = json.dumps(request(0))
+        given.write_text(line.replace('"body": {', f'"body": {{"user": {value}, ') + "\n" + line)
+        sent: list[httpx.Request] = []
+
+        def answer(asked: httpx.Request) -> httpx.Response:
+            sent.append(asked)
+            return httpx.Response(200, json={"id": "chatcmpl-1", "choices": []})
+
+        do(given, out, Client("http://127.0.0.1", transport=httpx.MockTransport(answer)))
+        [error] = read_lines(paths(out)[1])
+        assert (error["line"], error["kind"]) == (1, "input")
+        assert len(sent) == 1
+        assert json.loads(sent[0].content) == request(0)["body"] | {"service_tier": "flex"}
+        assert sent[0].headers["content-type"] == "application/json"
 
     def test_a_reply_with_numbers_that_json_has_not_is_an_error(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
