@@ -110,7 +110,7 @@ def applications(configs: Mapping[str, AppConfig]) -> Iterator[list[str]]:
 def http_for(keys: Iterable[str], file: Path) -> dict[str, Any]:
     """The ``http`` settings of an application whose clients have keys, each its own, so that none finds what was
     computed for another; and nobody else searches there. ``file`` is written."""
-    file.write_text("".join(f"{key}\n" for key in keys), encoding="utf-8")
+    file.write_text("".join(f"{key} operator\n" for key in keys), encoding="utf-8")
     return {"api_keys_file": str(file), "canary_every_s": 0}
 
 

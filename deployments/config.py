@@ -288,6 +288,7 @@ class KeyRecord(Settings):
     digest: str = Field(pattern="^[0-9a-f]{64}$", description="The key's SHA-256.")
     cache_salt: str = Field(pattern="^[0-9a-f]{32}$", description="Keeps this key's cached prefixes from other keys'.")
     limits: KeyLimits = KeyLimits()
+    operator: bool = Field(False, description="Whether this key may read /v1/status.")
 
 
 class ControllerUserConfig(Settings):

@@ -1,12 +1,13 @@
 """Authentication by API key; without configured keys every request is accepted."""
 
 import hmac
+import ipaddress
 from collections.abc import Iterable
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.admission.errors import Unauthorized
+from deployments.admission.errors import Forbidden, Unauthorized
 from deployments.admission.keys import key_digest, store_owner
 from deployments.admission.route_path import route_path
 from deployments.config import KeyRecord
@@ -15,12 +16,37 @@ from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that a load balancer requests without a key."""
+JOBS_CLIENT = ("jobs", 0)
+"""Client address of all requests by a Serve handle, so that they count as one client. They are trusted."""
 
 
 def key_of(scope: Scope) -> KeyRecord | None:
     """Returns the record of the request's API key; None where no key is required."""
     record: KeyRecord | None = scope.get("state", {}).get("key")
     return record
+
+
+def check_operator(scope: Scope) -> None:
+    """Checks that a request is the operator's: its key says so, or no key is required and it comes from this machine.
+
+    Raises:
+        Forbidden: it is not.
+    """
+    key = key_of(scope)
+    host, *_ = scope.get("client") or ("",)
+    if not (is_loopback(host) or host == JOBS_CLIENT[0] if key is None else key.operator):
+        raise Forbidden("only the operator may read this: with a key marked as operator, or without keys from loopback")
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches, or has, the address ``host``."""
+    if host == "localhost":
+        return True
+    try:
+        address = ipaddress.ip_address(host.strip("[]"))
+    except ValueError:
+        return False
+    return (getattr(address, "ipv4_mapped", None) or address).is_loopback
 
 
 class ApiKeys:

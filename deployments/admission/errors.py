@@ -3,6 +3,7 @@
 ApiError                     status  type                   code
 ├─ BadRequest                400     invalid_request_error  (given)
 ├─ Unauthorized              401     authentication_error   invalid_api_key
+├─ Forbidden                 403     permission_error       operator_only
 ├─ NotFound                  404     invalid_request_error  (given)
 ├─ BodyTimeout               408     invalid_request_error  request_timeout
 ├─ Conflict                  409     invalid_request_error  (given)
@@ -103,6 +104,12 @@ class Unauthorized(ApiError):
     @property
     def headers(self) -> dict[str, str]:
         return {"WWW-Authenticate": "Bearer"}
+
+
+class Forbidden(ApiError):
+    """The key may not do that."""
+
+    status, type, default_code = 403, "permission_error", "operator_only"
 
 
 class NotFound(ApiError):

@@ -15,6 +15,8 @@ MIN_KEY_CHARACTERS = 16
 """Records are visible in config files and on Ray's dashboard: a short key could be guessed from its digest."""
 SALT_CHARACTERS = 32
 OWNER_CHARACTERS = 32
+OPERATOR = "operator"
+"""Word behind a key in the file."""
 NO_LIMITS = KeyLimits()
 
 
@@ -23,7 +25,7 @@ def key_digest(key: str) -> str:
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def key_record(key: str, limits: KeyLimits = NO_LIMITS) -> KeyRecord:
+def key_record(key: str, limits: KeyLimits = NO_LIMITS, operator: bool = False) -> KeyRecord:
     """Returns the record of one key.
 
     The salt is an HMAC with the key as its secret, so neither salt nor digest reveals the other.
@@ -34,7 +36,7 @@ def key_record(key: str, limits: KeyLimits = NO_LIMITS) -> KeyRecord:
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise ValueError("an API key may contain printable ASCII without spaces only")
     salt = hmac.new(key.encode("ascii"), b"banyan cache salt", hashlib.sha256).hexdigest()
-    return KeyRecord(digest=key_digest(key), cache_salt=salt[:SALT_CHARACTERS], limits=limits)
+    return KeyRecord(digest=key_digest(key), cache_salt=salt[:SALT_CHARACTERS], limits=limits, operator=operator)
 
 
 def store_owner(record: KeyRecord | None) -> str:
@@ -48,30 +50,31 @@ def store_owner(record: KeyRecord | None) -> str:
 def read_records(file: Path | None, environment: Mapping[str, str] = os.environ) -> tuple[KeyRecord, ...]:
     """Reads the keys of ``file`` and of ``BANYAN_API_KEYS`` and returns one record per key, sorted by digest.
 
-    The file has one key a line, then its limits as ``name=value``; ``#`` begins a comment. The variable has keys
-    separated by commas.
+    The file has one key a line, then its limits as ``name=value``, and ``operator`` if it is an operator's; ``#``
+    begins a comment. The variable has keys separated by commas.
 
     Raises:
         ValueError: a given file or variable cannot be read or has no key, which would open the endpoint to everyone
             although keys were configured; or a key is malformed or too short, or its limits are malformed.
     """
-    keys: dict[str, KeyLimits] = {}
+    keys: dict[str, tuple[KeyLimits, bool]] = {}
     if given := environment.get(ENVIRONMENT):
         named = [key.strip() for key in given.split(",") if key.strip()]
         if not named:
             raise ValueError(f"{ENVIRONMENT} is set and holds no key")
-        keys |= dict.fromkeys(named, NO_LIMITS)
+        keys |= dict.fromkeys(named, (NO_LIMITS, False))
     if file is not None:
         keys |= _keys_of(file)  # the file wins: keys of the variable have no limits
     if any(len(key) < MIN_KEY_CHARACTERS for key in keys):
         raise ValueError(
             f"an API key must have at least {MIN_KEY_CHARACTERS} characters, for example: openssl rand -hex 32"
         )
-    records = (key_record(key, limits) for key, limits in keys.items())
+    records = (key_record(key, limits, operator) for key, (limits, operator) in keys.items())
     return tuple(sorted(records, key=lambda record: record.digest))
 
 
-def _keys_of(file: Path) -> dict[str, KeyLimits]:
+def _keys_of(file: Path) -> dict[str, tuple[KeyLimits, bool]]:
+    """The keys of a file, each with its limits and whether it is an operator's."""
     try:
         content = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -79,11 +82,12 @@ def _keys_of(file: Path) -> dict[str, KeyLimits]:
         raise ValueError(
             f"http.api_keys_file {file.absolute()} cannot be read on {socket.gethostname()}: {reason}"
         ) from error
-    keys: dict[str, KeyLimits] = {}
+    keys: dict[str, tuple[KeyLimits, bool]] = {}
     for number, line in enumerate(content.splitlines(), 1):
         key, *words = line.split("#", 1)[0].split() or [""]
         if key:
-            keys[key] = _limits(words, f"http.api_keys_file {file}, line {number}")
+            limits = _limits([word for word in words if word != OPERATOR], f"http.api_keys_file {file}, line {number}")
+            keys[key] = limits, OPERATOR in words
     if not keys:
         raise ValueError(f"http.api_keys_file {file} holds no key")
     return keys
@@ -97,4 +101,5 @@ def _limits(words: Sequence[str], where: str) -> KeyLimits:
         )
     except ValueError:
         allowed = ", ".join(f"{name}=NUMBER" for name in KeyLimits.model_fields)
-        raise ValueError(f"{where}: behind a key may stand its limits: {allowed}, each at least 1") from None
+        message = f"{where}: behind a key may stand its limits: {allowed}, each at least 1; and {OPERATOR}"
+        raise ValueError(message) from None

@@ -84,7 +84,7 @@ class Admission:
                 await self._app(scope, _replayed(body, receive), send)
             finally:
                 if key is not None:
-                    await self._quotas.charge(key, place.tokens)
+                    self._quotas.charge(key, place.tokens)
 
     def _announcing_room(self, send: Send) -> Send:
         """Returns ``send`` with a header that tells the proxy how many requests this controller has room for."""
@@ -111,7 +111,7 @@ class Admission:
         if delay_s > self._live.now.max_loop_delay_s:
             raise Busy(f"the server is {delay_s:.1f} s behind its work; try again shortly", "event_loop")
         if key is not None:
-            await self._quotas.check(key)
+            self._quotas.check(key)
         self._places.check(owner)
         return await self._bodies.read(scope, receive, owner.name)
 

@@ -89,7 +89,7 @@ async def create_batch(request: Request, kept: KeptHere) -> Response:
             raise NotFound(f"input_file_id: {error}", "input_file_id") from None
         return batch_object(kept.store.begin(owner, record))
 
-    return json_response(await kept.do(begun))
+    return json_response(await kept.do(owner, begun))
 
 
 @router.get("/v1/batches")
@@ -104,13 +104,14 @@ async def list_batches(
     def shown() -> dict[str, Any]:
         return page(kept.owned(request).batches.newest_first(), batch_object, after, limit)
 
-    return json_response(await kept.do(shown))
+    return json_response(await kept.do(kept.owner(request), shown))
 
 
 @router.get("/v1/batches/{batch_id}")
 async def get_batch(batch_id: str, request: Request, kept: KeptHere) -> Response:
     """How far a batch is."""
-    return json_response(await kept.do(lambda: batch_object(kept.owned(request).batches.get(batch_id))))
+    shown = await kept.do(kept.owner(request), lambda: batch_object(kept.owned(request).batches.get(batch_id)))
+    return json_response(shown)
 
 
 @router.post("/v1/batches/{batch_id}/cancel")
@@ -126,7 +127,7 @@ async def cancel_batch(batch_id: str, request: Request, kept: KeptHere) -> Respo
             batch.cancel()
         return batch_object(batch)
 
-    return json_response(await kept.do(cancelled))
+    return json_response(await kept.do(kept.owner(request), cancelled))
 
 
 def batch_object(batch: Batch) -> dict[str, Any]:

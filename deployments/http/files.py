@@ -13,13 +13,14 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from deployments.admission.body import fault_in_text
-from deployments.admission.errors import BadRequest, UnsupportedMedia
+from deployments.admission.errors import BadRequest, Unavailable, UnsupportedMedia
 from deployments.admission.limits import arriving, check_declared
 from deployments.http.endpoint import KeptHere
 from deployments.http.kept import After, StoreAccess, page
 from deployments.http.replies import json_response
 from deployments.store import FileRecord
 
+logger = logging.getLogger("banyan.http")
 router = APIRouter()
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every malformed form
 
@@ -73,7 +74,7 @@ async def upload_file(request: Request, kept: KeptHere) -> Response:
     """Keeps a file for batches."""
     owner, files = kept.owner(request), kept.owned(request).files
     with kept.uploads.one(owner):
-        await kept.do(files.check_room)
+        await kept.do(owner, files.check_room)
         form = await _form(request, kept)
         try:
             upload = _checked(form)
@@ -94,21 +95,26 @@ async def list_files(
     purpose: str | None = None,
 ) -> Response:
     """The key's files, the newest first."""
-    newest = await kept.do(kept.owned(request).files.newest_first)
-    every = [record for record in newest if purpose in (None, record.purpose)]
-    return json_response(page(every if order == "desc" else every[::-1], file_object, after, limit))
+
+    def shown() -> dict[str, Any]:
+        newest = kept.owned(request).files.newest_first()
+        every = [record for record in newest if purpose in (None, record.purpose)]
+        return page(every if order == "desc" else every[::-1], file_object, after, limit)
+
+    return json_response(await kept.do(kept.owner(request), shown))
 
 
 @router.get("/v1/files/{file_id}")
 async def get_file(file_id: str, request: Request, kept: KeptHere) -> Response:
     """What is known of a file."""
-    return json_response(file_object(await kept.do(lambda: kept.owned(request).files.get(file_id))))
+    record = await kept.do(kept.owner(request), lambda: kept.owned(request).files.get(file_id))
+    return json_response(file_object(record))
 
 
 @router.delete("/v1/files/{file_id}")
 async def delete_file(file_id: str, request: Request, kept: KeptHere) -> Response:
     """Removes a file; a batch that has begun with it goes on."""
-    await kept.do(lambda: kept.owned(request).files.delete(file_id))
+    await kept.do(kept.owner(request), lambda: kept.owned(request).files.delete(file_id))
     return json_response({"id": file_id, "object": "file", "deleted": True})
 
 
@@ -130,10 +136,10 @@ class _Download(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         with self._kept.downloads.one(self._owner):
-            record, file = await self._kept.do(self._opened)
+            record, file = await self._kept.do(self._owner, self._opened)
             try:
                 pieces = StreamingResponse(
-                    _pieces(self._kept, file),
+                    _pieces(self._kept, self._owner, file),
                     media_type="application/octet-stream",
                     headers={"content-length": str(record.bytes)},
                 )
@@ -166,6 +172,7 @@ async def _form(request: Request, kept: StoreAccess) -> FormData:
 
     Raises:
         UnsupportedMedia, BadRequest, BodyTooLarge, BodyTimeout: the body is no form, malformed, too long or too slow.
+        Unavailable: the temporary directory is full, or cannot be written.
         ClientDisconnect: the client has disconnected.
     """
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -180,6 +187,9 @@ async def _form(request: Request, kept: StoreAccess) -> FormData:
             return await parser.parse()
     except MultiPartException as error:
         raise BadRequest(f"the body is no form: {error.message}", code="invalid_form") from None
+    except OSError as error:
+        logger.error("an upload could not be written to the temporary directory: %s", error)
+        raise Unavailable("there is no room for uploads now; try again", code="store_unavailable") from None
 
 
 def _checked(form: FormData) -> Upload:
@@ -222,6 +232,6 @@ def _keep_s(anchor: str | None, seconds: str | None) -> float | None:
     return float(number)
 
 
-async def _pieces(kept: StoreAccess, file: BinaryIO) -> AsyncIterator[bytes]:
-    while piece := await kept.do(lambda: file.read(PIECE_BYTES)):
+async def _pieces(kept: StoreAccess, owner: str, file: BinaryIO) -> AsyncIterator[bytes]:
+    while piece := await kept.do(owner, lambda: file.read(PIECE_BYTES)):
         yield piece

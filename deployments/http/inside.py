@@ -3,11 +3,9 @@
 import httpx
 from starlette.types import ASGIApp
 
-from deployments.admission.auth import ApiKeys, AsKey
+from deployments.admission.auth import JOBS_CLIENT, ApiKeys, AsKey
 from deployments.admission.errors import Unauthorized
 
-JOBS_CLIENT = ("jobs", 0)
-"""Client address of all these requests, so that they count as one client."""
 Answer = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers and complete body."""
 

@@ -16,7 +16,7 @@ from deployments.http.replies import Head
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
-from deployments.service.searches import SearchJob
+from deployments.service.searches import ScoreJob, SearchJob
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
 
@@ -164,21 +164,23 @@ class Jobs:
         request = TokenBeamRequest(uuid.uuid4().hex, prompts, settings, limits.seconds, salt, lane)
         return CompletionJob(request, body.n)
 
-    def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreRequest:
-        """Returns the request that scores the steps of a path.
+    def scoring(self, body: ScoreBody, key: KeyRecord | None = None) -> ScoreJob:
+        """Returns the job that scores the steps of a path.
 
         Raises:
             NotFound: unknown model.
-            BadRequest: more steps than a path may have.
+            BadRequest: more steps than a path may have, or a text cannot be tokenized.
         """
         if body.model is not None:
             self.check_model(body.model)
         limits = self._live.now.limits
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
+        texts = {"question": body.question, **{f"steps.{index}": step for index, step in enumerate(body.steps)}}
+        tokens = sum(len(self._tokens(path, text)) for path, text in texts.items())
         item = ScoreItem(tuple(body.steps), len(body.steps))
         salt, lane = self._cache_salt(key), _lane(body.service_tier)
-        return ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane)
+        return ScoreJob(ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane), tokens)
 
     def _too_long(self, tokens: str) -> BadRequest:
         message = f"the prompt has {tokens} tokens; the context of {self._search_context} leaves no room to answer"
@@ -204,13 +206,15 @@ class Jobs:
         if min_tokens > self._context:
             message = f"{path} has more than {min_tokens} tokens; the context holds {self._context}"
             raise BadRequest(message, path, "context_length_exceeded")
-        try:
-            ids = tuple(self._encoder.encode_text(prompt))
-        except ValueError as error:
-            raise BadRequest(f"{path}: {error}", path) from None
-        if not ids:
+        if not (ids := self._tokens(path, prompt)):
             raise BadRequest(f"{path} has no tokens", path)
         return ids
+
+    def _tokens(self, path: str, text: str) -> tuple[int, ...]:
+        try:
+            return tuple(self._encoder.encode_text(text))
+        except ValueError as error:
+            raise BadRequest(f"{path}: {error}", path) from None
 
 
 def _lane(service_tier: str | None) -> Lane:

@@ -3,11 +3,12 @@
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context
 from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
+from weakref import WeakValueDictionary
 
 from fastapi import Query, Request
 
@@ -31,6 +32,8 @@ MAX_STREAMS = 16
 MIN_COPY_BYTES_PER_S = 4 << 20
 """Minimum rate of copying an upload; slower copies time out."""
 _THREADS = ThreadPoolExecutor(4, thread_name_prefix="store")
+OWNER_THREADS = 2
+"""Threads that one owner may occupy. Its other work waits outside of their queue, so that of others need not."""
 _COPIES = ThreadPoolExecutor(2 * MAX_UPLOADS, thread_name_prefix="copies")
 """Threads for copies, so that other disk work need not wait for them. There are more than one owner can occupy."""
 
@@ -46,6 +49,8 @@ class StoreAccess:
         self.bodies = Bodies(live)
         """Bodies of requests that hold no place."""
         self._later: set[asyncio.Task[None]] = set()
+        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        """For each owner with work for the threads: the threads that it may still occupy."""
         self.uploads = OwnerLimit(MAX_UPLOADS, "uploads")
         self.downloads = OwnerLimit(MAX_DOWNLOADS, "downloads")
         self.streams = OwnerLimit(MAX_STREAMS, "streams of events")
@@ -65,28 +70,38 @@ class StoreAccess:
         task.add_done_callback(self._later.discard)
         return task
 
-    async def do(self, work: Callable[[], T]) -> T:
-        """Runs ``work`` in a thread and returns its result.
+    async def do(self, owner: str, work: Callable[[], T]) -> T:
+        """Runs ``work`` of ``owner`` in a thread and returns its result. Each owner has `OWNER_THREADS` at a time.
 
         Raises:
-            Unavailable: the disk failed or timed out.
+            Unavailable: the disk failed, or the work was not done in time.
             StoreError: raised by ``work``.
         """
-        return await _run_in_thread(work, _THREADS, DISK_S)
+        return await _in_time(self._in_turn(owner, work), DISK_S)
 
     async def copy(self, work: Callable[[], T], size: int) -> T:
-        """Like `do`, for work that copies ``size`` bytes: the timeout allows for `MIN_COPY_BYTES_PER_S`."""
-        return await _run_in_thread(work, _COPIES, DISK_S + size / MIN_COPY_BYTES_PER_S)
+        """Like `do`, for work that copies ``size`` bytes, of which each owner may have `MAX_UPLOADS`: the timeout
+        allows for `MIN_COPY_BYTES_PER_S`."""
+        copied = asyncio.get_running_loop().run_in_executor(_COPIES, work)
+        return await _in_time(copied, DISK_S + size / MIN_COPY_BYTES_PER_S)
 
     def let_go(self, file: BinaryIO) -> None:
         """Closes a file in a thread and does not wait: on a hanging disk a read may still be in progress."""
         _THREADS.submit(file.close)
 
+    async def _in_turn(self, owner: str, work: Callable[[], T]) -> T:
+        turn = self._turns.setdefault(owner, asyncio.Semaphore(OWNER_THREADS))
+        await turn.acquire()
+        done = asyncio.get_running_loop().run_in_executor(_THREADS, work)
+        # Not before the thread is free: on a hanging disk it is not when the request has been given up.
+        done.add_done_callback(lambda _: turn.release())
+        return await asyncio.shield(done)
 
-async def _run_in_thread(work: Callable[[], T], threads: ThreadPoolExecutor, seconds: float) -> T:
+
+async def _in_time(work: Awaitable[T], seconds: float) -> T:
     try:
         async with asyncio.timeout(seconds):
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            return await work
     except OSError as error:  # TimeoutError is a subclass
         logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
         raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None

@@ -47,7 +47,7 @@ class KeptSearch:
             n=head.n,
             prompt_tokens=head.prompt_tokens,
         )
-        writer = await self._kept.do(lambda: self._kept.store.owned(self._owner).searches.begin(record))
+        writer = await self._kept.do(self._owner, lambda: self._kept.store.owned(self._owner).searches.begin(record))
         # The writer outlives the request: it must also write the end of a cancelled search.
         writing = self._kept.later(self._write(writer))
         try:
@@ -82,10 +82,10 @@ class KeptSearch:
                 continue
         await self._append(writer)
         with suppress(ApiError):
-            await self._kept.do(lambda: writer.end(self._end, self._reply))
+            await self._kept.do(self._owner, lambda: writer.end(self._end, self._reply))
 
     async def _append(self, writer: SearchWriter) -> None:
         lines, self._lines = self._lines, []
         if lines:
             with suppress(ApiError):  # already logged
-                await self._kept.do(lambda: writer.append(lines))
+                await self._kept.do(self._owner, lambda: writer.append(lines))

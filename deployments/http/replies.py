@@ -253,8 +253,9 @@ def text_completion(
     }
 
 
-def rewards(model_name: str, values: Sequence[float]) -> Json:
-    return {"object": "score", "model": model_name, "rewards": list(values)}
+def rewards(model_name: str, values: Sequence[float], prompt_tokens: int) -> Json:
+    usage = {"prompt_tokens": prompt_tokens, "completion_tokens": 0, "total_tokens": prompt_tokens}
+    return {"object": "score", "model": model_name, "rewards": list(values), "usage": usage}
 
 
 def dumps(value: Json) -> str:

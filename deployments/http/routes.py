@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 
 from deployments.admission import errors
-from deployments.admission.auth import ApiKeys, RequireKey, key_of
+from deployments.admission.auth import ApiKeys, RequireKey, check_operator, key_of
 from deployments.admission.body import validated
 from deployments.admission.disconnect import while_connected
 from deployments.admission.middleware import Admission, place_of
@@ -26,8 +26,7 @@ from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import Searching, SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
 from deployments.service.completions import CompletionJob
-from deployments.service.searches import SearchJob
-from search.ports import ScoreRequest
+from deployments.service.searches import ScoreJob, SearchJob
 
 router = APIRouter()
 
@@ -128,13 +127,13 @@ async def text_completions(request: Request, served: Served) -> Response:
 async def score(request: Request, served: Served) -> Response:
     """The process reward of each step of a given path."""
 
-    def prepare(given: dict[str, Any]) -> tuple[ScoreBody, ScoreRequest]:
+    def prepare(given: dict[str, Any]) -> tuple[ScoreBody, ScoreJob]:
         body = validated(ScoreBody, given)
         return body, served.jobs.scoring(body, key_of(request.scope))
 
-    body, wanted = await served.prepared(request, prepare)
-    [rewards] = await while_connected(request.receive, served.searches.score(wanted))
-    return json_response(replies.rewards(body.model or served.served_name, rewards))
+    body, job = await served.prepared(request, prepare)
+    [rewards] = await while_connected(request.receive, served.searches.score(job, place_of(request.scope)))
+    return json_response(replies.rewards(body.model or served.served_name, rewards, job.prompt_tokens))
 
 
 @router.get("/v1/models")
@@ -151,8 +150,9 @@ async def model(name: str, served: Served) -> Response:
 
 
 @router.get("/v1/status")
-async def status(served: Served) -> Response:
-    """Counters of every replica, and what the integrity checks find; for operators and tests."""
+async def status(request: Request, served: Served) -> Response:
+    """Counters of every replica, and what the integrity checks find; for the operator alone."""
+    check_operator(request.scope)
     return json_response(await served.operations.status())
 
 

@@ -37,7 +37,7 @@ async def list_searches(
         every = kept.owned(request).searches.newest_first()
         return page(every, lambda search: search_object(search, search.end), after, limit)
 
-    return json_response(await kept.do(shown))
+    return json_response(await kept.do(kept.owner(request), shown))
 
 
 @router.get("/v1/searches/{search_id}")
@@ -49,7 +49,7 @@ async def get_search(search_id: str, request: Request, kept: KeptHere) -> Respon
         end = search.end
         return search_object(search, end) | {"reply": search.reply}
 
-    return json_response(await kept.do(shown))
+    return json_response(await kept.do(kept.owner(request), shown))
 
 
 @router.get("/v1/searches/{search_id}/events")
@@ -62,8 +62,9 @@ async def search_events(
 ) -> Response:
     """All events of a search from its first on, and those that come while it runs; then how it ended."""
     known = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 10 else after
-    search = await kept.do(lambda: _named(search_id, request, kept))
-    return _LimitedStream(kept, kept.owner(request), followed(kept, search, known))
+    owner = kept.owner(request)
+    search = await kept.do(owner, lambda: _named(search_id, request, kept))
+    return _LimitedStream(kept, owner, followed(kept, owner, search, known))
 
 
 class _LimitedStream(EventStream):
@@ -82,7 +83,7 @@ class _LimitedStream(EventStream):
             await error.response()(scope, receive, send)
 
 
-async def followed(kept: StoreAccess, search: Search, known: int = 0) -> AsyncIterator[ServerSentEvent]:
+async def followed(kept: StoreAccess, owner: str, search: Search, known: int = 0) -> AsyncIterator[ServerSentEvent]:
     """Yields the events after the first ``known``, each with its number, then the search itself.
 
     The stream ends with the search, which ends by its own time limit or with the process that runs it.
@@ -95,7 +96,7 @@ async def followed(kept: StoreAccess, search: Search, known: int = 0) -> AsyncIt
 
     try:
         while True:
-            end, events = await kept.do(look)
+            end, events = await kept.do(owner, look)
             offset = events.offset
             for line in events.lines:
                 number += 1
@@ -106,7 +107,7 @@ async def followed(kept: StoreAccess, search: Search, known: int = 0) -> AsyncIt
             if not events.lines:
                 await asyncio.sleep(LOOK_EVERY_S)
         ended = end
-        result = await kept.do(lambda: search_object(search, ended) | {"reply": search.reply})
+        result = await kept.do(owner, lambda: search_object(search, ended) | {"reply": search.reply})
         yield ServerSentEvent(dumps({"search": result}), sep="\n")
         yield sse(DONE)
     except Exception as error:

@@ -39,6 +39,14 @@ class SearchJob(NamedTuple):
     """Whether its calls yield to those of other searches."""
 
 
+class ScoreJob(NamedTuple):
+    """A validated path to score."""
+
+    request: ScoreRequest
+    prompt_tokens: int
+    """Tokens of question and steps, counted by the generator's tokenizer as all tokens of a quota are."""
+
+
 Observer = Callable[[SearchJob, SearchTree, SearchCost], AbstractContextManager[EventSink]]
 """Opens a block in which one search runs, and yields the sink for the search's events."""
 
@@ -127,15 +135,16 @@ class SearchService:
                 raise TimeoutError from None
             raise
 
-    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        """Returns the rewards of each item.
+    async def score(self, job: ScoreJob, place: Place) -> Sequence[Sequence[float]]:
+        """Returns the rewards of each item, and adds the tokens to ``place``.
 
         Raises:
             ScorerError: the scorer gave no usable rewards.
             TimeoutError: it gave none by the request's deadline.
         """
-        with late_is_timeout(request.deadline_s):
-            return await self._environment.scorer.score(request)
+        place.charged += job.prompt_tokens
+        with late_is_timeout(job.request.deadline_s):
+            return await self._environment.scorer.score(job.request)
 
     def check_integrity(self) -> list[str]:
         """Leaked places and queue entries, when no search runs; empty when all is well."""

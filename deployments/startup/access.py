@@ -3,13 +3,13 @@
 Ray is imported inside functions: a config file is checked by the same rules before Ray is started.
 """
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from typing import Any
 
 from pydantic import ValidationError
 
+from deployments.admission.auth import is_loopback
 from deployments.admission.keys import ENVIRONMENT
 from deployments.config import AppConfig, ControllerSettings, ControllerUserConfig, HttpSettings, KeyRecord
 
@@ -93,7 +93,7 @@ def require_keys(
             f"{promise} promises API keys, and SearchController's user_config has none. They are read where the "
             "application is built, which may be another node, or stand in the config (docs/operating.md)"
         )
-    if not _is_loopback(host) and not http.allow_anonymous:
+    if host is not None and not is_loopback(host) and not http.allow_anonymous:
         raise AccessError(
             f"http_options.host {host} can be reached by other machines, and there are no API keys: set "
             f"http.api_keys_file or {ENVIRONMENT}, serve on 127.0.0.1, or say http.allow_anonymous: true"
@@ -102,12 +102,3 @@ def require_keys(
 
 def _places(error: ValidationError, *within: str) -> str:
     return "; ".join(f"{'.'.join(map(str, (*within, *each['loc'])))}: {each['msg']}" for each in error.errors())
-
-
-def _is_loopback(host: str | None) -> bool:
-    if host is None or host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False

@@ -131,7 +131,7 @@ def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[A
     os.environ.pop("BANYAN_API_KEYS", None)
     key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
     keys_file = directory / "keys"
-    keys_file.write_text(f"{key}  # the tests\n{other_key}\n")
+    keys_file.write_text(f"{key} operator  # the tests\n{other_key}\n")
     started_at = time.time()
     own = {"address": "local", "num_cpus": 8, "include_dashboard": False}
     ray.init(**(ray_arguments or own), log_to_driver=False)

@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from http_world import World, chat, generator_is_dead
 
-from deployments.admission import limits
+from deployments.admission import limits, quotas
 from deployments.admission.keys import key_record
 from deployments.config import KeyLimits, KeyRecord
 
@@ -272,6 +274,36 @@ async def test_a_key_that_has_used_its_minute_waits_for_the_next(make_world: Mak
         assert "limits.tokens_per_minute" in refused.json()["error"]["message"]
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert (await ask(YOURS)).status_code == 200
+
+
+async def test_a_minute_is_a_minute_when_the_clock_is_set_back(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(records=[limited(MINE, tokens_per_minute=5)])
+    assert (await Call(world, whole(), key=MINE).ended()).status == 200
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() - 3600)
+    refused = await Call(world, whole(), key=MINE).ended()
+    assert refused.status == 429
+    assert int(refused.headers["retry-after"]) <= 60
+    elapsed = time.monotonic
+    monkeypatch.setattr(quotas, "time", SimpleNamespace(monotonic=lambda: elapsed() + 61))
+    assert (await Call(world, whole(), key=MINE).ended()).status == 200
+
+
+async def test_scores_count_for_the_minute_by_their_texts(make_world: MakeWorld) -> None:
+    world = make_world(records=[limited(MINE, tokens_per_minute=12)])
+    async with world.client as client:
+
+        async def ask() -> httpx.Response:
+            body = {"question": "6*7?", "steps": ["six", "42"]}
+            return await client.post("/v1/score", json=body, headers={"authorization": f"Bearer {MINE}"})
+
+        usage = {"prompt_tokens": 9, "completion_tokens": 0, "total_tokens": 9}
+        assert [(await ask()).json().get("usage") for _ in range(2)] == [usage] * 2
+        refused = await ask()
+        assert refused.status_code == 429
+        assert "limits.tokens_per_minute" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

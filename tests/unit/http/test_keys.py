@@ -4,6 +4,7 @@ import hashlib
 import json
 from pathlib import Path
 
+import httpx
 import pytest
 from http_world import World
 
@@ -45,12 +46,53 @@ def test_limits_stand_behind_a_key_in_the_file(tmp_path: Path) -> None:
         key_record(KEY).digest: KeyLimits(places=8, tokens_per_minute=200_000, tokens=5000),
         key_record(OTHER).digest: KeyLimits(),
     }
-    for wrong in ("places=0", "places=many", "paces=3", "places", "secret", "places=1.5"):
+    for wrong in ("places=0", "places=many", "paces=3", "places", "secret", "places=1.5", "operator=1"):
         file.write_text(f"# ours\n{KEY} {wrong}\n")
         with pytest.raises(ValueError, match=r"line 2: .*places=NUMBER") as refused:
             read_records(file, {})
         assert KEY not in str(refused.value)
         assert "secret" not in str(refused.value)
+
+
+def test_an_operators_key_is_marked_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY} operator places=8  # us\n{OTHER}\n")
+    records = {record.digest: record for record in read_records(file, {})}
+    ours, other = records[key_record(KEY).digest], records[key_record(OTHER).digest]
+    assert (ours.operator, ours.limits, other.operator) == (True, KeyLimits(places=8), False)
+    assert ours.cache_salt == key_record(KEY).cache_salt, "who becomes an operator keeps what is stored"
+    told = ControllerUserConfig(keys=tuple(records.values()))
+    assert read_user_config(json.loads(json.dumps(told.model_dump(mode="json")))) == told
+
+
+async def test_the_status_is_the_operators(matcher: AnswerMatcher) -> None:
+    world = World(matcher, records=[key_record(KEY, operator=True), key_record(OTHER)])
+    async with world.client as client:
+        asked = {
+            key: await client.get("/v1/status", headers={"Authorization": f"Bearer {key}"}) for key in (KEY, OTHER)
+        }
+        assert asked[KEY].status_code == 200
+        assert asked[OTHER].status_code == 403
+        error = asked[OTHER].json()["error"]
+        assert (error["type"], error["code"]) == ("permission_error", "operator_only")
+        assert (await client.get("/v1/models", headers={"Authorization": f"Bearer {OTHER}"})).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("address", "status"),
+    [("127.0.0.1", 200), ("::1", 200), ("::ffff:127.0.0.1", 200), ("192.0.2.7", 403), ("2001:db8::1", 403), ("", 403)],
+)
+async def test_without_keys_the_status_is_this_machines(matcher: AnswerMatcher, address: str, status: int) -> None:
+    world = World(matcher)
+    transport = httpx.ASGITransport(world.app, client=(address, 1))
+    async with httpx.AsyncClient(transport=transport, base_url="http://banyan") as client:
+        assert (await client.get("/v1/status")).status_code == status
+        assert (await client.get("/v1/models")).status_code == 200
+
+
+async def test_jobs_on_the_cluster_read_the_status(matcher: AnswerMatcher) -> None:
+    world = World(matcher, records=[key_record(KEY)])
+    assert (await world._inside.answer("GET", "/v1/status", b""))[0] == 200
 
 
 def test_promised_keys_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:

@@ -9,6 +9,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 from deployments.config import AppConfig, TracingSettings
+from deployments.service.places import Owner, Place
+from deployments.service.searches import ScoreJob
 from deployments.telemetry.tracing import Traces, tracer_provider
 from search.errors import GeneratorError, ScorerError
 from search.ports import ScoreItem, ScoreRequest
@@ -74,8 +76,9 @@ async def test_what_failed_says_so() -> None:
 async def test_a_call_that_no_search_makes_is_a_trace_of_its_own() -> None:
     world = Traced()
     world.scorer.spoil = broken
+    job = ScoreJob(ScoreRequest("alone", "?", (ScoreItem(("step",)),), 1.0), prompt_tokens=1)
     with pytest.raises(ScorerError):
-        await world.service.score(ScoreRequest("alone", "?", (ScoreItem(("step",)),), 1.0))
+        await world.service.score(job, Place(Owner("a")))
     [span] = world.spans
     assert (span.name, span.parent) == ("score", None)
 
