@@ -64,6 +64,10 @@ def _own_application(stack: ExitStack, config: Path | None, console: Console) ->
     from cluster.launch.config_file import read_config
 
     settings = read_config(config, host="127.0.0.1", port=free_port())
+    # Nobody else asks this one: it needs no certificate, which would be another name's.
+    settings["http_options"] = {
+        name: value for name, value in settings["http_options"].items() if not name.startswith("ssl_")
+    }
     status = stack.enter_context(console.status("starting an application"))
     running = stack.enter_context(serving(settings, status.update, dashboard=False))
     status.stop()

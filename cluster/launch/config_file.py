@@ -41,6 +41,8 @@ def read_config(
     options = config.get("http_options") or {}
     if not isinstance(options, dict):
         raise LaunchError(f"{source}: http_options must be a mapping")
+    if bool(options.get("ssl_keyfile")) != bool(options.get("ssl_certfile")):
+        raise LaunchError(f"{source}: http_options: TLS needs both ssl_keyfile and ssl_certfile")
     options = options | {name: value for name, value in (("host", host), ("port", port)) if value is not None}
     for index, application in enumerate(applications):
         if not isinstance(application, dict):

@@ -15,10 +15,11 @@ import ray
 from pydantic import ValidationError
 from ray import serve
 from ray.serve.context import _get_global_client
-from ray.serve.schema import ApplicationStatus, ServeDeploySchema
+from ray.serve.schema import ApplicationStatus, HTTPOptionsSchema, ServeDeploySchema
 
 from cluster.launch.config_file import CONTROLLER
 from cluster.launch.errors import LaunchError
+from cluster.launch.private_directory import private_directory
 
 POLL_S = 0.5
 GRACE_S = 15.0
@@ -42,8 +43,12 @@ def parse(config: dict[str, Any]) -> ServeDeploySchema:
     """The config as Serve understands it.
 
     Raises:
-        LaunchError: Serve refuses it.
+        LaunchError: Serve refuses it, or does not know one of the ``http_options``, which it would ignore: with a
+            misspelt certificate it would serve without TLS.
     """
+    if unknown := (config.get("http_options") or {}).keys() - HTTPOptionsSchema.model_fields.keys():
+        allowed = ", ".join(sorted(HTTPOptionsSchema.model_fields))
+        raise LaunchError(f"http_options.{min(unknown)} is unknown; allowed are {allowed}")
     try:
         return ServeDeploySchema.model_validate(config)
     except ValidationError as error:
@@ -52,13 +57,20 @@ def parse(config: dict[str, Any]) -> ServeDeploySchema:
 
 
 def start(dashboard: bool) -> Cluster:
-    """Joins the cluster of ``RAY_ADDRESS``, or starts one that ends with this process."""
+    """Joins the cluster of ``RAY_ADDRESS``, or starts one that ends with this process.
+
+    Raises:
+        LaunchError: there can be no private directory for the files of the cluster.
+    """
+    own = not os.environ.get("RAY_ADDRESS")
     before = signal.getsignal(signal.SIGTERM)
     try:
         context: Any = ray.init(
-            address=os.environ.get("RAY_ADDRESS") or "local",
+            address="local" if own else os.environ["RAY_ADDRESS"],
             namespace="serve",
-            include_dashboard=dashboard if not os.environ.get("RAY_ADDRESS") else None,
+            include_dashboard=dashboard if own else None,
+            # Ray opens its session's directory to all users. It is given another one only for a cluster of our own.
+            _temp_dir=str(private_directory() / "ray") if own and "RAY_TMPDIR" not in os.environ else None,
             logging_level=logging.ERROR,
             log_to_driver=False,
         )

@@ -1,9 +1,12 @@
 """A config file is checked before anything is started; what is wrong is named by its place."""
 
+import json
 from pathlib import Path
 
 import pytest
+from ray.serve.config import HTTPOptions
 
+from cluster.launch import ray_runtime
 from cluster.launch.config_file import read_config
 from cluster.launch.errors import LaunchError
 from cluster.launch.key_records import with_key_records
@@ -87,6 +90,33 @@ def test_without_a_file_only_this_machine_is_served(monkeypatch: pytest.MonkeyPa
     assert read_config(None)["http_options"]["host"] == "127.0.0.1"
     with pytest.raises(LaunchError, match="can be reached by other machines"):
         read_config(None, host="0.0.0.0")
+
+
+TLS = {"ssl_keyfile": "/a/key.pem", "ssl_certfile": "/a/certificate.pem"}
+
+
+def test_serve_gets_the_certificate(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"http_options: {json.dumps({'host': '127.0.0.1', **TLS})}\napplications: [{{{OURS}}}]")
+    options = ray_runtime.parse(read_config(path, port=9000)).http_options
+    assert (options.ssl_keyfile, options.ssl_certfile, options.port) == (*TLS.values(), 9000)
+    assert HTTPOptions.model_validate(options.model_dump()).ssl_certfile == TLS["ssl_certfile"]
+
+
+@pytest.mark.parametrize("name", TLS)
+def test_half_a_certificate_is_refused(tmp_path: Path, name: str) -> None:
+    """Serve would take a key without a certificate, and serve without TLS."""
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"http_options: {{{name}: {TLS[name]}}}\napplications: [{{{OURS}}}]")
+    with pytest.raises(LaunchError, match="TLS needs both ssl_keyfile and ssl_certfile"):
+        read_config(path, host="127.0.0.1")
+
+
+def test_a_misspelt_option_of_serves_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"http_options: {{host: 127.0.0.1, ssl_keyfil: x, ssl_certfil: y}}\napplications: [{{{OURS}}}]")
+    with pytest.raises(LaunchError, match=r"http_options\.ssl_certfil is unknown; allowed are .*ssl_certfile"):
+        ray_runtime.parse(read_config(path))
 
 
 def test_key_records_are_added_and_nothing_else_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

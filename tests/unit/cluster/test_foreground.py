@@ -1,14 +1,31 @@
-"""What `banyan serve` prints can be typed as it stands."""
+"""What `banyan serve` prints can be typed as it stands, and what Ray writes is nobody else's."""
 
+import datetime as dt
 import json
 import shlex
+import ssl
 import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.hashes import SHA256
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.x509.oid import NameOID
 
 from cluster.cli.serve import command, welcome
+from cluster.launch import application, ray_runtime
 from cluster.launch.application import Running
+from cluster.launch.errors import LaunchError
+from cluster.launch.private_directory import private_directory
 
 
 def test_the_curl_line_is_a_request_and_the_solve_line_names_the_endpoint() -> None:
@@ -34,3 +51,92 @@ def test_the_command_is_named_by_its_path_where_the_shell_does_not_find_it(
 def test_who_opens_the_dashboard_is_told_where_its_token_is() -> None:
     running = Running("http://127.0.0.1:9000", "http://127.0.0.1:8265", "/logs", 3.0, Path("/home/me/token"))
     assert "dashboard http://127.0.0.1:8265, which asks for the token in /home/me/token" in welcome(running, "m").plain
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The directory for temporary files, which all users may write."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path
+
+
+def test_rays_files_are_in_a_directory_that_is_this_users_alone(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def init(**arguments: Any) -> None:
+        asked.append(arguments)
+        raise SystemExit
+
+    monkeypatch.setattr(ray_runtime.ray, "init", init)
+    for variable in ("RAY_ADDRESS", "RAY_TMPDIR"):
+        monkeypatch.delenv(variable, raising=False)
+    for change in ({}, {"RAY_TMPDIR": "/elsewhere"}, {"RAY_ADDRESS": "10.0.0.1:6379"}):
+        for name, value in change.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(KeyboardInterrupt):
+            ray_runtime.start(dashboard=False)
+        for name in change:
+            monkeypatch.delenv(name)
+    assert [each["_temp_dir"] for each in asked] == [str(private_directory() / "ray"), None, None]
+    assert [each["address"] for each in asked] == ["local", "local", "10.0.0.1:6379"]
+    assert private_directory().parent == temporary
+    assert private_directory().stat().st_mode & 0o777 == 0o700
+
+
+def test_a_directory_that_others_can_enter_is_not_used(temporary: Path) -> None:
+    path = private_directory()
+    path.chmod(0o755)
+    with pytest.raises(LaunchError, match=r"is not this user's alone: remove it, or name .* RAY_TMPDIR"):
+        private_directory()
+    path.rmdir()
+    (temporary / "theirs").mkdir(mode=0o700)
+    path.symlink_to(temporary / "theirs")
+    with pytest.raises(LaunchError, match="is not this user's alone"):
+        private_directory()
+    path.unlink()
+    path.write_text("")
+    with pytest.raises(LaunchError, match="cannot make the directory"):
+        private_directory()
+
+
+class Healthy(BaseHTTPRequestHandler):
+    """Answers 200."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def healthy(directory: Path) -> Iterator[str]:
+    """An endpoint with a certificate of its own. Yields its URL."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "banyan.example")])
+    now = dt.datetime.now(dt.UTC)
+    certificate = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    signed = certificate.not_valid_before(now).not_valid_after(now + dt.timedelta(hours=1)).sign(key, SHA256())
+    pem = directory / "both.pem"
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    pem.write_bytes(private + signed.public_bytes(Encoding.PEM))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    with HTTPServer(("127.0.0.1", 0), Healthy) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"https://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_an_endpoint_with_a_certificate_is_waited_for(tmp_path: Path) -> None:
+    """Though the certificate is of another name, and signed by nobody that is known here."""
+    with healthy(tmp_path) as url:
+        application._wait_healthy(url, time.monotonic() + 20, "/logs")

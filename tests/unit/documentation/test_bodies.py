@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from cluster.client.wire import step_of
+from cluster.launch import ray_runtime
 from deployments.config import AppConfig, LimitSettings
 from deployments.http.plan import Planner
 from deployments.http.schema import ChatRequest
@@ -97,12 +98,14 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.usefixtures("my_package")
 def test_yaml_is_what_the_configuration_takes(block: Block) -> None:
     shown = yaml.safe_load(block.text)
-    [kind] = shown.keys() & {"args", "deployments", "scrape_configs"} or ["a part of args"]
+    [kind] = shown.keys() & {"args", "deployments", "http_options", "scrape_configs"} or ["a part of args"]
     if kind == "deployments":
         for deployment in shown["deployments"]:
             assert deployment["name"] in DEPLOYMENTS
             if told := deployment.get("user_config"):
                 changed_settings(AppConfig(), read_user_config(whole(told)))
+    elif kind == "http_options":
+        assert ray_runtime.parse({**shown, "applications": []}).http_options.ssl_certfile
     elif kind != "scrape_configs":  # Prometheus's own: tests/commands gives it to one
         config = AppConfig.model_validate(shown["args"] if kind == "args" else shown)
         assert config != AppConfig()
