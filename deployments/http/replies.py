@@ -92,7 +92,7 @@ def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
 
 def _unread_notes(outcome: SearchOutcome) -> list[str]:
     unread = outcome.selection.unread
-    return [f"{unread} distinct answers took too long to read and were compared as text"] if unread else []
+    return [f"answers that took too long to read and were compared as text: {unread}"] if unread else []
 
 
 def completion(head: Head, outcome: SearchOutcome) -> Json:

@@ -12,6 +12,7 @@ import pytest
 from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead, served
 
 from deployments.http import streaming, tree_reply
+from search.answers import equivalence
 from search.errors import ScorerError
 from search.tools import turns
 from search.tree import SearchTree
@@ -257,6 +258,17 @@ async def test_out_of_the_operators_time_without_an_answer_is_504(make_world: Ca
             reply = await client.post(CHAT, json=chat())
         assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
         world.assert_idle()
+
+
+async def test_answers_that_were_not_read_are_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(equivalence, "_known_readings", lambda answer: None)
+    asked = chat(search={"strategy": "best_of_n", "n": 16})
+    async with world.client as client:
+        notes = []
+        for budget_s in (60.0, 0.0):
+            monkeypatch.setattr(equivalence, "BUDGET_S", budget_s)
+            notes.append((await client.post(CHAT, json=asked)).json()["search"]["notes"])
+    assert notes == [[], ["answers that took too long to read and were compared as text: 1"]]
 
 
 async def test_scores_of_given_steps(world: World) -> None:
