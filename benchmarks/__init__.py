@@ -1,1 +1,1 @@
-"""What Banyan claims, measured: both sides in one run, a ratio, several repeats."""
+"""Measurements of Banyan's claims: both sides in one run, as a ratio, with several repeats."""

@@ -1,11 +1,12 @@
-"""What LMCache costs where nothing can be shared: the served application with it and without, beside each other.
+"""Cost of LMCache where nothing can be shared: the served application with it and without, beside each other.
 
     python -m benchmarks.cache_cost
     python -m benchmarks.cache_cost --replicas 2
 
-Beam searches of problems that no side is asked twice. Starts of an application differ by more than the few per cent
-that are looked for, and so do minutes of a machine that is shared: every side is an application that stays, and they
-take turns of seconds, in pairs of the same problems, each pair beginning with the other one. Who has no turn is idle.
+Beam searches of problems that no side is asked twice. The expected cost is a few per cent; two starts of one
+application differ by more than that, and so do two minutes on a shared machine. So both applications keep running and
+take turns of a few seconds, in pairs on the same problems, and the side that goes first alternates. The other side is
+idle meanwhile.
 """
 
 import itertools
@@ -33,18 +34,18 @@ ARMS: dict[str, dict[str, Any]] = {
 CLIENTS = 16
 SEED = 31
 WARM_UP = 64
-MOST = 0.05
+MAX_COST = 0.05
 console = Console(stderr=True)
 
 
 class Side:
-    """One arm's application, and what its turns came to."""
+    """The application of one arm, and the results of its turns."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self.runs: list[Run] = []
         self.cpu: list[dict[str, float]] = []
-        """Milliseconds a step, by role; what the others spend while they have no turn is in it."""
+        """CPU milliseconds per step, by role. What the idle side spends meanwhile is included."""
 
     def ask(self, problems: Sequence[Problem]) -> Run:
         return uvloop.run(run(self._url, SEARCHES["beam"], problems, CLIENTS))
@@ -60,12 +61,12 @@ class Side:
         return [each.seconds for each in self.runs]
 
     def cpu_ms(self) -> list[float]:
-        """A step, without the benchmark's own."""
+        """CPU milliseconds per step, without the benchmark's own."""
         return [sum(each.values()) - each.get("benchmark", 0.0) for each in self.cpu]
 
 
 def joined(started: Sequence[dict[str, Side]], arm: str, of: Callable[[Side], list[float]]) -> list[float]:
-    """An arm's figures of all starts."""
+    """An arm's figures over all starts."""
     return [value for sides in started for value in of(sides[arm])]
 
 
@@ -76,9 +77,9 @@ def config_of(arm: str, replicas: int) -> AppConfig:
 
 def main(
     replicas: Annotated[int, typer.Option(min=1, max=4, help="Generators.")] = 1,
-    problems: Annotated[int, typer.Option(min=16, max=1000, help="In each turn.")] = 48,
+    problems: Annotated[int, typer.Option(min=16, max=1000, help="Problems per turn.")] = 48,
     pairs: Annotated[int, typer.Option(min=5, max=1000)] = 16,
-    starts: Annotated[int, typer.Option(min=1, max=20, help="Of all sides together, with so many pairs each.")] = 2,
+    starts: Annotated[int, typer.Option(min=1, max=20, help="Starts of both applications, each with all pairs.")] = 2,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
@@ -96,9 +97,11 @@ def main(
                 asked = list(itertools.islice(drawn, problems))
                 for arm in names[:: 1 if pair % 2 == 0 else -1]:
                     sides[arm].turn(asked)
-                told = {arm: (round(side.seconds()[-1], 2), round(side.cpu_ms()[-1], 3)) for arm, side in sides.items()}
-                console.print(f"start {start + 1}, pair {pair + 1}: seconds, CPU ms a step: {told}")
-    held: list[dict[str, Any]] = []
+                shown = {
+                    arm: (round(side.seconds()[-1], 2), round(side.cpu_ms()[-1], 3)) for arm, side in sides.items()
+                }
+                console.print(f"start {start + 1}, pair {pair + 1}: seconds, CPU ms a step: {shown}")
+    claims: list[dict[str, Any]] = []
     compare: dict[str, Any] = {}
     first = names[0]
     for arm in names[1:]:
@@ -108,23 +111,25 @@ def main(
             "seconds_by_start": [compared(sides[first].seconds(), sides[arm].seconds()) for sides in started],
         }
         cost = compare[arm]["seconds"]["median"]
-        held.append(claim(f"cost of {arm}: time over {first}, median of pairs", cost, f"<= {MOST}", cost <= MOST))
+        claims.append(
+            claim(f"cost of {arm}: time over {first}, median of pairs", cost, f"<= {MAX_COST}", cost <= MAX_COST)
+        )
         same = all(
             here.found == there.found
             for sides in started
             for here, there in zip(sides[first].runs, sides[arm].runs, strict=True)
         )
-        held.append(claim(f"answers, steps and tokens {arm}", same, True, same))
+        claims.append(claim(f"answers, steps and tokens {arm}", same, True, same))
     kept = [
         {arm: {"seconds": side.seconds(), "cpu_ms_per_step": side.cpu} for arm, side in sides.items()}
         for sides in started
     ]
     asked_for = {"replicas": replicas, "problems": problems, "clients": CLIENTS, "pairs": pairs}
     path = write_result(
-        f"cache_cost_{replicas}", {"asked": asked_for, "over": first, "cost": compare, "starts": kept, "claims": held}
+        f"cache_cost_{replicas}", {"asked": asked_for, "over": first, "cost": compare, "starts": kept, "claims": claims}
     )
     console.print(compare)
-    show_claims(console, held)
+    show_claims(console, claims)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 

@@ -1,12 +1,13 @@
-"""What the search controller itself costs per step, with a generator and a scorer that cost nothing.
+"""CPU cost of the search controller per step, with a generator and a scorer that cost nothing.
 
 Every strategy grows trees of 256 to 65,536 nodes, with all siblings distinct and with most of them repeated, under the
-controller's own policy of garbage collection. Measured is processor time of the event loop's thread, the fakes' own
-taken off: from the start of a search until its reply is written, and for each callback of the loop on its own.
+controller's garbage collection policy. Measured is the CPU time of the event loop's thread without that of the fakes:
+from the start of a search until its reply is written, and of each callback of the loop.
 
-The sizes are past what a served search may ask for where they must be: widths above 256 (65,536 nodes are 768 paths of
-up to 100 steps) and iterations above the strategies' caps are set here, unchecked. Greedy has one path: its tree is as
-large as a path may be long. ETS keeps the best quarter of its leaves in place of its program, which runs elsewhere.
+Some sizes exceed the caps of served searches: widths above 256 (65,536 nodes are 768 paths of up to 100 steps) and
+iterations above the strategies' caps are set without checks. Greedy has one path, so its tree is as large as a path may
+be long. ETS keeps the best quarter of its leaves instead of solving its integer program, which a served search solves
+in another process.
 
     python -m benchmarks.controller_cost [STRATEGY ...]
 """
@@ -26,17 +27,17 @@ from search.answers.equivalence import AnswerMatcher
 from search.strategies.catalog import STRATEGIES
 
 SHARES = (0.0, 0.6)
-"""Of siblings that repeat another."""
+"""Shares of siblings that repeat another's text."""
 MAX_RATIO = 3.0
 MAX_HOLD_MS = 5.0
 MAX_GROWTH = 0.05
 GROWING = ("rebase", 16_384, 10)
-"""Which search is run how often, twice over, to see whether memory grows."""
+"""Strategy, nodes and number of the searches that are run twice over to see whether memory grows."""
 console = Console(stderr=True)
 
 
 class Side:
-    """One strategy with one share of repeated siblings, at every size, each measured several times."""
+    """One strategy with one share of repeated siblings: several measurements at every size."""
 
     def __init__(self, strategy: str, repeated: float) -> None:
         self.strategy = strategy
@@ -48,7 +49,7 @@ class Side:
         return f"{self.strategy}, {self.repeated:.0%} repeated"
 
     def step_us(self, size: int) -> float:
-        """The least of all repeats: the others' rest is the machine's."""
+        """The least of all repeats: what the others took more is the machine's noise."""
         return min(run.step_us for run in self.runs[size])
 
     def hold_ms(self, size: int) -> float:
@@ -91,13 +92,14 @@ async def measure_side(side: Side, sizes: list[int], repeats: int, seconds: floa
         side.runs[size] = [await measure(side.strategy, size, side.repeated, matcher) for _ in range(repeats)]
         run = min(side.runs[size], key=lambda each: each.holds[0].seconds)
         console.print(
-            f"{side.name}: {run.nodes} nodes ({run.stop_reason}), {side.step_us(size):.1f} us a step, with the tree in "
-            f"the reply {run.tree_us:.1f} more; held {run.holds[0].seconds * 1e3:.1f} ms by {run.holds[0].what}"
+            f"{side.name}: {run.nodes} nodes ({run.stop_reason}), {side.step_us(size):.1f} us a step, "
+            f"{run.tree_us:.1f} more with the tree in the reply; held {run.holds[0].seconds * 1e3:.1f} ms by "
+            f"{run.holds[0].what}"
         )
 
 
 async def memory_claim(matcher: AnswerMatcher) -> dict[str, Any]:
-    """Whether memory grows over many searches, none of which leaves anything to a collection of all generations."""
+    """Claim that memory does not grow over many searches while full garbage collections are off."""
     strategy, size, count = GROWING
     used: list[int] = []
     for _ in range(2):
@@ -135,8 +137,8 @@ async def measure_all(strategies: list[str], sizes: list[int], repeats: int, sec
 def main(
     strategies: Annotated[list[str] | None, typer.Argument()] = None,
     repeats: Annotated[int, typer.Option(min=1, max=20)] = 3,
-    largest: Annotated[int, typer.Option(help="Trees of at most so many nodes.")] = max(SIZES),
-    seconds: Annotated[float, typer.Option(help="No search that would take longer.")] = 120.0,
+    largest: Annotated[int, typer.Option(help="Nodes of the largest trees.")] = max(SIZES),
+    seconds: Annotated[float, typer.Option(help="Skip searches that would take longer.")] = 120.0,
 ) -> None:
     sizes = [size for size in SIZES if size <= largest]
     figures = asyncio.run(measure_all(strategies or list(STRATEGIES), sizes, repeats, seconds))

@@ -1,4 +1,4 @@
-"""One search over quick ports, from its start until its tree is freed, and what each part of that costs."""
+"""One search over quick ports, from its start until its tree is freed, and the cost of each part."""
 
 import asyncio
 import gc
@@ -23,33 +23,33 @@ from search.strategies.catalog import STRATEGIES
 from search.tree import SearchTree
 
 SIZES = {256: (16, 16), 1_024: (32, 32), 4_096: (64, 64), 16_384: (256, 64), 65_536: (768, 100)}
-"""Nodes, and the width and the levels that they come to."""
+"""Width and levels of the search, by the nodes of its tree."""
 MAX_LEVELS = 100
 GENERATION_STEPS = 16
-"""Of a generation of AB-MCTS that goes on to the end of the solution."""
+"""Steps of an AB-MCTS generation that runs to the end of the solution."""
 PROMPT = tuple(range(100, 200))
 SEED = 7
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One search."""
+    """Costs of one search."""
 
     nodes: int
     stop_reason: str
     step_us: float
-    """Processor time per node, microseconds: the search, and the reply with its figures."""
+    """CPU microseconds per node of the search, and of the reply with its figures."""
     tree_us: float
-    """What the tree in the reply costs beside."""
+    """Extra CPU microseconds per node for the tree in the reply."""
     free_us: float
-    """Freeing it."""
+    """CPU microseconds per node for freeing the tree."""
     holds: list[Hold]
-    """The longest of all callbacks, the longest first: of the search, both replies, and the freeing."""
+    """The longest callbacks of the search, of both replies and of the freeing; the longest first."""
     garbage_ms: float
-    """Of ``holds`` and all others, what went into collections; and the longest of these."""
+    """CPU time of all garbage collections in these parts."""
     longest_garbage_ms: float
     left: int
-    """Objects that only a collection of all generations would have freed."""
+    """Objects that only a full garbage collection frees."""
 
     @property
     def figures(self) -> dict[str, Any]:
@@ -74,13 +74,13 @@ def settings_of(strategy: str, size: int) -> SearchSettings:
     if "n" in fields:
         unchecked["n"] = width
     if "iterations" in fields:
-        unchecked["iterations"] = size  # the nodes end it before
+        unchecked["iterations"] = size  # the budget of nodes ends the search earlier
     settings = parse_search(given)
     return settings.model_copy(update={"strategy": settings.strategy.model_copy(update=unchecked)})
 
 
 async def measure(strategy: str, size: int, repeated: float, matcher: AnswerMatcher) -> Measured:
-    """``repeated``: the share of siblings whose texts others have."""
+    """Measures one search. ``repeated``: share of siblings that repeat another's text."""
     width, levels = SIZES[size]
     steps = {"greedy": MAX_LEVELS, "ab_mcts": GENERATION_STEPS}.get(strategy, levels)
     garbage = GarbageClock()
@@ -93,8 +93,8 @@ async def measure(strategy: str, size: int, repeated: float, matcher: AnswerMatc
         solver=BestQuarter(),
     )
     selection = settings_of(strategy, size).strategy.selection
-    wanted = ChoiceOptions(1, selection, logprobs=False, spell=lambda ids: ["" for _ in ids])
-    head = Head("chatcmpl-0", 0, "fake", strategy, width, len(PROMPT), 0.8, (), wanted, "default")
+    options = ChoiceOptions(1, selection, logprobs=False, spell=lambda ids: ["" for _ in ids])
+    head = Head("chatcmpl-0", 0, "fake", strategy, width, len(PROMPT), 0.8, (), options, "default")
     disposal = Disposal()
     found: list[SearchOutcome] = []
 
@@ -122,15 +122,15 @@ async def measure(strategy: str, size: int, repeated: float, matcher: AnswerMatc
 
     searched = await timed(search)
     nodes, stop_reason = len(found[0].tree), str(found[0].stop_reason)
-    told = await timed(reply_with_tree)
+    replied = await timed(reply_with_tree)
     freed = await timed(free)
     return Measured(
         nodes=nodes,
         stop_reason=stop_reason,
         step_us=searched.seconds / nodes * 1e6,
-        tree_us=told.seconds / nodes * 1e6,
+        tree_us=replied.seconds / nodes * 1e6,
         free_us=freed.seconds / nodes * 1e6,
-        holds=sorted([*searched.longest, *told.longest, *freed.longest], reverse=True),
+        holds=sorted([*searched.longest, *replied.longest, *freed.longest], reverse=True),
         garbage_ms=garbage.seconds * 1e3,
         longest_garbage_ms=garbage.longest * 1e3,
         left=gc.collect(),
@@ -138,7 +138,8 @@ async def measure(strategy: str, size: int, repeated: float, matcher: AnswerMatc
 
 
 class BestQuarter(Solver):
-    """Keeps the best quarter of the leaves, at once: in place of the program of ETS, which another process solves."""
+    """Keeps the best quarter of the leaves, at once, in place of the integer program that ETS solves in another
+    process."""
 
     async def solve(self, problem: Problem) -> list[int]:
         values = problem.argument.values

@@ -1,4 +1,4 @@
-"""What ``reasoning_effort`` is worth: the presets as shipped, asked for by a client of the served application.
+"""Gain of ``reasoning_effort``: the presets as shipped, requested by a client of the served application.
 
 python -m benchmarks.efforts
 """
@@ -29,18 +29,18 @@ console = Console(stderr=True)
 class Answered(NamedTuple):
     right: bool
     tokens: int
-    """All that were generated."""
+    """Generated tokens of the search."""
     seconds: float
-    """Of the search, without the wait for its turn here."""
+    """Duration of the search, without the wait for a slot in this client."""
 
 
 async def measure(url: str, problems: Sequence[Problem], in_flight: int) -> dict[str, list[Answered]]:
-    """Each problem under every effort, one effort after the other so that they are alike in what else goes on."""
-    places = asyncio.Semaphore(in_flight)
+    """Solves all problems under each effort. The efforts run one after the other, so that each meets the same load."""
+    slots = asyncio.Semaphore(in_flight)
     async with Client(url, connections=in_flight) as client:
 
         async def ask(problem: Problem, seed: int, effort: str) -> Answered:
-            async with places:
+            async with slots:
                 reply = await client.ask(Question(problem.text, effort=effort, seed=seed))
             return Answered(reply.search.answer == problem.answer, reply.search.generated_tokens, reply.search.seconds)
 
@@ -53,10 +53,10 @@ async def measure(url: str, problems: Sequence[Problem], in_flight: int) -> dict
 
 def main(
     problems: Annotated[int, typer.Option(min=1, help="Test problems.")] = 200,
-    seed: Annotated[int, typer.Option(help="Of the problems.")] = 23,
+    seed: Annotated[int, typer.Option(help="Seed of the problems.")] = 23,
     in_flight: Annotated[int, typer.Option(min=1)] = 16,
 ) -> None:
-    """Measures, and writes the result."""
+    """Measures all efforts and writes the result."""
     set_environment()  # before Ray is imported
     ensure_token()
     drawn = list(islice(draw_problems(Split.TEST, seed), problems))

@@ -1,4 +1,4 @@
-"""Two engines of one process, and what a search needs beside them: the side that is not served."""
+"""A generator and a scorer engine in this process, and the environment of their searches: the side without Serve."""
 
 import asyncio
 import os
@@ -32,7 +32,7 @@ class Engines(NamedTuple):
     environment: SearchEnvironment
 
     def prompt(self, question: str, system: str | None = None) -> list[int]:
-        """Token ids, the chat template applied."""
+        """Token ids of a question with the chat template applied."""
         turns = [] if system is None else [{"role": "system", "content": system}]
         return list(self.generator.encode_chat([*turns, {"role": "user", "content": question}]))
 
@@ -45,7 +45,7 @@ class Engines(NamedTuple):
 
 @asynccontextmanager
 async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
-    """The engines as the application starts them, with a cache server of their own if the settings want one."""
+    """Starts both engines as the application starts them, and a cache server if the settings enable it."""
     from deployments.engines.generation import GenerationEngine
     from deployments.engines.scoring import ScoringEngine
     from kvstore.connector.arguments import QUIET_ENVIRONMENT, connector_config
@@ -57,7 +57,7 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
         address = await asyncio.to_thread(server.start)
         kv_transfer = connector_config(address, config.cache, config.generator.kv_settings)
     if not isinstance(config.prm, RewardModelSettings):
-        raise TypeError("a reward model is wanted, not a function")
+        raise TypeError("prm must be a reward model, not a function")
     generator, scorer = GenerationEngine(config.generator, kv_transfer), ScoringEngine(config.prm)
     await generator.start()
     await scorer.start()
@@ -79,16 +79,16 @@ async def engines_of(config: AppConfig) -> AsyncIterator[Engines]:
 async def solve_all(
     solve: Callable[[Item, int], Awaitable[Solved]], problems: Sequence[Item], in_flight: int, seed: int
 ) -> tuple[list[Solved], float]:
-    """Every problem once, ``in_flight`` at a time, with the seeds ``seed``, ``seed + 1`` and so on.
+    """Solves every problem once, ``in_flight`` at a time, with the seeds ``seed``, ``seed + 1`` and so on.
 
-    Returns the results in the order of the problems, and the seconds that all of them took.
+    Returns the results in the order of the problems, and the seconds for all of them together.
     """
-    room = asyncio.Semaphore(in_flight)
+    slots = asyncio.Semaphore(in_flight)
 
-    async def one(index: int, problem: Item) -> Solved:
-        async with room:
+    async def solve_one(index: int, problem: Item) -> Solved:
+        async with slots:
             return await solve(problem, seed + index)
 
     started = time.perf_counter()
-    solved = await asyncio.gather(*(one(index, problem) for index, problem in enumerate(problems)))
+    solved = await asyncio.gather(*(solve_one(index, problem) for index, problem in enumerate(problems)))
     return list(solved), time.perf_counter() - started

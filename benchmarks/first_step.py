@@ -1,16 +1,19 @@
-"""How soon a search's first step comes from a generator that has not seen its prompt: with LMCache, and without.
+"""Time to a search's first step from a generator that has not seen its prompt, with LMCache and without.
 
     python -m benchmarks.first_step
     python -m benchmarks.first_step --turns 1 --parts replicas
 
-A generator heavy in compute and KV (idle layers, 16 kB a token), prompts of 800 tokens and more, 16 searches at a time
-over HTTP. Each side is an application of its own, in turns; the same prompts under the same seeds. ``replicas``: the
-prompts are asked for when the generator is new, again, once it was killed and replaced, once two more were added, and
-once the application was taken down and deployed again, where LMCache has a second tier in files. Once two were added,
-some searches still find the generator that has had their prompts all the time: those that began on an added one are
-also told apart. ``returns``: MCTS with KV memory for some of the searches alone, timed from one expansion to the next:
-what a search comes back to, others have pushed out meanwhile. Expansions that waited while prompts were computed for
-the first time, which no cache can spare, are told apart (``first prompts``), and no claim is made of them.
+The generator is heavy in compute and KV (idle layers, 16 kB a token); prompts have 800 tokens or more; 16 searches run
+at a time over HTTP. Each side is an application of its own, in turns, with the same prompts under the same seeds.
+
+``replicas``: the prompts are sent to a new generator, then again, after it was killed and replaced, after two more were
+added, and after the application was deleted and deployed again, where LMCache has a second tier in files. Once two were
+added, some searches still go to the first generator, which has had their prompts all the time; those that began on an
+added one are also reported separately.
+
+``returns``: MCTS with KV memory for only some of the searches, timed from one expansion to the next. When a search
+comes back to a path, others have evicted it. Expansions that waited while prompts were computed for the first time,
+which no cache can avoid, are reported separately (``first prompts``) and without a claim.
 """
 
 import asyncio
@@ -33,7 +36,7 @@ from rich.table import Table
 from benchmarks.hangs import is_whole, replicas, until
 from benchmarks.idle_layers import with_idle_layers
 from benchmarks.kv_clamp import counters
-from benchmarks.overload import quantile, told
+from benchmarks.overload import percentiles, quantile
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import application
@@ -49,32 +52,32 @@ SIDES = ("without", "with")
 LAYERS = 32
 NEURONS = 4096
 TOKEN_BYTES = 512 * LAYERS
-LONGEST = 1024
-"""Tokens of a path: what the embedded models can read."""
+CONTEXT_TOKENS = 1024
+"""Context of the embedded models in tokens: the longest path."""
 SYSTEM_CHARS = 960
-"""Of random text before the problem: 800 tokens and more, together at most 950."""
+"""Characters of random text before the problem: prompts of 800 to 950 tokens."""
 CLIENTS = 16
 FIRST = {"strategy": "beam_search", "n": 4, "m": 4, "max_step_tokens": 16}
 PRESSING = {"strategy": "beam_search", "n": 64, "m": 4, "max_step_tokens": 16}
-"""Under sixteen of these a pool grows."""
+"""Sixteen of these at once make a pool grow."""
 RETURNING = {"strategy": "mcts", "iterations": 6, "max_step_tokens": 16, "max_path_tokens": 32}
 RETURNING_CLIENTS = 8
 POOL = 3
 GROWS_AFTER_S = 40
-"""Longer than all prompts together take the first time: before it is pressed there is one generator."""
+"""Longer than the first computation of all prompts takes, so that the pool does not grow before `press` loads it."""
 FIT = 3
-"""Of the longest paths that memory holds where MCTS has to come back."""
+"""Longest paths that fit into KV memory in the part ``returns``."""
 ADDED = "scaled up, begun on an added replica"
 RETURNS, FIRST_PROMPTS = "returns", "first prompts"
 STATES = ("cold", "replaced", "scaled up", ADDED, RETURNS)
-"""Of which a claim is made."""
-MOST = 1 / 3
+"""States with a claim."""
+MAX_RATIO = 1 / 3
 SEED = 41
 console = Console(stderr=True)
 
 
 class Prompt(NamedTuple):
-    """A problem behind a long system turn."""
+    """A problem after a long system message."""
 
     text: str
     system: str
@@ -92,7 +95,7 @@ def prompts(seed: int, chars: int = SYSTEM_CHARS) -> Iterator[Prompt]:
 
 
 async def first_steps(url: str, asked: Sequence[Prompt], search: dict[str, Any] = FIRST) -> list[float]:
-    """Seconds to the first scored step of each, all at once; none is finished."""
+    """Seconds to the first scored step of each prompt. All are sent at once; no search is finished."""
     async with Client(url, connections=len(asked)) as client:
 
         async def ask(prompt: Prompt) -> float:
@@ -107,10 +110,10 @@ async def first_steps(url: str, asked: Sequence[Prompt], search: dict[str, Any] 
 
 
 def began(replica: Any) -> tuple[int, list[int]]:
-    """For a generator's replica: its process, and the first branches' seeds of the searches that have begun on it since
-    this was asked last."""
+    """For a generator's replica: its process id, and for each search that began on it since the last call, the seed of
+    its first branch."""
     engine = getattr(replica, "_engine", None)
-    if engine is None:  # it is only just starting
+    if engine is None:  # it is still starting
         return os.getpid(), []
     if not hasattr(engine, "began"):
         expand = engine.expand
@@ -126,7 +129,7 @@ def began(replica: Any) -> tuple[int, list[int]]:
 
 
 async def between_expansions(url: str, asked: Sequence[Prompt]) -> dict[str, list[float]]:
-    """Seconds from one expansion's first scored step to the next one's, of all searches, which run at once."""
+    """Seconds from one expansion's first scored step to the next one's, over all searches, which run at once."""
     async with Client(url, connections=len(asked)) as client:
 
         async def ask(prompt: Prompt) -> list[float]:
@@ -145,13 +148,14 @@ async def between_expansions(url: str, asked: Sequence[Prompt]) -> dict[str, lis
 
 
 def config_of(side: str, model: Path, fit: int, pool: int, files: Path | None = None) -> AppConfig:
-    """``fit``: of the longest paths, how many a generator holds. ``files``: where LMCache has a second tier."""
+    """``fit``: number of the longest paths that fit into a generator's KV memory. ``files``: directory of LMCache's
+    second tier; None for none."""
     grows = {"min_replicas": 1, "max_replicas": pool, "upscale_delay_s": GROWS_AFTER_S, "downscale_delay_s": 3600}
     generator = {
         "model": str(model),
         "served_name": "banyan-arithmetic",
-        "max_model_len": LONGEST,
-        "kv_cache_memory_bytes": fit * LONGEST * TOKEN_BYTES,
+        "max_model_len": CONTEXT_TOKENS,
+        "kv_cache_memory_bytes": fit * CONTEXT_TOKENS * TOKEN_BYTES,
         "replicas": grows,
     }
     cache: dict[str, Any] = {"enabled": side == "with", "l1_size_gb": 2}
@@ -161,7 +165,7 @@ def config_of(side: str, model: Path, fit: int, pool: int, files: Path | None = 
 
 
 async def of_new_replicas(config: AppConfig, url: str, seed: int) -> dict[str, list[float]]:
-    """Seconds to the first step by what has become of the pool."""
+    """Seconds to the first step, by what happened to the pool before."""
     from ray import serve
 
     from deployments.app import build
@@ -170,8 +174,8 @@ async def of_new_replicas(config: AppConfig, url: str, seed: int) -> dict[str, l
     found: dict[str, list[float]] = {}
 
     async def ask(state: str) -> dict[int, int]:
-        """The processes of the generators that each search began on, by its prompt's seed."""
-        # What an engine does for the first time is no prefix.
+        """Process id of the generator that each search began on, by its prompt's seed."""
+        # Whatever an engine does only once must not count as the time of a prompt.
         await first_steps(url, short)
         await asyncio.to_thread(in_replicas, "Generator", began)
         found[state] = await first_steps(url, long)
@@ -195,7 +199,7 @@ async def of_new_replicas(config: AppConfig, url: str, seed: int) -> dict[str, l
         await ask("new")
         await ask("known")
         replicas("generator")[0].kill()
-        await asyncio.sleep(1.0)  # until that is noticed, the status has it
+        await asyncio.sleep(1.0)  # the status lists it until its death is noticed
         await whole(1)
         (old,) = set((await ask("replaced")).values())
         pressing = asyncio.create_task(press(url, seed + 1))
@@ -215,21 +219,21 @@ async def of_new_replicas(config: AppConfig, url: str, seed: int) -> dict[str, l
 
 
 async def press(url: str, seed: int) -> None:
-    """Searches with short prompts, of which a pool grows; until it is cancelled."""
+    """Keeps searching with short prompts, which makes the pool grow, until cancelled."""
     drawn = prompts(seed, chars=0)
     async with Client(url, connections=CLIENTS) as client:
 
-        async def search_on() -> None:
+        async def keep_searching() -> None:
             while True:
                 await client.ask(next(drawn).question(PRESSING))
 
         async with asyncio.TaskGroup() as group:
             for _ in range(CLIENTS):
-                group.create_task(search_on())
+                group.create_task(keep_searching())
 
 
 async def of_returns(url: str, seed: int) -> tuple[dict[str, list[float]], dict[str, int]]:
-    """Seconds between expansions by state, and what the generator counted."""
+    """Seconds between expansions by state, and the growth of the generator's counters."""
     drawn = prompts(seed)
     async with httpx.AsyncClient(base_url=url, timeout=60.0) as http:
         await first_steps(url, list(itertools.islice(prompts(seed + 1, chars=0), RETURNING_CLIENTS)))
@@ -246,13 +250,13 @@ def claims(found: dict[str, dict[str, list[float]]], states: Sequence[str]) -> l
         for name, part in (("p50", 0.5), ("p95", 0.95)):
             there, here = (quantile(sorted(found[state][side]), part) for side in ("with", "without"))
             ratio = there / here
-            made.append(claim(f"{state}, {name}: with over without", round(ratio, 3), "<= 1/3", ratio <= MOST))
+            made.append(claim(f"{state}, {name}: with over without", round(ratio, 3), "<= 1/3", ratio <= MAX_RATIO))
     return made
 
 
 def main(
     turns: Annotated[int, typer.Option(min=1, max=20)] = 2,
-    parts: Annotated[str, typer.Option(help="Of replicas, returns.")] = "replicas,returns",
+    parts: Annotated[str, typer.Option(help="Parts to run: replicas, returns.")] = "replicas,returns",
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
@@ -282,15 +286,15 @@ def main(
                             keep(state, side, seconds)
                     counted[side].append(counts)
     asked = [state for state in STATES if state in found]
-    held = claims(found, asked)
-    kept = {state: {side: told(seconds) for side, seconds in of.items()} for state, of in found.items()}
+    checked = claims(found, asked)
+    kept = {state: {side: percentiles(seconds) for side, seconds in of.items()} for state, of in found.items()}
     shape = {"layers": LAYERS, "neurons": NEURONS, "bytes_of_kv_a_token": TOKEN_BYTES, "clients": CLIENTS}
-    path = write_result("first_step", {"asked": shape, "seconds": kept, "counted": counted, "claims": held})
+    path = write_result("first_step", {"asked": shape, "seconds": kept, "counted": counted, "claims": checked})
     table = Table("state", *(f"{side}: {name}" for side in SIDES for name in ("p50", "p95")))
     for state, of in kept.items():
         table.add_row(state, *(f"{of[side][name]:.2f}" for side in SIDES for name in ("p50", "p95")))
     console.print(table)
-    show_claims(console, held)
+    show_claims(console, checked)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 

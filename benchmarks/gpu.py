@@ -1,10 +1,10 @@
-"""The planner, the clamp and LMCache on a device, as a table: see docs/gpu.md.
+"""Planner, clamp and LMCache on a device, as a table; see docs/gpu.md.
 
     python -m benchmarks.gpu my_config.yaml
-    python -m benchmarks.gpu serve_config.yaml --memory 24MiB --working 1MiB     on a CPU, to see that it runs
+    python -m benchmarks.gpu serve_config.yaml --memory 24MiB --working 1MiB     on a CPU, to see that the program runs
 
-Three applications one after the other, each with the memory that the planner gives generator and reward model: without
-clamp and cache, with the clamp, and with both. More clients than fit search at once, and MCTS comes back to old paths.
+Three applications run one after the other, each with the planner's split of memory: without clamp and cache, with the
+clamp, and with both. More clients search at once than fit, and MCTS comes back to old paths.
 """
 
 import subprocess
@@ -38,13 +38,13 @@ MIB = 1 << 20
 console = Console(stderr=True)
 
 
-def used_mib(told: str) -> int:
-    """What ``nvidia-smi`` says is used of the first device, in MiB."""
-    return int(told.splitlines()[0].strip())
+def used_mib(output: str) -> int:
+    """MiB in use on the first device, from the output of ``nvidia-smi``."""
+    return int(output.splitlines()[0].strip())
 
 
 def device_used() -> int | None:
-    """MiB of the device; None where there is none."""
+    """MiB in use on the device; None without a device."""
     command = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
         return used_mib(subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout)
@@ -65,7 +65,7 @@ def row(arm: str, strategy: str, ran: Run, before: int | None, after: int | None
 
 
 def claims(rows: list[dict[str, Any]], shares: list[Share], whole: int) -> list[dict[str, Any]]:
-    """What the three are for."""
+    """Claims: engines stay within the plan, the clamp avoids preemptions, and LMCache gets hits."""
     found = []
     planned_mib = round(sum(share.device for share in shares) * whole / MIB)
     if (taken := max((each["device_mib"] or 0 for each in rows), default=0)) > 0:
@@ -90,8 +90,8 @@ async def searches(url: str, problems: int, clients: int) -> dict[str, Run]:
 
 def main(
     config: Path,
-    memory: Annotated[str | None, typer.Option(help="As `banyan plan` takes it.")] = None,
-    working: Annotated[str, typer.Option(help="As `banyan plan` takes it.")] = "2GiB",
+    memory: Annotated[str | None, typer.Option(help="As for `banyan plan`.")] = None,
+    working: Annotated[str, typer.Option(help="As for `banyan plan`.")] = "2GiB",
     problems: Annotated[int, typer.Option(min=8, max=10_000)] = 64,
     clients: Annotated[int, typer.Option(min=1, max=128)] = 64,
 ) -> None:
@@ -111,14 +111,14 @@ def main(
         rates = {strategy: f"{ran.figures['searches_per_s']:.2f}/s" for strategy, ran in found.items()}
         console.print(f"{arm}: {rates}")
     plan = [{"engine": share.role.name, "blocks": share.blocks, "device": share.device} for share in shares]
-    held = claims(rows, shares, whole)
-    path = write_result("gpu", {"memory": whole, "plan": plan, "clients": clients, "rows": rows, "claims": held})
+    checked = claims(rows, shares, whole)
+    path = write_result("gpu", {"memory": whole, "plan": plan, "clients": clients, "rows": rows, "claims": checked})
     columns = ("searches_per_s", "p95_s", "preemptions", "recomputed_share", "external_hits", "device_mib")
     table = Table("arm", "strategy", *columns)
     for each in rows:
         table.add_row(each["arm"], each["strategy"], *(str(each[name]) for name in columns))
     console.print(table)
-    show_claims(console, held)
+    show_claims(console, checked)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 

@@ -3,10 +3,10 @@
     python -m benchmarks.gpu_curves                              within eight minutes, on the GPU
     python -m benchmarks.gpu_curves --device cpu --shapes tiny    to see that the program runs
 
-What a search on a GPU takes is made of three curves: a decode step, by batch and context; a reward model's pass over
+Three curves determine the time of a search on a GPU: a decode step, by batch and context; a reward model's pass over
 the new step of each path, or over the whole path; the KV of a prefix, fetched from host memory or computed again.
-Passes are captured graphs, compiled but for attention, as vLLM runs them. Keys and values lie in one piece for each
-request, not in blocks, and there is no scheduler: an engine takes longer.
+Passes are captured graphs, compiled except for attention, as in vLLM. Keys and values are contiguous per request, not
+paged, and there is no scheduler, so a real engine takes longer.
 """
 
 import math
@@ -32,14 +32,14 @@ PATH_TOKENS = (256, 1024, 2048)
 STEP = 32
 """Tokens of a path's new step."""
 LARGEST_PASS = 65_536
-"""Tokens of one pass of a reward model, at most."""
+"""Most tokens of one pass of a reward model."""
 RESTORED = (256, 1024, 4096)
 """Tokens whose keys and values are copied."""
 CHUNK = 256
-"""Tokens of one copy, as LMCache keeps them."""
+"""Tokens of one copy: a chunk of LMCache."""
 BLOCK = 16
 POOL_BYTES = {"cuda": 32 << 30, "cpu": 64 << 20}
-"""Keys and values of a batch, at most."""
+"""Memory for the keys and values of a batch, in bytes, by device."""
 WARM_UP = 3
 console = Console(stderr=True)
 
@@ -106,7 +106,7 @@ def after_attention(x: Tensor, attended: Tensor, layer: Layer) -> Tensor:
 
 
 def attention(queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Each query sees what is before it; the last query is at the last key. All ``[requests, heads, tokens, size]``."""
+    """Causal attention, the last query aligned with the last key. Tensors are ``[requests, heads, tokens, size]``."""
     new, total = queries.shape[2], keys.shape[2]
     if queries.is_cuda:  # torch's own function would align a shorter block of queries with the first key
         attended: Tensor = torch.ops.aten._scaled_dot_product_flash_attention(queries, keys, values, 0.0, new > 1)[0]
@@ -153,13 +153,14 @@ class Model:
         return 2 * self._pool.numel() >= requests * tokens * self.shape.kv_bytes
 
     def caches(self, requests: int, tokens: int) -> list[Tensor]:
-        """Of each layer ``[requests, tokens, 2, kv_heads, head_size]``."""
+        """One tensor ``[requests, tokens, 2, kv_heads, head_size]`` per layer."""
         shape = self.shape
         size = (shape.layers, requests, tokens, 2, shape.kv_heads, shape.head_size)
         return list(self._pool[: math.prod(size)].view(size))
 
     def states(self, ids: Tensor, caches: Sequence[Tensor]) -> Tensor:
-        """Hidden states ``[requests, new, hidden]`` of new tokens ``[requests, new]``, the last of what is cached."""
+        """Hidden states ``[requests, new, hidden]`` of the new tokens ``[requests, new]``, which come last in the
+        caches."""
         shape, (requests, new), total = self.shape, ids.shape, caches[0].shape[1]
         cos, sin = (each[total - new : total].repeat(requests, 1, 1) for each in (self._cos, self._sin))
         x = functional.embedding(ids.flatten(), self._vocabulary)
@@ -178,7 +179,7 @@ class Model:
         return functional.linear(self.states(ids, caches)[:, -1], self._vocabulary).argmax(-1)
 
     def rewards(self, ids: Tensor, caches: Sequence[Tensor]) -> Tensor:
-        """Of each path, ``[requests]``."""
+        """Reward of each path, ``[requests]``."""
         return functional.linear(self.states(ids, caches)[:, -1], self._reward_head).float().softmax(-1)[:, 1]
 
     def ids(self, requests: int, tokens: int) -> Tensor:
@@ -186,7 +187,7 @@ class Model:
 
 
 def seconds(work: Callable[[], Any], device: str, captured: bool = True) -> float:
-    """Of one call, the median of several; on a GPU of its captured graph."""
+    """Median seconds of one call; on a GPU, of its captured graph unless ``captured`` is false."""
     if device == "cpu":
         work()
         return statistics.median(_clocked(work) for _ in range(5))
@@ -213,7 +214,7 @@ def seconds(work: Callable[[], Any], device: str, captured: bool = True) -> floa
 
 
 def _captured(work: Callable[[], Any]) -> Callable[[], Any]:
-    torch.cuda.empty_cache()  # of the graph before
+    torch.cuda.empty_cache()  # frees the previous graph's memory
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -306,8 +307,8 @@ def restoring_curve(model: Model, device: str) -> list[dict[str, Any]]:
 
 
 def same_states(device: str) -> float:
-    """How far a new step's states are from the same rows of the whole path, relative to them, at most of three paths:
-    whether attention is aligned as it has to be."""
+    """Relative difference between the states of a new step and the same rows of a pass over the whole paths: a check
+    that attention is aligned correctly."""
     model = Model(SHAPES["tiny"]._replace(head_size=64), device, compiled=False)
     ids, caches = model.ids(3, 96), model.caches(3, 96)
     whole = model.states(ids, caches)[:, -STEP:].float()
@@ -316,7 +317,7 @@ def same_states(device: str) -> float:
 
 
 def ceilings(device: str) -> dict[str, float]:
-    """Bytes a second that a kernel reads and writes, and operations a second of a matrix product."""
+    """Bytes that a kernel reads and writes per second, and operations per second of a matrix product."""
     elements, side = (1 << 31, 8192) if device == "cuda" else (1 << 22, 256)
     source = torch.randn(elements, device=device, dtype=torch.bfloat16)
     target = torch.empty_like(source)
@@ -327,7 +328,7 @@ def ceilings(device: str) -> dict[str, float]:
 
 
 def claims(curves: dict[str, dict[str, list[dict[str, Any]]]]) -> list[dict[str, Any]]:
-    """The assumptions of the design about GPUs, as claims."""
+    """The design's assumptions about GPUs, as claims."""
     found = []
     for name, of in curves.items():
         steps = {(row["batch"], row["context"]): row["step_s"] for row in of["decode"]}
@@ -353,8 +354,8 @@ def main(
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda",
     shapes: Annotated[str, typer.Option(help="1.5B, 7B or tiny; several with commas.")] = "1.5B,7B",
     compiled: Annotated[bool, typer.Option("--compiled/--eager")] = True,
-    commit: Annotated[str, typer.Option(help="Where the machine has no git.")] = "",
-    out: Annotated[str, typer.Option(help="Where to keep the result, if not among the others.")] = "",
+    commit: Annotated[str, typer.Option(help="Commit to record where the machine has no git.")] = "",
+    out: Annotated[str, typer.Option(help="Result file, if not in benchmarks/results.")] = "",
 ) -> None:
     torch.manual_seed(7)
     began = time.perf_counter()

@@ -1,9 +1,9 @@
-"""How long an engine that hangs keeps searches waiting, and how soon another is in its place.
+"""How long a hung engine keeps searches waiting, and how soon it is replaced.
 
     python -m benchmarks.hangs
 
-For the generator and the process reward model, with one replica of each and with two: under 16 searches at a time a
-replica is killed, which shows what a cold start takes; then the engine of one is stopped with ``SIGSTOP``.
+For the generator and the process reward model, with one replica of each and with two, under 16 concurrent searches: a
+replica is killed, which gives the time of a cold start; then one replica's engine is stopped with ``SIGSTOP``.
 """
 
 import asyncio
@@ -36,14 +36,14 @@ ROLES = {"generator": "generator replica", "prm": "prm replica"}
 GONE_S = 20.0
 COLD_STARTS = 1.5
 DEGRADED_S = 30.0
-"""The longest that a search may take that meets the only PRM when it hangs."""
+"""Longest allowed time of a search that uses the only PRM while it hangs."""
 REPAIR_S = 300.0
 LOOK_EVERY_S = 0.2
 console = Console(stderr=True)
 
 
 class Outcome(NamedTuple):
-    """One search."""
+    """Outcome of one search."""
 
     problem: int
     began: float
@@ -52,7 +52,7 @@ class Outcome(NamedTuple):
     status: int
     degraded: bool
     answered: bool
-    """With a text."""
+    """Whether the reply has a text."""
     tree: str
 
 
@@ -78,30 +78,30 @@ class Load:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Until the end of the block; then those under way are awaited."""
-        enough = asyncio.Event()
+        """Keeps the clients searching within the block, then waits for the searches under way."""
+        stopping = asyncio.Event()
 
         async def client() -> None:
-            while not enough.is_set():
+            while not stopping.is_set():
                 self.outcomes.append(await self.search(next(self._numbers) % len(self._problems)))
 
         clients = [asyncio.create_task(client()) for _ in range(CLIENTS)]
         try:
             yield
         finally:
-            enough.set()
+            stopping.set()
             await asyncio.gather(*clients)
 
 
 class Loss(NamedTuple):
-    """What became of a replica, and of the searches meanwhile."""
+    """Loss of one replica, and the searches that ran meanwhile."""
 
     gone_s: float
-    """Until its process had ended."""
+    """Seconds until its process had ended."""
     replaced_s: float
-    """Until as many as before were at work."""
+    """Seconds until the pool had as many working replicas as before."""
     searches: list[Outcome]
-    """Those that ran at some time between."""
+    """Searches that ran at any time in between."""
 
     def as_json(self, trees: Sequence[str]) -> dict[str, Any]:
         return {
@@ -117,7 +117,7 @@ class Loss(NamedTuple):
 
 
 def replicas(part: str) -> list[psutil.Process]:
-    """Those of an engine's deployment, ``generator`` or ``prm``."""
+    """Processes of the replicas of ``generator`` or ``prm``."""
     return [each for each in psutil.Process().children(recursive=True) if has_role(each, ROLES[part])]
 
 
@@ -129,7 +129,7 @@ def has_role(process: psutil.Process, role: str) -> bool:
 
 
 def with_engine(part: str) -> tuple[psutil.Process, psutil.Process]:
-    """A replica and its engine's process. A replica that is being stopped is still there, but has no engine."""
+    """A replica and its engine's process. A replica that is shutting down still exists, but has no engine."""
     for replica in replicas(part):
         for each in replica.children(recursive=True):
             if has_role(each, f"engine of {ROLES[part]}"):
@@ -158,7 +158,7 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 
 
 async def lose(http: httpx.AsyncClient, problems: Sequence[Problem], part: str, wanted: int, hangs: bool) -> Loss:
-    """A replica of ``part`` is killed, or its engine stopped, under load."""
+    """Kills a replica of ``part``, or stops its engine, under load."""
     load = Load(http, problems)
     victim, engine = with_engine(part)
     async with load.running():
@@ -172,14 +172,14 @@ async def lose(http: httpx.AsyncClient, problems: Sequence[Problem], part: str, 
         gone = time.monotonic()
         await until(lambda: is_whole(http, part, wanted), "another in its place")
         back = time.monotonic()
-    # Whoever was waiting for the replica is done with it before the next one is lost.
+    # All replicas are back and the load has ended before the next one is lost.
     await until(lambda: is_whole(http, part, wanted), "all replicas")
     met = [each for each in load.outcomes if each.began < back and each.ended > began]
     return Loss(gone - began, back - began, met)
 
 
 async def measure(url: str, wanted: int) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Figures by part, and claims, with ``wanted`` replicas of each."""
+    """Figures by part, and claims, with ``wanted`` replicas of each part."""
     problems = list(islice(draw_problems(Split.TEST, SEED), CLIENTS))
     figures: dict[str, Any] = {}
     claims: list[dict[str, Any]] = []

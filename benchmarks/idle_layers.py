@@ -1,4 +1,4 @@
-"""An embedded model made heavy: layers and neurons that change nothing, and take memory and time like any other."""
+"""Makes an embedded model heavy: adds layers and neurons that take memory and time but do not change its output."""
 
 import json
 import shutil
@@ -10,21 +10,21 @@ from safetensors.torch import load_file, save_file
 from deployments.engines.settings import EMBEDDED_GENERATOR, EMBEDDED_MODELS
 
 _OUT = ("self_attn.o_proj.weight", "mlp.down_proj.weight")
-"""What a layer adds to what it was given goes through these two: zeros add nothing."""
+"""The projections through which a layer adds to its input; with zeros they add nothing."""
 
 
 def with_idle_layers(
     directory: Path, layers: int | None = None, neurons: int | None = None, of: str = EMBEDDED_GENERATOR
 ) -> Path:
-    """A model in ``directory`` that says what one of the embedded models says (``of``), with so many layers in all,
-    each of so many neurons, between the two halves of its second part; or with as many as it has. Each layer has as
-    many bytes of KV for a token (512 in float32).
+    """Writes a copy of the embedded model ``of`` to ``directory``, with ``layers`` layers and ``neurons`` neurons in
+    each layer's MLP; None keeps the model's own number. Its texts or rewards stay the same. Each layer has as many
+    bytes of KV per token as before (512 in float32).
 
-    With as many neurons it computes as much in each, and says the same to the last bit; more of them make it heavy in
-    compute, and a sum with more zeros in it may be taken in another order.
+    With the original number of neurons the output is the same to the last bit. With more, each layer computes more,
+    and a sum with more zeros in it may be rounded in another order.
 
     Raises:
-        ValueError: it has more layers or neurons than that.
+        ValueError: fewer layers than the model has, or neurons that are no multiple of its number.
     """
     source = EMBEDDED_MODELS / of.removeprefix("embedded:")
     config = json.loads((source / "config.json").read_text())
@@ -52,7 +52,7 @@ def with_idle_layers(
         if name.endswith(("gate_proj.weight", "up_proj.weight")):
             weights[name] = tensor.repeat(neurons // has_neurons, 1)
         elif name.endswith("down_proj.weight"):
-            # The copies are computed, and nothing is made of them.
+            # The copies are computed, but their outputs have weight zero.
             weights[name] = torch.nn.functional.pad(tensor, (0, neurons - has_neurons))
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})
     return directory

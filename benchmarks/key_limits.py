@@ -1,10 +1,10 @@
-"""What a client at the limits of its API key costs another client, who is within its own.
+"""Latency cost of a client at the limits of its API key for another client that is within its own.
 
     python -m benchmarks.key_limits
 
-Against the served application, in turns: the other client alone; beside a key whose tokens of the minute are spent and
-that asks on; beside a key that works in all of its places; and beside that key when it asks for more. The first two
-differ by refusals alone, and so do the last two.
+Against the served application, in turns, the other client searches alone; beside a key that has spent its tokens of the
+minute and keeps sending; beside a key that works in all of its places; and beside that key when it sends more. The
+first two differ only by refused requests, and so do the last two.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ import typer
 import uvloop
 from rich.console import Console
 
-from benchmarks.overload import Requests, Target, quantile, resident, searches, seconds_of, told
+from benchmarks.overload import Requests, Target, percentiles, quantile, search_until, searches, seconds_of
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.token import ensure_token
@@ -29,53 +29,53 @@ from deployments.config import AppConfig
 from deployments.startup.environment import set_environment
 
 PLACES = 4
-"""Those of the key that works in all of them."""
+"""Places of the key that works in all of them."""
 CLIENTS = 4
-"""Searches of the other client at a time."""
+"""Concurrent searches of the other client."""
 ASKED_PER_S = 50
-"""Refused requests of a key at its limits."""
-MOST = 1.3
+"""Requests per second from a key at its limits, which are refused."""
+MAX_RATIO = 1.3
 LIMITS = {"other": "", "spent": "tokens_per_minute=1 places=1", "full": f"places={PLACES}"}
-"""Those of each key, as a file of keys has them."""
+"""Limits of each key, in the syntax of the keys file."""
 ARMS = ("alone", "beside spent", "beside full", "beside more than full")
 console = Console(stderr=True)
 
 
 @asynccontextmanager
-async def asking(requests: Requests, statuses: Counter[int]) -> AsyncIterator[None]:
-    """Requests come steadily, whatever becomes of those before."""
+async def sending(requests: Requests, statuses: Counter[int]) -> AsyncIterator[None]:
+    """Sends requests at a steady rate within the block, without waiting for their replies."""
 
-    async def ask_once() -> None:
+    async def send() -> None:
         statuses[(await requests.searched()).status] += 1
 
-    async def ask_on() -> None:
-        async with asyncio.TaskGroup() as asked:
+    async def keep_sending() -> None:
+        async with asyncio.TaskGroup() as tasks:
             due = time.perf_counter()
-            while not enough.is_set():
-                asked.create_task(ask_once())
+            while not stopping.is_set():
+                tasks.create_task(send())
                 due += 1 / ASKED_PER_S
                 await asyncio.sleep(max(0.0, due - time.perf_counter()))
 
-    enough = asyncio.Event()
-    task = asyncio.create_task(ask_on())
+    stopping = asyncio.Event()
+    task = asyncio.create_task(keep_sending())
     try:
         yield
     finally:
-        enough.set()
+        stopping.set()
         await task
 
 
 @asynccontextmanager
 async def working(requests: Requests) -> AsyncIterator[None]:
-    """All places of a key are taken, one search after the other."""
-    residents = [asyncio.create_task(resident(requests, float("inf"))) for _ in range(PLACES)]
+    """Keeps all places of a key busy within the block."""
+    clients = [asyncio.create_task(search_until(requests, float("inf"))) for _ in range(PLACES)]
     await asyncio.sleep(0.5)
     try:
         yield
     finally:
-        for each in residents:
+        for each in clients:
             each.cancel()
-        await asyncio.gather(*residents, return_exceptions=True)
+        await asyncio.gather(*clients, return_exceptions=True)
 
 
 async def measure(
@@ -92,14 +92,14 @@ async def measure(
             if arm == "alone":
                 replies = await searches(other, count, CLIENTS)
             elif arm == "beside spent":
-                await spent.searched()  # a minute after the last one it has to be spent again
-                async with asking(spent, statuses[arm]):
+                await spent.searched()  # tokens spent more than a minute ago are available again
+                async with sending(spent, statuses[arm]):
                     replies = await searches(other, count, CLIENTS)
             elif arm == "beside full":
                 async with working(full):
                     replies = await searches(other, count, CLIENTS)
             else:
-                async with working(full), asking(full, statuses[arm]):
+                async with working(full), sending(full, statuses[arm]):
                     replies = await searches(other, count, CLIENTS)
             if {reply.status for reply in replies} != {200}:
                 raise RuntimeError(f"{arm}: {Counter(reply.status for reply in replies)}")
@@ -114,10 +114,12 @@ def _figures(seconds: dict[str, list[list[float]]], statuses: dict[str, Counter[
     for pushed, before in (("beside spent", "alone"), ("beside more than full", "beside full")):
         for name, part in (("p50", 0.5), ("p95", 0.95)):
             ratio = quantile(together[pushed], part) / quantile(together[before], part)
-            claims.append(claim(f"{pushed} over {before}, {name}", round(ratio, 3), f"<= {MOST}", ratio <= MOST))
+            claims.append(
+                claim(f"{pushed} over {before}, {name}", round(ratio, 3), f"<= {MAX_RATIO}", ratio <= MAX_RATIO)
+            )
     refused = statuses["beside more than full"][429] / statuses["beside more than full"].total()
     return {
-        "arms": {arm: told(values) for arm, values in together.items()},
+        "arms": {arm: percentiles(values) for arm, values in together.items()},
         "statuses_of_the_key_at_its_limits": {arm: dict(counted) for arm, counted in statuses.items() if counted},
         "share_refused_of_more_than_full": round(refused, 3),
         "claims": claims,
@@ -127,7 +129,7 @@ def _figures(seconds: dict[str, list[list[float]]], statuses: dict[str, Counter[
 def main(
     n: Annotated[int, typer.Option(min=1, max=256)] = 16,
     m: Annotated[int, typer.Option(min=1, max=64)] = 4,
-    problems: Annotated[int, typer.Option(min=4, max=1000, help="Searches of the other client, in each turn.")] = 32,
+    problems: Annotated[int, typer.Option(min=4, max=1000, help="Searches of the other client per turn.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, max=50)] = 4,
     seed: Annotated[int, typer.Option(min=0)] = 1,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
@@ -142,8 +144,8 @@ def main(
         config = AppConfig.model_validate({"cache": {"enabled": cache}, "http": {"api_keys_file": file.name}})
         with application(config) as url:
             figures = uvloop.run(measure(Target.of(url), search, keys, problems, repeats, seed))
-    asked = {"clients": CLIENTS, "places_of_full": PLACES, "asked_per_s": ASKED_PER_S, "problems": problems}
-    path = write_result("key_limits", {"search": search, "lmcache": cache, "asked": asked, **figures})
+    setup = {"clients": CLIENTS, "places_of_full": PLACES, "asked_per_s": ASKED_PER_S, "problems": problems}
+    path = write_result("key_limits", {"search": search, "lmcache": cache, "asked": setup, **figures})
     show_claims(console, figures["claims"])
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 

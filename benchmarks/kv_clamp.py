@@ -1,16 +1,16 @@
-"""What holding branches back is worth where KV memory presses: ours beside vLLM as it is and the best static setting.
+"""Gain from the KV clamp where memory is short: ours beside plain vLLM and beside the best static setting.
 
     python -m benchmarks.kv_clamp                                   beside the default, loads of 0.5 to 4
     python -m benchmarks.kv_clamp --loads 1,4 --arms "16 sequences,32 sequences,64 branches"
     python -m benchmarks.kv_clamp --heavy --strategies beam --loads 1,4      a model of 16 kB of KV a token
-    python -m benchmarks.kv_clamp --long --strategies beam --loads 1,4,8     each problem behind 650 tokens of its own
+    python -m benchmarks.kv_clamp --long --strategies beam --loads 1,4,8     each problem after 650 tokens of its own
 
-The generator gets KV memory for so many searches (`Memory`) and as many clients as a load says: at 4, four times as
-many search at once as fit. Ours and an arm take turns of seconds over HTTP, with the same problems under the same
-seeds, so the trees can be compared. Two applications, started one after the other, can differ by more than the clamp
-costs: beside the default, which is ours without the clamp, both are one, whose engines have the clamp switched on and
-off, and each has an API key of its own, so that it finds nothing of what the other computed. Any other arm is an
-application beside ours.
+The generator gets KV memory for a number of searches (`Memory`), and the load is the number of clients relative to it:
+at 4, four times as many search at once as fit. Ours and an arm take turns of a few seconds over HTTP, on the same
+problems under the same seeds, so that the trees can be compared. Two applications, started one after the other, can
+differ by more than the clamp costs. So the default arm, which is ours without the clamp, shares one application with
+ours: the engines' clamp is switched on and off, and each side has an API key of its own, so that it finds no prefix
+that the other computed. Any other arm is a second application.
 """
 
 import random
@@ -33,7 +33,7 @@ from rich.table import Table
 
 from benchmarks.engines import solve_all
 from benchmarks.idle_layers import with_idle_layers
-from benchmarks.overload import quantile, told
+from benchmarks.overload import percentiles, quantile
 from benchmarks.processes import CpuClock
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
@@ -51,12 +51,12 @@ SEARCHES: dict[str, dict[str, Any]] = {
 
 
 class Memory(NamedTuple):
-    """Of the generator."""
+    """KV memory of the generator."""
 
     searches: int
-    """That fit."""
+    """Searches that fit."""
     blocks: int
-    """For each of them."""
+    """Blocks for each search."""
 
     @property
     def all_blocks(self) -> int:
@@ -67,17 +67,17 @@ class Memory(NamedTuple):
 
 
 SHORT = Memory(searches=8, blocks=12)
-"""Alone a beam search of 16 holds 40 at its peak, but with 40 for each of eight the engine never ran
-short, however many searched: it works on 64 branches at a time, and most have a block or two of their own."""
+"""A beam search of 16 alone holds 40 blocks at its peak. But with 40 for each of eight searches, the engine never ran
+short at any load: it works on 64 branches at a time, and most have only a block or two of their own."""
 LONG = Memory(searches=3, blocks=46 + SHORT.blocks)
-"""Where a prompt takes 46, and it is prompts that do not fit."""
+"""A prompt takes 46 blocks, so it is the prompts that do not fit."""
 SYSTEM_CHARS = 800
-"""Of random text before a long problem: 650 tokens and more, and the longest leaves room for a solution."""
+"""Characters of random text before a long problem: 650 tokens or more; the longest leaves space for a solution."""
 LAYER_BLOCK_BYTES = 16_384
-"""Of a block in each layer of the embedded generator, heavy or not."""
+"""Bytes of a block in each layer of the embedded generator, heavy or not."""
 BLOCK_BYTES = 4 * LAYER_BLOCK_BYTES
 IDLE_LAYERS = 32
-"""Of the heavy generator, in all: eight times the KV of the embedded one."""
+"""Layers of the heavy generator: eight times the KV of the embedded one."""
 OURS = "ours"
 DEFAULT = "default"
 STATIC: dict[str, dict[str, Any]] = {
@@ -87,10 +87,10 @@ STATIC: dict[str, dict[str, Any]] = {
     "watermark 0.2": {"generator": {"clamp": "off", "engine_args": {"watermark": 0.2}}},
 }
 KEEPS_ALL = "short paths kept"
-TURNS = 2
-"""Every client has so many searches in a run at least: at the end of a run fewer and fewer are left."""
-PLENTY = 64
-"""Times as much memory, for trees that nothing held back."""
+SEARCHES_PER_CLIENT = 2
+"""Fewest searches per client in a run: at the end of a run the load drops."""
+AMPLE_MEMORY = 64
+"""Factor of the memory for trees that nothing held back."""
 ARMS: dict[str, dict[str, Any]] = {
     DEFAULT: {"generator": {"clamp": "off"}},
     **STATIC,
@@ -113,19 +113,19 @@ console = Console(stderr=True)
 
 
 class Run(NamedTuple):
-    """Some searches at one load."""
+    """Searches of one run at one load."""
 
     seconds: float
     each: list[float]
-    """How long every search took."""
+    """Seconds of each search."""
     found: list[Searched]
-    """What each came to."""
+    """Result of each search."""
     counted: dict[str, int]
-    """What the generator's counters gained."""
+    """Growth of the generator's counters."""
     right: int = 0
-    """Answers that are right."""
+    """Number of right answers."""
     cpu_s: dict[str, float] | None = None
-    """By role."""
+    """CPU seconds by role."""
 
     @property
     def rate(self) -> float:
@@ -135,20 +135,20 @@ class Run(NamedTuple):
     @property
     def figures(self) -> dict[str, Any]:
         cpu_ms = {role: round(1000 * spent / len(self.each), 1) for role, spent in (self.cpu_s or {}).items()}
-        figures = {"searches_per_s": round(self.rate, 3), "seconds": told(self.each), "right": self.right}
+        figures = {"searches_per_s": round(self.rate, 3), "seconds": percentiles(self.each), "right": self.right}
         return {**figures, "cpu_ms_per_search": cpu_ms, **self.counted}
 
 
 def system_of(problem: Problem) -> str:
-    """A text of `SYSTEM_CHARS` before a problem, its own."""
+    """Text of `SYSTEM_CHARS` that stands before a problem, different for each problem."""
     return system_text(random.Random(problem.unique_id), SYSTEM_CHARS)
 
 
 def config_of(
     own: dict[str, Any], cache: bool, heavy: Path | None = None, times: int = 1, memory: Memory = SHORT
 ) -> AppConfig:
-    """``own``: what an arm sets. ``heavy``: a generator with `IDLE_LAYERS`, in place of the embedded one. ``times`` the
-    memory."""
+    """``own``: the arm's settings. ``heavy``: directory of a generator with `IDLE_LAYERS`, which replaces the embedded
+    one. ``times``: factor of the memory."""
     block = IDLE_LAYERS * LAYER_BLOCK_BYTES if heavy else BLOCK_BYTES
     model = {"model": str(heavy), "served_name": "banyan-arithmetic", "max_model_len": 1024} if heavy else {}
     given = {
@@ -174,7 +174,7 @@ async def run(
     system: Callable[[Problem], str] | None = None,
     key: str | None = None,
 ) -> Run:
-    """Every problem once, so many at a time. ``system``: what stands before each."""
+    """Solves every problem once, ``clients`` at a time. ``system``: returns the text before a problem."""
     headers = {"Authorization": f"Bearer {key}"} if key else None
     async with (
         httpx.AsyncClient(base_url=url, timeout=60.0, headers=headers) as http,
@@ -204,7 +204,7 @@ class Side:
         key: str | None = None,
         begins: Callable[[], object] = lambda: None,
     ) -> None:
-        """``begins``: what makes the application this arm's before a turn of it."""
+        """``begins``: called before each turn; switches the application to this arm."""
         self._url = url
         self._memory = memory
         self._system = system
@@ -221,8 +221,8 @@ class Side:
         self.runs[strategy, load].append(self.ask(strategy, load, problems))
 
 
-def clamps(on: bool) -> Callable[[Any], None]:
-    """For a generator's replica that writes nothing: from now on its clamp is asked, or there is none."""
+def switch_clamp(on: bool) -> Callable[[Any], None]:
+    """Returns a function that switches the clamp of an idle generator replica on or off."""
 
     def switch(replica: Any) -> None:
         from dataclasses import replace
@@ -238,11 +238,11 @@ def clamps(on: bool) -> Callable[[Any], None]:
 
 @contextmanager
 def switched(config: AppConfig, memory: Memory, system: Callable[[Problem], str] | None) -> Iterator[list[Side]]:
-    """One application, with the clamp and without."""
+    """One application, with its clamp switched on and off."""
     keys = [secrets.token_urlsafe() for _ in range(2)]
 
     def side(url: str, key: str, on: bool) -> Side:
-        return Side(url, memory, system, key, lambda: in_replicas("Generator", clamps(on)))
+        return Side(url, memory, system, key, lambda: in_replicas("Generator", switch_clamp(on)))
 
     with TemporaryDirectory() as folder:
         own = {"http": http_for(keys, Path(folder, "keys"))}
@@ -254,13 +254,13 @@ def switched(config: AppConfig, memory: Memory, system: Callable[[Problem], str]
 def beside(
     configs: dict[str, AppConfig], memory: Memory, system: Callable[[Problem], str] | None
 ) -> Iterator[list[Side]]:
-    """Two applications."""
+    """Two applications beside each other."""
     with applications(configs) as urls:
         yield [Side(url, memory, system) for url in urls]
 
 
 def other_trees(runs: Sequence[Run], others: Sequence[Run]) -> int:
-    """Searches that came to something else, of runs with the same problems and seeds."""
+    """Number of searches with different results, of runs with the same problems and seeds."""
     return sum(
         one != other
         for here, there in zip(runs, others, strict=True)
@@ -269,7 +269,7 @@ def other_trees(runs: Sequence[Run], others: Sequence[Run]) -> int:
 
 
 def row_of(strategy: str, load: float, arm: str, ours: Sequence[Run], theirs: Sequence[Run]) -> dict[str, Any]:
-    """One arm beside ours, pair by pair."""
+    """Figures of one arm beside ours, pair by pair."""
     rates = [here.rate / there.rate for here, there in zip(ours, theirs, strict=True)]
     p95s = [p95(there) / p95(here) for here, there in zip(ours, theirs, strict=True)]
     sides = {OURS: ours, arm: theirs}
@@ -295,7 +295,7 @@ def p95(run: Run) -> float:
 
 
 def claims(rows: Sequence[dict[str, Any]], shrinks: bool = False) -> list[dict[str, Any]]:
-    """What is asked of ours, beside the arms that ran. Where ours shrinks searches, their trees are others."""
+    """Claims about ours beside the arms that ran. If ours shrinks searches, their trees differ."""
     found = []
     by_place: dict[tuple[str, float], dict[str, dict[str, Any]]] = defaultdict(dict)
     for row in rows:
@@ -322,7 +322,7 @@ def claims(rows: Sequence[dict[str, Any]], shrinks: bool = False) -> list[dict[s
 
 
 def best_static(rows: Sequence[dict[str, Any]]) -> str | None:
-    """Of the static settings that ran beside ours the one that did best, over all that ran."""
+    """The static setting that did best beside ours, over all loads that ran."""
     over: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         if row["arm"] in STATIC:
@@ -331,15 +331,15 @@ def best_static(rows: Sequence[dict[str, Any]]) -> str | None:
 
 
 def main(
-    arms: Annotated[str, typer.Option(help=f"Each beside ours; of {', '.join(ARMS)}.")] = DEFAULT,
-    ours: Annotated[str, typer.Option(help="wait or shrink.")] = "wait",
+    arms: Annotated[str, typer.Option(help=f"Arms to compare with ours; of {', '.join(ARMS)}.")] = DEFAULT,
+    ours: Annotated[str, typer.Option(help="Clamp of ours: wait or shrink.")] = "wait",
     strategies: Annotated[str, typer.Option()] = "beam,mcts",
-    loads: Annotated[str, typer.Option(help="Clients over the searches that fit.")] = "0.5,1,2,4",
-    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each run, at least.")] = 64,
-    pairs: Annotated[int, typer.Option(min=1, max=50, help="Of runs, at each load of a strategy.")] = 3,
+    loads: Annotated[str, typer.Option(help="Clients, relative to the searches that fit.")] = "0.5,1,2,4",
+    problems: Annotated[int, typer.Option(min=8, max=10_000, help="Fewest problems per run.")] = 64,
+    pairs: Annotated[int, typer.Option(min=1, max=50, help="Pairs of runs at each load of a strategy.")] = 3,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
-    long: Annotated[bool, typer.Option(help="Each problem behind 650 tokens of its own.")] = False,
-    heavy: Annotated[bool, typer.Option(help="A generator of 16 kB of KV a token, of idle layers.")] = False,
+    long: Annotated[bool, typer.Option(help="Each problem after 650 tokens of its own.")] = False,
+    heavy: Annotated[bool, typer.Option(help="Generator with 16 kB of KV a token (idle layers).")] = False,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
@@ -352,7 +352,9 @@ def main(
         for arm in arms.split(","):
             settings = {OURS: {"generator": {"clamp": ours}}, arm: ARMS[arm]}
             configs = {
-                name.replace(" ", "-"): config_of(own, cache, model, PLENTY if name == "without limit" else 1, memory)
+                name.replace(" ", "-"): config_of(
+                    own, cache, model, AMPLE_MEMORY if name == "without limit" else 1, memory
+                )
                 for name, own in settings.items()
             }
             one = arm == DEFAULT
@@ -361,17 +363,17 @@ def main(
                 for side in sides:
                     side.ask(wanted[0][0], 1.0, warm_up)
                 for pair, (strategy, load) in product(range(pairs), wanted):
-                    asked = list(islice(drawn, max(problems, TURNS * memory.clients(load))))
+                    asked = list(islice(drawn, max(problems, SEARCHES_PER_CLIENT * memory.clients(load))))
                     for side in sides[:: 1 if pair % 2 == 0 else -1]:
                         side.turn(strategy, load, asked)
                     here, there = (round(side.runs[strategy, load][-1].rate, 2) for side in sides)
                     console.print(f"{strategy} at {load:g}, pair {pair + 1}: ours {here} searches/s, {arm} {there}")
             rows += [row_of(*place, arm, *(side.runs[place] for side in sides)) for place in wanted]
-    held = claims(rows, shrinks=ours == "shrink")
+    checked = claims(rows, shrinks=ours == "shrink")
     fits = {"searches": memory.searches, "blocks": memory.all_blocks}
     path = write_result(
         "kv_clamp" + ("_long" if long else "") + ("_heavy" if heavy else ""),
-        {"fits": fits, "ours": ours, "lmcache": cache, "problems": problems, "rows": rows, "claims": held},
+        {"fits": fits, "ours": ours, "lmcache": cache, "problems": problems, "rows": rows, "claims": checked},
     )
     columns = ("preemptions", "recomputed_tokens")
     table = Table(
@@ -383,7 +385,7 @@ def main(
         ratios = (str(row[name]) for name in RATIOS.values())
         table.add_row(row["strategy"], f"{row['load']:g}", row["arm"], *ratios, *counted, right)
     console.print(table)
-    show_claims(console, held)
+    show_claims(console, checked)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 

@@ -1,4 +1,4 @@
-"""How long each callback holds the event loop, in processor time of the thread: others on the machine do not count."""
+"""How long each callback holds the event loop, in CPU time of the thread, so that other programs do not count."""
 
 import asyncio
 import gc
@@ -13,18 +13,18 @@ KEPT = 5
 
 
 class Hold(NamedTuple):
-    """One callback."""
+    """The time for which one callback held the loop."""
 
     seconds: float
     what: str
 
 
 class Holds:
-    """What was measured."""
+    """All measured callbacks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
-        """Of all callbacks together."""
+        """Seconds of all callbacks together."""
         self.callbacks = 0
         self.longest: list[Hold] = []
         """The longest first."""
@@ -37,24 +37,24 @@ class Holds:
 
 
 class GarbageClock:
-    """Processor time that the thread spent on collecting garbage."""
+    """CPU time that the thread spent on garbage collection."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self.longest = 0.0
         self.full = 0
-        """Collections of the oldest generation."""
+        """Number of full collections."""
         self._began = 0.0
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        gc.callbacks.append(self._take)
+        gc.callbacks.append(self._on_collection)
         try:
             yield
         finally:
-            gc.callbacks.remove(self._take)
+            gc.callbacks.remove(self._on_collection)
 
-    def _take(self, phase: str, info: dict[str, int]) -> None:
+    def _on_collection(self, phase: str, info: dict[str, int]) -> None:
         if phase == "start":
             self._began = time.thread_time()
             return
@@ -66,7 +66,7 @@ class GarbageClock:
 
 @contextmanager
 def measured(holds: Holds, fakes: OwnTime, garbage: GarbageClock) -> Iterator[None]:
-    """Has every callback of every loop timed, less what the fakes spent in it."""
+    """Times every callback of every loop, without what the fakes spent in it."""
     run = asyncio.Handle._run
 
     def timed(handle: asyncio.Handle) -> None:
@@ -76,7 +76,7 @@ def measured(holds: Holds, fakes: OwnTime, garbage: GarbageClock) -> Iterator[No
         run(handle)
         seconds = time.thread_time() - before - (fakes.seconds - fakes_before)
         collected = garbage.seconds - garbage_before
-        holds.add(seconds, lambda: _said(f"{where} to {_place(handle)}", collected))
+        holds.add(seconds, lambda: _label(f"{where} to {_place(handle)}", collected))
 
     asyncio.Handle._run = timed  # type: ignore[assignment, method-assign]
     try:
@@ -85,12 +85,12 @@ def measured(holds: Holds, fakes: OwnTime, garbage: GarbageClock) -> Iterator[No
         asyncio.Handle._run = run  # type: ignore[method-assign]
 
 
-def _said(where: str, collected: float) -> str:
+def _label(where: str, collected: float) -> str:
     return where + (f", garbage {collected * 1e3:.1f} ms" if collected > 1e-4 else "")
 
 
 def _place(handle: asyncio.Handle) -> str:
-    """Where the task of a callback stands."""
+    """Where the task of a callback is suspended."""
     callback: Any = handle._callback  # type: ignore[attr-defined]
     task = getattr(callback, "__self__", None)
     if not isinstance(task, asyncio.Task):
@@ -99,7 +99,7 @@ def _place(handle: asyncio.Handle) -> str:
 
 
 def place(awaited: Any) -> str:
-    """Where a coroutine stands: the innermost one that it awaits, and its line."""
+    """Where a coroutine is suspended: the innermost coroutine that it awaits, and the line."""
     frame = None
     while awaited is not None:
         frame = getattr(awaited, "cr_frame", None) or getattr(awaited, "ag_frame", None) or frame
@@ -109,8 +109,8 @@ def place(awaited: Any) -> str:
 
 @contextmanager
 def measured_tasks(loop: asyncio.AbstractEventLoop, holds: Holds, garbage: GarbageClock) -> Iterator[None]:
-    """Has every step of every task timed that the loop begins from now on: for loops that are not asyncio's own, whose
-    callbacks cannot be looked into."""
+    """Times every step of every task that the loop starts from now on: for loops other than asyncio's own, whose
+    callbacks cannot be patched."""
     before = loop.get_task_factory()
 
     def timed(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> Any:
@@ -156,4 +156,4 @@ class _TimedSteps(Coroutine[Any, Any, Any]):
             yield
         finally:
             seconds, collected = time.thread_time() - before, self._garbage.seconds - collected
-            self._holds.add(seconds, lambda: _said(f"{where} to {place(self._coroutine)}", collected))
+            self._holds.add(seconds, lambda: _label(f"{where} to {place(self._coroutine)}", collected))

@@ -1,10 +1,10 @@
-"""Throughput by how KV memory is split between generator and reward model: what the planner says, beside other splits.
+"""Throughput by how KV memory is split between generator and reward model: the planner's split beside others.
 
     python -m benchmarks.memory_split
     python -m benchmarks.memory_split --shares 0.2,0.7 --turns 1
 
-On a CPU, with host memory in place of a device's: so much KV for both that it presses. Every split is an application of
-its own, in turns, over HTTP; the same problems under the same seeds.
+On a CPU, with host memory in place of a device's, and so little KV memory for both that it limits the throughput. Every
+split is an application of its own, in turns, over HTTP, with the same problems under the same seeds.
 """
 
 import random
@@ -29,15 +29,15 @@ from kvstore.memory.planner import TOKENS, split
 SEARCH: dict[str, Any] = {"strategy": "beam_search", "n": 16, "m": 4}
 MEMORY = 16 << 20
 CLIENTS = 16
-WARM = 16
+WARM_UP = 16
 SEED = 7
-LEAST = 0.95
+MIN_RATIO = 0.95
 PLANNED = "planned"
 console = Console(stderr=True)
 
 
 def planned_bytes() -> tuple[int, int]:
-    """The planner's own: KV of generator and reward model, weights and the rest aside."""
+    """The planner's split: bytes of KV for generator and reward model, without weights and the rest."""
     from deployments.startup.memory_plan import roles_of
 
     roles = [role._replace(weight_bytes=0) for role in roles_of(AppConfig(), 0, TOKENS)]
@@ -57,9 +57,9 @@ def config_of(generator: int, prm: int, cache: bool) -> AppConfig:
 
 async def turn(url: str, problems: int) -> Run:
     drawn = draw_problems(Split.VALIDATION, SEED)
-    warm = [next(drawn) for _ in range(WARM)]
+    warm_up = [next(drawn) for _ in range(WARM_UP)]
     measured = [next(drawn) for _ in range(problems)]
-    await run(url, SEARCH, warm, CLIENTS, SEED, counters)
+    await run(url, SEARCH, warm_up, CLIENTS, SEED, counters)
     return await run(url, SEARCH, measured, CLIENTS, SEED, counters)
 
 
@@ -73,7 +73,7 @@ async def counters(http: httpx.AsyncClient) -> dict[str, int]:
 
 
 def main(
-    shares: Annotated[str, typer.Option(help="Of the memory, the generator's.")] = "0.2,0.35,0.5,0.75",
+    shares: Annotated[str, typer.Option(help="The generator's shares of the memory.")] = "0.2,0.35,0.5,0.75",
     problems: Annotated[int, typer.Option(min=8, max=10_000)] = 48,
     turns: Annotated[int, typer.Option(min=1, max=20)] = 2,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = False,
@@ -83,9 +83,9 @@ def main(
     splits = {PLANNED: planned_bytes()}
     splits |= {share: (int(float(share) * MEMORY), MEMORY - int(float(share) * MEMORY)) for share in shares.split(",")}
     runs: dict[str, list[Run]] = {name: [] for name in splits}
-    luck = random.Random(SEED)
+    rng = random.Random(SEED)
     for number in range(turns):
-        for name in luck.sample(list(splits), len(splits)):
+        for name in rng.sample(list(splits), len(splits)):
             with application(config_of(*splits[name], cache)) as url:
                 runs[name].append(uvloop.run(turn(url, problems)))
             console.print(f"turn {number + 1}, {name}: {runs[name][-1].rate:.2f} searches/s")
@@ -103,8 +103,8 @@ def main(
     ]
     best = max(rates, key=lambda name: rates[name])
     ratio = round(rates[PLANNED] / rates[best], 3)
-    held = [claim(f"the planned split over the best one ({best})", ratio, f">= {LEAST}", ratio >= LEAST)]
-    path = write_result("memory_split", {"bytes": MEMORY, "clients": CLIENTS, "rows": rows, "claims": held})
+    claims = [claim(f"the planned split over the best one ({best})", ratio, f">= {MIN_RATIO}", ratio >= MIN_RATIO)]
+    path = write_result("memory_split", {"bytes": MEMORY, "clients": CLIENTS, "rows": rows, "claims": claims})
     table = Table("split", "generator", "reward model", "searches/s", "preemptions", "PRM tokens computed")
     for row in rows:
         counted = row["counted"][-1]
@@ -114,7 +114,7 @@ def main(
             row["split"], *sizes, f"{rates[row['split']]:.2f}", str(counted["generator_preemptions"]), str(computed)
         )
     console.print(table)
-    show_claims(console, held)
+    show_claims(console, claims)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 

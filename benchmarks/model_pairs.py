@@ -1,4 +1,4 @@
-"""The generator and reward model pairs that speed is measured with: the embedded one, and the same made heavy."""
+"""The generator and reward model pairs that speed is measured with: the embedded pair, and a heavy version of it."""
 
 import hashlib
 import os
@@ -58,7 +58,7 @@ def heavy_pair() -> ModelPair:
 
 
 def cache_directory() -> Path:
-    """What benchmarks keep from one run to the next."""
+    """Directory of what benchmarks keep from one run to the next."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "banyan"
 
 

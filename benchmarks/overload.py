@@ -1,10 +1,11 @@
-"""What happens past capacity: how fast requests without a place are refused, and what that costs those who have one.
+"""Behaviour past capacity: how fast requests without a place are refused, and what that costs accepted requests.
 
     python -m benchmarks.overload
 
-Against the served application with 64 places: a full house alone, then bursts of ten times as many, then a full house
-with a steady stream of more. Every twentieth request has a prompt of a megabyte, and clients that send a byte a second
-stand beside them. The client is raw sockets on the same machine: its own delay is in every figure and kept with them.
+Against the served application with 64 places: 64 searches alone, then bursts of 640 requests, then 64 constant searches
+beside a steady stream of further requests. Every twentieth request has a prompt of a megabyte, and clients that send
+one byte a second are connected meanwhile. The client uses raw sockets on the same machine; its own delay is in every
+figure and is recorded.
 """
 
 import asyncio
@@ -32,9 +33,9 @@ PLACES = 64
 BURST = 640
 STEADY_PER_S = 50
 LONG_EVERY = 20
-"""Each so many-th request has a prompt of a megabyte."""
+"""One request in this many has a prompt of a megabyte."""
 SLOW = 64
-"""Clients that send a byte a second, beside each burst and the steady stream."""
+"""Clients that send a byte a second, during each burst and the steady stream."""
 SLOW_BYTES = 1000
 PATH = "/v1/chat/completions"
 TIMEOUT_S = 300.0
@@ -45,11 +46,11 @@ console = Console(stderr=True)
 
 
 class Reply(NamedTuple):
-    """What became of one request."""
+    """Reply to one request."""
 
     status: int
     seconds: float
-    """From before the connection was made until the whole reply was there."""
+    """From before the connection is opened until the whole reply has arrived."""
 
 
 class Target(NamedTuple):
@@ -58,13 +59,13 @@ class Target(NamedTuple):
 
     @classmethod
     def of(cls, url: str) -> "Target":
-        """Of an address without a path."""
+        """From an address without a path."""
         host, _, port = url.removeprefix("http://").partition(":")
         return cls(host, int(port))
 
 
 async def ask(target: Target, head: bytes, body: bytes = b"", every_s: float = 0.0) -> Reply:
-    """One request on a connection of its own; its body at once, or a byte every ``every_s`` until there is a reply."""
+    """Sends one request on a connection of its own: its body at once, or a byte every ``every_s`` until the reply."""
     began = time.perf_counter()
     async with asyncio.timeout(TIMEOUT_S):
         reader, writer = await asyncio.open_connection(*target)
@@ -92,7 +93,7 @@ async def _trickle(writer: asyncio.StreamWriter, body: bytes, every_s: float) ->
 
 
 def head_of(length: int, path: str = PATH, method: str = "POST", key: str | None = None) -> bytes:
-    """``key``: an API key, where they are wanted."""
+    """``key``: an API key, if the application asks for one."""
     lines = [f"{method} {path} HTTP/1.1", "host: banyan", "content-type: application/json", f"content-length: {length}"]
     if key is not None:
         lines.append(f"authorization: Bearer {key}")
@@ -100,7 +101,7 @@ def head_of(length: int, path: str = PATH, method: str = "POST", key: str | None
 
 
 class Requests:
-    """Searches of new problems, one after the other: nothing is answered from what a cache remembers."""
+    """Sends searches, each of a new problem, so that no cache can answer them."""
 
     def __init__(self, target: Target, search: dict[str, Any], seed: int, key: str | None = None) -> None:
         self._target = target
@@ -110,23 +111,23 @@ class Requests:
         self._numbers = count(1)
 
     async def searched(self, long_too: bool = False) -> Reply:
-        """A search; every so many-th with a prompt of a megabyte if ``long_too``."""
+        """Sends a search. With ``long_too``, one search in `LONG_EVERY` has a prompt of a megabyte."""
         number = next(self._numbers)
         text = next(self._problems).text
         if long_too and number % LONG_EVERY == 0:
             text = text * (1_000_000 // len(text))
         messages = [{"role": "user", "content": text}]
-        asked = {"model": "banyan-arithmetic", "messages": messages, "seed": number, "search": self._search}
-        body = json.dumps(asked).encode()
+        fields = {"model": "banyan-arithmetic", "messages": messages, "seed": number, "search": self._search}
+        body = json.dumps(fields).encode()
         return await ask(self._target, head_of(len(body), key=self._key), body)
 
     async def slow(self) -> Reply:
-        """A body that will not be complete in a quarter of an hour."""
+        """Sends a body so slowly that it would take a quarter of an hour."""
         return await ask(self._target, head_of(SLOW_BYTES), b" " * SLOW_BYTES, every_s=1.0)
 
 
-class Watch:
-    """Asks for /health all the time, and measures the delay of this process's event loop."""
+class HealthWatch:
+    """Polls /health, and measures the delay of this process's event loop."""
 
     def __init__(self, target: Target) -> None:
         self._target = target
@@ -145,11 +146,11 @@ class Watch:
             self._delay.stop()
 
     async def _watch(self) -> None:
-        asked: set[asyncio.Task[None]] = set()
+        tasks: set[asyncio.Task[None]] = set()
         while True:
             task = asyncio.create_task(self._ask())
-            asked.add(task)
-            task.add_done_callback(asked.discard)
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
             await asyncio.sleep(HEALTH_EVERY_S)
             self.client_delays.append(self._delay.seconds)
 
@@ -163,21 +164,21 @@ class Burst(NamedTuple):
 
 
 async def full_house(requests: Requests) -> list[Reply]:
-    """As many searches at once as there are places, and nothing else."""
+    """Runs as many searches at once as there are places."""
     return list(await asyncio.gather(*(requests.searched() for _ in range(PLACES))))
 
 
 async def burst(requests: Requests) -> Burst:
-    """Ten times as many at once."""
+    """Sends ten times as many requests at once as there are places."""
     slow = [asyncio.create_task(requests.slow()) for _ in range(SLOW)]
     replies = await asyncio.gather(*(requests.searched(long_too=True) for _ in range(BURST)))
     return Burst(list(replies), list(await asyncio.gather(*slow)))
 
 
 async def steady(requests: Requests, seconds: float) -> Burst:
-    """A full house that stays full, and so many requests a second that find it so."""
+    """Keeps all places busy, and sends `STEADY_PER_S` further requests a second."""
     until = time.perf_counter() + seconds
-    house = [asyncio.create_task(resident(requests, until)) for _ in range(PLACES)]
+    house = [asyncio.create_task(search_until(requests, until)) for _ in range(PLACES)]
     await asyncio.sleep(1.0)
     slow = [asyncio.create_task(requests.slow()) for _ in range(SLOW)]
     refused: list[asyncio.Task[Reply]] = []
@@ -191,15 +192,15 @@ async def steady(requests: Requests, seconds: float) -> Burst:
     return Burst(replies, list(await asyncio.gather(*slow)))
 
 
-async def resident(requests: Requests, until: float) -> None:
-    """Searches one after the other; refused because another came first, it tries again soon."""
+async def search_until(requests: Requests, until: float) -> None:
+    """Searches one after the other; after a refusal it retries soon."""
     while time.perf_counter() < until:
         if (await requests.searched()).status != 200:
             await asyncio.sleep(0.2)
 
 
 async def searches(requests: Requests, number: int, clients: int) -> list[Reply]:
-    """So many searches, ``clients`` at a time."""
+    """Runs ``number`` searches, ``clients`` at a time."""
     left = iter(range(number))
 
     async def client() -> list[Reply]:
@@ -213,13 +214,13 @@ def seconds_of(replies: Sequence[Reply], *statuses: int) -> list[float]:
 
 
 def quantile(ordered: Sequence[float], part: float) -> float:
-    """Of an ordered sequence; NaN of none."""
+    """Quantile of an ordered sequence; NaN if it is empty."""
     return ordered[min(len(ordered) - 1, int(part * len(ordered)))] if ordered else float("nan")
 
 
 async def measure(target: Target, search: dict[str, Any], repeats: int, steady_s: float, seed: int) -> dict[str, Any]:
     requests = Requests(target, search, seed)
-    watch = Watch(target)
+    watch = HealthWatch(target)
     alone: list[list[Reply]] = []
     bursts: list[Burst] = []
     await asyncio.gather(*(requests.searched() for _ in range(WARM_UP)))
@@ -233,7 +234,7 @@ async def measure(target: Target, search: dict[str, Any], repeats: int, steady_s
     return _figures(alone, bursts, stream, watch)
 
 
-def _figures(alone: list[list[Reply]], bursts: list[Burst], stream: Burst, watch: Watch) -> dict[str, Any]:
+def _figures(alone: list[list[Reply]], bursts: list[Burst], stream: Burst, watch: HealthWatch) -> dict[str, Any]:
     house = seconds_of([reply for each in alone for reply in each], 200)
     crowd = [reply for each in bursts for reply in each.replies]
     slow = [reply for each in (*bursts, stream) for reply in each.slow]
@@ -245,16 +246,16 @@ def _figures(alone: list[list[Reply]], bursts: list[Burst], stream: Burst, watch
     unhealthy = sum(reply.status != 200 for reply in watch.health)
     p99, last, slowest = quantile(steadily, 0.99), quantile(refused, 1.0), quantile(health, 1.0)
     return {
-        "full_house_alone": told(house),
+        "full_house_alone": percentiles(house),
         "burst": {
-            "accepted": told(accepted),
-            "refused": told(refused),
+            "accepted": percentiles(accepted),
+            "refused": percentiles(refused),
             "statuses": [_statuses(each.replies) for each in bursts],
         },
-        "steady": {"refused": told(steadily), "statuses": _statuses(stream.replies)},
-        "slow_bodies": {"ended": told([reply.seconds for reply in slow]), "statuses": _statuses(slow)},
-        "health": told(health) | {"not_200": unhealthy},
-        "client_loop_delay_s": told(watch.client_delays),
+        "steady": {"refused": percentiles(steadily), "statuses": _statuses(stream.replies)},
+        "slow_bodies": {"ended": percentiles([reply.seconds for reply in slow]), "statuses": _statuses(slow)},
+        "health": percentiles(health) | {"not_200": unhealthy},
+        "client_loop_delay_s": percentiles(watch.client_delays),
         "claims": [
             claim("steady: refusals p99, seconds", round(p99, 3), "< 0.25", p99 < 0.25),
             claim("burst: the last refusal, seconds", round(last, 3), "< 3", last < 3),
@@ -265,7 +266,7 @@ def _figures(alone: list[list[Reply]], bursts: list[Burst], stream: Burst, watch
     }
 
 
-def told(seconds: Sequence[float]) -> dict[str, Any]:
+def percentiles(seconds: Sequence[float]) -> dict[str, Any]:
     ordered = sorted(seconds)
     parts = {"p50": 0.5, "p95": 0.95, "p99": 0.99, "max": 1.0}
     return {"count": len(ordered)} | {name: round(quantile(ordered, part), 3) for name, part in parts.items()}
@@ -278,7 +279,7 @@ def _statuses(replies: Sequence[Reply]) -> dict[str, int]:
 def main(
     n: Annotated[int, typer.Option(min=1, max=256)] = 16,
     m: Annotated[int, typer.Option(min=1, max=64)] = 4,
-    repeats: Annotated[int, typer.Option(min=1, max=50, help="Full houses and bursts, in turn.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, max=50, help="Repeats of the full house and of the burst.")] = 3,
     steady_s: Annotated[float, typer.Option(min=1, max=600)] = 20.0,
     seed: Annotated[int, typer.Option(min=0)] = 1,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
@@ -289,8 +290,8 @@ def main(
     search = {"strategy": "beam_search", "n": n, "m": m}
     with application(config) as url:
         figures = uvloop.run(measure(Target.of(url), search, repeats, steady_s, seed))
-    asked = {"places": PLACES, "burst": BURST, "steady_per_s": STEADY_PER_S, "slow_bodies": SLOW}
-    path = write_result("overload", {"search": search, "lmcache": cache, "asked": asked, **figures})
+    setup = {"places": PLACES, "burst": BURST, "steady_per_s": STEADY_PER_S, "slow_bodies": SLOW}
+    path = write_result("overload", {"search": search, "lmcache": cache, "asked": setup, **figures})
     show_claims(console, figures["claims"])
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 

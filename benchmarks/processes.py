@@ -1,4 +1,4 @@
-"""CPU seconds by process: who spent them while something ran."""
+"""CPU seconds by process role, while something runs."""
 
 import asyncio
 import re
@@ -21,7 +21,7 @@ _NAMES = (
 
 
 def this_and_below() -> list[psutil.Process]:
-    """This process, all that it started, and the cache servers, which detach."""
+    """This process, all processes that it started, and the cache servers, which detach."""
     this = psutil.Process()
     found = [this, *this.children(recursive=True)]
     return found + [each for each in psutil.process_iter() if each not in found and _is_cache_server_of(this, each)]
@@ -35,10 +35,10 @@ def _is_cache_server_of(this: psutil.Process, other: psutil.Process) -> bool:
 
 
 class CpuClock:
-    """CPU seconds since it was made, by role."""
+    """CPU seconds since its creation, by role."""
 
     def __init__(self, processes: Callable[[], Iterable[psutil.Process]] = this_and_below) -> None:
-        """``processes``: those that count."""
+        """``processes``: returns the processes that count."""
         self._processes = processes
         self._before = self._snapshot()
         self._busy_before = _busy_s()
@@ -53,7 +53,7 @@ class CpuClock:
         return {role: round(seconds, 2) for role, seconds in ordered if seconds >= 0.01}
 
     def elsewhere(self) -> float:
-        """CPU seconds of this machine's cores that went to others."""
+        """CPU seconds of this machine that went to other processes."""
         return max(0.0, _busy_s() - self._busy_before - sum(self.spent().values()))
 
     def _snapshot(self) -> dict[int, tuple[str, float]]:
@@ -71,7 +71,7 @@ class CpuClock:
 
 
 async def at_rest(seconds: float) -> dict[str, float]:
-    """CPU seconds a second by role while nothing is asked, watched for so long."""
+    """CPU seconds per second of the idle processes, by role, measured over ``seconds``."""
     clock, began = CpuClock(), time.perf_counter()
     await asyncio.sleep(seconds)
     took = time.perf_counter() - began
@@ -79,14 +79,14 @@ async def at_rest(seconds: float) -> dict[str, float]:
 
 
 def _busy_s() -> float:
-    """CPU seconds of all cores that they were not idle, those that a host took away included."""
+    """CPU seconds for which all cores together were not idle, including time that the host took away."""
     times = psutil.cpu_times()
-    # What guests take is in what users take.
+    # User time includes guest time.
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
 
 
 def role_of(process: psutil.Process) -> str:
-    """What a process is to the application."""
+    """Role of a process in the application."""
     name = " ".join(process.cmdline()) or process.name()
     role = next((role for pattern, role in _NAMES if re.search(pattern, name)), "other")
     if role == "engine core":

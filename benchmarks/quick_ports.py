@@ -1,6 +1,6 @@
 """A generator and a scorer that cost next to nothing, for searches of tens of thousands of steps.
 
-What they say follows from the seeds alone. Their own processor time is kept apart, so that it can be taken off.
+Their output follows from the seeds alone. Their own CPU time is counted separately, so that it can be subtracted.
 """
 
 import time
@@ -12,17 +12,17 @@ from search.ports import Branch, Child, ChildGroup, ExpandItem, ExpandRequest, S
 from search.tree import Step, StepEnd
 
 GROUP = 64
-"""Children that arrive together: all that an engine of the default ``max_num_seqs`` can finish at a time."""
-SHORTEST, LONGEST = 4, 8
-"""Tokens of a step."""
+"""Children per group: all that an engine with the default ``max_num_seqs`` can finish at once."""
+MIN_TOKENS, MAX_TOKENS = 4, 8
+"""Fewest and most tokens of a step."""
 VOCABULARY = 50_000
-ENDING = 256
-"""One step in so many ends its path."""
+STEPS_PER_END = 256
+"""One step in this many ends its path."""
 ANSWERS = 200
 
 
 class OwnTime:
-    """Processor seconds that the thread spent on the fakes, less what was spent meanwhile on collecting garbage."""
+    """CPU seconds that the thread spent on the fakes, without the garbage collections in between."""
 
     def __init__(self, collecting: Callable[[], float] = lambda: 0.0) -> None:
         self.seconds = 0.0
@@ -38,8 +38,8 @@ class OwnTime:
 
 
 class QuickGenerator:
-    """Writes steps of a few tokens. ``repeated``: the share of siblings whose texts others have already. ``length``:
-    the steps of a whole solution."""
+    """Writes steps of a few tokens. ``repeated``: share of siblings that repeat another's text. ``length``: steps of a
+    whole solution."""
 
     def __init__(self, own: OwnTime, repeated: float, length: int) -> None:
         self._own = own
@@ -67,20 +67,22 @@ class QuickGenerator:
         return Child(item.parent, branch.index, steps, cached_tokens=len(item.prefix))
 
     def _text_seed(self, item: ExpandItem, branch: Branch) -> int:
-        """Of so few texts that the share of siblings repeats others."""
+        """Seed of the branch's text: one of so few texts that the wanted share of siblings repeats another's."""
         if not self._repeated:
             return branch.seed
-        # One asked for alone has siblings that were asked for before: among a few texts it finds its own.
+        # A branch requested alone has siblings from earlier requests: a small set of texts makes it repeat theirs.
         texts = round((1.0 - self._repeated) * max(len(item.branches), 8))
         return zlib.crc32(repr(item.parent).encode()) << 20 | branch.seed % max(1, texts)
 
 
 def _step(seed: int, ends: bool, whole: bool) -> Step:
-    """The step of a seed. A whole solution ends where it is told to, any other path by chance."""
+    """The step of a seed. A whole solution ends at its last step, any other path at random."""
     mixed = (seed * 0x9E3779B97F4A7C15 + 0x7F4A7C15) & 0xFFFF_FFFF_FFFF
     mixed ^= mixed >> 17
-    tokens = tuple((mixed + 7919 * place) % VOCABULARY for place in range(SHORTEST + mixed % (LONGEST - SHORTEST + 1)))
-    if ends or (not whole and mixed // 8 % ENDING == 0):
+    tokens = tuple(
+        (mixed + 7919 * place) % VOCABULARY for place in range(MIN_TOKENS + mixed % (MAX_TOKENS - MIN_TOKENS + 1))
+    )
+    if ends or (not whole and mixed // 8 % STEPS_PER_END == 0):
         number = mixed // 4096 % ANSWERS
         answer = f"\\frac{{{number}}}{{7}}" if number % 8 == 0 else str(number)
         return Step(tokens, f"so the answer is \\boxed{{{answer}}} ({mixed:x})", StepEnd.END_OF_SEQUENCE)
@@ -101,5 +103,5 @@ class QuickScorer:
 
 
 def _reward(text: str) -> float:
-    """From 0.25 to 0.75: of rewards that are further apart, a few paths would soon take all that is resampled."""
+    """From 0.25 to 0.75: with rewards further apart, a few paths would soon get all that is resampled."""
     return 0.25 + (zlib.crc32(text.encode()) & 0xFFFF) / 0x1FFFE

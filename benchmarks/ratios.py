@@ -1,4 +1,4 @@
-"""How many times as much one side of a benchmark is as the other, over several rounds."""
+"""Ratio of the two sides of a benchmark over several rounds, with its confidence interval."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ class Ratio(NamedTuple):
 def ratio_with_interval(pairs: Sequence[tuple[float, float]]) -> Ratio:
     """Ratio of the first number of a pair to the second, one pair per round.
 
-    The interval is Student's t on the logarithms of the ratios, the rounds being independent.
+    The interval is Student's t on the logarithms of the ratios, which takes the rounds as independent.
 
     Raises:
         ValueError: there are fewer than two pairs, or a number is not positive.

@@ -1,4 +1,4 @@
-"""What every benchmark keeps beside its figures: the machine and the commit they were measured on."""
+"""Writes benchmark results as JSON, with the machine and the commit that they were measured on."""
 
 import itertools
 import json
@@ -18,8 +18,8 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def write_result(name: str, figures: dict[str, Any], path: Path | None = None) -> Path:
-    """Keeps a run as ``results/NAME-COMMIT.json``, or at ``path``, and returns where. Another run of the same commit is
-    kept in ``NAME-COMMIT-2.json``. A list of plain values takes one line."""
+    """Writes a run's figures to ``results/NAME-COMMIT.json``, or to ``path``, and returns the path. A second run of the
+    same commit goes to ``NAME-COMMIT-2.json``. A list of plain values takes one line."""
     changed = _git("status", "--porcelain", "--", ":(top)", ":(top,exclude)benchmarks/results")
     commit = _git("rev-parse", "--short", "HEAD") + ("+" if changed else "")
     result = {
@@ -41,19 +41,19 @@ def _unused(path: Path) -> Path:
 
 
 def claim(name: str, value: Any, asked: Any, holds: bool) -> dict[str, Any]:
-    """What was promised and whether it holds, as a result keeps it under ``claims``."""
+    """A claim as results keep it under ``claims``: the value, the bound that it is held to, and whether it holds."""
     return {"name": name, "value": value, "asked": asked, "holds": holds}
 
 
 def show_claims(console: Console, claims: Iterable[dict[str, Any]]) -> None:
-    """A line for each."""
+    """Prints one line per claim."""
     for each in claims:
         verdict = "holds" if each["holds"] else "FAILS"
         console.print(f"{verdict}  {each['name']}: {each['value']} (asked: {each['asked']})")
 
 
 def _json(value: Any, indent: str = "") -> str:
-    """As ``json.dumps`` with an indent of 2, but for lists of plain values."""
+    """Like ``json.dumps`` with an indent of 2, but a list of plain values takes one line."""
     inner = indent + "  "
     if isinstance(value, dict) and value:
         members = (f"{json.dumps(str(key))}: {_json(each, inner)}" for key, each in value.items())
@@ -64,7 +64,7 @@ def _json(value: Any, indent: str = "") -> str:
 
 
 def machine() -> dict[str, Any]:
-    """Processor, memory and the versions that matter."""
+    """Processor, cores, memory, load, and the versions of the packages that affect speed."""
     model = "unknown"
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

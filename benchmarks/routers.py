@@ -1,4 +1,4 @@
-"""Ray Serve's ready-made routers, told what they would not find by themselves in a search's calls, and a switch."""
+"""Ray Serve's ready-made routers, adapted to the calls of a search; and a switch between routers."""
 
 import os
 from pathlib import Path
@@ -16,11 +16,11 @@ from deployments.scaling.homes import Homes
 from deployments.scaling.router import CallMatching, HomeRouter, asked
 
 PRM = "ProcessRewardModel"
-"""The deployment."""
+"""Name of the reward models' deployment."""
 
 
 class BySession(CallMatching, ConsistentHashRouter):
-    """The search is the session."""
+    """Consistent hashing, with the search as the session."""
 
     def _routing_key(self, pending_request: PendingRequest | None) -> str | None:
         call = asked(pending_request)
@@ -28,8 +28,8 @@ class BySession(CallMatching, ConsistentHashRouter):
 
 
 class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
-    """Looks for text in ``.prompt`` or ``.messages``: a character a token stands for a call's first prefix, a question
-    and its steps for a path to be scored."""
+    """Prefix affinity. Serve's router looks for text in ``.prompt`` or ``.messages``; a call has neither. So one
+    character per token stands for a call's first prefix, and a question with its steps for a path to score."""
 
     def _extract_text_from_request(self, pending_request: PendingRequest) -> str | None:  # type: ignore[override]  # so it is used
         request: Any = pending_request.args[0] if pending_request.args else None
@@ -41,7 +41,7 @@ class ByPrefix(CallMatching, PrefixCacheAffinityRouter):
 
 
 class NearerHome(HomeRouter):
-    """Searches leave a replica sooner: at 1.5 times its share, of any number of replicas."""
+    """The home router, but searches leave a replica sooner: at 1.5 times its share, for any number of replicas."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -56,16 +56,16 @@ ROUTERS: dict[str, type[RequestRouter]] = {
     "home at 1.5": NearerHome,
     "home": HomeRouter,
 }
-OF_SCORES: dict[str, type[RequestRouter]] = {**ROUTERS, "scores by hash": BySession}
-"""The same for reward models. Those know paths from their own caches alone, where generators have LMCache beside them,
-and have short calls, so that one of them is not busy for long."""
+PRM_ROUTERS: dict[str, type[RequestRouter]] = {**ROUTERS, "scores by hash": BySession}
+"""The same for the deployment of reward models. These find prefixes only in their own cache, while generators share
+LMCache; and their calls are short, so that none is busy for long. Hence "scores by hash" hashes only their calls."""
 
 
 class Switched:
-    """All of them side by side, each as it is and with queues of its own, so that they can take turns of seconds on the
-    same engines. A call goes through the one that is on; what is learned of replicas, all are told."""
+    """All routers side by side, each unchanged and with its own queues, so that they can take turns of a few seconds on
+    the same engines. Calls go through the active router; what Serve reports about replicas goes to all routers."""
 
-    TOLD = frozenset(
+    BROADCAST = frozenset(
         {
             "_update_running_replicas",
             "decrement_queue_len_cache",
@@ -82,11 +82,11 @@ class Switched:
 
     def __init__(self, deployment_id: DeploymentID, **given: Any) -> None:
         self._file = Path(os.environ[ROUTER_FILE])
-        routers = OF_SCORES if deployment_id.name == PRM else ROUTERS
+        routers = PRM_ROUTERS if deployment_id.name == PRM else ROUTERS
         self._routers = {name: router(deployment_id=deployment_id, **given) for name, router in routers.items()}
 
     def __getattr__(self, name: str) -> Any:
-        if name not in self.TOLD:
+        if name not in self.BROADCAST:
             return getattr(self._routers[self._file.read_text(encoding="utf-8")], name)
 
         def tell(*args: Any, **kwargs: Any) -> None:

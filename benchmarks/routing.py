@@ -1,15 +1,15 @@
-"""Which replica should get a call: Serve's ready-made routers and ours, which is served, on even and skewed load.
+"""Which replica should get a call: Serve's ready-made routers and our served one compared on even and skewed load.
 
     python -m benchmarks.routing
     python -m benchmarks.routing --arms "consistent hash" --pairs 16
-    python -m benchmarks.routing --long         each problem behind 650 tokens of its own
+    python -m benchmarks.routing --long         each problem after 650 tokens of its own
 
-Four generators and two reward models of the embedded pair, in one application over HTTP. Starts of an application and
-minutes of a shared machine differ by more than routers do, and one application for each router is more than fits a
-small machine, so all take turns of seconds on the same engines (`benchmarks.routers.Switched`). In a round all are
-asked the same new problems under the same seeds, each with an API key of its own: of what one has computed another
-finds nothing. ``even``: every client searches with a beam of 16; ``skewed``: one search in eight has a beam of 128, the
-others of 4.
+Four generators and two reward models of the embedded pair run in one application over HTTP. Two starts of an
+application, and two minutes on a shared machine, differ by more than routers do, and one application per router would
+not fit into a small machine. So all routers take turns of a few seconds on the same engines
+(`benchmarks.routers.Switched`). In a round all get the same new problems under the same seeds, each with an API key of
+its own, so that none finds a prefix that another has computed. ``even``: every client searches with a beam of 16;
+``skewed``: one search in eight has a beam of 128, the others of 4.
 """
 
 import itertools
@@ -46,14 +46,14 @@ READY_MADE = ("power of two", "consistent hash", "scores by hash", "prefix")
 ARMS = (*READY_MADE, "home at 1.5", "home")
 """The names of `benchmarks.routers.ROUTERS`."""
 DEFAULT, OURS = "power of two", "home"
-"""What Serve has by itself, and `deployments.scaling.router.HomeRouter`, which is served."""
+"""Serve's default, and `deployments.scaling.router.HomeRouter`, which is served."""
 ROUTER_FILE = "BANYAN_BENCHMARK_ROUTER_FILE"
-"""The variable that names the file in which the switch reads which router is on."""
-NEAR, MUCH = 0.97, 1.1
-"""Of the fastest, and so much faster than every ready-made one: what a router is to come to everywhere, and what makes
-one of our own worth it somewhere."""
+"""Environment variable with the path of the file that names the active router."""
+MIN_OF_FASTEST, MIN_GAIN = 0.97, 1.1
+"""Bounds on our router's speed: near the fastest router everywhere, and so much faster than every ready-made one
+somewhere that a router of our own is worth it."""
 LOADS: dict[str, tuple[int, int]] = {"even": (16, 16), "skewed": (128, 4)}
-"""The beam of one search in eight, and of the others."""
+"""Beam width of one search in eight, and of the others."""
 COUNTERS = ("prefix_queries", "prefix_hits", "external_hits", "prompt_tokens", "generated_tokens", "recomputed_tokens")
 ROLES = ("generator", "prm")
 CLIENTS = 16
@@ -62,19 +62,19 @@ console = Console(stderr=True)
 
 
 class Run(NamedTuple):
-    """All problems of a turn once."""
+    """All problems of one turn."""
 
     seconds: float
     found: list[Searched]
     each: list[float]
-    """Seconds of every search."""
+    """Seconds of each search."""
     counted: dict[str, dict[str, int]]
-    """By role, what its replicas counted together."""
+    """Growth of the counters by role, summed over its replicas."""
     cpu_s: float
-    """Of all processes."""
+    """CPU seconds of all processes."""
 
     def cached(self, role: str) -> float:
-        """The share of a role's prompt tokens that some cache gave."""
+        """Share of a role's prompt tokens that came from a cache."""
         of = self.counted[role]
         return (of["prefix_hits"] + of["external_hits"]) / max(1, of["prefix_queries"])
 
@@ -118,7 +118,7 @@ async def run(
     problems: Sequence[Problem],
     system: Callable[[Problem], str] | None = None,
 ) -> Run:
-    """``system``: what stands before each problem."""
+    """Solves all problems under one API key. ``system``: returns the text before a problem."""
     large, small = ({"strategy": "beam_search", "n": n, "m": 4} for n in beams)
     async with (
         httpx.AsyncClient(base_url=url, timeout=60.0, headers={"Authorization": f"Bearer {key}"}) as http,
@@ -150,7 +150,7 @@ def measure(
     """Runs by load and arm."""
     drawn = draw_problems(Split.VALIDATION, SEED)
     ran: dict[str, dict[str, list[Run]]] = {load: {arm: [] for arm in keys} for load in LOADS}
-    luck = random.Random(SEED)
+    rng = random.Random(SEED)
 
     def turn(arm: str, load: str, asked: Sequence[Problem]) -> Run:
         switch.write_text(arm, encoding="utf-8")
@@ -162,10 +162,10 @@ def measure(
     for pair in range(pairs):
         for load in LOADS:
             asked = list(itertools.islice(drawn, problems))
-            for arm in luck.sample(list(keys), len(keys)):
+            for arm in rng.sample(list(keys), len(keys)):
                 ran[load][arm].append(turn(arm, load, asked))
-            told = {arm: round(runs[-1].seconds, 2) for arm, runs in ran[load].items()}
-            console.print(f"pair {pair + 1}, {load}: seconds {told}")
+            seconds_by_arm = {arm: round(runs[-1].seconds, 2) for arm, runs in ran[load].items()}
+            console.print(f"pair {pair + 1}, {load}: seconds {seconds_by_arm}")
     return ran
 
 
@@ -196,51 +196,53 @@ def summary(ran: dict[str, dict[str, list[Run]]]) -> list[dict[str, Any]]:
 
 
 def over(ran: dict[str, list[Run]], one: str, other: str, figure: str = "seconds") -> float:
-    """How many times as fast an arm is as another, the median of the pairs. ``figure``: of a run, or ``p95`` of its
-    searches."""
+    """Speed of one arm relative to another: the median ratio of the pairs. ``figure``: ``seconds`` of a run, or ``p95``
+    of its searches."""
     pairs = zip(ran[one], ran[other], strict=True)
     ratios: list[float] = [getattr(there, figure) / getattr(here, figure) for here, there in pairs]
     return round(statistics.median(ratios), 3)
 
 
 def over_best(ran: dict[str, list[Run]], one: str) -> tuple[float, str]:
-    """How many times as fast an arm is as the fastest other, and which that is."""
+    """Speed of an arm relative to the fastest other arm, and the name of that arm."""
     return min((over(ran, one, other), other) for other in ran if other != one)
 
 
 def over_ready_made(ran: dict[str, list[Run]], figure: str = "seconds") -> float:
-    """How many times as fast ours is as the fastest ready-made one."""
+    """Speed of ours relative to the fastest ready-made router."""
     return min(over(ran, OURS, other, figure) for other in ran if other in READY_MADE)
 
 
 def claims(ran: dict[str, dict[str, list[Run]]], rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """What is asked of the router that is served, which is ours: near the fastest on all loads, faster than Serve's
-    default by more than noise on one, and somewhere much faster than every ready-made one."""
-    held = []
+    """Claims about the served router, which is ours: near the fastest on all loads, faster than Serve's default by more
+    than noise on at least one, and much faster than every ready-made one on at least one."""
+    checked = []
     for load, arms in ran.items():
         least, arm = over_best(arms, OURS)
-        held.append(claim(f"{load}: {OURS} over the best other ({arm})", least, f">= {NEAR}", least >= NEAR))
+        checked.append(
+            claim(f"{load}: {OURS} over the best other ({arm})", least, f">= {MIN_OF_FASTEST}", least >= MIN_OF_FASTEST)
+        )
     faster = [row["load"] for row in rows if row["arm"] == OURS and row["time_over_default"]["interval"][1] < 0]
-    held.append(
+    checked.append(
         claim(f"loads with {OURS} faster than {DEFAULT} by more than noise", faster, "at least one", bool(faster))
     )
     for figure, name in (("seconds", "throughput"), ("p95", "p95")):
         most = max(over_ready_made(arms, figure) for arms in ran.values())
         where = f"{OURS} over the best ready-made one, where it is most: {name}"
-        held.append(claim(where, most, f">= {MUCH}", most >= MUCH))
+        checked.append(claim(where, most, f">= {MIN_GAIN}", most >= MIN_GAIN))
     others = sum(row["other_answers"] for row in rows)
-    held.append(claim(f"searches that came to something else than with {DEFAULT}", others, 0, not others))
-    return held
+    checked.append(claim(f"searches that came to something else than with {DEFAULT}", others, 0, not others))
+    return checked
 
 
 def main(
-    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}; the first and the last always are.")] = ",".join(
+    arms: Annotated[str, typer.Option(help=f"Of {', '.join(ARMS)}; the first and the last always run.")] = ",".join(
         READY_MADE
     ),
-    problems: Annotated[int, typer.Option(min=8, max=10_000, help="In each turn.")] = 24,
+    problems: Annotated[int, typer.Option(min=8, max=10_000, help="Problems per turn.")] = 24,
     pairs: Annotated[int, typer.Option(min=5, max=1000, help="Rounds in which each arm has a turn of each load.")] = 10,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
-    long: Annotated[bool, typer.Option(help="Each problem behind 650 tokens of its own.")] = False,
+    long: Annotated[bool, typer.Option(help="Each problem after 650 tokens of its own.")] = False,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
@@ -253,12 +255,12 @@ def main(
         switch.write_text(DEFAULT, encoding="utf-8")
         os.environ[ROUTER_FILE] = str(switch)
         with application(config_of(cache, http_for(keys.values(), Path(folder, "keys")))) as url:
-            logging.getLogger("httpx").setLevel(logging.WARNING)  # one of the routers has all logged
+            logging.getLogger("httpx").setLevel(logging.WARNING)  # one of the routers turns all logging on
             ran = measure(url, switch, keys, problems, pairs, system_of if long else None)
     rows = summary(ran)
-    held = claims(ran, rows)
+    checked = claims(ran, rows)
     asked = {"problems": problems, "clients": CLIENTS, "pairs": pairs, "lmcache": cache}
-    path = write_result("routing_long" if long else "routing", {"asked": asked, "rows": rows, "claims": held})
+    path = write_result("routing_long" if long else "routing", {"asked": asked, "rows": rows, "claims": checked})
     columns = ("searches_per_s", "p95_s", "cpu_s_per_search", "generator_cached", "prm_cached")
     table = Table("load", "arm", *columns, "time over default")
     for row in rows:
@@ -266,7 +268,7 @@ def main(
         interval = f"{more['median']:+.1%} ({more['interval'][0]:+.1%} to {more['interval'][1]:+.1%})" if more else ""
         table.add_row(row["load"], row["arm"], *(str(row[name]) for name in columns), interval)
     console.print(table)
-    show_claims(console, held)
+    show_claims(console, checked)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 
 

@@ -1,8 +1,8 @@
-"""Whether one seed gives one tree on the engines as they are served: from run to run, and with one generator or two.
+"""Checks that one seed gives one tree on served engines: from run to run, and with one generator or two.
 
 Three applications one after the other, two of them alike, search the same problems with the same seeds, 16 at a time.
 Trees are compared by the ids, texts, statuses, ends and counts of their nodes. Rewards may differ in their last digits,
-since an engine adds in another order in another batch; the largest difference is kept.
+since an engine sums in another order in another batch; the largest difference is recorded.
 
     python -m benchmarks.same_trees
 """

@@ -1,10 +1,10 @@
-"""How long tasks hold the event loop that a controller's searches share, served and under unbroken load.
+"""How long tasks hold the event loop of a served controller under constant load.
 
     python -m benchmarks.served_holds
 
-So many searches at a time for minutes, as beams, subtrees and MCTS in turn, plain and streamed. In the controller every
-step of every task that begins meanwhile is timed, and every collection of garbage, in processor time of the thread:
-what others on the machine take does not count. Callbacks of no task are not seen: the loop is uvloop's.
+Sixteen searches at a time for some minutes: beam search, DVTS and MCTS in turn, streamed and not. In the controller,
+every step of every task that starts meanwhile is timed, and every garbage collection, in CPU time of the thread, so
+that other programs on the machine do not count. Callbacks outside of tasks are not seen, since the loop is uvloop's.
 """
 
 import asyncio
@@ -30,14 +30,14 @@ SEARCHES: tuple[dict[str, Any], ...] = (
     {"strategy": "mcts", "budget": {"tokens": 2000}},
 )
 CLIENTS = 16
-MOST_MS = 5.0
+MAX_MS = 5.0
 WARM_UP_S = 20.0
 SEED = 5
 console = Console(stderr=True)
 
 
 def begin(_: Any) -> None:
-    """Has the tasks of the controller's loop timed from now on."""
+    """Starts to time the tasks of the controller's loop."""
     from contextlib import ExitStack
 
     import psutil
@@ -46,14 +46,14 @@ def begin(_: Any) -> None:
 
     stack, holds, garbage = ExitStack(), loop_holds.Holds(), loop_holds.GarbageClock()
     stack.enter_context(garbage.running())
-    # This is called in a thread of its own: of the loops it is known that they have tasks.
+    # This runs in a thread of its own; the running loops are found through their tasks.
     for loop in {task.get_loop() for task in list(asyncio.tasks._all_tasks)}:  # type: ignore[attr-defined]
         stack.enter_context(loop_holds.measured_tasks(loop, holds, garbage))
     vars(loop_holds)["of_this_process"] = stack, holds, garbage, psutil.Process().memory_info().rss
 
 
 def end(_: Any) -> dict[str, Any]:
-    """Until now."""
+    """Stops the timing and returns its figures."""
     import gc
 
     import psutil
@@ -77,7 +77,7 @@ def end(_: Any) -> dict[str, Any]:
 
 
 async def load(url: str, seconds: float) -> int:
-    """Unbroken load; how many searches were answered."""
+    """Runs constant load, and returns the number of answered searches."""
     problems, numbers, answered = draw_problems(Split.TEST, SEED), count(), 0
     until = time.monotonic() + seconds
 
@@ -118,9 +118,9 @@ def main(
         [found] = in_replicas("SearchController", end)
     if not found["steps"]:
         raise RuntimeError("no task was timed")
-    longest = max(found["longest"][0]["ms"], found["garbage"]["longest_ms"])  # garbage outside of tasks, too
+    longest = max(found["longest"][0]["ms"], found["garbage"]["longest_ms"])  # also outside of tasks
     name = "longest step of a task, or collection of garbage, in the controller, ms"
-    claims = [claim(name, longest, f"<= {MOST_MS}", longest <= MOST_MS)]
+    claims = [claim(name, longest, f"<= {MAX_MS}", longest <= MAX_MS)]
     asked = {"minutes": minutes, "clients": CLIENTS, "searches": SEARCHES, "lmcache": cache}
     path = write_result("served_holds", {"asked": asked, "answered": answered, **found, "claims": claims})
     console.print(f"{answered} searches, {found['steps']} steps, garbage {found['garbage']}")

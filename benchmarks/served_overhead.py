@@ -1,7 +1,7 @@
-"""What serving costs: searches over HTTP and Ray Serve against the same runner in one process.
+"""Cost of serving: searches over HTTP and Ray Serve compared with the same runner in one process.
 
-Both sides use the same models, settings, seeds and search code, the engines as vLLM starts them. They
-stand side by side in one run and take turns, so that a busy machine is busy for both.
+Both sides use the same models, settings, seeds and search code, and the engines as vLLM starts them. They run side by
+side and take turns, so that a busy machine is busy for both.
 
     python -m benchmarks.served_overhead
 """
@@ -32,13 +32,13 @@ from search.settings import parse_search
 
 SEED = 1
 WARM_UP = 8
-LEAST = {True: 0.84, False: 0.75}
-"""Asked of the ratio, with LMCache on both sides and without: then the engines are faster, and serving weighs more."""
+MIN_RATIO = {True: 0.84, False: 0.75}
+"""Bounds of the ratio with LMCache on both sides, and without: then engines are faster, so serving weighs more."""
 console = Console(stderr=True)
 
 
 class Searched(NamedTuple):
-    """What one search cost, and its answer: the same on both sides."""
+    """Answer and cost of one search."""
 
     answer: str | None
     steps: int
@@ -68,7 +68,7 @@ Solve = Callable[[Problem, int], Awaitable[Searched]]
 
 @asynccontextmanager
 async def in_process(config: AppConfig, search: dict[str, Any]) -> AsyncIterator[Solve]:
-    """The runner on two engines of this process."""
+    """Yields a function that searches on two engines of this process."""
     async with engines_of(config) as engines:
 
         async def solve(problem: Problem, seed: int) -> Searched:
@@ -82,14 +82,14 @@ async def in_process(config: AppConfig, search: dict[str, Any]) -> AsyncIterator
 
 @contextmanager
 def application(config: AppConfig) -> Iterator[str]:
-    """The application on a Ray of its own; its address."""
+    """Runs the application on a Ray of its own; yields its address."""
     with applications({"": config}) as [url]:
         yield url
 
 
 @contextmanager
 def applications(configs: Mapping[str, AppConfig]) -> Iterator[list[str]]:
-    """Several beside each other on a Ray of their own, each below a path of its name; their addresses."""
+    """Runs several applications on a Ray of their own, each below a path of its name; yields their addresses."""
     import ray
     from ray import serve
 
@@ -118,7 +118,7 @@ def http_for(keys: Iterable[str], file: Path) -> dict[str, Any]:
 async def served(
     url: str, search: dict[str, Any], key: str | None = None, system: Callable[[Problem], str] | None = None
 ) -> AsyncIterator[Solve]:
-    """One HTTP request a search. ``system``: of each problem, the text that stands before it."""
+    """Yields a function that sends one HTTP request per search. ``system``: returns the text before a problem."""
     headers = {"Authorization": f"Bearer {key}"} if key else None
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, headers=headers) as http:
@@ -142,7 +142,7 @@ async def run_round(solve: Solve, problems: Sequence[Problem], in_flight: int) -
 async def compare(
     config: AppConfig, url: str, search: dict[str, Any], count: int, in_flight: int, repeats: int
 ) -> dict[str, list[Round]]:
-    """Both sides in turn, on new problems every repeat; the side that goes first changes."""
+    """Both sides in turn, on new problems in every repeat; the side that goes first alternates."""
     stream = draw_problems(Split.TEST, SEED)
     rounds: dict[str, list[Round]] = {"in_process": [], "served": []}
     async with in_process(config, search) as local, served(url, search) as remote:
@@ -180,7 +180,7 @@ def main(
     same = all(
         here.searches == there.searches for here, there in zip(rounds["in_process"], rounds["served"], strict=True)
     )
-    ratio, least = statistics.median(ratios), LEAST[cache]
+    ratio, least = statistics.median(ratios), MIN_RATIO[cache]
     path = write_result(
         "served_overhead" if cache else "served_overhead_uncached",
         {

@@ -1,9 +1,9 @@
-"""What is lost over time: memory, descriptors and KV of every process under searches that do not end.
+"""Growth of memory, descriptors and KV in every process under constant searches.
 
-Sixteen clients search, one in ten hangs up at a random moment. After a warm-up, in which the reward cache and the cache
-server's memory fill, every process is sampled; a line through its samples says what it gains per minute. The config
-makes both caches small, so that they are full early, and has the prompt of every problem stored: a generator that is
-alone would store what it is about to lose, which here is nothing.
+Sixteen clients search; one request in ten is abandoned at a random moment. After a warm-up, in which the reward cache
+and the cache server's memory fill, every process is sampled; a line fitted to its samples gives its growth per minute.
+The config makes both caches small, so that they fill early, and stores the prompt of every problem: by default a lone
+generator stores only what it is about to evict, which here is nothing.
 
     python -m benchmarks.soak                          35 minutes
     python -m benchmarks.soak --minutes 4 --warm-up 1
@@ -48,16 +48,17 @@ CONFIG = AppConfig.model_validate(
     }
 )
 PATIENCE_S = 2.0
-"""Whoever hangs up does so within this time: some before anything came, some just before the end."""
+"""A client that hangs up does so within this time: sometimes before any output, sometimes just before the end."""
 SAMPLE_S = 10.0
 IDLE_S = 60.0
 MAX_MB = 1.0
-"""A minute."""
+"""Most MB that a process may gain per minute."""
 MAX_SERVER_MB = L1_GIB * 1073.741824 + 600
-"""Of LMCache's server: what it keeps, and what it is itself. The KV of an engine on a CPU, which it maps too, is the
-engine's."""
+"""Most MB of LMCache's server: its store and its own memory. The KV of an engine on a CPU, which the server also maps,
+counts for the engine."""
 MAX_DESCRIPTORS = 4
-"""Between the medians of the first and the last quarter: connections of clients come and go."""
+"""Most descriptors that a process may gain, from the median of the first quarter to that of the last: connections of
+clients come and go."""
 KEPT_POINTS = 120
 console = Console(stderr=True)
 
@@ -70,11 +71,11 @@ class Sample(NamedTuple):
     pss_mb: float
     descriptors: int
     own_mb: float
-    """Of what is resident, what no other process has mapped."""
+    """Resident memory that no other process has mapped."""
 
 
 class Samples:
-    """What was seen of every process since the application started."""
+    """Samples of every process since the application started."""
 
     def __init__(self) -> None:
         self.roles: dict[psutil.Process, str] = {}
@@ -94,13 +95,13 @@ class Samples:
 
 
 class Trend(NamedTuple):
-    """What became of one process."""
+    """Trend of one process."""
 
     role: str
     pid: int
     mb_per_minute: float
-    """Of what is resident, by least squares. The proportional set size, kept beside it, moves with what other processes
-    map of the same libraries: with anything that begins or ends on the machine."""
+    """Growth of resident memory, by least squares. The proportional set size, kept beside it, also changes when any
+    process on the machine that maps the same libraries starts or ends."""
     first_mb: float
     last_mb: float
     descriptors_gained: float
@@ -140,21 +141,21 @@ class Trend(NamedTuple):
 
 
 class Load:
-    """Clients that search, of whom some hang up."""
+    """Clients that search; some of them hang up."""
 
-    def __init__(self, http: httpx.AsyncClient, leaving: float) -> None:
+    def __init__(self, http: httpx.AsyncClient, hang_up_share: float) -> None:
         self._http = http
-        self._leaving = leaving
+        self._hang_up_share = hang_up_share
         self._problems = draw_problems(Split.TEST, SEED)
         self._seeds = itertools.count(SEED)
-        self._luck = random.Random(SEED)
+        self._rng = random.Random(SEED)
         self.ends: Counter[str] = Counter()
 
     async def client(self) -> None:
         while True:
             problem, seed = next(self._problems), next(self._seeds)
             messages = [{"role": "user", "content": problem.text}]
-            stream = self._luck.random() < 0.5
+            stream = self._rng.random() < 0.5
             body = {
                 "model": "banyan-arithmetic",
                 "messages": messages,
@@ -162,9 +163,9 @@ class Load:
                 "search": SEARCH,
                 "stream": stream,
             }
-            leaves = self._luck.random() < self._leaving
+            hangs_up = self._rng.random() < self._hang_up_share
             try:
-                async with asyncio.timeout(self._luck.uniform(0, PATIENCE_S) if leaves else None):
+                async with asyncio.timeout(self._rng.uniform(0, PATIENCE_S) if hangs_up else None):
                     reply = await self._http.post("/v1/chat/completions", json=body | {"stream": stream})
                 self.ends[end_of(reply)] += 1
             except TimeoutError:
@@ -174,8 +175,8 @@ class Load:
 
 
 def end_of(reply: httpx.Response) -> str:
-    """What became of a search, with the reason where it was refused; numbers in it would make each a reason of its
-    own."""
+    """Outcome of a search, with the reason if it was refused. Numbers are masked, so that equal reasons count
+    together."""
     end = f"status {reply.status_code}"
     if not reply.is_error:
         return end
@@ -186,11 +187,11 @@ def end_of(reply: httpx.Response) -> str:
     return f"{end}: {re.sub(r'[0-9.]+', '#', reason)}"
 
 
-async def soak(url: str, clients: int, leaving: float, warm_up: float, minutes: float) -> dict[str, Any]:
-    """The figures of a run; ``warm_up`` and ``minutes`` in minutes."""
+async def soak(url: str, clients: int, hang_up_share: float, warm_up: float, minutes: float) -> dict[str, Any]:
+    """Runs the load and returns its figures; ``warm_up`` and ``minutes`` in minutes."""
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits) as http:
-        load = Load(http, leaving)
+        load = Load(http, hang_up_share)
         samples = Samples()
         working = [asyncio.create_task(load.client()) for _ in range(clients)]
         await asyncio.sleep(60 * warm_up)
@@ -211,7 +212,7 @@ async def soak(url: str, clients: int, leaving: float, warm_up: float, minutes: 
     ]
     return {
         "clients": clients,
-        "leaving": leaving,
+        "leaving": hang_up_share,
         "warm_up_minutes": warm_up,
         "minutes": minutes,
         "searches": dict(load.ends),
@@ -232,12 +233,12 @@ async def status(http: httpx.AsyncClient) -> dict[str, Any]:
 
 
 async def settled(http: httpx.AsyncClient) -> dict[str, Any]:
-    """The status once nothing runs any more, or after a minute."""
+    """The status once nothing runs, or after a minute."""
     deadline = time.monotonic() + IDLE_S
     while True:
         now = await status(http)
-        rests = now["searches"] == 0 and not any(each["running"] or each["waiting"] for each in engines(now))
-        if (rests and not now["integrity"]) or time.monotonic() > deadline:
+        is_idle = now["searches"] == 0 and not any(each["running"] or each["waiting"] for each in engines(now))
+        if (is_idle and not now["integrity"]) or time.monotonic() > deadline:
             return now
         await asyncio.sleep(1.0)
 
@@ -254,12 +255,12 @@ def claims(figures: dict[str, Any]) -> list[dict[str, Any]]:
     kept, evicted = min(figures["rewards_kept_when_it_began"]), min(figures["chunks_evicted_when_it_began"])
     unknown = {end: count for end, count in figures["searches"].items() if end not in ("status 200", "hung up")}
     server = [trend.samples[-1].own_mb for trend in trends if trend.role == "lmcache server"]
-    held = [
+    server_claims = [
         claim("MB of LMCache's server", round(size), f"<= {MAX_SERVER_MB:.0f}", size <= MAX_SERVER_MB)
         for size in server
     ]
     return [
-        *held,
+        *server_claims,
         claim("the reward cache was full when it began", kept, REWARD_CACHE, kept >= REWARD_CACHE),
         claim("chunks that LMCache's server had evicted when it began", evicted, ">= 1", evicted >= 1),
         claim("MB a minute, the most of any process", round(steepest, 3), MAX_MB, steepest <= MAX_MB),
@@ -301,22 +302,22 @@ def main(
     minutes: Annotated[float, typer.Option(min=0.5)] = 30.0,
     warm_up: Annotated[float, typer.Option(min=0.1, help="Minutes before anything is sampled.")] = 5.0,
     clients: Annotated[int, typer.Option(min=1, max=64)] = 16,
-    leaving: Annotated[float, typer.Option(min=0, max=1, help="Share of the requests that are hung up.")] = 0.1,
+    hang_up_share: Annotated[float, typer.Option(min=0, max=1, help="Share of requests whose client hangs up.")] = 0.1,
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
     with application(CONFIG) as url:
-        figures = asyncio.run(soak(url, clients, leaving, warm_up, minutes))
+        figures = asyncio.run(soak(url, clients, hang_up_share, warm_up, minutes))
     trends = sorted(figures.pop("trends"), key=lambda trend: -trend.mb_per_minute)
-    held = claims(figures | {"trends": trends})
-    path = write_result("soak", {**figures, "claims": held, "processes": [trend.json for trend in trends]})
+    server_claims = claims(figures | {"trends": trends})
+    path = write_result("soak", {**figures, "claims": server_claims, "processes": [trend.json for trend in trends]})
     plotted = plot(trends, path.with_suffix(".png"))
     table = Table("process", "MB a minute", "resident MB, first and last quarter", "descriptors gained")
     for trend in trends:
         gained = f"{trend.descriptors_gained:+.0f}"
         table.add_row(trend.role, f"{trend.mb_per_minute:+.2f}", f"{trend.first_mb:.0f}, {trend.last_mb:.0f}", gained)
     console.print(table)
-    show_claims(console, held)
+    show_claims(console, server_claims)
     console.print(f"kept in {path.relative_to(path.parents[2])}{'' if plotted else '; no plot without matplotlib'}")
 
 

@@ -1,7 +1,7 @@
-"""How long it takes from ``banyan serve`` to the first answer, by part, for the working tree and another commit.
+"""Time from ``banyan serve`` to the first answer, by part, for the working tree and another commit.
 
-Each application is started alone, the embedded models on this machine: the base, ours with an empty compile cache, the
-base again, ours again. The first of ours waits for the compiler; the second one must not be slower than the base.
+Each application is started alone, with the embedded models: the base, ours with an empty compile cache, the base again,
+ours again. Our first start includes compilation; the second one must not be slower than the base.
 
     python -m benchmarks.start --base main
 """
@@ -26,9 +26,9 @@ from cluster.cli.serve import EXAMPLE
 
 POLL_S = 0.1
 READY = "Banyan serves"
-"""With this begins the line that ``banyan serve`` prints when the application is healthy."""
+"""Beginning of the line that ``banyan serve`` prints when the application is healthy."""
 MAX_RATIO = 1.05
-"""Of the base's time: the clock of one start on a shared machine is not better than that."""
+"""Ratio to the base's time that is allowed: on a shared machine, one start cannot be timed more precisely."""
 console = Console(stderr=True)
 
 
@@ -40,7 +40,7 @@ class Progress:
         self._output = output
         self._seen = 0
 
-    def look(self) -> None:
+    def read_output(self) -> None:
         lines = self._output.read_text(encoding="utf-8", errors="replace").splitlines()
         for line in lines[self._seen :]:
             # The line names the deployments that are not ready yet, and changes with each one: all of it is one part.
@@ -48,7 +48,7 @@ class Progress:
             if name != self.parts[-1][0]:
                 self.parts.append((name, time.monotonic()))
             if name.startswith(READY):
-                break  # what follows tells a user what to type
+                break  # the lines that follow tell a user what to type
         self._seen = len(lines)
 
     def seconds(self, ended: float) -> dict[str, float]:
@@ -77,7 +77,7 @@ def started(checkout: Checkout, directory: Path, compiled: Path | None) -> dict[
                 if time.monotonic() - began > START_S:
                     raise TimeoutError(f"{checkout.name} did not start within {START_S:g} s")
                 time.sleep(POLL_S)
-                progress.look()
+                progress.read_output()
             healthy = progress.parts.pop()[1]
             messages = [{"role": "user", "content": EXAMPLE}]
             body = {"model": application.model, "messages": messages, "seed": 1}
@@ -91,7 +91,7 @@ def started(checkout: Checkout, directory: Path, compiled: Path | None) -> dict[
 
 
 def report(base: str, starts: Sequence[Mapping[str, Any]]) -> bool:
-    """Keeps and prints the figures; returns whether all claims hold."""
+    """Writes and prints the figures; returns whether all claims hold."""
     of_base = [start["seconds"] for start in starts if start["side"] == "base"]
     first, second = [start["seconds"] for start in starts if start["side"] == "ours"]
     ratio = second / min(of_base)

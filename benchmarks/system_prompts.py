@@ -1,4 +1,4 @@
-"""What system prompts do to the embedded models: the same problems without one and under five that no lesson has.
+"""Effect of system prompts on the embedded models: the same problems without one and under five not seen in training.
 
 python -m benchmarks.system_prompts
 """
@@ -32,7 +32,7 @@ SYSTEM_PROMPTS: dict[str, str | None] = {
         "state the final result clearly, without any further commentary."
     ),
 }
-"""None of them can be drawn by `deployments.embedded.conversations`."""
+"""None of them can be drawn by `deployments.embedded.conversations`, which makes the training data."""
 SEARCHES: dict[str, dict[str, Any]] = {
     "greedy": {"strategy": "greedy"},
     "beam search": {"strategy": "beam_search", "n": 16, "m": 4},
@@ -41,7 +41,7 @@ console = Console(stderr=True)
 
 
 class Measured(NamedTuple):
-    """One search over all problems under one system prompt."""
+    """Result of one search over all problems under one system prompt."""
 
     right: int
     interval: Interval

@@ -1,7 +1,7 @@
-"""What being seen costs: the same searches over HTTP with the metrics off, on, and with vLLM's own beside them.
+"""Cost of telemetry: the same searches over HTTP with metrics off, with metrics on, and with vLLM's own beside them.
 
-One application after the other, in turns, each from its start: settings of engines cannot change while they run. What
-counts is the CPU time of a step, of all processes together: on a machine that others use the wall clock says little.
+One application after the other, in turns, each newly started, since settings of engines cannot change while they run.
+The figure is the CPU time of a step over all processes: on a shared machine, wall-clock time says little.
 
     python -m benchmarks.telemetry_cost
 """
@@ -30,7 +30,7 @@ ARMS: dict[str, dict[str, Any]] = {
     "engine_metrics": {"metrics": True, "search_log": True, "engine_metrics": True},
 }
 MAX_COST = 0.02
-"""Share of the CPU time of a step."""
+"""Largest allowed cost, as a share of a step's CPU time."""
 CALLS = 20_000
 console = Console(stderr=True)
 
@@ -48,7 +48,7 @@ def cpu_ms_per_step(done: Round) -> float:
 
 
 def call_costs() -> dict[str, float]:
-    """Microseconds of a count, an observation and a publishing of a controller's series; needs a Ray that runs."""
+    """Microseconds to count, to observe and to publish a controller's series. Ray must be running."""
     import ray
 
     @ray.remote
@@ -74,8 +74,8 @@ def call_costs() -> dict[str, float]:
             if not metric.boundaries:
                 metrics.set(metric, 1.0, *("x" for _ in metric.labels))
         publish = mean_us(lambda: metrics.publish(RayInstrument), 1000)
-        told = {"count": count, "observe": observe, "tell_ray_an_observation": publish_observation, "publish": publish}
-        return {name: round(us, 2) for name, us in told.items()}
+        costs = {"count": count, "observe": observe, "tell_ray_an_observation": publish_observation, "publish": publish}
+        return {name: round(us, 2) for name, us in costs.items()}
 
     costs: dict[str, float] = ray.get(measured.remote(), timeout=60)
     return costs
@@ -83,9 +83,9 @@ def call_costs() -> dict[str, float]:
 
 def main(
     problems: Annotated[int, typer.Option(min=1, max=1000)] = 48,
-    rounds: Annotated[int, typer.Option(min=1, max=50, help="Of each application that is started.")] = 2,
-    repeats: Annotated[int, typer.Option(min=1, max=50, help="Of all arms.")] = 3,
-    arm: Annotated[list[str], typer.Option(help="Which of off, metrics, engine_metrics; the first is the base.")] = [  # noqa: B006  # typer's way
+    rounds: Annotated[int, typer.Option(min=1, max=50, help="Rounds per start of an application.")] = 2,
+    repeats: Annotated[int, typer.Option(min=1, max=50, help="Repeats of all arms.")] = 3,
+    arm: Annotated[list[str], typer.Option(help="Arms: off, metrics, engine_metrics; first: base.")] = [  # noqa: B006  # typer's way
         "off",
         "metrics",
     ],

@@ -1,12 +1,12 @@
-"""What metrics and the log of searches cost, in one application whose replicas have them switched off and on.
+"""Cost of metrics and of the search log, in one application whose replicas switch them off and on.
 
     python -m benchmarks.telemetry_toggled
 
-Starts of an application differ by more than the few per cent that are looked for (`telemetry_cost` has one for each
-arm), and so do minutes of a machine that is shared. Here the two sides take turns of seconds, in pairs, each pair
-beginning with the other one. The engines' processes have none of it, so they tell how fast the machine was meanwhile:
-what all others spend is taken relative to what they spend. What Ray's agent spends on series that it knows is on both
-sides; `telemetry_cost` has it.
+Two starts of an application differ by more than the expected few per cent (`telemetry_cost` starts one for each arm),
+and so do two minutes on a shared machine. So the two sides take turns of a few seconds here, in pairs, and the side
+that goes first alternates. The engines' processes have no telemetry, so their CPU time shows how fast the machine was:
+the CPU time of all other processes is taken relative to it. What Ray's agent spends on known series is on both sides;
+`telemetry_cost` includes it.
 """
 
 import asyncio
@@ -34,8 +34,8 @@ SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
 console = Console(stderr=True)
 
 
-def switched(on: bool) -> Callable[[Any], None]:
-    """For replicas: from now on nothing is counted, published or logged, or all of it as it was."""
+def switch_telemetry(on: bool) -> Callable[[Any], None]:
+    """Returns a function for replicas that switches counting, publishing and logging on or off."""
 
     def switch(_: Any) -> None:
         from deployments.telemetry.metrics import Metrics
@@ -60,7 +60,7 @@ async def measure(url: str, problems: int, pairs: int, in_flight: int) -> dict[s
         for pair in range(pairs):
             for side in ("off", "on") if pair % 2 == 0 else ("on", "off"):
                 for deployment in DEPLOYMENTS:
-                    in_replicas(deployment, switched(side == "on"))
+                    in_replicas(deployment, switch_telemetry(side == "on"))
                 rounds[side].append(await run_round(solve, list(islice(stream, problems)), in_flight))
             console.print(f"pair {pair + 1}/{pairs}: {[round(cpu_ms_per_step(of[-1]), 3) for of in rounds.values()]}")
     return rounds
@@ -71,15 +71,15 @@ def seconds_per_step(done: Round) -> float:
 
 
 def outside_engines(done: Round) -> float:
-    """CPU time of a step outside of the engines, over that in them."""
+    """CPU time of a step outside of the engines, relative to that inside."""
     of = done.cpu_ms_per_step
     engines = sum(ms for role, ms in of.items() if role.startswith("engine"))
     return (cpu_ms_per_step(done) - of.get("benchmark", 0.0) - engines) / engines
 
 
 def compared(off: list[float], on: list[float], share: float = 1.0) -> dict[str, Any]:
-    """How much more ``on`` is, as the mean of the pairs, with its 95% interval (bootstrap); of what ``off`` is a
-    ``share`` of."""
+    """Relative increase of ``on`` over ``off``, times ``share``: mean and median of the pairs, and the mean's 95%
+    interval (bootstrap)."""
     shares = share * (np.array(on) / np.array(off) - 1)
     interval = bootstrap((shares,), np.mean, rng=np.random.default_rng(SEED)).confidence_interval
     return {
@@ -90,7 +90,7 @@ def compared(off: list[float], on: list[float], share: float = 1.0) -> dict[str,
 
 
 def main(
-    problems: Annotated[int, typer.Option(min=4, max=1000, help="Of each turn.")] = 24,
+    problems: Annotated[int, typer.Option(min=4, max=1000, help="Problems per turn.")] = 24,
     pairs: Annotated[int, typer.Option(min=5, max=1000)] = 40,
     in_flight: Annotated[int, typer.Option(min=1, max=256)] = 16,
     cache: Annotated[bool, typer.Option(help="With LMCache.")] = False,
@@ -102,14 +102,14 @@ def main(
     with application(config) as url:
         rounds = asyncio.run(measure(url, problems, pairs, in_flight))
     outside = {side: [outside_engines(each) for each in rounds[side]] for side in ("off", "on")}
-    # Of a step's CPU time, so much is spent outside of the engines.
+    # Share of a step's CPU time that is spent outside of the engines.
     share = statistics.median(ratio / (1 + ratio) for ratio in outside["off"])
     cpu = compared(outside["off"], outside["on"], share)
     off, on = ([seconds_per_step(each) for each in rounds[side]] for side in ("off", "on"))
     slower = compared(off, on)
-    most = cpu["interval"][1]
+    upper = cpu["interval"][1]
     name = "metrics cost at most 2% of a step's CPU time: the upper end of the 95% interval"
-    claims = [claim(name, most, MAX_COST, most <= MAX_COST)]
+    claims = [claim(name, upper, MAX_COST, upper <= MAX_COST)]
     medians = {
         side: {
             "problems_per_second": round(statistics.median(each.problems_per_second for each in of), 3),

@@ -1,8 +1,8 @@
-"""MCTS and AB-MCTS beside the package ``treequest``: the same engines, problems and number of nodes.
+"""MCTS and AB-MCTS compared with the package ``treequest``: the same engines, problems and number of nodes.
 
-The peer chooses where to grow, our engines write a step there and judge it; what it grows is kept in a tree of
-ours, so that both sides answer by the same vote. The peer knows no end of a path: told to go on from one that has
-ended, it gets the same path back, which costs a node and no tokens.
+``treequest`` chooses where to grow; our engines write a step there and score it; the result is kept in a tree of ours,
+so that both sides answer by the same vote. ``treequest`` does not know that a path has ended: if it expands one, it
+gets the same path back, which costs a node and no tokens.
 
     python -m benchmarks.treequest_peer
 """
@@ -67,12 +67,12 @@ class Side(NamedTuple):
 
     name: str
     pair: str
-    """Which sides are compared with each other."""
+    """Sides with the same pair are compared with each other."""
     solve: Solve
 
 
 class Peer:
-    """A search that ``treequest`` directs: ``batch`` nodes asked for at a time."""
+    """A search directed by ``treequest``, ``batch`` nodes at a time."""
 
     def __init__(self, engines: Engines, strategy: Strategy, nodes: int) -> None:
         self._engines = engines
@@ -80,15 +80,15 @@ class Peer:
         self._nodes = nodes
 
     async def solve(self, algorithm: Algorithm[Any, Any], batch: int, problem: Problem, seed: int) -> Solved:
-        growing = _Growing(self._engines, self._strategy, problem, seed)
+        growing = _GrowingTree(self._engines, self._strategy, problem, seed)
         state = algorithm.init_tree()
-        told = 0
-        while told < self._nodes:
-            state, trials = algorithm.ask_batch(state, min(batch, self._nodes - told), [ACTION])
+        done_nodes = 0
+        while done_nodes < self._nodes:
+            state, trials = algorithm.ask_batch(state, min(batch, self._nodes - done_nodes), [ACTION])
             parents = [state.tree.get_node(trial.node_to_expand).state or growing.tree.root for trial in trials]
             for trial, child in zip(trials, await growing.children(parents), strict=True):
                 state = algorithm.tell(state, trial.trial_id, (child, child.reward or 0.0))
-                told += 1
+                done_nodes += 1
         ends = growing.tree.with_status(NodeStatus.TERMINAL)
         selection = (
             await select_answer(ends, growing.tree, self._strategy, self._engines.environment.matcher) if ends else None
@@ -96,8 +96,8 @@ class Peer:
         return Solved(selection.answer if selection else None, growing.tokens)
 
 
-class _Growing:
-    """The tree of one problem, grown a step at a time where it is told."""
+class _GrowingTree:
+    """The tree of one problem, grown by one step wherever it is asked for."""
 
     def __init__(self, engines: Engines, strategy: Strategy, problem: Problem, seed: int) -> None:
         self.tree = SearchTree(seed)
@@ -110,11 +110,11 @@ class _Growing:
         self._step_tokens = parse_search({"strategy": "greedy"}).max_step_tokens
 
     async def children(self, parents: Sequence[Node]) -> list[Node]:
-        """A child of each, or itself where its path has ended: one call to each engine for all, as ours."""
-        asked = [node for node in parents if node.status is not NodeStatus.TERMINAL]
+        """A child of each parent, or the parent itself if its path has ended. One call to each engine for all."""
+        growing_nodes = [node for node in parents if node.status is not NodeStatus.TERMINAL]
         new: dict[Node, list[Node]] = {}
-        for parent in dict.fromkeys(asked):
-            new[parent] = self.tree.request(parent, asked.count(parent))
+        for parent in dict.fromkeys(growing_nodes):
+            new[parent] = self.tree.request(parent, growing_nodes.count(parent))
         if new:
             await self._write(new)
             await self._score([node for nodes in new.values() for node in nodes])
@@ -157,7 +157,7 @@ class _Growing:
 
 
 def sides_of(engines: Engines, nodes: int) -> list[Side]:
-    """What is measured, each of ours beside the peer with the same settings."""
+    """The measured sides: each of ours, and ``treequest`` with the same settings."""
     sides: list[Side] = []
 
     def ours(name: str, pair: str, **settings: Any) -> None:
@@ -193,7 +193,7 @@ async def run_round(engines: Engines, solve: Solve, problems: Sequence[Problem],
 
 
 async def compare(config: AppConfig, count: int, nodes: int, in_flight: int, repeats: int) -> dict[Side, list[Round]]:
-    """All sides in turn, with new seeds every repeat; the one that goes first changes."""
+    """All sides in turn, with new seeds in every repeat; the side that goes first alternates."""
     problems = list(islice(draw_problems(Split.TEST, SEED), count))
     async with engines_of(config) as engines:
         sides = sides_of(engines, nodes)

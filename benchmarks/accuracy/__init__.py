@@ -1,5 +1,5 @@
-"""How often each search is right, and how often it could have been: accuracy and pool at one budget after another.
+"""Accuracy and pool of each search at several token budgets.
 
-The *pool* is the share of problems for which some path that might have answered has the right answer: what a perfect
-vote would reach.
+The *pool* is the share of problems for which at least one path that may answer has the right answer: the accuracy of a
+perfect vote.
 """

@@ -27,8 +27,8 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_mar
 
 class EngineKind(StrEnum):
     MEMOIZED = "memoized"
-    """The embedded models without vLLM: the same accuracy in a fraction of the time. All children of a call come
-    together, so PRM calls are fewer than on engines, and seconds say nothing."""
+    """The embedded models without vLLM: the same accuracy in a fraction of the time. All children of a call arrive
+    together, so there are fewer PRM calls than on engines, and seconds are meaningless."""
     VLLM = "vllm"
 
 
@@ -36,17 +36,17 @@ class EngineKind(StrEnum):
 def main(
     context: typer.Context,
     strategy: Annotated[
-        list[str] | None, typer.Option(help="As `banyan eval` takes it, more than once; all if there is none.")
+        list[str] | None, typer.Option(help="Strategy in the syntax of `banyan eval`; may be repeated; all if unset.")
     ] = None,
-    budget: Annotated[list[int] | None, typer.Option(min=60, help="Tokens, more than once; 960 if unset.")] = None,
-    split: Annotated[Split, typer.Option(help="Choose by validation, report test.")] = Split.VALIDATION,
+    budget: Annotated[list[int] | None, typer.Option(min=60, help="Tokens; may be repeated; 960 if unset.")] = None,
+    split: Annotated[Split, typer.Option(help="Choose settings by validation, report test.")] = Split.VALIDATION,
     problems: Annotated[int, typer.Option(min=1, max=10_000)] = 200,
-    seed: Annotated[int, typer.Option(min=0, help="Of the problems and of the searches.")] = 1,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the problems and of the searches.")] = 1,
     engines: Annotated[EngineKind, typer.Option(help="memoized: without vLLM, for accuracy.")] = EngineKind.MEMOIZED,
-    in_flight: Annotated[int, typer.Option(min=1, max=256, help="Problems at a time.")] = 64,
-    processes: Annotated[int, typer.Option(min=1, max=64, help="Of memoized models.")] = 1,
-    lmcache: Annotated[bool, typer.Option(help="With vLLM.")] = False,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Instead of benchmarks/results.")] = None,
+    in_flight: Annotated[int, typer.Option(min=1, max=256, help="Problems in flight.")] = 64,
+    processes: Annotated[int, typer.Option(min=1, max=64, help="Processes with memoized models.")] = 1,
+    lmcache: Annotated[bool, typer.Option(help="With LMCache; for vLLM only.")] = False,
+    json_file: Annotated[Path | None, typer.Option("--json", help="Result file, if not in benchmarks/results.")] = None,
 ) -> None:
     """Measures accuracy, pool and costs."""
     if context.invoked_subcommand:
@@ -75,12 +75,12 @@ def main(
 def compare(
     before: Path,
     after: Path,
-    against: Annotated[str | None, typer.Option(help="Compare all of AFTER with this one search of BEFORE.")] = None,
+    against: Annotated[str | None, typer.Option(help="Compare each search of AFTER with this one of BEFORE.")] = None,
     keep: Annotated[
-        bool, typer.Option(help="Under benchmarks/results: both runs without their rows, and claims.")
+        bool, typer.Option(help="Write both runs without their rows, and claims, to benchmarks/results.")
     ] = False,
     better: Annotated[
-        list[str] | None, typer.Option(help="Claimed to be better, not only no worse; more than once.")
+        list[str] | None, typer.Option(help="Search that must be better, not only no worse; may be repeated.")
     ] = None,
 ) -> None:
     """Paired differences of two runs on the same problems."""

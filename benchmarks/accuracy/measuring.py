@@ -1,4 +1,4 @@
-"""Searches over problems, on the memoized models or on vLLM's engines: one row for each."""
+"""Runs searches over problems, on the memoized models or on vLLM's engines: one row per problem and search."""
 
 import asyncio
 import time
@@ -23,8 +23,8 @@ from search.settings import parse_search
 from search.strategies.base import Strategy
 from search.tree import NodeStatus
 
-TOLD_EVERY = 50
-"""Problems."""
+PROGRESS_EVERY = 50
+"""Problems between two lines of progress."""
 console = Console(stderr=True)
 
 
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 def measure_memoized(
     problems: Sequence[Problem], asked: Sequence[Measured], seed: int, in_flight: int, processes: int
 ) -> list[Row]:
-    """On `benchmarks.memoized`, in so many processes of one thread each."""
+    """Measures on `benchmarks.memoized`, in ``processes`` processes of one thread each."""
     work = partial(_memoized_process, asked=asked, seed=seed, in_flight=in_flight)
     if processes == 1:
         return work(problems)
@@ -62,22 +62,22 @@ def _memoized_process(problems: Sequence[Problem], asked: Sequence[Measured], se
 async def _measure_memoized(
     problems: Sequence[Problem], asked: Sequence[Measured], seed: int, in_flight: int
 ) -> list[Row]:
-    """Problem by problem, so that all searches of one share what is remembered of it."""
+    """Goes problem by problem, so that all searches of a problem share its memoized prefixes."""
     from benchmarks.memoized import MemoizedModels
 
     matcher = AnswerMatcher()
     await matcher.start()
     try:
         models = MemoizedModels(matcher)
-        tell = _progress("problems", len(problems))
+        report_progress = _progress("problems", len(problems))
 
-        async def all_of(problem: Problem, _: int) -> list[Row]:
+        async def measure_problem(problem: Problem, _: int) -> list[Row]:
             with models.problem(problem.text) as memo:
                 rows = await asyncio.gather(*(_measure(problem, each, seed, *memo) for each in asked))
-            tell()
+            report_progress()
             return rows
 
-        by_problem, _ = await solve_all(all_of, problems, in_flight, seed)
+        by_problem, _ = await solve_all(measure_problem, problems, in_flight, seed)
     finally:
         matcher.close()
     return [row for rows in by_problem for row in rows]
@@ -86,18 +86,20 @@ async def _measure_memoized(
 async def measure_on_vllm(
     problems: Sequence[Problem], asked: Sequence[Measured], seed: int, in_flight: int, lmcache: bool
 ) -> list[Row]:
-    """On the engines of the application: search by search, so that the seconds of one are not those of another."""
+    """Measures on the application's engines, one search at a time, so that its seconds include no other search's."""
     rows: list[Row] = []
     async with engines_of(AppConfig.model_validate({"cache": {"enabled": lmcache}})) as engines:
         for each in asked:
-            tell = _progress(each.name, len(problems))
+            report_progress = _progress(each.name, len(problems))
 
-            async def one(problem: Problem, _: int, each: Measured = each, tell: Callable[[], None] = tell) -> Row:
+            async def measure_one(
+                problem: Problem, _: int, each: Measured = each, report_progress: Callable[[], None] = report_progress
+            ) -> Row:
                 row = await _measure(problem, each, seed, engines.prompt(problem.text), engines.environment)
-                tell()
+                report_progress()
                 return row
 
-            done, _ = await solve_all(one, problems, in_flight, seed)
+            done, _ = await solve_all(measure_one, problems, in_flight, seed)
             rows += done
     return rows
 
@@ -119,7 +121,7 @@ async def _measure(
 
 
 def _pool(outcome: SearchOutcome, strategy: Strategy) -> set[str | None]:
-    """The answers of the paths that may answer: of all that have ended where the strategy leaves one at most."""
+    """Answers of the paths that may answer; of all ended paths where the strategy leaves at most one candidate."""
     tree = outcome.tree
     ends = strategy.candidates(tree)
     if len(ends) < 2:
@@ -130,10 +132,10 @@ def _pool(outcome: SearchOutcome, strategy: Strategy) -> set[str | None]:
 def _progress(name: str, total: int) -> Callable[[], None]:
     done, began = 0, time.monotonic()
 
-    def tell() -> None:
+    def report_progress() -> None:
         nonlocal done
         done += 1
-        if done == total or done % TOLD_EVERY == 0:
+        if done == total or done % PROGRESS_EVERY == 0:
             console.print(f"{name}: {done}/{total} after {time.monotonic() - began:.0f} s")
 
-    return tell
+    return report_progress

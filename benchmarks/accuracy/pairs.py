@@ -1,4 +1,4 @@
-"""How much more often one side is right than another on the same problems, and how sure one may be of it."""
+"""Paired difference in accuracy of two sides on the same problems, with an interval and a p-value."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ CONFIDENCE = 0.95
 
 
 class PairedDifference(NamedTuple):
-    """Two sides on the same problems."""
+    """Difference in accuracy of two sides on the same problems."""
 
     problems: int
     won: int
@@ -19,7 +19,7 @@ class PairedDifference(NamedTuple):
     """Problems that only the first side has right."""
     low: float
     high: float
-    """Bounds of the difference of the accuracies, second less first."""
+    """Bounds of the difference in accuracy, second minus first."""
     p: float
     """McNemar's exact test of no difference, two-sided."""
 
@@ -29,9 +29,11 @@ class PairedDifference(NamedTuple):
 
 
 def paired_difference(first: Sequence[bool], second: Sequence[bool]) -> PairedDifference:
-    """The 95% interval is Agresti and Min's (2005, "Simple improved confidence intervals for comparing matched
-    proportions"): Wald's on the paired differences with half a problem added to each of the four kinds of pairs, which
-    holds where few pairs differ too.
+    """Compares two sides problem by problem.
+
+    The 95% interval is Agresti and Min's (2005, "Simple improved confidence intervals for comparing matched
+    proportions"): Wald's on the paired differences with half a problem added to each of the four kinds of pairs. It
+    holds even where few pairs differ.
 
     Raises:
         ValueError: there are no problems, or not the same number.
@@ -44,6 +46,6 @@ def paired_difference(first: Sequence[bool], second: Sequence[bool]) -> PairedDi
     count, more, less = len(pairs) + 2.0, won + 0.5, lost + 0.5
     difference = (more - less) / count
     spread = math.sqrt(more + less - (more - less) ** 2 / count) / count
-    reach = float(norm.ppf(0.5 + CONFIDENCE / 2)) * spread
+    margin = float(norm.ppf(0.5 + CONFIDENCE / 2)) * spread
     p = float(binomtest(won, won + lost).pvalue) if won + lost else 1.0
-    return PairedDifference(len(pairs), won, lost, max(-1.0, difference - reach), min(1.0, difference + reach), p)
+    return PairedDifference(len(pairs), won, lost, max(-1.0, difference - margin), min(1.0, difference + margin), p)

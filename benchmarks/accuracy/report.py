@@ -1,4 +1,4 @@
-"""What is kept of a run and how it is shown."""
+"""The result of a run: its JSON and its tables."""
 
 import json
 import statistics
@@ -23,12 +23,12 @@ SHOWN = {
     "expand calls": ("expand_calls", ".1f"),
     "seconds": ("seconds", ".1f"),
 }
-"""The columns of costs: heading, figure of `SearchCost`, format."""
+"""Cost columns: heading, field of `SearchCost`, format."""
 COLUMNS = ("search", "problem", "answer", "right", "in_pool", "stop_reason", *SearchCost.model_fields)
 
 
 def summary(asked: Measured, rows: Sequence[Row]) -> dict[str, Any]:
-    """Of the rows of one search. Costs are means."""
+    """Summary of one search's rows; costs are means."""
     right, in_pool = sum(row.right for row in rows), sum(row.in_pool for row in rows)
     finished = sum(row.stop_reason == StopReason.FINISHED for row in rows)
     return {
@@ -65,7 +65,7 @@ def table(summaries: Sequence[dict[str, Any]]) -> Table:
 
 
 def rows_as_json(rows: Sequence[Row]) -> dict[str, Any]:
-    """All rows, each as a list: `COLUMNS` says of what."""
+    """All rows, each as a list with the entries that `COLUMNS` names."""
     return {
         "columns": COLUMNS,
         "rows": [[*row[:-1], *(getattr(row.cost, name) for name in SearchCost.model_fields)] for row in rows],
@@ -77,16 +77,17 @@ class Compared(NamedTuple):
 
     search: str
     before: float
-    """Its accuracy."""
+    """Accuracy in the first run."""
     after: float
     pairs: PairedDifference
 
 
 def compared(before: Path, after: Path, against: str | None) -> list[Compared]:
-    """Each search in both files, or each in ``after`` against one of ``before``.
+    """Compares each search that is in both files, or each search of ``after`` with the search ``against`` of
+    ``before``.
 
     Raises:
-        ValueError: a search of ``after`` has other problems than the one that it is compared with.
+        ValueError: two searches that are compared have different problems.
     """
     first, second = _right(before), _right(after)
     found: list[Compared] = []
@@ -122,9 +123,9 @@ def pairs_table(found: Sequence[Compared]) -> Table:
 
 
 def kept_comparison(before: Path, after: Path, found: Sequence[Compared], better: Sequence[str]) -> dict[str, Any]:
-    """Both runs without their rows, the paired differences in points, and what was asked: the searches that are to be
-    ``better`` have an interval wholly above 0, no search has one wholly below, and none with a token budget ends
-    before it is used."""
+    """Both runs without their rows, the paired differences in percentage points, and claims: a search in ``better``
+    has an interval wholly above 0, no search has one wholly below 0, and no search with a token budget ends before the
+    budget is used."""
     runs = [json.loads(path.read_text()) for path in (before, after)]
     claims: list[dict[str, Any]] = []
     for each in found:
@@ -155,7 +156,7 @@ def kept_comparison(before: Path, after: Path, found: Sequence[Compared], better
 
 
 def _right(path: Path) -> dict[str, dict[str, bool]]:
-    """By search and problem."""
+    """Whether each problem was right, by search and problem id."""
     kept = json.loads(path.read_text())
     search, problem, right = (kept["columns"].index(name) for name in ("search", "problem", "right"))
     found: dict[str, dict[str, bool]] = {}

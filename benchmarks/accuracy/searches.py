@@ -1,4 +1,4 @@
-"""Which searches an accuracy table is made of: what a budget of tokens means to each strategy."""
+"""The searches of an accuracy table: what a token budget means for each strategy."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,34 +10,34 @@ from search.settings import parse_search
 from search.strategies.catalog import STRATEGIES
 
 SOLUTION_TOKENS = 60
-"""What a solution of the embedded generator takes, about: a budget is so many solutions' worth."""
+"""Approximate tokens of one solution of the embedded generator; budget / SOLUTION_TOKENS is the width of a search."""
 STEP_TOKENS = 16
-"""More than a step of the embedded generator has: a search with a budget reserves as much for each step."""
+"""Longer than any step of the embedded generator. A search with a token budget reserves this much for each step."""
 PATHS_AT_A_TIME = {0: 1, 960: 4, 3_840: 8}
-"""From a budget of tokens on, how many leaves MCTS and AB-MCTS choose at a time: searches with more to spend would take
-too many rounds."""
+"""Leaves that MCTS and AB-MCTS choose per round, by the token budget from which the number applies: with a larger
+budget, fewer leaves per round would need too many rounds."""
 WIDE_TOKENS, WIDE = 3_840, 8
-"""From this budget on MCTS has this width, and what it comes with below."""
+"""From this token budget on, MCTS gets this width; below it, its default width."""
 
 
 class Measured(NamedTuple):
-    """A search as a line of the table."""
+    """One search: a line of the table."""
 
     name: str
-    """The strategy as it was asked for, with the budget."""
+    """The strategy as given, and the budget."""
     field: dict[str, Any]
     """The request's ``search`` field."""
 
     @property
     def budget_tokens(self) -> int | None:
-        """What it may spend, where that and not a width bounds it."""
+        """Token budget; None for a search that is bounded by a width."""
         budget: dict[str, int] = self.field.get("budget", {})
         return budget.get("tokens")
 
 
 def searches(strategies: Sequence[str], budgets: Sequence[int]) -> list[Measured]:
-    """Each of ``strategies`` (as `banyan eval` takes them; all where there is none) at each budget, once where it has
-    no width and no budget.
+    """Each of ``strategies`` (in the syntax of `banyan eval`; all strategies if empty) at each budget. A strategy
+    without a width and without a budget appears once.
 
     Raises:
         SearchFieldError: there is no such strategy, or it does not take these settings.

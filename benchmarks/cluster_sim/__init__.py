@@ -1,5 +1,5 @@
-"""The cluster on a virtual clock: real gate, search runner, clamp and autoscaling, simulated engines.
+"""A simulated cluster on a virtual clock: real admission, search runner, clamp and autoscaling; simulated engines.
 
-``__main__`` has the commands, ``cluster`` the simulation itself, ``batch_curves`` and ``calls`` what it is calibrated
-with.
+``__main__`` has the commands and ``cluster`` the simulation; ``batch_curves`` and ``calls`` measure what it is
+calibrated with.
 """

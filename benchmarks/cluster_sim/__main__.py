@@ -1,11 +1,11 @@
-"""The cluster on a virtual clock: what is simulated, and what it is calibrated with and held against.
+"""The cluster on a virtual clock: calibration, comparison with this machine, and predictions.
 
 python -m benchmarks.cluster_sim curves        measures the engines of this machine
-python -m benchmarks.cluster_sim calls         measures a real controller before engines that cost nothing
+python -m benchmarks.cluster_sim calls         measures a real controller in front of engines that cost nothing
 python -m benchmarks.cluster_sim served        measures the application on this machine
-python -m benchmarks.cluster_sim predict       from the last results of these: what calls and served have measured
-python -m benchmarks.cluster_sim clusters      clusters of many
-python -m benchmarks.cluster_sim routers       four generators behind one router and another
+python -m benchmarks.cluster_sim predict       predicts what calls and served measured, from the newest results
+python -m benchmarks.cluster_sim clusters      simulates clusters of many replicas
+python -m benchmarks.cluster_sim routers       simulates four generators behind different routers
 """
 
 import json
@@ -28,51 +28,51 @@ from deployments.startup.environment import set_environment
 WITHIN = 0.2
 SEARCHES = 10_000
 FLOWS = 100_000
-SLOWER = 10.0
-"""Where replicas come and go, engines are that much slower than the embedded models: replicas take half a minute to
-start, and with the small models' speed all would be over by then."""
+SLOWDOWN = 10.0
+"""Factor on the engines' times where replicas come and go: a replica takes half a minute to start, and at the embedded
+models' speed the load would be over by then."""
 console = Console(stderr=True)
 app = typer.Typer(add_completion=False, help=__doc__)
 
 
 @app.command()
 def curves(
-    problems: Annotated[int, typer.Option(min=8, max=512, help="Searches that are recorded.")] = 64,
-    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Of each measurement.")] = 0.8,
+    problems: Annotated[int, typer.Option(min=8, max=512, help="Searches to record.")] = 64,
+    seconds: Annotated[float, typer.Option(min=0.1, max=60, help="Seconds of each measurement.")] = 0.8,
 ) -> None:
-    """What a step of the engines costs by batch size, and what they write."""
+    """Measures what an engine step costs by batch size, and records what the engines write."""
     from benchmarks.cluster_sim.batch_curves import measured
 
     set_environment()
-    _keep("batch_curves", measured(AppConfig.model_validate({"cache": {"enabled": False}}), problems, seconds))
+    _write("batch_curves", measured(AppConfig.model_validate({"cache": {"enabled": False}}), problems, seconds))
 
 
 @app.command()
-def calls(seconds: Annotated[float, typer.Option(min=1, max=60, help="Of each measurement.")] = 5.0) -> None:
-    """What a controller costs, and how many searches it serves, before engines that cost nothing."""
+def calls(seconds: Annotated[float, typer.Option(min=1, max=60, help="Seconds of each measurement.")] = 5.0) -> None:
+    """Measures a controller's CPU cost and throughput in front of engines that cost nothing."""
     from benchmarks.cluster_sim.calls import measured
 
     set_environment()  # before Ray is imported
     ensure_token()
-    _keep("controller_calls", measured(seconds))
+    _write("controller_calls", measured(seconds))
 
 
 @app.command()
 def served(
-    problems: Annotated[int, typer.Option(min=16, max=1000, help="At each point in each turn.")] = 64,
+    problems: Annotated[int, typer.Option(min=16, max=1000, help="Problems at each point in each turn.")] = 64,
     turns: Annotated[int, typer.Option(min=1, max=20)] = 3,
 ) -> None:
-    """What the application on this machine serves, at several loads."""
+    """Measures the application on this machine at several loads."""
     from benchmarks.cluster_sim.served_points import measured
 
     set_environment()  # before Ray is imported
     ensure_token()
-    _keep("served_points", measured(problems, turns))
+    _write("served_points", measured(problems, turns))
 
 
 @app.command()
 def predict() -> None:
-    """What the last results of ``curves`` and ``calls`` predict of what ``served`` and ``calls`` have measured."""
+    """Predicts what ``served`` and ``calls`` measured, from the newest results of ``curves`` and ``calls``."""
     from benchmarks.cluster_sim import points
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
 
@@ -80,12 +80,12 @@ def predict() -> None:
     rows: list[dict[str, Any]] = []
     for point in results["served_points"]["points"]:
         clients, asked, runs = point["clients"], ASKED[point["search"]], point["runs"]
-        fast = _median(runs, "speed") / costs.pace.speed
-        found = points.served(costs.at(fast), language, asked, clients, 4 * clients + 64, _median(runs, "cores"))
+        speed = _median(runs, "speed") / costs.pace.speed
+        found = points.served(costs.at(speed), language, asked, clients, 4 * clients + 64, _median(runs, "cores"))
         measured = _median(runs, "searches_per_s")
         rows.append(_row(f"served, {point['search']}, {clients} clients", found["searches_per_s"], measured))
         of_search = {name: round(_median(runs, name), 2) for name in ("nodes", "tokens", "cores")}
-        rows[-1] |= {"simulated": found, "measured_of_a_search": of_search, "speed": round(fast, 3)}
+        rows[-1] |= {"simulated": found, "measured_of_a_search": of_search, "speed": round(speed, 3)}
         console.print(rows[-1]["point"])
     limits = results["controller_calls"]["limit"]
     then = costs.at(_median(limits, "fast")).calls
@@ -99,25 +99,25 @@ def predict() -> None:
     for row in rows:
         table.add_row(row["point"], f"{row['predicted']:.2f}", f"{row['measured']:.2f}", f"{row['ratio']:.2f}")
     console.print(table)
-    held = [claim(row["point"], row["ratio"], f"within {WITHIN:.0%}", _close(row["ratio"])) for row in rows]
-    show_claims(console, held)
+    claims = [claim(row["point"], row["ratio"], f"within {WITHIN:.0%}", _is_close(row["ratio"])) for row in rows]
+    show_claims(console, claims)
     commits = {name: result["commit"] for name, result in results.items()}
-    _keep("cluster_sim_predicted", {"of": commits, "rows": rows, "claims": held})
+    _write("cluster_sim_predicted", {"of": commits, "rows": rows, "claims": claims})
 
 
 @app.command()
 def routers(
-    searches: Annotated[int, typer.Option(min=50, help="Of each router at each point.")] = 400,
-    prompt: Annotated[int, typer.Option(min=0, max=800, help="Tokens of its own before each problem.")] = 0,
+    searches: Annotated[int, typer.Option(min=50, help="Searches of each router at each point.")] = 400,
+    prompt: Annotated[int, typer.Option(min=0, max=800, help="Extra prompt tokens of each problem.")] = 0,
 ) -> None:
-    """What a router does where replicas share this machine's cores, as in `benchmarks.routing`, and where each has its
-    own, so that one which has too much to do keeps others waiting while cores are idle."""
+    """Compares routers where replicas share this machine's cores, as in `benchmarks.routing`, and where each replica
+    has its own core, so that an overloaded replica keeps searches waiting while other cores are idle."""
     from benchmarks.cluster_sim import points
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
 
     _, costs, short = calibrated()
     language = Language([each._replace(prompt_tokens=each.prompt_tokens + prompt) for each in short.problems])
-    rows, held = [], []
+    rows, claims = [], []
     for cores, clients, controllers in ((2.0, 16, 1), (None, 16, 2), (None, 64, 8)):
         size = points.Numbers(4, 2, controllers).size  # of benchmarks.routing
         point = f"{clients} clients, {'cores of their own' if cores is None else f'{cores:.0f} cores'}"
@@ -132,20 +132,20 @@ def routers(
                 for figure in ("searches_per_s", "p95_s")
             }
             rows.append({"cores": cores or "own", "clients": clients, "router": name, **over, **figures})
-            _tell(f"{name}, {point}", rows[-1])
+            _print_figures(f"{name}, {point}", rows[-1])
         best = max(figures["searches_per_s"] for name, figures in found.items() if figures is not ours)
         ratio = round(ours["searches_per_s"] / best, 3)
-        held.append(claim(f"{point}: {points.SERVED} over the best other", ratio, ">= 0.97", ratio >= 0.97))
-    show_claims(console, held)
-    _keep("cluster_sim_routers", {"prompt": prompt, "rows": rows, "claims": held})
+        claims.append(claim(f"{point}: {points.SERVED} over the best other", ratio, ">= 0.97", ratio >= 0.97))
+    show_claims(console, claims)
+    _write("cluster_sim_routers", {"prompt": prompt, "rows": rows, "claims": claims})
 
 
 @app.command()
 def clusters(
-    searches: Annotated[int, typer.Option(min=100, help="With trees, on 100 generators.")] = SEARCHES,
-    flows: Annotated[int, typer.Option(min=1000, help="Without trees, on 1,000 generators.")] = FLOWS,
+    searches: Annotated[int, typer.Option(min=100, help="Searches with trees, on 100 generators.")] = SEARCHES,
+    flows: Annotated[int, typer.Option(min=1000, help="Searches without trees, on 1,000 generators.")] = FLOWS,
 ) -> None:
-    """Clusters of 1 to 1,000 generators, each program on a core of its own; and pools that follow a load."""
+    """Simulates clusters of 1 to 1,000 generators, each program on its own core; and pools that follow a load."""
     from benchmarks.cluster_sim import points
     from benchmarks.cluster_sim.served_points import SEARCHES as ASKED
 
@@ -157,20 +157,20 @@ def clusters(
     for of in sizes[:3]:
         done = points.with_trees(costs, language, beam, of, max(200, searches * of.generators // 100))
         trees.append(done.figures)
-        _tell("with trees", done.figures)
+        _print_figures("with trees", done.figures)
     for of in sizes:
         rounds.append(points.without_trees(costs, language, done.means, of, max(1000, flows * of.generators // 1000)))
-        _tell("without", rounds[-1])
-    scaled = points.autoscaled(costs.slower(SLOWER), language, beam, points.SURGING, points.SURGE)
-    _tell("autoscaled", scaled)
+        _print_figures("without", rounds[-1])
+    scaled = points.autoscaled(costs.slower(SLOWDOWN), language, beam, points.SURGING, points.SURGE)
+    _print_figures("autoscaled", scaled)
 
     at_100 = round(rounds[2]["steady_per_s"] / trees[2]["steady_per_s"], 3)
     answered, asked = [trees[2]["searches"], rounds[3]["searches"]], [searches, flows]
     left = [left for each in (*trees, scaled) for left in each["left_over"]]
     turns = scaled["turns_in_a_step"]
-    held = [
+    claims = [
         claim("searches answered by 100 generators, with trees, and by 1,000", answered, asked, answered == asked),
-        claim("without trees over with, 100 generators", at_100, f"within {WITHIN:.0%}", _close(at_100)),
+        claim("without trees over with, 100 generators", at_100, f"within {WITHIN:.0%}", _is_close(at_100)),
         claim("left over in generators", left, [], not left),
         claim("changes of direction in a step of the load", turns, "<= 2", max(turns.values()) <= 2),
     ]
@@ -179,14 +179,14 @@ def clusters(
         numbers = (f"{figures[name]:,}" for name in ("generators", "scorers", "controllers", "searches"))
         table.add_row(*numbers, kind, f"{figures['steady_per_s']:,.1f}", f"{figures['p95_s']:.2f}")
     console.print(table)
-    show_claims(console, held)
+    show_claims(console, claims)
     commits = {name: result["commit"] for name, result in results.items()}
-    kept = {"with_trees": trees, "without_trees": rounds, "autoscaled": scaled, "claims": held}
-    _keep("cluster_sim", {"of": commits, "costs": costs.model_dump(mode="json"), **kept})
+    kept = {"with_trees": trees, "without_trees": rounds, "autoscaled": scaled, "claims": claims}
+    _write("cluster_sim", {"of": commits, "costs": costs.model_dump(mode="json"), **kept})
 
 
 def calibrated(*others: str) -> tuple[dict[str, dict[str, Any]], Costs, Language]:
-    """The last results, and what they say about costs and texts."""
+    """The newest results, and the costs and texts that follow from them."""
     results = {name: _last(name) for name in ("batch_curves", "controller_calls", *others)}
     costs = Costs.of(results["batch_curves"], results["controller_calls"])
     return results, costs, Language(problems_of(results["batch_curves"]["problems"]))
@@ -197,7 +197,7 @@ def _row(point: str, predicted: float, measured: float) -> dict[str, Any]:
     return {"point": point, "predicted": round(predicted, 3), "measured": round(measured, 3), "ratio": ratio}
 
 
-def _close(ratio: float) -> bool:
+def _is_close(ratio: float) -> bool:
     return abs(ratio - 1.0) <= WITHIN
 
 
@@ -205,7 +205,7 @@ def _median(runs: list[dict[str, Any]], name: str) -> float:
     return float(statistics.median(run[name] for run in runs))
 
 
-def _tell(kind: str, figures: dict[str, Any]) -> None:
+def _print_figures(kind: str, figures: dict[str, Any]) -> None:
     console.print(f"{kind}: { ({name: value for name, value in figures.items() if not isinstance(value, dict)}) }")
 
 
@@ -218,7 +218,7 @@ def _last(name: str) -> dict[str, Any]:
     return max(results, key=lambda result: str(result["measured_at"]))
 
 
-def _keep(name: str, figures: dict[str, Any]) -> None:
+def _write(name: str, figures: dict[str, Any]) -> None:
     path = write_result(name, figures)
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 

@@ -1,10 +1,10 @@
-"""What a step of the real engines costs, by the size of its batch: CPU seconds, measured on this machine.
+"""CPU seconds of an engine step by batch size, measured on this machine.
 
-The generator writes whole solutions of unknown problems, cut off at two lengths, behind short and long prompts, and cut
-off at all lengths while others are at it, so that some always join those that run. The reward model scores one new step
-of many paths at a time, of short and of long questions. What a step of each batch size, a token that is read, a request
-and a call cost is what explains all of these best. All kinds of calls take turns, so that a machine whose speed changes
-does so for all of them.
+The generator writes solutions of new problems: truncated at two lengths, after short and long prompts; and truncated
+at every length with several calls at once, so that requests keep joining a running batch. The reward model scores one
+new step of many paths per call, for short and for long questions. A least-squares fit over all measurements gives the
+cost of a step at each batch size, of a prompt token, of a request and of a call. All kinds of calls take turns, so
+that a change in the machine's speed affects all of them.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from benchmarks.cluster_sim.costs import explained
+from benchmarks.cluster_sim.costs import fitted
 from benchmarks.cluster_sim.pace import Pace
 from benchmarks.cluster_sim.pace import measured as measured_pace
 from benchmarks.cluster_sim.workload import recorded
@@ -31,11 +31,11 @@ from search.settings import parse_search
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 SHORT, LONG = 4, 48
-"""Tokens that are written; steps have about 12, solutions 70."""
+"""Tokens written per branch. Steps have about 12, solutions 70."""
 STREAM = 8
-"""Branches of a call that is not alone."""
+"""Branches per call where several calls run at once."""
 EARLIER = 4
-"""Questions and answers before the question of a long prompt."""
+"""Earlier questions and answers in a long prompt."""
 SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
 TURNS = 5
 SEED = 71
@@ -43,37 +43,37 @@ console = Console(stderr=True)
 
 
 class Spent(NamedTuple):
-    """What a call of one kind takes: CPU seconds, and of what; medians of several turns."""
+    """Cost of one call of a kind: CPU seconds, and the work that they paid for. Medians of several turns."""
 
     batch: int
     engine_s: float
-    """Of the engine's process."""
+    """CPU seconds of the engine's process."""
     replica_s: float
-    """Of the process that calls it, where a replica's code runs."""
+    """CPU seconds of the process that calls the engine, where a replica's code runs."""
     computed: float
-    """Prompt tokens that no cache had."""
+    """Prompt tokens that were not cached."""
     steps: float
-    """Of the generator's engine; of a reward model's none are told."""
+    """Steps of the generator's engine; a reward model's engine reports none."""
     running: float
-    """Requests in such a step, on average."""
+    """Mean number of requests in a step."""
     beside: bool
-    """Others ran at the same time."""
+    """Whether other calls ran at the same time."""
 
 
 Call = Callable[[int], Awaitable[None]]
 
 
 class Kind(NamedTuple):
-    """Calls that are measured together."""
+    """Calls of one kind."""
 
     batch: int
-    """Of one call."""
+    """Branches or items of one call."""
     call: Call
     at_once: int = 1
 
 
 Idle = Mapping[str, float]
-"""CPU seconds a second while nothing is asked, by role."""
+"""CPU seconds per second of an idle process, by role."""
 
 
 async def spent(
@@ -83,13 +83,13 @@ async def spent(
     pace: Pace,
     idle: Idle,
 ) -> list[Spent]:
-    """All kinds in turns; of each call after call for so long, and longer where several are at once, every one with a
-    number of its own."""
+    """Measures all kinds in turns. A kind's calls run one after the other for ``seconds``, and up to four times as long
+    where several run at once. Every call has its own number."""
     turns: list[list[tuple[float, ...]]] = [[] for _ in kinds]
     numbers = itertools.count()
     for turn in range(-1, TURNS):
         for of, (_, call, at_once) in zip(turns, kinds, strict=True):
-            fast = pace.now()
+            speed = pace.now()
             before, clock, began = stats(), CpuClock(), time.perf_counter()
             until = began + seconds * min(at_once, 4) if turn >= 0 else began
 
@@ -103,7 +103,7 @@ async def spent(
             made = sum(await asyncio.gather(*(one_after_the_other() for _ in range(at_once))))
             took, cpu, after = time.perf_counter() - began, clock.spent(), stats()
             busy = (sum(cpu.values()) + clock.elsewhere()) / took
-            worth = statistics.mean((fast, pace.now())) * pace.on_average(busy)
+            worth = statistics.mean((speed, pace.now())) * pace.on_average(busy)
             gained = {name: after[name] - before[name] for name in after}
             figures = (
                 *(
@@ -124,10 +124,10 @@ async def spent(
 
 
 def writing(engines: Engines, branches: int, lengths: Sequence[int], earlier: int = 0) -> Call:
-    """A call for so many branches of one of these lengths, below an unknown question with so many questions before
-    it."""
+    """Returns a call that writes ``branches`` branches of one of ``lengths`` tokens, for a new question after
+    ``earlier`` questions and answers."""
     drawn = draw_problems(Split.TEST, SEED + 1000 * branches + 100 * earlier + lengths[-1])
-    luck = random.Random(SEED)
+    rng = random.Random(SEED)
 
     async def call(number: int) -> None:
         before: list[dict[str, str]] = []
@@ -138,7 +138,7 @@ def writing(engines: Engines, branches: int, lengths: Sequence[int], earlier: in
                 {"role": "assistant", "content": f"The answer is {problem.answer}."},
             ]
         prompt = engines.generator.encode_chat([*before, {"role": "user", "content": next(drawn).text}])
-        tokens = luck.choice(lengths)
+        tokens = rng.choice(lengths)
         wanted = tuple(Branch(index, 1_000_003 * number + index + 7, tokens) for index in range(branches))
         request = ExpandRequest(
             f"curve-{branches}-{lengths[-1]}-{earlier}-{number}",
@@ -155,13 +155,14 @@ def writing(engines: Engines, branches: int, lengths: Sequence[int], earlier: in
 
 
 def scoring(engines: Engines, items: int, questions: int) -> Call:
-    """A call for so many paths, each with a first step of its own, below an unknown question of so many parts."""
+    """Returns a call that scores ``items`` paths, each with a first step of its own, for a new question of
+    ``questions`` parts."""
     drawn = draw_problems(Split.TEST, SEED + 1000 * items + questions)
-    luck = random.Random(SEED + items)
+    rng = random.Random(SEED + items)
 
     async def call(number: int) -> None:
         question = " ".join(next(drawn).text for _ in range(questions))
-        steps = [f"{luck.randrange(1000)} + {luck.randrange(1000)} = {luck.randrange(2000)}\n\n" for _ in range(items)]
+        steps = [f"{rng.randrange(1000)} + {rng.randrange(1000)} = {rng.randrange(2000)}\n\n" for _ in range(items)]
         request = ScoreRequest(
             f"curve-{items}-{questions}-{number}", question, tuple(ScoreItem((step,)) for step in steps), 60.0
         )
@@ -171,24 +172,24 @@ def scoring(engines: Engines, items: int, questions: int) -> Call:
 
 
 async def generator_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle) -> dict[str, Any]:
-    """Seconds of the engine and of the replica: a decoding step by batch, a token that is read, a request, a call, a
-    step in which some join others."""
+    """CPU seconds of the engine and of the replica: for a decode step by batch size, a prompt token, a request, a call,
+    and a step in which requests join a running batch."""
     alone = ((SHORT, 0), (LONG, 0), (SHORT, EARLIER))
     kinds = [Kind(batch, writing(engines, batch, [tokens], earlier)) for tokens, earlier in alone for batch in BATCHES]
     lengths = range(SHORT, LONG)
     kinds += [Kind(STREAM, writing(engines, STREAM, lengths), batch // STREAM) for batch in BATCHES if batch > STREAM]
     runs = await spent(kinds, engines.generator.stats, seconds, pace, idle)
-    # A step of a larger batch takes no less: it is made of what it takes more than the next smaller one.
+    # A step of a larger batch costs no less: the fit is of its cost beyond that of the next smaller batch.
     sizes = [(0, 1), *itertools.pairwise(BATCHES)]
     steps = [
         [run.steps * min(max((run.running - low) / (high - low), 0.0), 1.0) for low, high in sizes] for run in runs
     ]
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
-        # An engine has work again with each call that is alone; its replica has a call with each.
+        # A lone call finds the engine idle and wakes it. Calls beside each other do not; their requests join a batch.
         once = [(0.0, 1.0) if run.beside and side == "engine_s" else (1.0, 0.0) for run in runs]
         parts = [[*of, run.computed, run.batch, *each] for of, run, each in zip(steps, runs, once, strict=True)]
-        *more, token, request, call, join = explained([getattr(run, side) for run in runs], parts)
+        *more, token, request, call, join = fitted([getattr(run, side) for run in runs], parts)
         found[side.removesuffix("_s")] = {
             "step_s": {
                 batch: round(max(each, 1e-6), 7)
@@ -203,13 +204,13 @@ async def generator_curve(engines: Engines, seconds: float, pace: Pace, idle: Id
 
 
 async def scorer_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle) -> dict[str, Any]:
-    """The same of the reward model, whose step is a pass over all items of a batch, one for each call."""
+    """The same for the reward model, where one call is one pass over all of its items."""
     kinds = [Kind(items, scoring(engines, items, questions)) for questions in (1, 5) for items in BATCHES]
     runs = await spent(kinds, engines.scorer.stats, seconds, pace, idle)
     found: dict[str, Any] = {}
     for side in ("engine_s", "replica_s"):
         parts = [[run.computed, run.batch, 1.0] for run in runs]
-        token, request, step = explained([getattr(run, side) for run in runs], parts)
+        token, request, step = fitted([getattr(run, side) for run in runs], parts)
         found[side.removesuffix("_s")] = {
             "step_s": {1: round(step, 7)},
             "token_s": round(token, 9),
@@ -220,26 +221,26 @@ async def scorer_curve(engines: Engines, seconds: float, pace: Pace, idle: Idle)
 
 
 def measured(config: AppConfig, problems: int, seconds: float) -> dict[str, Any]:
-    """All of it, and the steps of so many beam searches, for the simulation's searches to be made of."""
+    """Both curves, and the steps of ``problems`` beam searches, from which the simulation builds its searches."""
 
     pace = measured_pace(seconds)
 
     async def measure() -> dict[str, Any]:
         async with engines_of(config) as engines:
-            trees = await _trees(engines, problems)
+            trees = await _recorded_trees(engines, problems)
             rested = await at_rest(5 * seconds)
             idle = {role: round(spent_s, 4) for role, spent_s in rested.items() if "benchmark" in role}
             found = {
                 "generator": await generator_curve(engines, seconds, pace, idle),
                 "prm": await scorer_curve(engines, seconds, pace, idle),
-                "engines": _facts(engines, config),
+                "engines": _engine_facts(engines, config),
             }
             return {**found, "idle": idle, "pace": pace.model_dump(), "search": SEARCH, "problems": trees}
 
     return asyncio.run(measure())
 
 
-def _facts(engines: Engines, config: AppConfig) -> dict[str, dict[str, int]]:
+def _engine_facts(engines: Engines, config: AppConfig) -> dict[str, dict[str, int]]:
     assert isinstance(config.prm, EngineSettings)
     facts = {}
     for role, engine, settings in (
@@ -247,14 +248,14 @@ def _facts(engines: Engines, config: AppConfig) -> dict[str, dict[str, int]]:
         ("prm", engines.scorer, config.prm),
     ):
         facts[role] = {
-            "blocks": engine.stats()["total_blocks"] - 1,  # one is vLLM's own
+            "blocks": engine.stats()["total_blocks"] - 1,  # vLLM reserves one
             "block_size": settings.expected_block_size,
             "max_num_seqs": settings.max_num_seqs,
         }
     return facts
 
 
-async def _trees(engines: Engines, number: int) -> list[dict[str, Any]]:
+async def _recorded_trees(engines: Engines, number: int) -> list[dict[str, Any]]:
     drawn: Iterator[Any] = draw_problems(Split.VALIDATION, SEED)
     problems: Sequence[Any] = [next(drawn) for _ in range(number)]
 

@@ -1,8 +1,8 @@
-"""What a real controller costs, on real Serve with engines that cost nothing.
+"""CPU cost of a real controller, on real Ray Serve with engines that cost nothing.
 
-Searches of several shapes, and fakes that answer at once in groups of several sizes: from the CPU seconds of every
-process and the number of its searches, calls, groups and children follows what each of these costs. What the controller
-can do at most is measured with other searches, more of them at once.
+Searches of several shapes run against fake engines that reply at once, in groups of several sizes. A fit of each
+process's CPU seconds to its numbers of searches, calls, groups and children gives the cost of each. The controller's
+maximum throughput is measured with other searches, and with more of them at once.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import httpx
 from rich.console import Console
 
-from benchmarks.cluster_sim.costs import explained
+from benchmarks.cluster_sim.costs import fitted
 from benchmarks.cluster_sim.pace import Pace
 from benchmarks.cluster_sim.pace import measured as measured_pace
 from benchmarks.processes import CpuClock, at_rest
@@ -26,19 +26,19 @@ from deployments.config import AppConfig, ControllerUserConfig
 from search.ports import ChildGroup, ExpandRequest, ScoreRequest
 
 REPEATED = 0.4
-"""Of siblings, as the embedded models have it."""
+"""Share of siblings with a repeated text, as with the embedded models."""
 SHAPES = ((1, 1, 8), (4, 4, 3), (16, 4, 6), (48, 4, 4), (64, 8, 6))
-"""Width, children of each kept path, and levels, of the beam searches by which costs are told apart."""
+"""Width, children of each kept path, and levels of the beam searches that the costs are fitted to."""
 PAUSE_S = 0.004
-"""Between two groups of a call."""
+"""Pause between two groups of a call."""
 GROUPS = (4, 64)
 """Children that a fake sends at a time."""
 ALONE, MANY = 1, 32
-"""Searches at once: with one, a controller rests before everything that comes back to it; with many, never."""
-ASKED = (32, 4, 5)
-"""Of the searches for which the limit is predicted, in groups of so many, and so many at once."""
-ASKED_GROUP = 16
-ASKED_IN_FLIGHT = 48
+"""Searches at once. With one, the controller is idle before every reply that reaches it; with many, never."""
+LIMIT_SHAPE = (32, 4, 5)
+"""Shape of the searches whose maximum throughput is predicted; then children per group, and searches at once."""
+LIMIT_GROUP = 16
+LIMIT_IN_FLIGHT = 48
 PARTS = {
     "controller": ("search", "expand", "group", "child", "score", "item", "wake"),
     "generator": ("call", "group", "child"),
@@ -58,7 +58,7 @@ console = Console(stderr=True)
 
 
 class FakeReplica:
-    """What is asked of every engine's replica."""
+    """The methods that a controller calls on every engine replica."""
 
     _counted: dict[str, int]
 
@@ -73,8 +73,8 @@ class FakeReplica:
 
 
 class FakeGenerator(FakeReplica):
-    """In place of `deployments.generator.GeneratorReplica`. It sends as many children at a time as the temperature has
-    hundredths, each group so long after the one before that it is a message of its own, as an engine's are."""
+    """Stands in for `deployments.generator.GeneratorReplica`. A group has 100 times ``temperature`` children. The pause
+    between two groups makes each a message of its own, as an engine's are."""
 
     def __init__(self) -> None:
         self._fake = QuickGenerator(OwnTime(), REPEATED, 8)
@@ -94,7 +94,7 @@ class FakeGenerator(FakeReplica):
 
 
 class FakeScorer(FakeReplica):
-    """In place of `deployments.prm.PrmReplica`."""
+    """Stands in for `deployments.prm.PrmReplica`."""
 
     def __init__(self) -> None:
         self._fake = QuickScorer(OwnTime())
@@ -110,7 +110,7 @@ class FakeScorer(FakeReplica):
 
 
 class Counted(NamedTuple):
-    """Some searches of one shape."""
+    """Measurement of several searches of one shape."""
 
     shape: tuple[int, int, int]
     group: int
@@ -118,22 +118,22 @@ class Counted(NamedTuple):
     seconds: float
     searches: int
     calls: dict[str, int]
-    """Of both fakes, as ``generator_calls``."""
+    """Counters of both fakes, such as ``generator_calls``."""
     cpu_s: dict[str, float]
-    """By `PARTS`, less what is spent when nothing is asked."""
+    """CPU seconds by role (`PARTS`), without those of an idle application."""
     cores: float
-    """Of the machine that were left by others."""
+    """Cores of the machine that other programs left."""
     fast: float
-    """The machine's speed then, over that of its pace."""
+    """Speed of the machine at that time, relative to its pace."""
     worth: float
-    """Of these CPU seconds, over those of a program that has the machine for itself at the speed of its pace."""
+    """Value of these CPU seconds, relative to those of a program alone on the machine at its pace."""
 
     @property
     def rate(self) -> float:
         return self.searches / self.seconds
 
     def number(self, role: str, part: str) -> int:
-        """How many of a part of a role's work there were."""
+        """Number of units of one part of a role's work."""
         if part == "search":
             return self.searches
         if part == "wake":
@@ -146,7 +146,7 @@ class Counted(NamedTuple):
 
 @contextmanager
 def fake_application() -> Iterator[str]:
-    """One controller before one fake of each kind; its address."""
+    """One controller in front of one fake of each kind; yields its address."""
     import ray
     from ray import serve
 
@@ -175,19 +175,19 @@ def fake_application() -> Iterator[str]:
         ray.shutdown()
 
 
-class Asking:
-    """Searches over HTTP, and what they cost."""
+class SearchClient:
+    """Sends searches over HTTP and measures what they cost."""
 
     def __init__(self, http: httpx.AsyncClient, pace: Pace) -> None:
         self._http = http
         self._pace = pace
         self._numbers = itertools.count()
         self.idle: dict[str, float] = {}
-        """As `at_rest` saw it."""
+        """CPU seconds per second of the idle application, by role."""
 
     async def searches(self, shape: tuple[int, int, int], group: int, in_flight: int, seconds: float) -> Counted:
-        """So many at a time for so long, whose ends are waited for."""
-        fast = self._pace.now()
+        """Runs ``in_flight`` searches at a time for ``seconds``, and waits for the last ones."""
+        speed = self._pace.now()
         before, clock, began = await self._counts(), CpuClock(), time.perf_counter()
         done = 0
 
@@ -205,10 +205,10 @@ class Asking:
         calls = {name: after[name] - before[name] for name in after}
         elsewhere = clock.elsewhere()
         cores = round(self._pace.cores - elsewhere / took, 3)
-        fast = round(statistics.mean((fast, self._pace.now())), 4)
-        worth = round(fast * self._pace.on_average((sum(spent.values()) + elsewhere) / took), 4)
+        speed = round(statistics.mean((speed, self._pace.now())), 4)
+        worth = round(speed * self._pace.on_average((sum(spent.values()) + elsewhere) / took), 4)
         cpu_s = {role: round(of_role, 3) for role, of_role in cpu.items()}
-        return Counted(shape, group, in_flight, round(took, 3), done, calls, cpu_s, cores, fast, worth)
+        return Counted(shape, group, in_flight, round(took, 3), done, calls, cpu_s, cores, speed, worth)
 
     async def _search(self, shape: tuple[int, int, int], group: int) -> None:
         width, children, levels = shape
@@ -229,31 +229,31 @@ class Asking:
 
 
 def costs_of(runs: Sequence[Counted], idle: Mapping[str, float]) -> dict[str, Any]:
-    """Seconds of each part."""
+    """CPU seconds of each part, by role."""
     found: dict[str, Any] = {}
     for role, parts in PARTS.items():
         spent = [max(run.worth * run.cpu_s[role], 1e-6) for run in runs]
         rows = [[run.number(role, part) for part in parts] for run in runs]
-        found[role] = {part: round(each, 8) for part, each in zip(parts, explained(spent, rows), strict=True)}
+        found[role] = {part: round(each, 8) for part, each in zip(parts, fitted(spent, rows), strict=True)}
     return {**found, "background": round(sum(idle.values()), 4)}
 
 
-async def ask(url: str, seconds: float, pace: Pace) -> dict[str, Any]:
+async def measure(url: str, seconds: float, pace: Pace) -> dict[str, Any]:
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=60.0, limits=limits) as http:
-        asking = Asking(http, pace)
-        await asking.searches(SHAPES[1], GROUPS[0], MANY, seconds)  # warms up
-        asking.idle = await at_rest(2 * seconds)
+        search_client = SearchClient(http, pace)
+        await search_client.searches(SHAPES[1], GROUPS[0], MANY, seconds)  # warms up
+        search_client.idle = await at_rest(2 * seconds)
         runs = []
         for shape, group, in_flight in itertools.product(SHAPES, GROUPS, (ALONE, MANY)):
-            runs.append(await asking.searches(shape, group, in_flight, seconds))
+            runs.append(await search_client.searches(shape, group, in_flight, seconds))
             console.print(f"{shape}, groups of {group}, {in_flight}: {runs[-1].rate:.1f}/s {runs[-1].cpu_s}")
-        limit = [await asking.searches(ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, 2 * seconds) for _ in range(3)]
-        console.print(f"limit: {[(round(run.rate, 2), run.cores) for run in limit]} searches/s, on so many cores")
+        limit = [await search_client.searches(LIMIT_SHAPE, LIMIT_GROUP, LIMIT_IN_FLIGHT, 2 * seconds) for _ in range(3)]
+        console.print(f"limit: {[(round(run.rate, 2), run.cores) for run in limit]} (searches/s, cores available)")
     return {
         "pace": pace.model_dump(),
-        "costs": costs_of(runs, asking.idle),
-        "idle": asking.idle,
+        "costs": costs_of(runs, search_client.idle),
+        "idle": search_client.idle,
         "runs": [run._asdict() for run in runs],
         "limit": [run._asdict() for run in limit],
     }
@@ -262,4 +262,4 @@ async def ask(url: str, seconds: float, pace: Pace) -> dict[str, Any]:
 def measured(seconds: float) -> dict[str, Any]:
     pace = measured_pace(seconds)
     with fake_application() as url:
-        return asyncio.run(ask(url, seconds, pace))
+        return asyncio.run(measure(url, seconds, pace))

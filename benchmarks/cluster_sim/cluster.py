@@ -1,4 +1,4 @@
-"""The simulated cluster: pools of replicas, what chooses among them and how many there are, controllers, and load."""
+"""The simulated cluster: pools of replicas with routers and autoscaling, controllers, and load."""
 
 import asyncio
 import math
@@ -25,24 +25,24 @@ from search.run.runner import run_search
 from search.settings import SearchSettings
 from search.tree import SearchTree
 
-TELL_S = 10.0
-"""Serve: replicas tell what presses so often."""
+REPORT_S = 10.0
+"""Serve: interval at which replicas report their pressure."""
 DECIDE_S = 0.1
-"""Serve: its controller asks the policy so often."""
+"""Serve: interval at which its controller asks the autoscaling policy."""
 LOOK_BACK_S = 15.0
-"""As `deployments.app` has it, which imports Ray: what presses is a mean over this time."""
+"""Window over which pressure is averaged; as in `deployments.app`, which is not imported here since it imports Ray."""
 BACKGROUND_S = 0.1
-"""How often what is always busy comes on."""
+"""Interval of the nodes' background work."""
 CONTEXT_TOKENS = 1024
 ANYBODY = Owner("anybody")
 
 
 class Replica(Protocol):
-    """Of any pool."""
+    """A replica of any pool."""
 
     @property
     def ongoing(self) -> int:
-        """Calls."""
+        """Open calls."""
         ...
 
     @property
@@ -56,34 +56,34 @@ class Router(Protocol):
     """Chooses the replica of a call."""
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
-        """One of ``replicas``, of which there is at least one. ``calls``: how many of the caller's each of them has, by
-        its `id`."""
+        """Returns one of ``replicas``, which is not empty. ``calls``: the caller's open calls at each replica, by its
+        `id`."""
         ...
 
 
 class PowerOfTwoChoices:
-    """Serve's own: the one of two drawn at random that has fewer calls, of whomever."""
+    """Serve's default: of two replicas drawn at random, the one with fewer open calls from all callers."""
 
     def __init__(self, seed: int) -> None:
-        self._luck = random.Random(seed)
+        self._rng = random.Random(seed)
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
         if len(replicas) == 1:
             return replicas[0]
-        one, other = self._luck.sample(replicas, 2)
+        one, other = self._rng.sample(replicas, 2)
         return one if one.ongoing <= other.ongoing else other
 
 
 class BySearch:
-    """All calls of a search to one replica by a hash of its name, as Serve's `ConsistentHashRouter` where the search is
-    the session."""
+    """Sends all calls of a search to one replica, by a hash of its id: Serve's `ConsistentHashRouter` with the search
+    as the session."""
 
     def __init__(self, seed: int) -> None:
-        """``seed`` is not used: there is no luck in it."""
+        """``seed`` is not used: nothing here is random."""
         self._names: dict[int, bytes] = {}
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
-        def weight(replica: AnyReplica) -> bytes:  # rendezvous hashing: who goes moves nobody else's searches
+        def weight(replica: AnyReplica) -> bytes:  # rendezvous hashing: a replica that leaves moves only its searches
             name = self._names.setdefault(id(replica), str(len(self._names)).encode())
             return blake2b(name, digest_size=8, key=search_id.encode()[:64]).digest()
 
@@ -91,18 +91,18 @@ class BySearch:
 
 
 class AtHome:
-    """As `deployments.scaling.router.HomeRouter`."""
+    """Like `deployments.scaling.router.HomeRouter`."""
 
     def __init__(self, seed: int, balance: float = BALANCE) -> None:
         self._homes: Homes[int] = Homes(balance, random.Random(seed))
 
     def choose(self, replicas: Sequence[AnyReplica], search_id: str, calls: Mapping[int, int]) -> AnyReplica:
-        there = {id(each): each for each in replicas}
-        return there[self._homes.choose(search_id, {name: calls.get(name, 0) for name in there})]
+        by_id = {id(each): each for each in replicas}
+        return by_id[self._homes.choose(search_id, {name: calls.get(name, 0) for name in by_id})]
 
 
 class Routers(NamedTuple):
-    """What chooses among generators and among reward models, each made with a seed; by themselves those that are
+    """Routers of the generators and of the reward models, each made from a seed. The defaults are those that are
     served."""
 
     generators: Callable[[int], Router] = AtHome
@@ -114,75 +114,76 @@ DEFAULT_ROUTERS = Routers()
 
 @dataclass(frozen=True)
 class PoolSize:
-    """As ``replicas`` of a deployment's settings."""
+    """Like ``replicas`` of a deployment's settings."""
 
     min_replicas: int
     max_replicas: int
     upscale_delay_s: float = 10.0
     downscale_delay_s: float = 300.0
     start_s: float = 30.0
-    """From the decision to the first call."""
+    """Seconds from the decision to the first call."""
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
-            raise ValueError(f"1 <= min_replicas ({self.min_replicas}) <= max_replicas ({self.max_replicas}) is wanted")
+            raise ValueError(f"expected 1 <= min_replicas ({self.min_replicas}) <= max_replicas ({self.max_replicas})")
 
 
 class Pool(Generic[AnyReplica]):
     """The replicas of one deployment, scaled by `deployments.scaling.pressure` with Serve's delays.
 
-    A replica that is to go gets no new calls and finishes those that it has.
+    A replica that is removed gets no new calls and finishes its open ones.
     """
 
     def __init__(
         self, make: Callable[[], AnyReplica], size: PoolSize, router: Callable[[int], Router], seed: int
     ) -> None:
-        """``router``: makes one of a seed, for each handle."""
+        """``router``: makes a router from a seed, one for each handle."""
         self._make = make
         self._size = size
         self._router = router
         self._seeds = count(seed, 1000)
         self.replicas: list[AnyReplica] = []
-        """Those that get calls."""
-        self._told: dict[int, deque[tuple[float, float]]] = {}
-        """When which of them told what, by its place."""
+        """Replicas that get calls."""
+        self._reports: dict[int, deque[tuple[float, float]]] = {}
+        """Time and pressure of each report, by the replica's index in ``replicas``."""
         self.made: list[AnyReplica] = []
-        """All there ever were."""
+        """All replicas that ever existed."""
         self.target_num_replicas = size.min_replicas
         self.policy_state: dict[str, Any] = {}
         self.history: list[tuple[float, int]] = []
-        """When there were to be how many."""
+        """Time of each scaling decision, and the target it set."""
         for _ in range(size.min_replicas):
             self._add()
 
     @property
     def aggregated_metrics(self) -> dict[str, dict[Any, float]]:
-        """As Serve gives it to a policy: of each replica that told something, the mean of what it told lately."""
+        """As Serve passes it to a policy: for each replica that has reported, its mean pressure over `LOOK_BACK_S`."""
         since = asyncio.get_running_loop().time() - LOOK_BACK_S
         pressures = {}
-        for place, told in self._told.items():
-            while told and told[0][0] < since:
-                told.popleft()
-            if told:
-                pressures[place] = math.fsum(pressure for _, pressure in told) / len(told)
+        for index, reports in self._reports.items():
+            while reports and reports[0][0] < since:
+                reports.popleft()
+            if reports:
+                pressures[index] = math.fsum(pressure for _, pressure in reports) / len(reports)
         return {PRESSURE: pressures}
 
     def handle(self) -> "Handle[AnyReplica]":
-        """For one caller."""
+        """A handle for one caller."""
         return Handle(self, self._router(next(self._seeds)))
 
     async def autoscale(self) -> None:
-        """As Serve's controller does, until cancelled: what the policy has wanted for so long is done."""
+        """Scales the pool as Serve's controller does, until cancelled: what the policy asks for is done once it has
+        asked for it throughout the delay."""
         if self._size.min_replicas == self._size.max_replicas:
             return
         loop = asyncio.get_running_loop()
-        tell, since, direction = loop.time() + TELL_S, loop.time(), 0
+        next_report, since, direction = loop.time() + REPORT_S, loop.time(), 0
         while True:
             await asyncio.sleep(DECIDE_S)
-            if loop.time() >= tell:
-                tell += TELL_S
-                for place, replica in enumerate(self.replicas):
-                    self._told.setdefault(place, deque()).append((loop.time(), replica.pressure))
+            if loop.time() >= next_report:
+                next_report += REPORT_S
+                for index, replica in enumerate(self.replicas):
+                    self._reports.setdefault(index, deque()).append((loop.time(), replica.pressure))
             wanted, self.policy_state = by_pressure(self)
             wanted = min(max(wanted, self._size.min_replicas), self._size.max_replicas)
             now = self.target_num_replicas
@@ -199,26 +200,26 @@ class Pool(Generic[AnyReplica]):
             loop.call_later(self._size.start_s, self._started)
         self.target_num_replicas = wanted
         self.history.append((loop.time(), wanted))
-        self._let_go()
+        self._remove_surplus()
 
     def _started(self) -> None:
         self._add()
-        self._let_go()
+        self._remove_surplus()
 
     def _add(self) -> None:
         replica = self._make()
         self.made.append(replica)
         self.replicas.append(replica)
 
-    def _let_go(self) -> None:
-        """The youngest go first."""
+    def _remove_surplus(self) -> None:
+        """Removes replicas above the target, the youngest first."""
         while len(self.replicas) > self.target_num_replicas:
             self.replicas.pop()
-            self._told.pop(len(self.replicas), None)
+            self._reports.pop(len(self.replicas), None)
 
 
 class Handle(Generic[AnyReplica]):
-    """One caller's way to a pool, with a router of its own, as Serve has it in every process."""
+    """One caller's access to a pool, with its own router, as in each process of Serve."""
 
     def __init__(self, pool: Pool[AnyReplica], router: Router) -> None:
         self._pool = pool
@@ -227,7 +228,7 @@ class Handle(Generic[AnyReplica]):
 
     @contextmanager
     def call(self, search_id: str) -> Iterator[AnyReplica]:
-        """The replica for one call of a search, which lasts as long as the block."""
+        """Yields the replica for one call of a search; the call lasts as long as the block."""
         replica = self._router.choose(self._pool.replicas, search_id, self._calls)
         self._calls[id(replica)] += 1
         try:
@@ -237,7 +238,7 @@ class Handle(Generic[AnyReplica]):
 
 
 class ControllerSize(NamedTuple):
-    """What `deployments.config.ControllerSettings` calls so."""
+    """Like `deployments.config.ControllerSettings`."""
 
     searches: int = 64
 
@@ -254,7 +255,8 @@ AnyScorer = TypeVar("AnyScorer", bound=ScorerReplica)
 
 
 class SimulatedController(Generic[AnyGenerator, AnyScorer]):
-    """One controller replica: real searches, whose time on its one thread is counted where it speaks with others."""
+    """One controller replica. It runs real searches; the CPU time of its one thread is charged where a search calls
+    another process."""
 
     def __init__(
         self,
@@ -275,11 +277,11 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
 
     @property
     def pressure(self) -> float:
-        """As `deployments.controller` tells it."""
+        """As `deployments.controller` reports it."""
         return (self.places.held + self.places.waiting) / self.places.count
 
     async def search(self, search_id: str, prompt: tuple[int, ...], settings: SearchSettings) -> SearchCost:
-        """One request.
+        """Runs one search.
 
         Raises:
             NoPlace: all places are taken.
@@ -300,7 +302,7 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
             self.ongoing -= 1
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
-        """`search.ports.Generator`, through the pool."""
+        """See ``search.ports.Generator``; the call goes through the pool."""
         await self.program.work(self._costs["expand"])
         with self._generators.call(request.search_id) as replica:
             async with aclosing(replica.expand(request)) as groups:
@@ -309,7 +311,7 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
                     yield group
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        """`search.ports.StepScorer`, through the pool."""
+        """See ``search.ports.StepScorer``; the call goes through the pool."""
         await self.program.work(self._costs["score"] / 2 + self._costs["item"] * len(request.items))
         with self._scorers.call(request.search_id) as replica:
             scores = await replica.score(request)
@@ -318,14 +320,14 @@ class SimulatedController(Generic[AnyGenerator, AnyScorer]):
 
 
 class Node:
-    """What a machine of the cluster has once: Serve's HTTP proxy, those who ask it, and Ray's own programs."""
+    """What every machine of the cluster has once: Serve's HTTP proxy, the clients, and Ray's own processes."""
 
     def __init__(self, processor: Callable[[], Processor]) -> None:
         self.proxy, self.client, self.others = (Program(processor()) for _ in range(3))
 
 
 class ClusterSize(NamedTuple):
-    """The pools, and the nodes that they are on."""
+    """Sizes of the pools, and the number of nodes."""
 
     generators: PoolSize
     scorers: PoolSize
@@ -335,7 +337,7 @@ class ClusterSize(NamedTuple):
 
 
 class Cluster(Generic[AnyGenerator, AnyScorer]):
-    """All of it. To be made and used on one virtual loop."""
+    """The whole cluster. To be created and used on one virtual loop."""
 
     def __init__(
         self,
@@ -347,8 +349,8 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
         scorer: Callable[[Processor], AnyScorer],
         routers: Routers = DEFAULT_ROUTERS,
     ) -> None:
-        """``processor``: gives every program what it runs on; the same one, or one of its own. ``generator`` and
-        ``scorer`` make replicas, ``routers`` what chooses among these."""
+        """``processor`` returns the processor of the next program: one that all share, or one of its own. ``generator``
+        and ``scorer`` make replicas; ``routers`` choose among them."""
         self.generators = Pool(lambda: generator(processor()), size.generators, routers.generators, seed)
         self.scorers = Pool(lambda: scorer(processor()), size.scorers, routers.scorers, seed + 1)
         self.controllers = Pool(
@@ -364,7 +366,7 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
         self.costs: list[SearchCost] = []
 
     async def solve(self, number: int, prompt: tuple[int, ...], settings: SearchSettings) -> float:
-        """One request of a client that comes again when it is refused, to the nodes in turn; how long it took."""
+        """Sends one search to the next node, from a client that retries when it is refused; returns the seconds."""
         node = self.nodes[number % len(self.nodes)]
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -385,7 +387,7 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Pools grow and shrink within the block, and what is always busy is."""
+        """Runs autoscaling and background work within the block."""
         works = [pool.autoscale() for pool in (self.generators, self.scorers, self.controllers)]
         tasks = [asyncio.create_task(work) for work in (*works, *map(self._background, self.nodes))]
         try:
@@ -402,15 +404,16 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
 
 
 class Ended(NamedTuple):
-    """A search that was answered."""
+    """An answered search."""
 
     at: float
     seconds: float
-    """What the client waited."""
+    """Seconds that the client waited."""
 
 
 async def closed_loop(solve: Callable[[int], Awaitable[float]], searches: int, clients: int) -> list[Ended]:
-    """So many clients, each one search after the other; in the order in which they end."""
+    """Runs ``clients`` clients, each with one search after the other. Returns the searches in the order of their
+    ends."""
     numbers = iter(range(searches))
     ended: list[Ended] = []
 
@@ -428,8 +431,8 @@ async def closed_loop(solve: Callable[[int], Awaitable[float]], searches: int, c
 async def open_loop(
     solve: Callable[[int], Awaitable[float]], rate: Callable[[float], float], until: float, seed: int
 ) -> list[Ended]:
-    """Searches that come as they like until then, ``rate`` of the time a second."""
-    luck = random.Random(seed)
+    """Searches arrive at random (Poisson) until ``until``; ``rate`` gives the arrivals per second at a time."""
+    rng = random.Random(seed)
     ended: list[Ended] = []
     loop = asyncio.get_running_loop()
 
@@ -439,7 +442,7 @@ async def open_loop(
 
     async with asyncio.TaskGroup() as group:
         for number in count():
-            await asyncio.sleep(luck.expovariate(rate(loop.time())))
+            await asyncio.sleep(rng.expovariate(rate(loop.time())))
             if loop.time() >= until:
                 break
             group.create_task(client(number))
@@ -447,7 +450,7 @@ async def open_loop(
 
 
 def figures(ended: Sequence[Ended]) -> dict[str, float]:
-    """Searches a second, over all and while all clients were at it: the middle three fifths."""
+    """Summary of the answered searches. ``steady_per_s`` is of the middle three fifths, when all clients are active."""
     seconds = sorted(each.seconds for each in ended)
     first, last = len(ended) // 5, len(ended) * 4 // 5
     return {
@@ -461,6 +464,6 @@ def figures(ended: Sequence[Ended]) -> dict[str, float]:
 
 
 def means(costs: Sequence[SearchCost]) -> dict[str, float]:
-    """What a search costs."""
+    """Mean costs of a search."""
     names = ("nodes", "repeated_steps", "generated_tokens", "expand_calls", "prm_calls", "cached_tokens")
     return {name: round(sum(getattr(cost, name) for cost in costs) / len(costs), 2) for name in names}

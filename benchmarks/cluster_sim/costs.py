@@ -1,4 +1,4 @@
-"""What everything costs, as it was measured: `batch_curves` and `calls` write it, the simulation reads it."""
+"""CPU costs as measured: `batch_curves` and `calls` write them, the simulation reads them."""
 
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -16,21 +16,22 @@ class _Costs(BaseModel):
 
 
 class BatchCurve(_Costs):
-    """CPU seconds of one program for the steps of an engine."""
+    """CPU seconds that one program spends on the steps of an engine."""
 
     step_s: dict[int, float] = Field(min_length=1)
-    """By batch size. Between two it is linear, beyond the last as from the last but one; one alone holds for all."""
+    """Seconds of a step by batch size: linear between two sizes, extrapolated beyond the last from the last two. A
+    single size holds for all."""
     token_s: float = Field(ge=0)
     """For each prompt token that is computed."""
     request_s: float = Field(ge=0)
     call_s: float = Field(ge=0)
-    """Of a replica for each call, of an engine whenever it has work again."""
+    """For a replica, of each call; for an engine, each time it has work again after being idle."""
     join_s: float = Field(0.0, ge=0)
-    """Of an engine for each step in which requests join others: it reads and decodes at once, and sets its batch up
-    anew."""
+    """For an engine, of each step in which requests join a running batch: it prefills and decodes at once, and rebuilds
+    its batch."""
 
     def step(self, batch: int) -> float:
-        """A step with so many requests."""
+        """Seconds of a step with ``batch`` requests."""
         sizes = self._sizes
         if len(sizes) == 1:
             return self.step_s[sizes[0]]
@@ -40,7 +41,7 @@ class BatchCurve(_Costs):
         return self.step_s[low] + share * (self.step_s[high] - self.step_s[low])
 
     def times(self, factor: float) -> "BatchCurve":
-        """Where everything takes so many times as long."""
+        """The curve of a program that takes ``factor`` times as long for everything."""
         return BatchCurve(
             step_s={batch: factor * seconds for batch, seconds in self.step_s.items()},
             token_s=factor * self.token_s,
@@ -55,28 +56,28 @@ class BatchCurve(_Costs):
 
 
 class EngineCosts(_Costs):
-    """One engine and its replica."""
+    """Costs of one engine and its replica."""
 
     engine: BatchCurve
     replica: BatchCurve
-    """Of the process in front of the engine: steps are the messages that it gets from it."""
+    """The process in front of the engine; its steps are the messages that it gets from the engine."""
     blocks: int = Field(ge=1)
     block_size: int = Field(ge=1)
     max_num_seqs: int = Field(ge=1)
 
     def times(self, factor: float) -> "EngineCosts":
-        """Where everything takes so many times as long."""
+        """Costs of an engine and a replica that take ``factor`` times as long for everything."""
         return self.model_copy(update={"engine": self.engine.times(factor), "replica": self.replica.times(factor)})
 
 
 class CallCosts(_Costs):
-    """CPU seconds of what is around the engines: trees, calls between replicas, HTTP."""
+    """CPU seconds spent around the engines: trees, calls between replicas, HTTP."""
 
     controller: dict[str, float]
-    """For each search, expand call, group of children, child, score call and item; and for each time that it has
-    something to do again."""
+    """For each search, expand call, group of children, child, score call and item; ``wake``: each time it has work
+    again after being idle."""
     generator: dict[str, float]
-    """Of a replica, beside its engine: for each call, group and child."""
+    """For each call, group and child of a replica, beside its engine."""
     prm: dict[str, float]
     """For each call and item."""
     proxy: dict[str, float]
@@ -84,9 +85,9 @@ class CallCosts(_Costs):
     client: dict[str, float]
     """For each search."""
     others: dict[str, float]
-    """Of Ray and Serve, for each search."""
+    """Ray's and Serve's own processes, for each search."""
     background: float = Field(ge=0)
-    """Of all that is busy when nothing is asked: CPU seconds a second."""
+    """CPU seconds per second of an idle application."""
 
 
 class Costs(_Costs):
@@ -94,12 +95,12 @@ class Costs(_Costs):
     prm: EngineCosts
     calls: CallCosts
     pace: Pace = EQUAL
-    """Of the machine where all this was measured. Costs are of a program that has the machine for itself, at that
+    """Pace of the machine where the costs were measured. Costs are those of a program alone on the machine, at that
     speed."""
 
     @classmethod
     def of(cls, curves: Mapping[str, Any], calls: Mapping[str, Any]) -> "Costs":
-        """From the two results."""
+        """Costs from the results of ``curves`` and ``calls``."""
         then, pace = (Pace.model_validate(result["pace"]) for result in (curves, calls))
         engines = {}
         for role in ("generator", "prm"):
@@ -107,26 +108,26 @@ class Costs(_Costs):
                 engine=curves[role]["engine"], replica=curves[role]["replica"], **curves["engines"][role]
             )
             engines[role] = costs.times(then.speed / pace.speed)
-        # Engines are busy with nothing, too; those of `calls` were fakes.
+        # Idle engines use CPU time too; those of `calls` were fakes.
         background = calls["costs"]["background"] + sum(curves["idle"].values())
         return cls(**engines, calls={**calls["costs"], "background": background}, pace=pace)
 
-    def at(self, fast: float) -> "Costs":
-        """On the same machine when it is so many times as fast."""
+    def at(self, speedup: float) -> "Costs":
+        """Costs on the same machine at ``speedup`` times the speed."""
         calls = {
-            role: {part: seconds / fast for part, seconds in of.items()}
+            role: {part: seconds / speedup for part, seconds in of.items()}
             for role, of in self.calls.model_dump(exclude={"background"}).items()
         }
         return self.model_copy(
             update={
-                "generator": self.generator.times(1 / fast),
-                "prm": self.prm.times(1 / fast),
+                "generator": self.generator.times(1 / speedup),
+                "prm": self.prm.times(1 / speedup),
                 "calls": CallCosts(**calls, background=self.calls.background),
             }
         )
 
     def slower(self, factor: float) -> "Costs":
-        """With engines that take so many times as long, and replicas as they are."""
+        """Costs with engines that take ``factor`` times as long; replicas stay as they are."""
         engines = {
             role: costs.model_copy(update={"engine": costs.engine.times(factor)})
             for role, costs in (("generator", self.generator), ("prm", self.prm))
@@ -134,8 +135,8 @@ class Costs(_Costs):
         return self.model_copy(update=engines)
 
 
-def explained(spent: Sequence[float], parts: Sequence[Sequence[float]]) -> list[float]:
-    """Seconds of each part, where each of the measurements that spent so much had so many of it: the least squares of
-    relative errors, so that a small one counts as much as a large one, and none below zero."""
+def fitted(spent: Sequence[float], parts: Sequence[Sequence[float]]) -> list[float]:
+    """Seconds of each part, fitted to measurements: ``spent[i]`` seconds went to ``parts[i]`` units of each part. Least
+    squares of the relative errors, so that a small measurement counts as much as a large one; no part is negative."""
     seconds, _ = nnls(np.array(parts, dtype=float) / np.array(spent)[:, None], np.ones(len(spent)))
     return [float(each) for each in seconds]

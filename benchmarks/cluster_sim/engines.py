@@ -1,8 +1,8 @@
 """Simulated replicas: the ports of `search.ports` on an engine that only counts time.
 
-The generator's branches pass the real clamp and ledger and the real order among searches. Its engine batches as vLLM
-does: every step writes one token of each running request, and reads the prompts of those that join. Blocks of prefixes
-stay cached until others need the room.
+The generator's branches pass through the real queue, clamp and ledger. Its engine batches like vLLM: every step writes
+one token of each running request, and prefills the requests that join. Blocks of prefixes stay cached until their
+memory is needed.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ from search.ports import (
 )
 
 BATCH_TOKENS = 4096
-"""As `deployments.engines.arguments` has it on a CPU: no more prompt tokens in a step."""
+"""Most prompt tokens of a step; as `deployments.engines.arguments` sets it on a CPU."""
 GROUP_S = 0.004
 """As `deployments.engines.generation.GROUP_S`."""
 SCORING_DELAY_S = 0.5
@@ -41,14 +41,14 @@ SCORING_DELAY_S = 0.5
 
 
 class PrefixCache:
-    """Keys of cached blocks, the least recently used of them first to go."""
+    """Keys of the cached blocks, least recently used first."""
 
     def __init__(self, blocks: int) -> None:
         self._blocks = blocks
         self._keys: OrderedDict[int, None] = OrderedDict()
 
     def cached(self, keys: Sequence[int]) -> int:
-        """How many of a prefix's blocks are here."""
+        """Number of leading blocks of a prefix that are cached."""
         for found, key in enumerate(keys):
             if key not in self._keys:
                 return found
@@ -70,9 +70,9 @@ class Request:
     priority: int
     prompt: Prefix
     tokens: int
-    """That it will write."""
+    """Tokens that it will write."""
     finished: Callable[["Request"], None]
-    """Called in the replica's time."""
+    """Called once the replica's process has handled the last output."""
     written: int = 0
     cached_tokens: int = 0
     aborted: bool = False
@@ -87,16 +87,16 @@ class Engine:
         self._costs = costs
         self._cache = PrefixCache(costs.blocks)
         self.on_step: Callable[[Sequence[Request]], None] = lambda running: None
-        """Told after every step what runs."""
+        """Called after every step with the running requests."""
         self._waiting: list[tuple[int, int, Request]] = []
         self._arrivals = count()
         self._running: list[Request] = []
         self._stepping = False
         self.steps = self.joined = self.generated_tokens = self.computed_tokens = 0
         self.discarded_tokens = 0
-        """Of those that were generated, those of aborted requests."""
+        """Generated tokens that belong to aborted requests."""
         self.joining_s = 0.0
-        """Of its CPU seconds, those for taking up requests and reading their prompts."""
+        """CPU seconds spent on requests that join the batch, prefill included."""
 
     @property
     def running(self) -> int:
@@ -111,11 +111,11 @@ class Engine:
         if not self._stepping:
             self._stepping = True
             self.program.post(self._costs.engine.call_s)
-            # What is asked for at the same time is taken at the same time.
+            # Requests of the same moment join the same step.
             asyncio.get_running_loop().call_soon(self._step)
 
     def cached(self, keys: Sequence[int]) -> None:
-        """Blocks that a finished request leaves behind."""
+        """Caches the blocks that a finished request leaves behind."""
         self._cache.keep(keys)
 
     def _step(self) -> None:
@@ -137,7 +137,7 @@ class Engine:
 
     def _join(self) -> list[Request]:
         joined: list[Request] = []
-        left = BATCH_TOKENS
+        budget = BATCH_TOKENS
         while self._waiting and len(self._running) < self._costs.max_num_seqs:
             request = self._waiting[0][2]
             if request.aborted:
@@ -145,28 +145,28 @@ class Engine:
                 continue
             keys = request.prompt.keys
             request.cached_tokens = self._cache.cached(keys) * self._costs.block_size
-            if (read := request.prompt.tokens - request.cached_tokens) > left and joined:
+            if (read := request.prompt.tokens - request.cached_tokens) > budget and joined:
                 break
             heapq.heappop(self._waiting)
             self._cache.keep(keys)
-            left -= read
+            budget -= read
             joined.append(request)
             self._running.append(request)
         return joined
 
     def _stepped(self, batch: int) -> None:
         done: list[Request] = []
-        going_on: list[Request] = []
+        unfinished: list[Request] = []
         for request in self._running:
             request.written += 1
-            (done if request.written >= request.tokens else going_on).append(request)
+            (done if request.written >= request.tokens else unfinished).append(request)
         self.generated_tokens += len(self._running)
         self.on_step(self._running)
-        self._running = going_on
-        self._replica.post(self._costs.replica.step(batch), partial(self._tell, done))
+        self._running = unfinished
+        self._replica.post(self._costs.replica.step(batch), partial(self._deliver, done))
         self._step()
 
-    def _tell(self, done: Sequence[Request]) -> None:
+    def _deliver(self, done: Sequence[Request]) -> None:
         for request in done:
             if self._is_wanted(request):
                 request.finished(request)
@@ -210,12 +210,12 @@ class SimulatedGenerator:
         self._feeding: asyncio.Task[None] | None = None
         self._lengths = {condition: StepLengths() for condition in StopCondition}
         self.ongoing = 0
-        """Calls: what Serve's routers go by."""
+        """Open calls, which Serve's routers compare."""
         self.written_tokens = 0
 
     @property
     def headroom(self) -> Headroom:
-        """As `deployments.engines.generation.GenerationEngine` tells it."""
+        """As `deployments.engines.generation.GenerationEngine` reports it."""
         engine, ledger = self.engine, self._clamp.ledger
         return Headroom(ledger.free, ledger.capacity, engine.running, engine.waiting + self._queue.queued)
 
@@ -225,10 +225,10 @@ class SimulatedGenerator:
         return max(len(self._queue) / self._costs.max_num_seqs, self._clamp.pressure)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
-        """As the port says.
+        """See ``search.ports.Generator``.
 
         Raises:
-            GeneratorError: not done by the deadline.
+            GeneratorError: branches are missing at the deadline.
         """
         call = _Call(request)
         self.ongoing += 1
@@ -280,7 +280,7 @@ class SimulatedGenerator:
                 call.open.add(queued)
 
     async def _feed(self) -> None:
-        """As `deployments.engines.engine_calls.feed`."""
+        """Like `deployments.engines.engine_calls.feed`."""
         while True:
             queued = await self._queue.next()
             assert queued.prefix is not None
@@ -299,7 +299,7 @@ class SimulatedGenerator:
         call.arrived.set()
 
     def _stepped(self, running: Sequence[Request]) -> None:
-        """Tells the clamp as an engine does. Where it would have to preempt, which is not simulated, it says so."""
+        """Reports a step to the clamp, as an engine does. A preemption is not simulated, only reported."""
         size = self._costs.block_size
         own = sum(-(-(one.prompt.tokens + one.written) // size) - len(one.prompt.keys) for one in running)
         used = self._clamp.ledger.shared + own
@@ -310,7 +310,7 @@ class SimulatedGenerator:
         call.arrived.set()
 
     def check_integrity(self) -> list[str]:
-        """What is left over though nothing runs."""
+        """What is left in a replica that should be idle: open calls, requests, promised blocks."""
         engine = self.engine
         left = {
             "calls are open": self.ongoing,
@@ -320,7 +320,7 @@ class SimulatedGenerator:
 
 
 class SimulatedScorer:
-    """`search.ports.StepScorer`: one replica. An item is one pass over what no cache has of its path."""
+    """`search.ports.StepScorer`: one replica. An item is one pass over the uncached part of its path."""
 
     name = "simulated-prm"
 
@@ -337,11 +337,11 @@ class SimulatedScorer:
 
     @property
     def pressure(self) -> float:
-        """As `deployments.engines.scoring.ScoringEngine` tells it."""
+        """As `deployments.engines.scoring.ScoringEngine` reports it."""
         return max(self._items / self._costs.max_num_seqs, self._backlog.seconds / SCORING_DELAY_S)
 
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        """As the port says."""
+        """See ``search.ports.StepScorer``."""
         with self._backlog.call():
             return await self._score(request)
 
@@ -354,12 +354,12 @@ class SimulatedScorer:
             await self.program.work(
                 self._calls["call"] + curve.call_s + (self._calls["item"] + curve.request_s) * items
             )
-            left, done = items, asyncio.get_running_loop().create_future()
+            remaining, done = items, asyncio.get_running_loop().create_future()
 
             def finished(_: Request) -> None:
-                nonlocal left
-                left -= 1
-                if not left and not done.done():
+                nonlocal remaining
+                remaining -= 1
+                if not remaining and not done.done():
                     done.set_result(None)
 
             for item in request.items:

@@ -1,7 +1,7 @@
-"""Searches without trees: each is the rounds of a recorded one, each round so many branches and then so many items.
+"""Searches without trees: each replays the rounds of a recorded search. A round is a number of branches, then of items.
 
-A generator is not simulated step by step: all branches that it writes go on at the speed of a step of that many. What
-a search costs its controller is the mean of searches with trees. Places and autoscaling stay the real ones.
+A generator is not simulated step by step: all of its branches progress at the speed of a step of that batch size. The
+controller's cost of a search is the mean over searches with trees. Places and autoscaling are the real ones.
 """
 
 import asyncio
@@ -22,15 +22,15 @@ class Round(NamedTuple):
 
     branches: int
     tokens: int
-    """Of all of them."""
+    """Tokens of all branches."""
     longest: int
     """Tokens of the longest branch."""
     items: int
-    """Texts to be scored."""
+    """Texts to score."""
 
 
 def rounds_of(problem: Problem) -> tuple[Round, ...]:
-    """A recorded search, level by level."""
+    """Rounds of a recorded search, one per level."""
     rounds = []
     for level in problem.levels:
         written = [step for family in level for step in family]
@@ -41,19 +41,19 @@ def rounds_of(problem: Problem) -> tuple[Round, ...]:
 
 
 class Means(NamedTuple):
-    """What searches with trees cost on average."""
+    """Mean costs of searches with trees."""
 
     controller_s: float
     """CPU seconds of a controller for each search."""
     token_s: float
-    """Of a generator's engine for each token, beside the steps in which it is written: taking up branches, and reading
-    what no cache had of their paths."""
+    """CPU seconds of a generator's engine per token, beyond its decode steps: for requests that join the batch, and for
+    the prefill of uncached tokens."""
     item_s: float
-    """The same of a reward model's engine for each item."""
+    """The same for a reward model's engine, per item."""
 
 
 class FlowGenerator:
-    """A generator replica: its branches share the speed of a step."""
+    """A generator replica; its branches share the speed of a step."""
 
     def __init__(self, costs: EngineCosts, means: Means) -> None:
         self._costs = costs
@@ -66,7 +66,7 @@ class FlowGenerator:
         return self._steps.load / self._costs.max_num_seqs
 
     async def write(self, wanted: Round) -> None:
-        """Until the longest branch is written; on average so many are at a time as fill the time."""
+        """Waits until the longest branch is written. The round's weight is its mean number of active branches."""
         done = asyncio.get_running_loop().create_future()
         self.ongoing += 1
         self._steps.add(wanted.longest, partial(settle, done), wanted.tokens / wanted.longest)
@@ -76,13 +76,13 @@ class FlowGenerator:
             self.ongoing -= 1
 
     def _speed(self, branches: float) -> float:
-        """Steps a second that each branch takes part in."""
+        """Steps per second of each branch."""
         batch = min(branches, self._costs.max_num_seqs)
         return batch / branches / (self._costs.engine.step(max(1, round(batch))) + self._means.token_s * batch)
 
 
 class FlowScorer:
-    """A reward model replica: takes all that waits, up to a batch, in one pass."""
+    """A reward model replica: scores all waiting items, up to a batch, in one pass."""
 
     def __init__(self, costs: EngineCosts, means: Means) -> None:
         self._costs = costs
@@ -147,7 +147,7 @@ class FlowController:
         return (self.places.held + self.places.waiting) / self.places.count
 
     async def search(self, name: str, rounds: Sequence[Round]) -> None:
-        """Raises NoPlace where all places are taken."""
+        """Replays a search. Raises NoPlace if all places are taken."""
         self.ongoing += 1
         try:
             async with self.places.hold(ANYBODY):
@@ -164,7 +164,7 @@ class FlowController:
 
 
 class Flows:
-    """The cluster without trees."""
+    """The whole cluster, without trees."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class Flows:
         means: Means,
         seed: int,
     ) -> None:
-        """``costs``: of generators and of reward models."""
+        """``costs``: of the generators, then of the reward models."""
         generator, scorer = costs
         self.generators = Pool(lambda: FlowGenerator(generator, means), size.generators, AtHome, seed)
         self.scorers = Pool(lambda: FlowScorer(scorer, means), size.scorers, AtHome, seed + 1)
@@ -187,7 +187,7 @@ class Flows:
         self.refused = 0
 
     async def solve(self, name: str, rounds: Sequence[Round]) -> float:
-        """One request of a client that comes again when it is refused; how long it took."""
+        """Sends one search, from a client that retries when it is refused; returns the seconds."""
         loop = asyncio.get_running_loop()
         began = loop.time()
         while True:

@@ -1,6 +1,8 @@
-"""How fast a program is while every core is busy, beside one that is alone: cores may be two threads of one, and share
-caches and memory. A CPU second is worth less then, and how much less is counted here. And how fast a machine is now,
-beside when something else was measured: one that is shared may change by a third within minutes."""
+"""The value of a CPU second, which is less while all cores are busy, and less while the machine is slow.
+
+Cores may be two threads of one, and they share caches and memory: a program is slower while the others are busy. A
+shared machine may also change its speed by a third within minutes.
+"""
 
 import statistics
 import time
@@ -16,28 +18,28 @@ KEYS = 20_000
 
 
 class Pace(BaseModel):
-    """What a CPU second is worth by how many cores are busy."""
+    """Value of a CPU second, by how many cores are busy."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     cores: int = Field(ge=1)
     together: float = Field(gt=0)
-    """Of a CPU second where all cores are busy, over one where one core is."""
+    """Work done in a CPU second while all cores are busy, relative to while one is."""
 
     speed: float = Field(1.0, gt=0)
-    """What a program that is alone got done in a CPU second."""
+    """Work that a lone program does in a CPU second."""
 
     def now(self) -> float:
-        """How fast a program is now that everybody else rests, over how fast it was then. Takes a tenth of a second."""
+        """Speed of a lone program now, relative to ``speed``. Takes a tenth of a second; the benchmark must be idle."""
         return _work(LOOK_S) / self.speed
 
     def at(self, busy: float) -> float:
-        """Of a CPU second while so many cores are busy."""
+        """Value of a CPU second while ``busy`` cores are busy."""
         return self._between(min(max(busy - 1.0, 0.0) / max(self.cores - 1, 1), 1.0))
 
     def on_average(self, busy: float) -> float:
-        """Of CPU seconds while so many cores were busy on average: one at a time, or all."""
-        all_busy = min(max(busy - 1.0, 0.0) / max(self.cores - 1, 1), 1.0)  # of the time
+        """Value of CPU seconds while ``busy`` cores were busy on average: at any time one core, or all."""
+        all_busy = min(max(busy - 1.0, 0.0) / max(self.cores - 1, 1), 1.0)  # share of the time
         return self._between(self.cores * all_busy / max(busy, 1.0))
 
     def _between(self, share: float) -> float:
@@ -45,16 +47,16 @@ class Pace(BaseModel):
 
 
 EQUAL = Pace(cores=1, together=1.0)
-"""Cores that do not slow each other down."""
+"""Pace of cores that do not slow each other down."""
 
 
 def measured(seconds: float) -> Pace:
-    """Of this machine: the median of some measurements of so many seconds each. Work of others beside them, which is
-    on one of the cores that are to be idle, makes it look better than it is."""
+    """Pace of this machine: medians of several measurements of ``seconds`` each. Other programs on the cores that
+    should be idle make ``together`` look better than it is."""
     cores = psutil.cpu_count() or 1
     ratios, speeds = [], []
     with ProcessPoolExecutor(cores, mp_context=get_context("spawn")) as pool:
-        list(pool.map(_work, [0.2] * cores))  # they have started
+        list(pool.map(_work, [0.2] * cores))  # waits until they have started
         for _ in range(REPEATS):
             speeds.append(pool.submit(_work, seconds).result())
             ratios.append(statistics.mean(pool.map(_work, [seconds] * cores)) / speeds[-1])
@@ -62,7 +64,7 @@ def measured(seconds: float) -> Pace:
 
 
 def _work(seconds: float) -> float:
-    """What a program in Python gets done in a CPU second."""
+    """Work that a Python program does in a CPU second, in arbitrary units."""
     texts = {key: str(key) for key in range(KEYS)}
     done, began, until = 0, time.thread_time(), time.perf_counter() + seconds
     while time.perf_counter() < until:

@@ -1,4 +1,4 @@
-"""What is simulated: the limit of one controller, the application on this machine, and clusters of many."""
+"""Simulated scenarios: the limit of one controller, the application on this machine, and clusters of many replicas."""
 
 import math
 from collections.abc import Awaitable, Callable
@@ -6,7 +6,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeAlias
 
-from benchmarks.cluster_sim.calls import ASKED, ASKED_GROUP, ASKED_IN_FLIGHT, REPEATED
+from benchmarks.cluster_sim.calls import LIMIT_GROUP, LIMIT_IN_FLIGHT, LIMIT_SHAPE, REPEATED
 from benchmarks.cluster_sim.cluster import (
     DEFAULT_ROUTERS,
     AtHome,
@@ -38,7 +38,7 @@ ONE = PoolSize(1, 1)
 APPLICATION = ClusterSize(ONE, ONE, ONE)
 POWER_OF_TWO, HOME = "power of two", "home"
 BALANCES = (1.5, 2.0, 3.0)
-"""How many times its share a replica takes: what is served was chosen of these."""
+"""How many times its fair share a replica may take; the served value was chosen among these."""
 ROUTERS = {
     POWER_OF_TWO: Routers(PowerOfTwoChoices, PowerOfTwoChoices),
     "by search": Routers(BySearch, BySearch),
@@ -47,11 +47,11 @@ ROUTERS = {
 }
 SERVED = f"{HOME}, {BALANCE}"
 CLIENTS = 16
-"""For each generator."""
+"""Clients per generator."""
 SPARE = 1.3
-"""So many times the reward models and controllers that the generators keep busy."""
+"""Capacity of reward models and controllers, relative to what the busy generators need."""
 GENERATORS_OF_A_NODE = 8
-"""Accelerators of a common machine; each has an HTTP proxy."""
+"""Accelerators of a common machine; each machine has one HTTP proxy."""
 SEED = 11
 
 
@@ -75,20 +75,21 @@ def beam(width: int, children: int, levels: int | None = None) -> dict[str, Any]
 
 
 class ControllerLimit(NamedTuple):
-    """What one controller before engines that cost nothing comes to."""
+    """Maximum throughput of one controller in front of engines that cost nothing."""
 
     searches_per_s: float
     controller_s: float
-    """Of its CPU for each search."""
+    """CPU seconds of the controller per search."""
 
 
 def shared_by_all(cores: float | None, pace: Pace) -> Processor:
-    """What all programs have together; None: each has a core of its own."""
+    """Processor of all programs: ``cores`` cores that they share, or a core for each program if None."""
     return OwnCores() if cores is None else SharedCores(cores, pace)
 
 
 def controller_limit(calls: CallCosts, cores: float | None, searches: int, pace: Pace = EQUAL) -> ControllerLimit:
-    """On so many cores; where every program has its own (None), nothing but the controller itself is the limit."""
+    """Simulates one controller on ``cores`` cores. None: every program has its own core, so only the controller limits
+    the throughput."""
 
     async def simulated() -> ControllerLimit:
         shared = shared_by_all(cores, pace)
@@ -97,15 +98,15 @@ def controller_limit(calls: CallCosts, cores: float | None, searches: int, pace:
             calls,
             SEED,
             lambda: shared,
-            lambda processor: QuickGeneratorReplica(processor, calls, REPEATED, ASKED_GROUP),
+            lambda processor: QuickGeneratorReplica(processor, calls, REPEATED, LIMIT_GROUP),
             lambda processor: QuickScorerReplica(processor, calls),
         )
 
         async def solve(number: int) -> float:
-            return await cluster.solve(number, (number, 1, 2, 3), parse_search({**beam(*ASKED), "seed": number}))
+            return await cluster.solve(number, (number, 1, 2, 3), parse_search({**beam(*LIMIT_SHAPE), "seed": number}))
 
         async with cluster.running():
-            rate = figures(await closed_loop(solve, searches, ASKED_IN_FLIGHT))["searches_per_s"]
+            rate = figures(await closed_loop(solve, searches, LIMIT_IN_FLIGHT))["searches_per_s"]
         [controller] = cluster.controllers.made
         return ControllerLimit(rate, controller.program.cpu_s / searches)
 
@@ -133,8 +134,8 @@ def cluster_of(
     )
 
 
-def solving(cluster: Simulated, language: Language, search: dict[str, Any]) -> Callable[[int], Awaitable[float]]:
-    """Solves the search of a number, under that seed."""
+def solver_of(cluster: Simulated, language: Language, search: dict[str, Any]) -> Callable[[int], Awaitable[float]]:
+    """Returns a function that runs the search of a number, with the number as its seed."""
 
     async def solve(number: int) -> float:
         return await cluster.solve(number, language.prompt(str(number)), parse_search({**search, "seed": number}))
@@ -142,8 +143,8 @@ def solving(cluster: Simulated, language: Language, search: dict[str, Any]) -> C
     return solve
 
 
-def told(cluster: Simulated) -> dict[str, Any]:
-    """CPU seconds of each kind of program for a search, and what a search cost."""
+def costs_of(cluster: Simulated) -> dict[str, Any]:
+    """CPU seconds per search of each kind of program, and mean costs of a search."""
     searches = len(cluster.costs)
     cpu_s = {
         "generator engines": sum(replica.engine.program.cpu_s for replica in cluster.generators.made),
@@ -170,21 +171,22 @@ def served(
     size: ClusterSize = APPLICATION,
     routers: Routers = DEFAULT_ROUTERS,
 ) -> dict[str, Any]:
-    """The application, all of whose programs share so many cores; or each has one of its own (None)."""
+    """Simulates the application, whose programs share ``cores`` cores; None: each has its own core."""
 
     async def simulated() -> dict[str, Any]:
         shared = shared_by_all(cores, costs.pace)
         cluster = cluster_of(size, costs, language, lambda: shared, routers)
         async with cluster.running():
-            ended = await closed_loop(solving(cluster, language, search), searches, clients)
-        return {**figures(ended), **told(cluster)}
+            ended = await closed_loop(solver_of(cluster, language, search), searches, clients)
+        return {**figures(ended), **costs_of(cluster)}
 
     return run(simulated())
 
 
 def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:
-    """As many of the others as so many busy generators want, by the CPU seconds of a search at each, and controllers
-    with places for all clients that are no fuller than a pool lets them become."""
+    """Numbers of reward models, controllers and nodes for ``generators`` busy generators, from the CPU seconds of a
+    search in each kind of program. Controllers have places for all clients, and are no fuller than a pool lets them
+    become."""
     busy = generators / max(cpu_s["generator engines"], cpu_s["generator replicas"])
     scorers = SPARE * busy * max(cpu_s["prm engines"], cpu_s["prm replicas"])
     places = CLIENTS * generators / FULL
@@ -194,20 +196,20 @@ def numbers_for(generators: int, cpu_s: dict[str, float]) -> Numbers:
 
 
 class Trees(NamedTuple):
-    """A cluster's searches, with trees."""
+    """Results of a cluster whose searches have trees."""
 
     figures: dict[str, Any]
     means: Means
-    """For the same without."""
+    """Mean costs, for the same cluster without trees."""
 
 
 def with_trees(costs: Costs, language: Language, search: dict[str, Any], of: Numbers, searches: int) -> Trees:
-    """A cluster in which every program has a core of its own."""
+    """Simulates a cluster in which every program has its own core."""
 
     async def simulated() -> Trees:
         cluster = cluster_of(of.size, costs, language, OwnCores)
         async with cluster.running():
-            solve = solving(cluster, language, search)
+            solve = solver_of(cluster, language, search)
             ended = await closed_loop(solve, searches, CLIENTS * of.generators)
         engines = [replica.engine for replica in cluster.generators.made]
         scorers = [replica.engine for replica in cluster.scorers.made]
@@ -216,13 +218,13 @@ def with_trees(costs: Costs, language: Language, search: dict[str, Any], of: Num
             token_s=sum(one.joining_s for one in engines) / sum(one.generated_tokens for one in engines),
             item_s=sum(one.joining_s for one in scorers) / sum(one.joined for one in scorers),
         )
-        return Trees({**of._asdict(), **figures(ended), **told(cluster)}, spent)
+        return Trees({**of._asdict(), **figures(ended), **costs_of(cluster)}, spent)
 
     return run(simulated())
 
 
 def without_trees(costs: Costs, language: Language, spent: Means, of: Numbers, searches: int) -> dict[str, Any]:
-    """The same of rounds alone."""
+    """Simulates the same cluster with searches that are only rounds."""
     rounds = [rounds_of(problem) for problem in language.problems]
 
     async def simulated() -> dict[str, Any]:
@@ -238,7 +240,7 @@ def without_trees(costs: Costs, language: Language, spent: Means, of: Numbers, s
 
 
 class Surge(NamedTuple):
-    """A load that rises, falls and rises again: searches a second, each for so long."""
+    """A load that rises, falls and rises again: searches per second, each rate for ``seconds``."""
 
     rates: tuple[float, ...]
     seconds: float
@@ -254,12 +256,12 @@ SURGING = ClusterSize(PoolSize(1, 30), PoolSize(1, 10), PoolSize(1, 10))
 def autoscaled(
     costs: Costs, language: Language, search: dict[str, Any], size: ClusterSize, surge: Surge
 ) -> dict[str, Any]:
-    """Pools that follow a load."""
+    """Simulates pools that follow a load."""
 
     async def simulated() -> dict[str, Any]:
         cluster = cluster_of(size, costs, language, OwnCores)
         async with cluster.running():
-            solve = solving(cluster, language, search)
+            solve = solver_of(cluster, language, search)
             ended = await open_loop(solve, surge.rate, surge.seconds * len(surge.rates), SEED)
         moved = {
             "generators": cluster.generators.history,
@@ -268,13 +270,13 @@ def autoscaled(
         }
         history = {name: [(round(at, 1), number) for at, number in of] for name, of in moved.items()}
         turns = {name: _turns(of, surge) for name, of in moved.items()}
-        return {**figures(ended), "history": history, "turns_in_a_step": turns, **told(cluster)}
+        return {**figures(ended), "history": history, "turns_in_a_step": turns, **costs_of(cluster)}
 
     return run(simulated())
 
 
 def _turns(history: list[tuple[float, int]], surge: Surge) -> int:
-    """The most changes of direction within one step of the load."""
+    """Largest number of changes of direction within one step of the load."""
     steps: dict[int, list[int]] = {}
     before = 0
     for at, number in history:

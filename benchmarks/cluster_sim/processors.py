@@ -1,4 +1,4 @@
-"""Who computes when: programs of one thread each, on cores of their own or on few that they share."""
+"""Scheduling of CPU time: single-threaded programs, on cores of their own or on a few that they share."""
 
 import asyncio
 import heapq
@@ -16,34 +16,34 @@ class Processor(Protocol):
     """Where programs run."""
 
     def run(self, seconds: float, done: Callable[[], None]) -> None:
-        """Works off so many CPU seconds, then calls ``done``."""
+        """Runs for ``seconds`` CPU seconds, then calls ``done``."""
         ...
 
 
 class OwnCores:
-    """As many cores as there are programs."""
+    """One core for each program."""
 
     def run(self, seconds: float, done: Callable[[], None]) -> None:
         asyncio.get_running_loop().call_later(seconds, done)
 
 
 class ProcessorSharing:
-    """Jobs that all go on at the same speed, which depends on how many there are."""
+    """Jobs that progress at one common speed, which depends on their total weight."""
 
     def __init__(self, speed: Callable[[float], float]) -> None:
-        """``speed``: work a second that each job gets done where the weights of all come to so much."""
+        """``speed``: work per second of each job, by the total weight of all jobs."""
         self._speed = speed
         self._jobs: list[tuple[float, int, float, Callable[[], None]]] = []
-        """By how much work each that had been there from the start would have got done by then."""
+        """Heap of jobs, ordered by the value of ``_served`` at which they end."""
         self._serial = count()
         self._served = 0.0
         self._since = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.load = 0.0
-        """The weights of all jobs."""
+        """Total weight of all jobs."""
 
     def add(self, work: float, done: Callable[[], None], weight: float = 1.0) -> None:
-        """Another job; ``done`` is called at its end."""
+        """Adds a job; ``done`` is called at its end."""
         self._advance()
         heapq.heappush(self._jobs, (self._served + work, next(self._serial), weight, done))
         self.load += weight
@@ -65,7 +65,7 @@ class ProcessorSharing:
 
     def _next(self) -> None:
         self._advance()
-        # The first is done, whatever rounding says.
+        # The first job is done, despite rounding.
         self._served = max(self._served, self._jobs[0][0])
         ended = []
         while self._jobs and self._jobs[0][0] <= self._served:
@@ -78,13 +78,13 @@ class ProcessorSharing:
 
 
 class SharedCores:
-    """Few cores, shared equally by all programs that have something to do; each uses one core at most.
+    """A few cores, shared equally by all programs that have work; each program uses one core at most.
 
-    What is left of a machine on which others work too need be no whole number.
+    The number of cores may be a fraction: other programs on the machine take the rest.
     """
 
     def __init__(self, cores: float, pace: Pace = EQUAL) -> None:
-        """``pace``: of the machine; others on it keep the rest of its cores busy."""
+        """``pace``: of the machine; other programs keep the rest of its cores busy."""
         if cores <= 0:
             raise ValueError(f"cores must be positive, got {cores}")
         others = max(0.0, pace.cores - cores)
@@ -95,28 +95,28 @@ class SharedCores:
 
 
 class Program:
-    """One thread: one thing after the other, first come first served. What was begun is finished, wanted or not."""
+    """One thread that works first come, first served. Work that has begun is finished even if nobody waits for it."""
 
     def __init__(self, processor: Processor, wake_s: float = 0.0) -> None:
-        """``wake_s``: CPU seconds that it takes more where it had nothing to do before. It was waiting in the kernel,
-        and what it works with has left the caches."""
+        """``wake_s``: extra CPU seconds for work that finds the program idle: it was waiting in the kernel, and its
+        data have left the caches."""
         self._processor = processor
         self._wake_s = wake_s
-        self._rests_since = -math.inf
+        self._idle_since = -math.inf
         self._queue: deque[tuple[float, Callable[[], None]]] = deque()
         self._busy = False
         self.cpu_s = 0.0
-        """CPU seconds of all that it has done or begun."""
+        """CPU seconds of all work that is done or has begun."""
 
     def post(self, seconds: float, then: Callable[[], None] = lambda: None) -> None:
-        """Has it do so much, and then that."""
-        rested = not self._busy and asyncio.get_running_loop().time() > self._rests_since
-        self._queue.append((seconds + self._wake_s * rested, then))
+        """Queues ``seconds`` of work, and calls ``then`` at its end."""
+        was_idle = not self._busy and asyncio.get_running_loop().time() > self._idle_since
+        self._queue.append((seconds + self._wake_s * was_idle, then))
         if not self._busy:
             self._next()
 
     async def work(self, seconds: float) -> None:
-        """Waits until it has done so much."""
+        """Queues ``seconds`` of work and waits for its end."""
         done = asyncio.get_running_loop().create_future()
         self.post(seconds, partial(settle, done))
         await done
@@ -128,7 +128,7 @@ class Program:
             self.cpu_s += seconds
             self._processor.run(seconds, partial(self._done, then))
         else:
-            self._rests_since = asyncio.get_running_loop().time()
+            self._idle_since = asyncio.get_running_loop().time()
 
     def _done(self, then: Callable[[], None]) -> None:
         then()
@@ -136,6 +136,6 @@ class Program:
 
 
 def settle(done: asyncio.Future[None]) -> None:
-    """Whoever waits for it goes on, if anybody still does."""
+    """Completes a future, unless its waiter has gone."""
     if not done.done():
         done.set_result(None)

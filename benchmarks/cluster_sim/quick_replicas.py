@@ -1,4 +1,4 @@
-"""Replicas whose engines cost nothing, as `calls` puts before a real controller."""
+"""Simulated replicas whose engines cost nothing, like the fakes that `calls` puts behind a real controller."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
@@ -11,7 +11,7 @@ from search.ports import ChildGroup, ExpandRequest, ScoreRequest
 
 
 class QuickGeneratorReplica:
-    """Answers as fast as its process takes calls, so many children at a time; see `calls.FakeGenerator`."""
+    """Replies as fast as its process handles calls, ``group`` children at a time; see `calls.FakeGenerator`."""
 
     pressure = 0.0
 

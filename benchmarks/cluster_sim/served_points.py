@@ -1,4 +1,4 @@
-"""What the application on this machine serves, for the simulation to be held against: over HTTP, at several loads."""
+"""Throughput of the application on this machine over HTTP, at several loads, to compare the simulation with."""
 
 import statistics
 from typing import Any
@@ -20,13 +20,13 @@ SEARCHES: dict[str, dict[str, Any]] = {
     "self_consistency 16": {"strategy": "self_consistency", "n": 16},
 }
 POINTS = (("beam 16", 1), ("beam 16", 4), ("beam 16", 16), ("beam 16", 48), ("beam 64", 8), ("self_consistency 16", 16))
-"""Searches, and how many at once."""
+"""Search, and number of concurrent clients."""
 SEED = 83
 console = Console(stderr=True)
 
 
 def measured(problems: int, turns: int) -> dict[str, Any]:
-    """All points, every turn in another order, on one application without LMCache."""
+    """Measures all points on one application without LMCache; the order of the points alternates."""
     config = AppConfig.model_validate({"cache": {"enabled": False}})
     pace = measured_pace(1.0)
     drawn = draw_problems(Split.VALIDATION, SEED)
@@ -36,13 +36,13 @@ def measured(problems: int, turns: int) -> dict[str, Any]:
         for turn in range(turns):
             for name, clients in POINTS[:: 1 if turn % 2 == 0 else -1]:
                 asked = [next(drawn) for _ in range(problems if clients > 1 else problems // 2)]
-                fast, clock = pace.now(), CpuClock()
+                speed, clock = pace.now(), CpuClock()
                 done = uvloop.run(run(url, SEARCHES[name], asked, clients))
                 cores = (psutil.cpu_count() or 1) - clock.elsewhere() / done.seconds
-                spent, fast = clock.spent(), statistics.mean((fast, pace.now()))
+                spent, speed = clock.spent(), statistics.mean((speed, pace.now()))
                 figures = {
-                    "speed": round(fast * pace.speed),
-                    "cores": round(cores, 3),  # that were left by others
+                    "speed": round(speed * pace.speed),
+                    "cores": round(cores, 3),  # left by other programs
                     "cpu_s": spent,
                     **done.figures,
                     "searches": len(asked),

@@ -14,12 +14,12 @@ T = TypeVar("T")
 Args = TypeVarTuple("Args")
 
 
-class NothingLeft(RuntimeError):
-    """Everything waits for something, and nothing is left that could come: no timer, and no other thread is asked."""
+class Deadlock(RuntimeError):
+    """All tasks wait, and nothing can wake them: no timer is set, and there are no other threads."""
 
 
 class _Timer(asyncio.TimerHandle):
-    """Of the same moment, the one that was set first goes first."""
+    """Timers of the same moment fire in the order in which they were set."""
 
     def __init__(self, serial: int, *args: Any) -> None:
         super().__init__(*args)
@@ -30,7 +30,7 @@ class _Timer(asyncio.TimerHandle):
 
 
 class _Jump(selectors.SelectSelector):
-    """Waits for nobody: moves the clock on by as long as it was asked to wait."""
+    """Never waits: advances the clock by the requested timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,16 +38,16 @@ class _Jump(selectors.SelectSelector):
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
-            raise NothingLeft("all tasks wait, and no timer is set")
+            raise Deadlock("all tasks wait, and no timer is set")
         self.now += max(0.0, timeout)
         return []
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Runs what runs on asyncio, as fast as it computes, in an order that is the same every time.
+    """Runs asyncio code as fast as it computes, always in the same order.
 
-    Seconds are those of ``time()``, from 0 on. There is one thread and no input but from it: whoever waits for another
-    thread, a process or a socket waits for ever, and is told so.
+    ``time()`` starts at 0. There is one thread and no input from outside, so a task that waits for another thread, a
+    process or a socket would wait for ever: that raises `NothingLeft`.
     """
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         return timer
 
     def run_in_executor(self, executor: Any, func: Callable[[*Args], T], *args: *Args) -> asyncio.Future[T]:
-        """Done at once, in no time, by this thread."""
+        """Runs ``func`` at once in this thread, in no virtual time."""
         done: asyncio.Future[T] = self.create_future()
         try:
             done.set_result(func(*args))
@@ -77,10 +77,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, T]) -> T:
-    """As ``asyncio.run``, on a virtual clock, which is what ``time.monotonic()`` tells meanwhile.
+    """Like ``asyncio.run``, on a virtual clock, which ``time.monotonic()`` returns as well.
 
     Raises:
-        NothingLeft: ``main`` waits for what cannot come.
+        NothingLeft: ``main`` waits for something that cannot happen.
     """
     with (
         asyncio.Runner(loop_factory=VirtualTimeLoop) as runner,

@@ -1,8 +1,9 @@
-"""What the simulated models write: steps as real searches wrote them, drawn anew for every search.
+"""What the simulated models write: steps of recorded searches, drawn anew for every search.
 
-Of each recorded problem the simulation keeps families: what was written below one step. A step that is gone on with
-gets one of the families of its depth, by what it says itself; child j of it is child j of the family. So lengths, ends,
-rewards, and how often siblings say the same are as they were, for any strategy and width, and equal for equal steps.
+For each recorded problem the simulation keeps families: the children that were written below one step. A step that is
+expanded gets one of the families of its depth, chosen by the step's tokens; its child j is child j of the family. So
+lengths, ends, rewards and the share of repeated siblings are as recorded, for any strategy and width, and equal steps
+get equal children.
 """
 
 import json
@@ -17,7 +18,7 @@ from search.run.report import SearchOutcome
 from search.tree import Node, Step, StepEnd
 
 MAX_STEP_TOKENS = 4096
-"""Each text has so many token ids of its own."""
+"""Number of token ids reserved for each text."""
 
 
 class Written(NamedTuple):
@@ -25,9 +26,9 @@ class Written(NamedTuple):
 
     tokens: int
     text: int
-    """Which of its family's texts it is."""
+    """Index of its text in the family."""
     answer: int
-    """Which of the problem's answers its path ends with; 0 where the path goes on."""
+    """Index of the answer that its path ends with; 0 if the path goes on."""
     reward: float
 
 
@@ -38,11 +39,11 @@ class Problem(NamedTuple):
     nodes: int
     generated_tokens: int
     levels: tuple[tuple[tuple[Written, ...], ...], ...]
-    """Families by the depth of what they are below."""
+    """Families by the depth of their parent."""
 
 
 def recorded(outcome: SearchOutcome, prompt_tokens: int) -> dict[str, Any]:
-    """A search as ``Problem`` has it, for JSON."""
+    """The JSON of a search, from which `problems_of` makes a `Problem`."""
     answers: dict[str | None, int] = {}
     levels: list[list[list[tuple[int, int, int, float]]]] = []
     for parent in sorted([outcome.tree.root, *outcome.tree.nodes], key=lambda node: node.serial):
@@ -65,7 +66,7 @@ def recorded(outcome: SearchOutcome, prompt_tokens: int) -> dict[str, Any]:
         "prompt_tokens": prompt_tokens,
         "nodes": cost.nodes,
         "generated_tokens": cost.generated_tokens,
-        "levels": json.dumps(levels, separators=(",", ":")),  # as text: it is read by nobody
+        "levels": json.dumps(levels, separators=(",", ":")),  # one string: no person reads it
     }
 
 
@@ -89,22 +90,22 @@ def load_problems(path: Path) -> tuple[Problem, ...]:
 
 
 class Language:
-    """Writes and scores the steps of searches that are named by a number, each about one of the problems."""
+    """Writes and scores the steps of searches. The id of a search is a number, which selects one of the problems."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        self._said = lru_cache(100_000)(_said)
+        self._said = lru_cache(100_000)(_make_step)
 
     def problem(self, search_id: str) -> Problem:
         return self.problems[int(search_id) % len(self.problems)]
 
     def prompt(self, search_id: str) -> tuple[int, ...]:
-        """Token ids that no other search has."""
+        """Token ids of the prompt; no other search has any of them."""
         first = -1 - int(search_id) * MAX_STEP_TOKENS
         return tuple(range(first, first - self.problem(search_id).prompt_tokens, -1))
 
     def child(self, search_id: str, item: ExpandItem, branch: Branch, stop_condition: StopCondition) -> Child:
-        """What is written for a branch; cached tokens are the engine's business."""
+        """The child that is written for a branch. Its cached tokens are left to the engine."""
         levels = self.problem(search_id).levels
         steps: list[Step] = []
         depth, tokens, left, index = len(item.parent), item.prefix, branch.max_tokens, branch.index
@@ -119,18 +120,18 @@ class Language:
             depth, tokens, index = depth + 1, (*tokens, *step.token_ids), branch.seed & 0xFFFF
 
     def reward(self, search_id: str, text: str) -> float:
-        return self._named(search_id, text).reward
+        return self._recorded(search_id, text).reward
 
     def path_tokens(self, search_id: str, texts: Sequence[str]) -> list[int]:
-        """Token ids of a prompt and the steps of those texts."""
+        """Token ids of a prompt and the steps with these texts."""
         tokens = list(self.prompt(search_id))
         for text in texts:
-            level, family, _ = _place(text)
-            tokens += self._said(level, family, self._named(search_id, text)).token_ids
+            level, family, _ = _parse_name(text)
+            tokens += self._said(level, family, self._recorded(search_id, text)).token_ids
         return tokens
 
-    def _named(self, search_id: str, text: str) -> Written:
-        level, family, number = _place(text)
+    def _recorded(self, search_id: str, text: str) -> Written:
+        level, family, number = _parse_name(text)
         return next(step for step in self.problem(search_id).levels[level][family] if step.text == number)
 
     def _step(
@@ -138,17 +139,17 @@ class Language:
     ) -> Step:
         level = min(depth, len(levels) - 1)
         family = zlib.crc32(b"%d %d" % (prefix[0], prefix[-1])) % len(levels[level])
-        # Lookaheads count from -1 down.
+        # Lookaheads have negative indices.
         return self._said(level, family, levels[level][family][index % len(levels[level][family])])
 
 
-def _place(text: str) -> tuple[int, int, int]:
-    """Level, family, and which of its texts."""
+def _parse_name(text: str) -> tuple[int, int, int]:
+    """Level, family, and index of the text."""
     level, family, number = text.split(" ", 1)[0].split(".")
     return int(level), int(family), int(number)
 
 
-def _said(level: int, family: int, written: Written) -> Step:
+def _make_step(level: int, family: int, written: Written) -> Step:
     name = f"{level}.{family}.{written.text}"
     first = ((level << 12 | family) << 10 | written.text) * MAX_STEP_TOKENS
     tokens = tuple(range(first, first + written.tokens))

@@ -1,5 +1,5 @@
-"""How much less KV ETS holds than REBASE at equal accuracy, by node and by distinct token path; and why not less.
+"""KV that ETS holds relative to REBASE at equal accuracy, by node and by distinct token path; and the least possible.
 
-KV is counted in tokens, summed over the rounds of a search: all paths that are written at a time. By node every sample
-has its own, as in ETS's paper; by distinct token path equal prefixes are held once, as a prefix cache holds them.
+KV is counted in tokens, summed over the rounds of a search: all paths that are written at a time. By node, every sample
+counts, as in ETS's paper; by distinct token path, equal prefixes count once, as in a prefix cache.
 """

@@ -1,4 +1,4 @@
-"""
+"""Compares ETS with REBASE, with one command for each source of trees.
 python -m benchmarks.ets_kv embedded --width 64 --side ets --side ets:node_weight=2 --problems 100
 python -m benchmarks.ets_kv smollm2 --model .models/SmolLM2-135M-Instruct
 python -m benchmarks.ets_kv shapes --width 256
@@ -28,21 +28,25 @@ from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
 
 BASELINE = "rebase"
-NO_LIMIT = 1 << 20
 MAX_SHAPED_TOKENS = 1 << 16
 console = Console(width=180)
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 
-Widths = Annotated[list[int] | None, typer.Option("--width", min=1, max=256, help="More than once; 16 if unset.")]
-Sides = Annotated[list[str] | None, typer.Option("--side", help="Beside REBASE, as `banyan eval` takes them.")]
-Merged = Annotated[bool, typer.Option("--merge/--no-merge", help="Siblings of the same text as one; off as in papers.")]
+Widths = Annotated[list[int] | None, typer.Option("--width", min=1, max=256, help="May be repeated; 16 if unset.")]
+Sides = Annotated[
+    list[str] | None,
+    typer.Option("--side", help="Search to compare with REBASE, in the syntax of `banyan eval`; may be repeated."),
+]
+Merged = Annotated[
+    bool, typer.Option("--merge/--no-merge", help="Merge siblings of the same text; the papers do not merge.")
+]
 Count = Annotated[int, typer.Option("--problems", min=1, max=1000)]
 Seed = Annotated[int, typer.Option(min=0)]
 InFlight = Annotated[int, typer.Option(min=1, max=256)]
 
 Rows = list[Row]
 Search = Callable[[str, dict[str, Any]], Awaitable[Row]]
-"""Of one problem: told a side's name and settings."""
+"""Runs the search of one problem, given a side's name and settings."""
 
 
 @app.command()
@@ -51,19 +55,19 @@ def embedded(
     side: Sides = None,
     merge: Merged = True,
     problems: Count = 100,
-    split: Annotated[Split, typer.Option(help="Choose by validation, report test.")] = Split.VALIDATION,
+    split: Annotated[Split, typer.Option(help="Choose settings by validation, report test.")] = Split.VALIDATION,
     seed: Seed = 1,
     in_flight: InFlight = 16,
 ) -> None:
     """The embedded models, without an engine (`benchmarks.memoized`)."""
     from benchmarks.memoized import MemoizedModels
 
-    async def all_rows() -> Rows:
+    async def measure_all() -> Rows:
         matcher, solver = AnswerMatcher(), ProcessSolver()
         await asyncio.gather(matcher.start(), solver.start())
         models = MemoizedModels(matcher)
 
-        async def one(problem: Problem, _: int) -> Rows:
+        async def measure_one(problem: Problem, _: int) -> Rows:
             with models.problem(problem.text) as memo:
                 return [
                     await measured(
@@ -79,13 +83,13 @@ def embedded(
                 ]
 
         drawn = list(islice(draw_problems(split, seed), problems))
-        rows, _ = await solve_all(one, drawn, in_flight, seed)
+        rows, _ = await solve_all(measure_one, drawn, in_flight, seed)
         matcher.close()
         solver.close()
         return [row for each in rows for row in each]
 
     asked = _sides(width, side, merge)
-    _report("embedded", asked, {"embedded": asyncio.run(all_rows())}, {"split": split, "seed": seed})
+    _report("embedded", asked, {"embedded": asyncio.run(measure_all())}, {"split": split, "seed": seed})
 
 
 @app.command()
@@ -95,11 +99,11 @@ def smollm2(
     side: Sides = None,
     merge: Merged = True,
     problems: Count = 20,
-    level: Annotated[int, typer.Option(min=1, max=5, help="Of the arithmetic; the model is weak at it.")] = 1,
+    level: Annotated[int, typer.Option(min=1, max=5, help="Level of the arithmetic; the model is weak at it.")] = 1,
     seed: Seed = 1,
     in_flight: InFlight = 8,
 ) -> None:
-    """Texts of SmolLM2, written by vLLM, with a function as scorer: whether the sums in a step are right."""
+    """Texts that SmolLM2 writes on vLLM; the scorer is a function that checks the sums in a step."""
     config = AppConfig.model_validate(
         {
             "generator": {
@@ -113,7 +117,7 @@ def smollm2(
         }
     )
 
-    async def all_rows() -> Rows:
+    async def measure_all() -> Rows:
         async with engines_of(config) as engines:
             environment = SearchEnvironment(
                 engines.generator,
@@ -123,7 +127,7 @@ def smollm2(
                 solver=engines.environment.solver,
             )
 
-            async def one(problem: Problem, _: int) -> Rows:
+            async def measure_one(problem: Problem, _: int) -> Rows:
                 question = f"{problem.text} Think step by step."
                 prompt = engines.prompt(question)
                 rows = []
@@ -145,11 +149,11 @@ def smollm2(
                 return rows
 
             drawn = list(islice(draw_problems(Split.VALIDATION, seed, level), problems))
-            rows, _ = await solve_all(one, drawn, in_flight, seed)
+            rows, _ = await solve_all(measure_one, drawn, in_flight, seed)
             return [row for each in rows for row in each]
 
     asked = _sides(width, side, merge)
-    _report("smollm2", asked, {"smollm2": asyncio.run(all_rows())}, {"seed": seed, "level": level})
+    _report("smollm2", asked, {"smollm2": asyncio.run(measure_all())}, {"seed": seed, "level": level})
 
 
 @app.command()
@@ -158,11 +162,11 @@ def shapes(
     side: Sides = None,
     merge: Merged = True,
     problems: Count = 20,
-    shape: Annotated[list[str] | None, typer.Option(help=f"More than once; {', '.join(SHAPES)}.")] = None,
+    shape: Annotated[list[str] | None, typer.Option(help=f"May be repeated; of {', '.join(SHAPES)}.")] = None,
 ) -> None:
-    """Trees without a model, of shapes that the embedded models do not have."""
+    """Trees without a model, in shapes that the embedded models do not produce."""
 
-    async def all_rows(name: str) -> Rows:
+    async def measure_all(name: str) -> Rows:
         rows = []
         for problem in range(problems):
             models = ShapedModels(SHAPES[name], problem)
@@ -176,12 +180,12 @@ def shapes(
 
     asked = _sides(width, side, merge)
     matcher = AnswerMatcher()
-    by_shape = {name: asyncio.run(all_rows(name)) for name in shape or SHAPES}
+    by_shape = {name: asyncio.run(measure_all(name)) for name in shape or SHAPES}
     _report("shapes", asked, by_shape, {"shapes": {name: SHAPES[name]._asdict() for name in by_shape}})
 
 
 def _sides(widths: Sequence[int] | None, sides: Sequence[str] | None, merge: bool) -> dict[str, dict[str, Any]]:
-    """The settings of every search by its name, which ends with its width."""
+    """Settings of every search by its name, which ends with its width."""
     try:
         return {
             f"{side} @ {width}": {"merge_siblings": merge} | search_field(side, width)
@@ -193,13 +197,13 @@ def _sides(widths: Sequence[int] | None, sides: Sequence[str] | None, merge: boo
 
 
 def _report(source: str, asked: dict[str, dict[str, Any]], rows: dict[str, Rows], drawn: dict[str, Any]) -> None:
-    """Keeps and shows what each side held beside REBASE of its width; ``rows`` by the kind of trees."""
+    """Writes and prints the KV of each side relative to REBASE of the same width; ``rows``: by kind of trees."""
     comparisons: dict[str, dict[str, Any]] = {}
     claims: list[dict[str, Any]] = []
     table = Table(
         *("trees", "search", "score", "difference", "by node", "by path", "texts of samples", "one parent, by path"),
-        caption="factors: REBASE's KV over this search's, prompts not counted; the last: over what its steps would "
-        "hold below a single path",
+        caption="factors: KV of REBASE over this search's, without prompts; last column: KV of REBASE over what this "
+        "search's steps would hold below a single path",
     )
     for trees, found in rows.items():
         for name in asked:

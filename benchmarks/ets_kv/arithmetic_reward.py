@@ -1,4 +1,4 @@
-"""A reward for SmolLM2's steps that needs no model: whether the sums that a step writes are right."""
+"""A reward for SmolLM2's steps that needs no model: whether the sums in a step are right."""
 
 import re
 from collections.abc import Sequence
@@ -11,9 +11,9 @@ RIGHT, WRONG, SILENT = 0.9, 0.1, 0.5
 
 
 def reward(steps: Sequence[str]) -> float:
-    """The mean over the path's sums; a step without any counts as one that is neither right nor wrong."""
-    marks = [mark for step in steps for mark in (_marks(step) or [SILENT])]
-    return sum(marks) / len(marks)
+    """Mean over the sums of a path; a step without a sum counts as one that is neither right nor wrong."""
+    grades = [grade for step in steps for grade in (_grades(step) or [SILENT])]
+    return sum(grades) / len(grades)
 
 
 class ArithmeticScorer:
@@ -26,8 +26,8 @@ class ArithmeticScorer:
         ]
 
 
-def _marks(step: str) -> list[float]:
-    marks: list[float] = []
+def _grades(step: str) -> list[float]:
+    grades: list[float] = []
     for left, sign, right, result in _SUM.findall(step):
         a, b, stated = Fraction(left), Fraction(right), Fraction(result)
         match sign:
@@ -39,5 +39,5 @@ def _marks(step: str) -> list[float]:
                 value = a / b if b else stated + 1
             case _:
                 value = a * b
-        marks.append(RIGHT if abs(value - stated) < Fraction(1, 100) else WRONG)
-    return marks
+        grades.append(RIGHT if abs(value - stated) < Fraction(1, 100) else WRONG)
+    return grades

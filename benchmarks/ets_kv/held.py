@@ -1,4 +1,4 @@
-"""The KV that the paths of a tree hold, round by round."""
+"""KV that the paths of a tree hold, round by round."""
 
 from typing import NamedTuple
 
@@ -7,23 +7,23 @@ from search.tree import SearchTree
 
 
 class Round(NamedTuple):
-    """The paths of one level, while its steps are written. Tokens, the prompt's not counted."""
+    """KV of one level while its steps are written, in tokens without the prompt."""
 
     samples: int
     """Steps written."""
     texts: int
     """Distinct paths among them."""
     by_node: int
-    """Each node's tokens once."""
+    """Tokens with each node counted once."""
     by_path: int
-    """Distinct token prefixes."""
+    """Tokens with each distinct token prefix counted once."""
     one_parent: int
-    """Distinct token prefixes if the same steps all hung below the shortest of their parents' paths: no choice of
-    paths to keep can hold less while as much is written."""
+    """Like ``by_path``, if the same steps all hung below the shortest of their parents' paths. No choice of paths to
+    keep can hold less while as much is written."""
 
 
 def rounds_of(tree: SearchTree) -> list[Round]:
-    """The rounds of a search that grew level by level."""
+    """Rounds of a search that grew level by level."""
     rounds: list[Round] = []
     for depth in range(1, tree.deepest + 1):
         written = [node for node in tree.level(depth) if node.step is not None]

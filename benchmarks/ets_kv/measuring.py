@@ -1,4 +1,4 @@
-"""Both searches on the same problems and seeds, and how much more one holds than the other."""
+"""Runs both searches on the same problems and seeds, and compares the KV that they hold."""
 
 import statistics
 import time
@@ -24,14 +24,14 @@ class Row(NamedTuple):
     side: str
     problem: str
     score: float
-    """1 for a right answer; of a tree without a model, the true quality of the answering path."""
+    """1 for a right answer; for a tree without a model, the true quality of the answering path."""
     prompt_tokens: int
     rounds: list[Round]
     generated_tokens: int
     seconds: float
 
     def held(self, figure: str, with_prompt: bool) -> int:
-        """Tokens over all rounds; ``figure`` is a field of `Round`."""
+        """Tokens summed over all rounds; ``figure`` is a field of `Round`."""
         held: int = sum(getattr(each, figure) for each in self.rounds)
         return held + with_prompt * self.prompt_tokens * len(self.rounds)
 
@@ -63,10 +63,8 @@ async def measured(
 
 
 def compared(rebase: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
-    """What the other side holds and finds beside REBASE: factors of KV, difference of scores, and what trees they were.
-
-    Both sides have the same problems in the same order.
-    """
+    """KV, scores and trees of the other side relative to REBASE. Both sides have the same problems in the same
+    order."""
     assert [row.problem for row in rebase] == [row.problem for row in other]
     figures: dict[str, Any] = {
         "problems": len(rebase),
@@ -95,7 +93,7 @@ def compared(rebase: Sequence[Row], other: Sequence[Row]) -> dict[str, Any]:
 
 
 def claims_of(about: str, figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """What ETS's paper says of it, each with whether it holds here."""
+    """The claims of ETS's paper, and whether each holds here."""
     difference = figures["score_difference"]
     return [
         *(
@@ -126,7 +124,7 @@ def _difference(first: Sequence[Row], second: Sequence[Row]) -> Interval:
 
 
 def _resampled(values: Any, statistic: Callable[[Any], Any]) -> Interval:
-    """Of sums over problems, by drawing problems again; always the same draws."""
+    """Bootstrap interval of a statistic of sums over problems; always the same resampling."""
     count = values.shape[1]
     drawn = np.random.default_rng(0).integers(0, count, (RESAMPLED, count))
     low, high = np.percentile(statistic(values[:, drawn].sum(axis=2)), [2.5, 97.5])

@@ -1,4 +1,4 @@
-"""Ports without a model, for trees of any shape: how deep, how many steps are thought of, how good a scorer is."""
+"""Ports without a model, for trees of any shape: depth, number of distinct next steps, quality of the scorer."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -10,7 +10,7 @@ from search.run.report import SearchOutcome
 from search.tree import Step, StepEnd
 
 FIRST_WORDING = 1_000
-"""The token ids of wordings are from here on, those of kinds below."""
+"""Token ids from here on stand for wordings, smaller ones for kinds of steps."""
 
 
 OPENINGS = (
@@ -37,23 +37,23 @@ CLOSINGS = (
     "for now",
     "then",
 )
-"""Words that say nothing of their own: a hundred wordings that mean the same."""
+"""Words without content: a hundred wordings with the same meaning."""
 
 
 class Shape(NamedTuple):
-    """What kind of trees a model and its problems make."""
+    """The kind of trees that a model grows on its problems."""
 
     depth: int
-    """Steps of a solution, at the median."""
+    """Median number of steps of a solution."""
     kinds: int
-    """Different next steps that the model has in mind; the k-th is as likely as 1/k."""
+    """Distinct next steps of the model; the k-th is drawn in proportion to 1/k."""
     paraphrases: bool
-    """Whether each is written in a hundred ways, all as likely, or in one."""
+    """Whether each step is written in one of a hundred equally likely wordings, or always in the same one."""
     step_tokens: int = 30
     spread: float = 0.2
-    """Standard deviation of a path's quality that one kind of step adds."""
+    """Standard deviation of the quality that one kind of step adds to a path."""
     noise: float = 0.1
-    """Standard deviation of what the scorer sees of it."""
+    """Standard deviation of the scorer's error."""
 
 
 SHAPES = {
@@ -62,11 +62,11 @@ SHAPES = {
     "varied": Shape(depth=12, kinds=16, paraphrases=False),
     "paraphrased": Shape(depth=12, kinds=16, paraphrases=True),
 }
-"""The first is about what the embedded models write."""
+"""``shallow`` is close to what the embedded models write."""
 
 
 class ShapedModels:
-    """Both ports of a search. What is written depends on seeds and prefixes alone."""
+    """Generator and scorer of a search. What they return depends on seeds and prefixes alone."""
 
     def __init__(self, shape: Shape, problem: int) -> None:
         self._shape = shape
@@ -87,7 +87,7 @@ class ShapedModels:
         return [[self._reward(item.steps)] for item in request.items]
 
     def _step(self, seed: int, parent: Sequence[int]) -> Step:
-        """Its first token is the kind, and the others are the wording's."""
+        """A step whose last token is its kind; the other tokens are those of its wording."""
         rng, shape = Random(seed), self._shape
         kind = rng.choices(range(shape.kinds), [1 / (rank + 1) for rank in range(shape.kinds)])[0]
         wording = rng.randrange(len(OPENINGS) * len(CLOSINGS)) if shape.paraphrases else 0
@@ -100,15 +100,15 @@ class ShapedModels:
         return Step(tokens, text, StepEnd.END_OF_SEQUENCE if ends else StepEnd.DELIMITER)
 
     def quality_of_answer(self, outcome: SearchOutcome) -> float:
-        """The true quality of the path that answers."""
+        """True quality of the path that answers."""
         return self._quality([step.text for step in outcome.selection.node.steps])
 
     def _reward(self, steps: Sequence[str]) -> float:
-        seen = self._quality(steps) + Random(f"seen:{self._problem}:{''.join(steps)}").gauss(0, self._shape.noise)
-        return 1 / (1 + math.exp(-4 * seen))
+        observed = self._quality(steps) + Random(f"seen:{self._problem}:{''.join(steps)}").gauss(0, self._shape.noise)
+        return 1 / (1 + math.exp(-4 * observed))
 
     def _quality(self, steps: Sequence[str]) -> float:
-        """Each step adds to it or takes off, by what it says after what was said before."""
+        """Sum over the steps. Each adds to the quality or takes off, depending on its kind and the kinds before it."""
         kinds = [step.split("$")[1] for step in steps]
-        said = (f"{self._problem}:{kinds[: depth + 1]}" for depth in range(len(kinds)))
-        return sum(Random(each).gauss(0, self._shape.spread) for each in said)
+        prefixes = (f"{self._problem}:{kinds[: depth + 1]}" for depth in range(len(kinds)))
+        return sum(Random(each).gauss(0, self._shape.spread) for each in prefixes)

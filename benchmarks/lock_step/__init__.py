@@ -1,1 +1,1 @@
-"""Banyan served, beside the beam search that people run today: levels in lock step, engines in the same process."""
+"""The served application compared with what people run today: beam search in lock step, engines in the same process."""

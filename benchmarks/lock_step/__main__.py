@@ -1,9 +1,9 @@
-"""What people run today, at its best, beside the served application in one run.
+"""Compares the served application with what people run today, at its best, in one run.
 
 What people run today is beam search in lock step (search-and-learn): generator and process reward model on compiled
-vLLM engines in one process, one such process on each core, one problem at a time in each, and the reward model reads
-whole paths. The served side is the application as it ships, with 16 requests in flight. Both sides get the same
-problems in turns; the other side is idle meanwhile.
+vLLM engines in one process, one such process on each core, one problem at a time in each; the reward model reads whole
+paths. The served side is the application as it ships, with 16 requests in flight. Both sides get the same problems in
+turns; the other side is idle meanwhile.
 
     python -m benchmarks.lock_step
 """
@@ -37,7 +37,7 @@ WORKLOADS = {
 
 
 def main(
-    pair: Annotated[list[PairName] | None, typer.Option(help="More than once; both if unset.")] = None,
+    pair: Annotated[list[PairName] | None, typer.Option(help="May be repeated; both if unset.")] = None,
     rounds: Annotated[int, typer.Option(min=2, max=50)] = 3,
 ) -> None:
     set_environment()  # before Ray is imported

@@ -107,7 +107,7 @@ def beam_search(
         grown = [extended(beam, step, path_tokens, last) for beam, step in zip(beams, written, strict=True)]
         rewards = score([beam.steps for beam in grown])
         scored = [beam._replace(score=of_beam[-1]) for beam, of_beam in zip(grown, rewards, strict=True)]
-        # Where more complete than the pool has room for, the best of this iteration's are taken.
+        # If more beams complete than the pool has room for, the best of this iteration are taken.
         pool += best(beam for beam in scored if beam.terminal)[: settings.n - len(pool)]
         beams = copied(best(beam for beam in scored if not beam.terminal)[: settings.n // settings.m], settings.n)
     return SearchResult(tuple(pool), iteration, steps, tokens)

@@ -42,7 +42,7 @@ class Engines:
         self._generator = LLM(
             **_arguments(generator_settings.model_path), runner="generate", enable_prefix_caching=True
         )
-        # A row per token is needed, so vLLM reads no cached prefix here: its blocks would be of no use.
+        # A reward per token is needed, for which vLLM reads no cached prefix: caching blocks would be useless.
         self._prm = LLM(
             **_arguments(prm_settings.model_path),
             runner="pooling",
@@ -92,7 +92,7 @@ class Engines:
             temperature=temperature,
             max_tokens=request.max_tokens,
             seed=request.seed,
-            # Text is compared only where tokens cannot tell: it costs detokenization.
+            # Text is compared only where token ids do not suffice, since that needs detokenization.
             stop_token_ids=list(stop.token_ids),
             stop=list(stop.strings),
             include_stop_str_in_output=bool(stop.strings),

@@ -1,4 +1,4 @@
-"""Rounds to figures and claims: throughput, seconds alone and accuracy of both sides."""
+"""Throughput, seconds alone and accuracy of both sides, computed from the rounds; and the claims."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ class Round(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """What is claimed of a pair of models, as ratios of served to lock step."""
+    """Bounds of the claims on a pair of models, as ratios of served to lock step."""
 
     min_throughput: float
     max_seconds_alone: float
@@ -117,7 +117,7 @@ class Figures(NamedTuple):
         }
 
     def claims(self, pair: str, bounds: Bounds) -> list[dict[str, Any]]:
-        """What is claimed of this pair of models, and whether it holds."""
+        """Claims on this pair of models, and whether each holds."""
         throughput, alone = self.throughput_ratio.ratio, self.alone_ratio.ratio
         difference = self.accuracy_difference
         return [

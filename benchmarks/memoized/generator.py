@@ -1,4 +1,4 @@
-"""Writes steps of one problem: walks over next-token distributions that are known once a prefix was read."""
+"""Writes the steps of one problem: walks over next-token distributions, which are known once a prefix has been read."""
 
 import asyncio
 import math
@@ -19,18 +19,18 @@ from search.ports import Child, ChildGroup, ExpandRequest, Sampling, StopConditi
 from search.tree import NodeId, Step, StepEnd
 
 TAIL = 1e-9
-"""The probability of the least likely tokens that are never drawn: short lists for a model that is sure."""
+"""Probability of the tail of a distribution that is never drawn, which keeps lists short for a model that is sure."""
 
 Logits = NDArray[np.float32]
 
 
 class Language(NamedTuple):
-    """What is known of the model and its tokenizer."""
+    """The tokenizer's side of the model: step splitter, stop tokens, context."""
 
     splitter: StepSplitter
     eos_ids: frozenset[int]
     string_ends: frozenset[int]
-    """Tokens with which a delimiter that is spelled in pieces may be complete."""
+    """Tokens that may complete a delimiter which is spelled in pieces."""
     context: int
 
 
@@ -39,23 +39,23 @@ class Choices(NamedTuple):
 
     token_ids: list[int]
     cumulative: list[float]
-    """Of their probabilities as they are sampled."""
+    """Cumulative sampling probabilities."""
     logprobs: list[float]
     """At temperature 1, nats."""
 
     def draw(self, rng: Random) -> int:
-        """The place of one."""
+        """Index of a drawn token."""
         return bisect_right(self.cumulative, rng.random() * self.cumulative[-1], hi=len(self.cumulative) - 1)
 
 
 class Prefix:
-    """A prefix of a solution, and what may come next, once it was read."""
+    """A prefix of a solution, and the distribution of its next token once it was read."""
 
     __slots__ = ("_choices", "_next", "logits", "path", "piece", "reading")
 
     def __init__(self, piece: Piece) -> None:
         self.piece = piece
-        """Its last token behind all before it; of the empty solution, the prompt."""
+        """Its last token, after the path before it; for the empty solution, the prompt."""
         self.path: Slots = NOTHING
         self.logits: Logits | None = None
         self.reading: asyncio.Future[Read[Logits]] | None = None
@@ -66,14 +66,14 @@ class Prefix:
         self.path, self.logits = read
 
     def next(self, token: int) -> "Prefix":
-        """Of a prefix that was read."""
+        """The prefix with one more token. This prefix must have been read."""
         found = self._next.get(token)
         if found is None:
             found = self._next[token] = Prefix(Piece(self.path, (token,)))
         return found
 
     def choices(self, sampling: Sampling) -> Choices:
-        """Of a prefix that was read."""
+        """The next tokens under a sampling. This prefix must have been read."""
         found = self._choices.get(sampling)
         if found is None:
             assert self.logits is not None
@@ -82,8 +82,8 @@ class Prefix:
 
 
 def choices_of(logits: Logits, sampling: Sampling) -> Choices:
-    """As vLLM samples: temperature first, then ``min_p``, ``top_k``, and of what is left the smallest set of tokens
-    that has ``top_p``; one token at 0."""
+    """The tokens that vLLM would sample from: after temperature, ``min_p`` and ``top_k``, the smallest set of tokens
+    whose probability reaches ``top_p``. One token at temperature 0."""
     exact = logits.astype(np.float64)
     logprobs = exact - np.logaddexp.reduce(exact)
     order = np.argsort(-exact, kind="stable")
@@ -102,23 +102,24 @@ def choices_of(logits: Logits, sampling: Sampling) -> Choices:
 
 @dataclass
 class Walk:
-    """One child on its way."""
+    """One child while it is written."""
 
     parent: NodeId
     index: int
     rng: Random
-    most: int
-    """Tokens."""
+    max_tokens: int
+    """Limit of its tokens."""
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     asked: int = 0
-    """Tokens before the request of an engine that would write the next one: it looks for stop strings in its own."""
+    """Tokens written before the engine request that would write the next one. Stop strings are looked for only in what
+    one request has written."""
     stopped: bool = False
-    """Whether it ended at a stop or the end of the sequence, not at the limit."""
+    """Whether it ended at a stop or the end of the sequence, not at the token limit."""
 
 
 class Walks(NamedTuple):
-    """What the walks of one call have in common."""
+    """What all walks of one call share."""
 
     sampling: Sampling
     stop: StepStop
@@ -127,16 +128,17 @@ class Walks(NamedTuple):
 
 
 class MemoizedGenerator:
-    """`search.ports.Generator` for one problem. Children of a call come in one group; every prefix counts as cached."""
+    """`search.ports.Generator` for one problem. Children of a call arrive in one group; every prefix counts as
+    cached."""
 
     def __init__(self, language: Language, reader: PathReader[Logits], prompt: Sequence[int]) -> None:
         self._language = language
         self._reader = reader
         self._prompt = tuple(prompt)
         self._root = Prefix(Piece(NOTHING, self._prompt))
-        self._cuts: dict[tuple[tuple[int, ...], bool, StopCondition], tuple[Step, ...]] = {}
+        self._split: dict[tuple[tuple[int, ...], bool, StopCondition], tuple[Step, ...]] = {}
         self.slots: list[int] = []
-        """All that were taken for this problem."""
+        """Cache slots taken for this problem."""
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         """See ``search.ports.Generator``.
@@ -149,19 +151,19 @@ class MemoizedGenerator:
         walks = Walks(request.sampling, stop, request.stop_condition, request.logprobs)
         starting: dict[tuple[int, ...], list[Walk]] = {}
         for expansion in request.expansions:
-            room = self._language.context - len(expansion.prefix)
+            tokens_left = self._language.context - len(expansion.prefix)
             starting.setdefault(expansion.prefix, []).extend(
-                Walk(expansion.parent, branch.index, Random(branch.seed), min(branch.max_tokens, room))
+                Walk(expansion.parent, branch.index, Random(branch.seed), min(branch.max_tokens, tokens_left))
                 for branch in expansion.branches
             )
         try:
             async with asyncio.timeout(request.deadline_s):
-                grown = await asyncio.gather(*(self._grow(prefix, own, walks) for prefix, own in starting.items()))
+                extended = await asyncio.gather(*(self._extend(prefix, own, walks) for prefix, own in starting.items()))
         except TimeoutError as error:
             raise GeneratorError("the deadline has passed") from error
-        yield ChildGroup(tuple(child for children in grown for child in children))
+        yield ChildGroup(tuple(child for children in extended for child in children))
 
-    async def _grow(self, token_ids: tuple[int, ...], own: Sequence[Walk], walks: Walks) -> list[Child]:
+    async def _extend(self, token_ids: tuple[int, ...], own: Sequence[Walk], walks: Walks) -> list[Child]:
         prompt = len(self._prompt)
         if token_ids[:prompt] != self._prompt:
             raise GeneratorError("the prefix does not begin with the problem's prompt")
@@ -170,12 +172,12 @@ class MemoizedGenerator:
             if prefix.logits is None:
                 await self._read(prefix)
             prefix = prefix.next(token)
-        if together := [walk for walk in own if walk.most > 0]:
+        if together := [walk for walk in own if walk.max_tokens > 0]:
             await self._walk(prefix, together, walks)
-        return [Child(walk.parent, walk.index, self._cut(walk, walks), len(token_ids)) for walk in own]
+        return [Child(walk.parent, walk.index, self._steps(walk, walks), len(token_ids)) for walk in own]
 
     async def _walk(self, prefix: Prefix, together: Sequence[Walk], walks: Walks) -> None:
-        """Takes walks that have come to the same prefix to their ends."""
+        """Completes walks that share a prefix."""
         while True:
             if prefix.logits is None:
                 await self._read(prefix)
@@ -205,11 +207,11 @@ class MemoizedGenerator:
             or (token in language.string_ends and self._at_string(walk, walks.stop.strings))
         )
         if walk.stopped and walks.stop_condition is StopCondition.STEP:
-            # Nothing but delimiters is no step yet: the engine is asked to go on.
-            [step] = self._cut(walk, walks)
+            # Delimiters alone are no step: an engine would continue in another request.
+            [step] = self._steps(walk, walks)
             if step.end is StepEnd.DELIMITER and language.splitter.is_blank(step.text):
                 walk.stopped, walk.asked = False, len(walk.token_ids)
-        return walk.stopped or len(walk.token_ids) == walk.most
+        return walk.stopped or len(walk.token_ids) == walk.max_tokens
 
     def _at_string(self, walk: Walk, strings: Sequence[str]) -> bool:
         text = self._language.splitter.text(walk.token_ids[walk.asked :]) if strings else ""
@@ -220,17 +222,17 @@ class MemoizedGenerator:
             prefix.reading = self._reader.read(prefix.piece, self.slots)
         prefix.take(await asyncio.shield(prefix.reading))  # shielded: others may wait for it too
 
-    def _cut(self, walk: Walk, walks: Walks) -> tuple[Step, ...]:
-        """What was written as steps."""
+    def _steps(self, walk: Walk, walks: Walks) -> tuple[Step, ...]:
+        """The steps that a walk has written."""
         key = tuple(walk.token_ids), walk.stopped, walks.stop_condition
-        steps = self._cuts.get(key)
+        steps = self._split.get(key)
         if steps is None:
             token_ids, stopped, stop_condition = key
             if stop_condition is StopCondition.SOLUTION:
                 steps = self._language.splitter.split(self._prompt, token_ids, not stopped)
             else:
                 steps = (self._language.splitter.step(token_ids, not stopped),)
-            self._cuts[key] = steps
+            self._split[key] = steps
         if not walks.logprobs:
             return steps
         left = iter(walk.logprobs)

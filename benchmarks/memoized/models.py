@@ -20,9 +20,6 @@ from deployments.engines.step_splitter import StepSplitter
 from search.answers.equivalence import AnswerMatcher
 from search.run.environment import SearchEnvironment
 
-NO_LIMIT = 1 << 20
-"""Branches in flight: nothing is gained by having fewer at a time."""
-
 
 class ProblemMemo(NamedTuple):
     """What a search of one problem needs."""
@@ -33,7 +30,7 @@ class ProblemMemo(NamedTuple):
 
 
 class MemoizedModels:
-    """Both models as the default settings of the application have them. For one event loop."""
+    """Both models with the application's default settings. For one event loop."""
 
     def __init__(self, matcher: AnswerMatcher) -> None:
         config = AppConfig()
@@ -46,23 +43,23 @@ class MemoizedModels:
         self._language = _language(tokenizer, config.generator.step_delimiter, config.generator.max_model_len)
         prm_tokenizer = AutoTokenizer.from_pretrained(prm)
         self._family = StepHead(config.prm, prm_tokenizer)
-        writer = Qwen2ForCausalLM.from_pretrained(generator).float().eval()
-        judge = load_prm(prm_tokenizer, prm)
+        language_model = Qwen2ForCausalLM.from_pretrained(generator).float().eval()
+        prm_model = load_prm(prm_tokenizer, prm)
 
         @torch.inference_mode()
         def logits(hidden: Tensor) -> list[Logits]:
-            return list(writer.lm_head(hidden).numpy())
+            return list(language_model.lm_head(hidden).numpy())
 
         @torch.inference_mode()
         def rewards(hidden: Tensor) -> list[float]:
-            return self._family.rewards_of(judge.score(hidden).double()).tolist()
+            return self._family.rewards_of(prm_model.score(hidden).double()).tolist()
 
-        self.prefixes = PathReader(PagedTrunk(writer.model), logits)
-        self.scored = PathReader(PagedTrunk(judge.model), rewards)
+        self.prefixes = PathReader(PagedTrunk(language_model.model), logits)
+        self.scored = PathReader(PagedTrunk(prm_model.model), rewards)
 
     @contextmanager
     def problem(self, question: str) -> Iterator["ProblemMemo"]:
-        """What the searches of one problem share; forgotten afterwards."""
+        """Yields the environment that the searches of one problem share; its prefixes are forgotten afterwards."""
         prompt = self._chat.encode_chat([{"role": "user", "content": question}])
         generator = MemoizedGenerator(self._language, self.prefixes, prompt)
         scorer = MemoizedScorer(self._family, self.scored, question)

@@ -1,4 +1,4 @@
-"""A Qwen2 trunk that reads token paths piece by piece, many at a time, and keeps what it has read."""
+"""A Qwen2 trunk that reads token paths piece by piece, in batches, and keeps the KV of all that it has read."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -11,58 +11,57 @@ from torch import Tensor
 from transformers import Qwen2Model
 
 Slots = NDArray[np.int64]
-"""Where the keys and values of a path's tokens are, in order: one slot each."""
+"""Cache slots with the keys and values of a path's tokens, in order: one slot per token."""
 
 NOTHING: Slots = np.zeros(0, dtype=np.int64)
-"""The path of no tokens."""
+"""The empty path."""
 _SPARE = 0
-"""The slot of padding: written by it, and read where the mask hides it."""
+"""The slot of padding: padded tokens are written to it, and the mask hides it from reads."""
 FIRST_SLOTS = 1 << 14
 MAX_ROWS = 512
 """Most pieces of one forward pass."""
 MAX_STRETCH = 2
-"""How many times longer than its shortest piece a batch's longest may be: the others are padded to it."""
+"""Longest piece of a batch relative to its shortest; the others are padded to the longest."""
 QUIET_ROUNDS = 16
-"""Rounds of the event loop in which nobody asks for anything more before a batch is read: all that runs has then come
-to where it waits."""
+"""Event loop rounds without a further request before a batch is read: by then all running tasks wait."""
 
 Out = TypeVar("Out")
 
 
 class Piece(NamedTuple):
-    """Tokens to be read behind a path that has been read."""
+    """Tokens to read after a path that has been read."""
 
     path: Slots
     token_ids: Sequence[int]
 
 
 class Read(NamedTuple, Generic[Out]):
-    """A piece that was read."""
+    """Result of reading a piece."""
 
     path: Slots
-    """The whole path's, the piece's own last."""
+    """Slots of the whole path; those of the piece come last."""
     out: Out
-    """What the head makes of the last token."""
+    """Output of the head at the last token."""
 
 
 class PagedTrunk:
-    """Keys and values of every token that was read, by slot, and the forward pass over them."""
+    """Keys and values of every token that was read, by slot; and the forward pass."""
 
     def __init__(self, trunk: Qwen2Model) -> None:
         self._trunk = trunk
         config = trunk.config
         width = 2 * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
         self._pages = [torch.zeros(FIRST_SLOTS, width) for _ in range(config.num_hidden_layers)]
-        """By layer, a slot in a row: its keys of all heads, then its values."""
+        """One tensor per layer; each row is a slot: keys of all heads, then values."""
         self._free = list(range(FIRST_SLOTS - 1, _SPARE, -1))
 
     def __len__(self) -> int:
-        """Tokens that are kept."""
+        """Number of tokens whose keys and values are kept."""
         return len(self._pages[0]) - 1 - len(self._free)
 
     @torch.inference_mode()
     def read(self, pieces: Sequence[Piece]) -> tuple[list[Slots], Tensor]:
-        """Each path with its piece behind it, and (pieces, width) hidden states at the last token of each."""
+        """Returns each path with its piece appended, and hidden states (pieces, width) at the last token of each."""
         lengths = torch.tensor([len(piece.path) for piece in pieces])
         longest = max(len(piece.token_ids) for piece in pieces)
         paths = [np.append(piece.path, self._take(len(piece.token_ids))) for piece in pieces]
@@ -82,7 +81,7 @@ class PagedTrunk:
         return paths, hidden[torch.arange(len(pieces)), last]
 
     def forget(self, slots: Sequence[int]) -> None:
-        """Gives slots back; no path that holds one of them may be read on."""
+        """Frees slots. No path with one of them may be continued."""
         self._free += slots
 
     def _take(self, count: int) -> list[int]:
@@ -96,7 +95,7 @@ class PagedTrunk:
 
 
 class _Pages:
-    """What the model takes for its cache in one forward pass: the keys and values of these slots."""
+    """The cache that the model uses in one forward pass: the keys and values of these slots."""
 
     def __init__(self, pages: Sequence[Tensor], slots: Tensor, written: Tensor) -> None:
         self._pages = pages
@@ -104,7 +103,7 @@ class _Pages:
         self._written = written
 
     def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
-        """Keeps (rows, heads, new tokens, size) and gives those of the whole paths, new ones included."""
+        """Stores (rows, heads, new tokens, size), and returns the same of the whole paths, new tokens included."""
         _, heads, _, size = keys.shape
         new = torch.stack((keys, values)).permute(1, 3, 0, 2, 4)
         pages = self._pages[layer]
@@ -117,14 +116,14 @@ class _Pages:
 class _Waiting(NamedTuple, Generic[Out]):
     piece: Piece
     slots: list[int]
-    """The owner's, to which the piece's own are added."""
+    """The owner's list, to which the piece's slots are appended."""
     future: asyncio.Future[Read[Out]]
 
 
 class PathReader(Generic[Out]):
-    """Reads pieces for many tasks of one event loop: all that wait at a time in as few passes as possible.
+    """Reads pieces for many tasks of one event loop: all that wait at the same time, in as few passes as possible.
 
-    ``head`` makes of (rows, width) hidden states what is wanted of each row.
+    ``head`` turns hidden states (rows, width) into one output per row.
     """
 
     def __init__(self, trunk: PagedTrunk, head: Callable[[Tensor], Sequence[Out]]) -> None:
@@ -132,11 +131,11 @@ class PathReader(Generic[Out]):
         self._head = head
         self._waiting: list[_Waiting[Out]] = []
         self.pieces = 0
-        """Read so far."""
+        """Pieces read so far."""
         self.passes = 0
 
     def read(self, piece: Piece, slots: list[int]) -> asyncio.Future[Read[Out]]:
-        """``slots`` gets what has to be given back some time: see `PagedTrunk.forget`."""
+        """Appends the piece's slots to ``slots``; their owner frees them with `PagedTrunk.forget`."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._when_quiet, 0, QUIET_ROUNDS)
@@ -144,8 +143,8 @@ class PathReader(Generic[Out]):
         self._waiting.append(_Waiting(piece, slots, future))
         return future
 
-    def _when_quiet(self, seen: int, rounds: int) -> None:
-        if len(self._waiting) > seen:
+    def _when_quiet(self, last_count: int, rounds: int) -> None:
+        if len(self._waiting) > last_count:
             rounds = QUIET_ROUNDS
         if rounds:
             asyncio.get_running_loop().call_soon(self._when_quiet, len(self._waiting), rounds - 1)
@@ -154,7 +153,7 @@ class PathReader(Generic[Out]):
         for batch in _batches(waiting):
             try:
                 self._read(batch)
-            except Exception as error:  # whoever waits has to hear of it
+            except Exception as error:  # passed on to the tasks that wait
                 for each in batch:
                     each.future.set_exception(error)
 
@@ -168,7 +167,7 @@ class PathReader(Generic[Out]):
 
 
 def _batches(waiting: Sequence[_Waiting[Out]]) -> Iterator[list[_Waiting[Out]]]:
-    """Pieces of about the same length together, so that little is padding."""
+    """Batches of pieces with similar lengths, which need little padding."""
     ordered = sorted(waiting, key=lambda each: (len(each.piece.token_ids), len(each.piece.path)))
     while ordered:
         longest = MAX_STRETCH * len(ordered[0].piece.token_ids)
@@ -178,7 +177,7 @@ def _batches(waiting: Sequence[_Waiting[Out]]) -> Iterator[list[_Waiting[Out]]]:
 
 
 def _padded(rows: Sequence[Slots]) -> Tensor:
-    """(rows, longest) with `_SPARE` behind the shorter ones: a slot of nobody's, and any token for what is ignored."""
+    """(rows, longest), the shorter rows padded with `_SPARE`: the slot of padding, or an arbitrary token id."""
     padded = np.full((len(rows), max(map(len, rows))), _SPARE, dtype=np.int64)
     for line, row in zip(padded, rows, strict=True):
         line[: len(row)] = row

@@ -11,7 +11,7 @@ from search.ports import ScoreRequest
 
 
 class ScoredPath:
-    """A path and its last step's reward, once it was read; of no steps, a number that says nothing."""
+    """A path and its last step's reward, once it was read. The reward of the empty path means nothing."""
 
     __slots__ = ("below", "path", "reading", "reward")
 
@@ -20,7 +20,7 @@ class ScoredPath:
         self.reward: float | None = None
         self.reading: asyncio.Future[Read[float]] | None = None
         self.below: dict[str, ScoredPath] = {}
-        """By the next step's text without the whitespace around it, which no reward depends on."""
+        """Longer paths, by the next step's text without surrounding whitespace, on which no reward depends."""
 
     def take(self, read: Read[float]) -> None:
         self.path, self.reward = read
@@ -35,13 +35,13 @@ class MemoizedScorer:
         self._question = question
         self._root = ScoredPath()
         self.slots: list[int] = []
-        """All that were taken for this problem."""
+        """Cache slots taken for this problem."""
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
         """See ``search.ports.StepScorer``.
 
         Raises:
-            ScorerError: it is another problem's question, or the deadline passed.
+            ScorerError: the question is not this problem's, or the deadline passed.
         """
         if request.question != self._question:
             raise ScorerError("the question is another problem's")
@@ -56,22 +56,22 @@ class MemoizedScorer:
 
     async def _rewards(self, steps: Sequence[str]) -> list[float]:
         rewards: list[float] = []
-        above = self._root
-        if above.reward is None:
-            await self._read(above, NOTHING, ())
+        parent = self._root
+        if parent.reward is None:
+            await self._read(parent, NOTHING, ())
         for depth, step in enumerate(steps):
-            scored = above.below.setdefault(step, ScoredPath())
+            scored = parent.below.setdefault(step, ScoredPath())
             if scored.reward is None:
-                await self._read(scored, above.path, steps[: depth + 1])
+                await self._read(scored, parent.path, steps[: depth + 1])
             assert scored.reward is not None
             rewards.append(scored.reward)
-            above = scored
+            parent = scored
         return rewards
 
-    async def _read(self, scored: ScoredPath, above: Slots, steps: Sequence[str]) -> None:
+    async def _read(self, scored: ScoredPath, parent: Slots, steps: Sequence[str]) -> None:
         if scored.reading is None:
             token_ids, tags = self._family.encode(self._question, steps)
             before = len(self._family.encode(self._question, ())[0])
             *_, (start, end) = pairwise((0, before, *(tag + 1 for tag in tags)))
-            scored.reading = self._reader.read(Piece(above, token_ids[start:end]), self.slots)
+            scored.reading = self._reader.read(Piece(parent, token_ids[start:end]), self.slots)
         scored.take(await asyncio.shield(scored.reading))  # shielded: others may wait for it too

@@ -30,7 +30,7 @@ class StartError(RuntimeError):
 
 
 def config_for(checkout: Checkout, models: ModelPair) -> dict[str, Any]:
-    """The checkout's own Serve config with these models, without a store and without searches of its own."""
+    """The checkout's own Serve config with these models, without a store and without canary searches."""
     config: dict[str, Any] = yaml.safe_load((checkout.root / "serve_config.yaml").read_text(encoding="utf-8"))
     arguments = config["applications"][0]["args"]
     arguments["generator"]["model"] = models.generator

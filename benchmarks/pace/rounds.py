@@ -20,9 +20,9 @@ SEARCH = {"strategy": "beam_search", "n": 16, "m": 4}
 IN_FLIGHT = 16
 WARM_UP_PROBLEMS = 8
 WARM_UP_LEVEL = 1
-"""The shortest problems: the same batch sizes, which engines compile for, in less time."""
+"""The easiest problems: the same batch sizes, which engines compile for, in less time."""
 MIN_ROUNDS = 2
-"""Two orders of the applications, and the fewest ratios that have an interval."""
+"""Both orders of the applications, and the fewest ratios that have an interval."""
 REQUEST_S = 600.0
 
 
@@ -32,7 +32,7 @@ class Load(NamedTuple):
     problems: int
     """Solved with ``IN_FLIGHT`` requests at once."""
     alone: int
-    """Solved one after the other, after those."""
+    """Solved one at a time, after the others."""
     level: int | None = None
     """The level of all problems; every level in turn if None."""
 

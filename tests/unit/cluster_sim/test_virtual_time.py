@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from benchmarks.cluster_sim.virtual_time import NothingLeft, run
+from benchmarks.cluster_sim.virtual_time import Deadlock, run
 
 
 def test_a_day_takes_no_time() -> None:
@@ -69,7 +69,7 @@ def test_a_wait_that_nothing_can_end_is_told() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
-    with pytest.raises(NothingLeft, match="all tasks wait"):
+    with pytest.raises(Deadlock, match="all tasks wait"):
         run(main())
 
 
