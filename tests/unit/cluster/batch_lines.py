@@ -1,4 +1,4 @@
-"""Lines of OpenAI's batch files, right and wrong."""
+"""Valid and invalid lines of OpenAI's batch files."""
 
 import json
 from typing import Any
@@ -23,4 +23,4 @@ WRONG: list[tuple[bytes, str]] = [
     (json.dumps(request(0, body="no")).encode(), "body must be an object"),
     (json.dumps(request(0, body={"stream": True})).encode(), "body.stream must be false"),
 ]
-"""In ten ways, with what is said of each."""
+"""Invalid lines, each with a part of its error message."""

@@ -1,4 +1,4 @@
-"""Fixtures of the command's tests; also makes the stand-in beside them importable in any import mode."""
+"""Fixtures of the command's tests. Also makes the stand-in beside the tests importable in any import mode."""
 
 import sys
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ from endpoint_stand_in import Endpoint, listening
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nobody waits half a minute for an endpoint that fails on purpose."""
+def short_backoff(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Retries without long waits: here endpoints fail on purpose."""
     monkeypatch.setattr(client, "DEFAULT_RETRIES", Retries(backoff_s=0.005, backoff_max_s=0.01))
 
 
 @pytest.fixture
 def endpoint() -> Iterator[Endpoint]:
-    """A fresh stand-in, listening."""
+    """A new stand-in that listens."""
     with listening() as stand_in:
         yield stand_in
 

@@ -1,4 +1,4 @@
-"""A stand-in for the HTTP endpoint: real HTTP on loopback, made-up content, the real contract."""
+"""A stand-in for the HTTP endpoint: real HTTP on loopback, the real contract, invented content."""
 
 import asyncio
 import json
@@ -18,8 +18,8 @@ STEPS = (((0,), "1 + 1 = 2\n\n", 0.95, False), ((1,), "1 + 1 = 3\n\n", 0.12, Fal
 
 
 def tree_of(*solutions: str | None, logprobs: tuple[float, ...] = ()) -> dict[str, Any]:
-    """A tree as the endpoint sends it: a first step of 4 tokens, and below it solutions of one step of 6 tokens with
-    these answers, None for one without."""
+    """A tree as the endpoint sends it: a first step of 4 tokens, and below it solutions of one step of 6 tokens.
+    ``answers``: those of the solutions; None for a solution without an answer."""
     nodes = [_node([0], "1 + 1 = 2\n\n", "open", 4, -1.0)]
     for index, answer in enumerate(solutions):
         text = "I do not know" if answer is None else f"\\boxed{{{answer}}}"
@@ -37,36 +37,36 @@ TREE = tree_of("2")
 
 @dataclass
 class Endpoint:
-    """What the stand-in answers, and what it was asked."""
+    """Replies of the stand-in, and a record of the requests."""
 
     url: str = ""
     answers: dict[str, str] = field(default_factory=dict)
-    """By question; 2 for every other."""
+    """Answer by question; 2 for any other question."""
     others: dict[str, list[str]] = field(default_factory=dict)
-    """By question, answers that lost the vote."""
+    """Answers that lost the vote, by question."""
     trees: dict[str, Any] = field(default_factory=dict)
-    """By question; `TREE` for every other."""
+    """Tree by question; `TREE` for any other question."""
     refusals: list[tuple[int, dict[str, str]]] = field(default_factory=list)
-    """Statuses and headers to answer with first, in order."""
+    """Statuses and headers of the first replies, in order."""
     broken_questions: set[str] = field(default_factory=set)
     cut_streams: int = 0
-    """So many streams end after their steps."""
+    """Number of streams that end after their steps."""
     broken_streams: int = 0
-    """So many streams end after their steps with an error of the endpoint's."""
+    """Number of streams that end after their steps with an error."""
     dropped_replies: int = 0
-    """So many connections are closed in the middle of a plain reply."""
+    """Number of connections that are closed in the middle of a plain reply."""
     places: int | None = None
-    """How many requests it takes at once; one more is told to come again at once."""
+    """Maximum number of concurrent requests; any more are told to retry at once."""
     takes_s: float = 0.0
-    """How long it works at each."""
+    """Seconds spent on each request."""
     at_work: int = 0
     most_at_work: int = 0
     refused: int = 0
     answers_left: int | None = None
-    """So many are answered, then it hangs."""
+    """Number of requests that are answered before the endpoint hangs."""
     hang: bool = False
     only_pings: bool = False
-    """Streams say that they are alive, and nothing else."""
+    """Streams send pings and nothing else."""
     api_key: str | None = None
     requests: list[dict[str, Any]] = field(default_factory=list)
 
@@ -138,7 +138,7 @@ class Endpoint:
             reply["tree"] = self.trees.get(body["messages"][0]["content"], TREE)
         if self.dropped_replies:
             self.dropped_replies -= 1
-            return StreamingResponse(half(reply), headers={"Content-Length": "100000"})
+            return StreamingResponse(truncated(reply), headers={"Content-Length": "100000"})
         return JSONResponse(reply)
 
     async def chunks(self, body: dict[str, Any]) -> AsyncIterator[str]:
@@ -166,8 +166,8 @@ class Endpoint:
         yield "data: [DONE]\n\n"
 
 
-async def half(reply: dict[str, Any]) -> AsyncIterator[str]:
-    """A reply that breaks off: less comes than was announced."""
+async def truncated(reply: dict[str, Any]) -> AsyncIterator[str]:
+    """A reply that breaks off: it is shorter than its announced length."""
     yield json.dumps(reply)[:20]
 
 
@@ -191,7 +191,7 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 @contextmanager
 def listening() -> Iterator[Endpoint]:
-    """A fresh stand-in on a port of its own."""
+    """A new stand-in on a port of its own."""
     stand_in = Endpoint()
     routes = [
         Route("/v1/models", stand_in.models),

@@ -1,4 +1,4 @@
-"""Pools grow by what presses, shrink only with room to spare, and do not swing."""
+"""Pools grow by pressure, shrink only to what was enough all along, and do not oscillate."""
 
 import math
 from types import SimpleNamespace
@@ -20,26 +20,26 @@ from deployments.scaling.pressure import ENOUGH, FULL, PRESSURE, by_pressure, re
         ([4.0], 1, 5),
         ([0.4, 0.4], 2, 2),  # one alone would be full
         ([0.2, 0.2], 2, 1),
-        ([0.3], 2, 2),  # the other one says nothing yet
+        ([0.3], 2, 2),  # the other replica has not reported yet
         ([0.1, 0.1, 0.1], 3, 1),
         ([], 1, 1),
     ],
 )
-def test_how_many_there_should_be(pressures: list[float], now: int, wanted: int) -> None:
-    told = {PRESSURE: {f"replica {number}": value for number, value in enumerate(pressures)}}
-    pool = SimpleNamespace(target_num_replicas=now, aggregated_metrics=told, policy_state=None)
+def test_the_policy_sets_the_number_of_replicas_by_pressure(pressures: list[float], now: int, wanted: int) -> None:
+    reports = {PRESSURE: {f"replica {number}": value for number, value in enumerate(pressures)}}
+    pool = SimpleNamespace(target_num_replicas=now, aggregated_metrics=reports, policy_state=None)
 
     assert by_pressure(pool) == (wanted, {ENOUGH: (now, wanted)} if wanted < now else {})
 
 
-def test_a_pool_that_tells_nothing_stays_as_it_is() -> None:
+def test_a_pool_without_reports_keeps_its_size() -> None:
     for metrics in (None, {}, {"other": {"replica": 9.0}}):
         pool = SimpleNamespace(target_num_replicas=3, aggregated_metrics=metrics, policy_state={})
         assert by_pressure(pool)[0] == 3
 
 
 class Pool:
-    """What Serve keeps of a pool, between one decision and the next."""
+    """The state that Serve keeps of a pool from one decision to the next."""
 
     def __init__(self, replicas: int) -> None:
         self.target_num_replicas = replicas
@@ -53,7 +53,7 @@ class Pool:
         return wanted
 
 
-def test_a_pool_shrinks_to_what_was_enough_all_the_time_it_had_too_many() -> None:
+def test_a_pool_shrinks_to_the_largest_size_needed_while_it_was_too_large() -> None:
     pool = Pool(13)
     assert [pool.decide(pressure) for pressure in (3.0, 5.0, 1.0)] == [6, 10, 10]
     pool.target_num_replicas = 10
@@ -63,7 +63,7 @@ def test_a_pool_shrinks_to_what_was_enough_all_the_time_it_had_too_many() -> Non
 
 
 @given(st.lists(st.floats(0, 200), min_size=1), st.integers(1, 200))
-def test_it_never_shrinks_to_less_than_is_enough_now(pressures: list[float], replicas: int) -> None:
+def test_a_pool_never_shrinks_below_what_it_needs_now(pressures: list[float], replicas: int) -> None:
     pool = Pool(replicas)
     for pressure in pressures:
         now = replicas_for(pressure, replicas, replicas)
@@ -71,8 +71,7 @@ def test_it_never_shrinks_to_less_than_is_enough_now(pressures: list[float], rep
 
 
 @given(pressure=st.floats(0, 200), now=st.integers(1, 200))
-def test_where_nothing_changes_one_step_is_enough(pressure: float, now: int) -> None:
-    """A pool that has been changed is left alone while the same work is wanted."""
+def test_a_resized_pool_is_stable_under_the_same_work(pressure: float, now: int) -> None:
     then = replicas_for(pressure, now, now)
 
     assert replicas_for(pressure, then, then) == then

@@ -1,4 +1,4 @@
-"""The commands as a person types them: output, exit status, and a sentence instead of a traceback."""
+"""The commands as a user types them: output, exit status, and a sentence instead of a traceback."""
 
 import json
 import re
@@ -46,7 +46,7 @@ class TestProblems:
         assert banyan("problems", "--seed", "1").stdout == banyan("problems", "--seed", "1").stdout
         assert banyan("problems", "--seed", "1").stdout != banyan("problems", "--seed", "2").stdout
 
-    def test_writes_a_file_that_can_be_read(self, tmp_path: Path) -> None:
+    def test_writes_a_file_that_eval_can_read(self, tmp_path: Path) -> None:
         path = tmp_path / "out.jsonl"
         assert banyan("problems", "--n", "3", "--output", str(path)).exit_code == 0
         assert len(read_problems(path).problems) == 3
@@ -74,7 +74,7 @@ class TestSolve:
         assert endpoint.requests[0]["search"] == {"strategy": "beam_search", "n": 4}
         assert endpoint.requests[0]["seed"] == 9
 
-    def test_a_search_that_broke_off_is_shown_from_the_beginning_again(self, endpoint: Endpoint) -> None:
+    def test_a_search_that_broke_off_is_shown_again_from_its_beginning(self, endpoint: Endpoint) -> None:
         endpoint.cut_streams = 1
         result = banyan("solve", "1 + 1?", "--url", endpoint.url)
         assert result.exit_code == 0
@@ -83,7 +83,7 @@ class TestSolve:
         assert after.index("0            0.95  1 + 1 = 2\n") < after.index("answer     2\n")
         assert endpoint.requests[0] == endpoint.requests[1]
 
-    def test_an_effort_stands_in_place_of_a_strategy(self, endpoint: Endpoint) -> None:
+    def test_an_effort_replaces_the_strategy(self, endpoint: Endpoint) -> None:
         assert banyan("solve", "1 + 1?", "--url", endpoint.url, "--effort", "high").exit_code == 0
         assert endpoint.requests[0]["reasoning_effort"] == "high"
         assert "search" not in endpoint.requests[0]
@@ -100,7 +100,7 @@ class TestSolve:
         assert "make run" in result.stderr
         assert result.stdout == ""
 
-    def test_says_that_a_key_is_wanted(self, endpoint: Endpoint) -> None:
+    def test_says_that_a_key_is_required(self, endpoint: Endpoint) -> None:
         endpoint.api_key = "secret"
         assert "--api-key" in banyan("solve", "?", "--url", endpoint.url).stderr
         assert banyan("solve", "?", "--url", endpoint.url, "--api-key", "secret").exit_code == 0
@@ -113,7 +113,7 @@ class TestSolve:
 
 
 class TestEval:
-    def test_gives_a_table_and_a_row_for_every_problem(
+    def test_prints_a_table_and_writes_a_row_per_problem(
         self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
     ) -> None:
         endpoint.answers = {"q1": "3"}
@@ -132,7 +132,7 @@ class TestEval:
         assert [summary["strategy"] for summary in report["strategies"]] == ["greedy", "beam_search"]
         assert report["strategies"][0]["interval"]["method"] == "wilson"
 
-    def test_kv_usage_is_asked_for_and_shown_where_it_is_wanted(self, endpoint: Endpoint, problem_file: Path) -> None:
+    def test_kv_usage_is_requested_and_shown_on_demand(self, endpoint: Endpoint, problem_file: Path) -> None:
         arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")
         plain = banyan(*arguments)
         assert endpoint.requests[0]["search"] == {"strategy": "greedy"}
@@ -155,7 +155,9 @@ class TestEval:
         assert "skipped line 7: not JSON" in skipped.stdout
         assert len(endpoint.requests) == 6
 
-    def test_failures_are_counted_and_only_all_of_them_are_fatal(self, endpoint: Endpoint, problem_file: Path) -> None:
+    def test_failures_are_counted_and_fatal_only_if_all_problems_fail(
+        self, endpoint: Endpoint, problem_file: Path
+    ) -> None:
         arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")
         endpoint.broken_questions = {"q1"}
         some = banyan(*arguments)
@@ -181,7 +183,7 @@ class TestEval:
 
 
 class TestExport:
-    def test_writes_every_tree_with_its_values_and_says_what(
+    def test_writes_every_tree_with_its_values_and_summarizes_them(
         self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
     ) -> None:
         endpoint.trees = {"q1": tree_of("2", "3", "4", "5"), "q4": tree_of("3", "4", logprobs=(-2.0, -1.0))}
@@ -213,7 +215,7 @@ class TestExport:
             "logprobs": True,
         }
 
-    def test_an_interruption_leaves_what_is_there(
+    def test_an_interruption_keeps_the_finished_lines(
         self, endpoint: Endpoint, problem_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         async def interrupted(ask: Any, problems: Any, *others: Any) -> None:
@@ -230,7 +232,7 @@ class TestExport:
         assert [line.unique_id for line in lines] == ["p/0", "p/1"]
         assert sorted(tmp_path.iterdir()) == [problem_file, out]
 
-    def test_where_every_request_failed_an_earlier_file_stays(
+    def test_if_every_request_fails_an_earlier_file_stays(
         self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
     ) -> None:
         endpoint.broken_questions = {f"q{number}" for number in range(6)}
@@ -242,7 +244,7 @@ class TestExport:
         assert "exported nothing" in result.stdout
         assert out.read_text() == "of an earlier evaluation"
 
-    def test_what_cannot_be_written_is_refused_before_anything_is_sent(
+    def test_an_unwritable_file_is_refused_before_anything_is_sent(
         self, endpoint: Endpoint, problem_file: Path, tmp_path: Path
     ) -> None:
         arguments = ("eval", "--problems", str(problem_file), "--url", endpoint.url, "--strategy", "greedy")
@@ -279,7 +281,7 @@ class TestStrategies:
                 rows = [line.split() for line in result.stdout.splitlines()]
                 assert any(row[:2] == [setting, default] and len(row) > 3 for row in rows)
 
-    def test_an_unknown_one_is_refused_with_the_list(self) -> None:
+    def test_an_unknown_strategy_is_refused_with_the_list(self) -> None:
         result = banyan("strategies", "clairvoyance")
         assert result.exit_code == 2
         assert "ab_mcts" in result.stderr
@@ -304,7 +306,7 @@ class TestSearchField:
     def test_settings_follow_the_name(self, written: str, field: dict[str, Any]) -> None:
         assert search_field(written, 16) == field
 
-    def test_a_strategy_of_ones_own_is_named_by_its_import_path(
+    def test_a_custom_strategy_is_named_by_its_import_path(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "my_widest.py").write_text(
@@ -340,6 +342,6 @@ class TestSearchField:
             ("dvts:budget.tokens=0", "budget.tokens"),
         ],
     )
-    def test_what_is_wrong_is_named(self, written: str, complaint: str) -> None:
+    def test_errors_name_the_wrong_setting(self, written: str, complaint: str) -> None:
         with pytest.raises(SearchFieldError, match=re.escape(complaint)):
             search_field(written, 16)

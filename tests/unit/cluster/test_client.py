@@ -1,4 +1,4 @@
-"""The client reads what a Banyan endpoint sends, and tells apart what can go wrong."""
+"""The client reads the replies of a Banyan endpoint, and tells the kinds of failures apart."""
 
 import asyncio
 from dataclasses import replace
@@ -63,7 +63,7 @@ def ask_for_a_tree(url: str) -> Completion:
     return asyncio.run(go())
 
 
-def test_a_tree_comes_only_where_it_is_asked_for(endpoint: Endpoint) -> None:
+def test_a_tree_is_returned_only_on_request(endpoint: Endpoint) -> None:
     assert asyncio.run(ask(endpoint.url)).tree is None
     tree = ask_for_a_tree(endpoint.url).tree
     assert tree is not None
@@ -83,13 +83,13 @@ def test_a_tree_comes_only_where_it_is_asked_for(endpoint: Endpoint) -> None:
         ({"version": 2, "nodes": tree_of("2")["nodes"] * 2}, "two nodes have the same id"),
     ],
 )
-def test_a_tree_that_is_none_is_a_protocol_error(endpoint: Endpoint, tree: Any, complaint: str) -> None:
+def test_an_invalid_tree_is_a_protocol_error(endpoint: Endpoint, tree: Any, complaint: str) -> None:
     endpoint.trees = {"1 + 1?": tree}
     with pytest.raises(ProtocolError, match=complaint):
         ask_for_a_tree(endpoint.url)
 
 
-def test_a_streamed_reply_has_every_step_then_the_answer_then_the_whole(endpoint: Endpoint) -> None:
+def test_a_stream_yields_every_step_then_the_answer_then_the_completion(endpoint: Endpoint) -> None:
     events = asyncio.run(stream(endpoint.url))
     steps = [event for event in events if isinstance(event, StepScored)]
     assert [(step.node, step.text, step.reward, step.terminal) for step in steps] == list(STEPS)
@@ -101,13 +101,13 @@ def test_a_streamed_reply_has_every_step_then_the_answer_then_the_whole(endpoint
     assert endpoint.requests[0]["stream_options"] == {"include_usage": True}
 
 
-def test_a_stream_that_ends_early_is_no_answer(endpoint: Endpoint) -> None:
+def test_a_stream_that_ends_early_raises_disconnected(endpoint: Endpoint) -> None:
     endpoint.cut_streams = 1
     with pytest.raises(ProtocolError, match="before the answer was complete"):
         asyncio.run(stream(endpoint.url))
 
 
-def test_an_error_keeps_what_the_endpoint_said(endpoint: Endpoint) -> None:
+def test_an_error_keeps_status_code_and_message_of_the_endpoint(endpoint: Endpoint) -> None:
     endpoint.refusals = [(429, {"Retry-After": "3"})]
     with pytest.raises(Refused, match="not now") as refused:
         asyncio.run(ask(endpoint.url))
@@ -130,14 +130,14 @@ def test_a_request_ends_by_its_deadline(endpoint: Endpoint) -> None:
         asyncio.run(stream(endpoint.url, timeout_s=0.2))
 
 
-def test_what_fails_at_the_endpoint_is_asked_again_under_the_same_seed(endpoint: Endpoint) -> None:
+def test_failures_of_the_endpoint_are_retried_under_the_same_seed(endpoint: Endpoint) -> None:
     endpoint.refusals = [(500, {}), (429, {"Retry-After": "0"})]
     reply = asyncio.run(ask(endpoint.url, retries=THRICE))
     assert reply.search.answer == "2"
     assert [body["seed"] for body in endpoint.requests] == [5, 5, 5]
 
 
-def test_without_a_seed_all_tries_have_the_same_drawn_one(endpoint: Endpoint) -> None:
+def test_without_a_seed_all_attempts_share_a_random_one(endpoint: Endpoint) -> None:
     endpoint.refusals = [(503, {}), (502, {})]
     reply = asyncio.run(ask(endpoint.url, retries=THRICE, question=replace(QUESTION, seed=None)))
     assert {body["seed"] for body in endpoint.requests} == {reply.search.seed}
@@ -149,7 +149,7 @@ def test_a_seed_in_the_search_field_is_left_alone(endpoint: Endpoint) -> None:
     assert "seed" not in endpoint.requests[0]
 
 
-def test_a_reply_that_breaks_off_is_asked_for_again(endpoint: Endpoint) -> None:
+def test_a_truncated_reply_is_retried(endpoint: Endpoint) -> None:
     endpoint.dropped_replies = 1
     assert asyncio.run(ask(endpoint.url, retries=THRICE)).search.answer == "2"
     assert endpoint.requests[0] == endpoint.requests[1]
@@ -158,7 +158,7 @@ def test_a_reply_that_breaks_off_is_asked_for_again(endpoint: Endpoint) -> None:
         asyncio.run(ask(endpoint.url))
 
 
-def test_the_last_try_tells_why(endpoint: Endpoint) -> None:
+def test_the_last_attempt_raises_its_error(endpoint: Endpoint) -> None:
     endpoint.refusals = [(500, {})] * 4
     with pytest.raises(Refused) as refused:
         asyncio.run(ask(endpoint.url, retries=THRICE))
@@ -167,14 +167,14 @@ def test_the_last_try_tells_why(endpoint: Endpoint) -> None:
 
 
 @pytest.mark.parametrize("status", [400, 401, 404, 413])
-def test_what_is_wrong_is_not_asked_again(endpoint: Endpoint, status: int) -> None:
+def test_errors_of_the_request_are_not_retried(endpoint: Endpoint, status: int) -> None:
     endpoint.refusals = [(status, {})]
     with pytest.raises(Refused):
         asyncio.run(ask(endpoint.url, retries=THRICE))
     assert len(endpoint.requests) == 1
 
 
-def test_a_full_house_that_names_no_time_or_one_too_late_is_not_asked_again(endpoint: Endpoint) -> None:
+def test_a_429_without_retry_after_or_with_a_late_one_is_not_retried(endpoint: Endpoint) -> None:
     for headers in ({}, {"Retry-After": "60"}):
         endpoint.refusals = [(429, headers)]
         with pytest.raises(Refused):
@@ -183,7 +183,7 @@ def test_a_full_house_that_names_no_time_or_one_too_late_is_not_asked_again(endp
 
 
 @pytest.mark.parametrize("breaks", ["cut_streams", "broken_streams"])
-def test_a_broken_stream_begins_anew_and_says_so(endpoint: Endpoint, breaks: str) -> None:
+def test_a_broken_stream_restarts_with_a_restarted_event(endpoint: Endpoint, breaks: str) -> None:
     setattr(endpoint, breaks, 2)
     events = asyncio.run(stream(endpoint.url, retries=THRICE))
     restarts = [index for index, event in enumerate(events) if isinstance(event, Restarted)]
@@ -194,13 +194,13 @@ def test_a_broken_stream_begins_anew_and_says_so(endpoint: Endpoint, breaks: str
     assert all(body == endpoint.requests[0] for body in endpoint.requests)
 
 
-def test_a_stream_that_was_refused_before_anything_came_restarts_nothing(endpoint: Endpoint) -> None:
+def test_a_stream_refused_before_its_first_event_has_no_restarted_event(endpoint: Endpoint) -> None:
     endpoint.refusals = [(503, {})]
     events = asyncio.run(stream(endpoint.url, retries=THRICE))
     assert not any(isinstance(event, Restarted) for event in events)
 
 
-def test_an_endpoint_that_was_reached_once_is_waited_for(endpoint: Endpoint, nobody: str) -> None:
+def test_an_endpoint_that_was_reached_once_is_retried_when_unreachable(endpoint: Endpoint, nobody: str) -> None:
     async def go() -> None:
         async with Client(endpoint.url, timeout_s=10.0, retries=THRICE) as client:
             await client.ask(QUESTION)
@@ -212,19 +212,19 @@ def test_an_endpoint_that_was_reached_once_is_waited_for(endpoint: Endpoint, nob
     asyncio.run(go())
 
 
-def test_a_stream_that_only_lives_ends_by_its_deadline(endpoint: Endpoint) -> None:
+def test_a_stream_of_pings_alone_ends_at_its_deadline(endpoint: Endpoint) -> None:
     endpoint.only_pings = True
     with pytest.raises(TooLate):
         asyncio.run(stream(endpoint.url, timeout_s=0.3))
     endpoint.only_pings = False
 
 
-def test_nobody_there(nobody: str) -> None:
+def test_an_unreachable_endpoint_is_named(nobody: str) -> None:
     with pytest.raises(Unreachable, match="nothing listens"):
         asyncio.run(ask(nobody))
 
 
 @pytest.mark.parametrize("url", ["http://[", "ftp://127.0.0.1", "nonsense", "http://127.0.0.1:99999"])
-def test_a_url_that_is_none_is_a_client_error(url: str) -> None:
+def test_an_invalid_url_is_a_client_error(url: str) -> None:
     with pytest.raises(ClientError):
         asyncio.run(ask(url))

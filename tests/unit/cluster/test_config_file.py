@@ -1,4 +1,4 @@
-"""A config file is checked before anything is started; what is wrong is named by its place."""
+"""A config file is checked before anything starts; errors name the path of the setting."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("content", "message"), WRONG.values(), ids=WRONG.keys())
-def test_what_is_wrong_is_named(tmp_path: Path, content: str, message: str) -> None:
+def test_errors_name_the_path_of_the_setting(tmp_path: Path, content: str, message: str) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(content)
     with pytest.raises(LaunchError) as refused:
@@ -40,12 +40,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, content: str, message: str) -> N
     assert str(path) in str(refused.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="cannot read"):
         read_config(tmp_path / "missing.yaml")
 
 
-def test_host_and_port_replace_what_the_file_says(tmp_path: Path) -> None:
+def test_host_and_port_override_the_file(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text("applications: [{import_path: 'other:app'}]\nhttp_options: {port: 8000, root_path: /x}")
     assert read_config(path, port=9000)["http_options"] == {"port": 9000, "root_path": "/x"}
@@ -62,7 +62,7 @@ KEY = "0123456789abcdef"
 
 
 @pytest.mark.parametrize("options", ["{}", "{host: 0.0.0.0}", "{host: 192.0.2.1}"])
-def test_an_address_that_others_reach_needs_keys_or_a_word(
+def test_a_public_address_needs_keys_or_allow_anonymous(
     tmp_path: Path, options: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("BANYAN_API_KEYS", raising=False)
@@ -85,7 +85,7 @@ def test_an_address_that_others_reach_needs_keys_or_a_word(
         read("deployments: [{name: SearchController, user_config: {keys: []}}]")
 
 
-def test_without_a_file_only_this_machine_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_file_only_loopback_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BANYAN_API_KEYS", raising=False)
     assert read_config(None)["http_options"]["host"] == "127.0.0.1"
     with pytest.raises(LaunchError, match="can be reached by other machines"):
@@ -137,8 +137,8 @@ applications:
     with pytest.raises(LaunchError, match="promises API keys"):
         read_config(path)  # they would be lost
     config = read_config(path, keys_to_come=True)
-    told = with_key_records(config)
-    ours = told["applications"][0]["deployments"]
+    with_records = with_key_records(config)
+    ours = with_records["applications"][0]["deployments"]
     assert ours == [
         {"name": "Generator", "num_replicas": 2},
         {
@@ -147,8 +147,8 @@ applications:
             "user_config": {"controller": {"searches": 9}, "keys": [key_record(KEY).model_dump(mode="json")]},
         },
     ]
-    del told["applications"][0]["deployments"], config["applications"][0]["deployments"]
-    assert told == config
+    del with_records["applications"][0]["deployments"], config["applications"][0]["deployments"]
+    assert with_records == config
     keys.unlink()
     with pytest.raises(LaunchError, match="cannot be read"):
         with_key_records(config)

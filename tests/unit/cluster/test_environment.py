@@ -1,4 +1,4 @@
-"""One file says the environment; make, sh and Python read the same from it. The token is made once and kept private."""
+"""Make, sh and Python read the same environment from one file. The token is created once and kept private."""
 
 import os
 import stat
@@ -30,7 +30,9 @@ def read_by(*command: str) -> dict[str, str]:
     ],
     ids=["sh", "make"],
 )
-def test_make_and_sh_read_what_python_reads(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_make_and_sh_read_the_same_variables_as_python(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOME", BARE["HOME"])
     said = variables()
     assert said["RAY_AUTH_MODE"] == "token"
@@ -38,13 +40,15 @@ def test_make_and_sh_read_what_python_reads(command: tuple[str, ...], monkeypatc
     assert read_by(*command).items() >= said.items()
 
 
-def test_what_is_set_already_is_left_alone() -> None:
+def test_variables_that_are_set_already_stay() -> None:
     mine = {"RAY_AUTH_TOKEN_PATH": "/mine"}
     set_environment(mine)
     assert mine == variables() | {"RAY_AUTH_TOKEN_PATH": "/mine"}
 
 
-def test_a_line_that_not_all_three_read_alike_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_line_that_sh_make_and_python_read_differently_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "environment.sh"
     file.write_text('export A=1\nexport B="two words"\n')
     monkeypatch.setattr(environment, "FILE", file)
@@ -52,7 +56,7 @@ def test_a_line_that_not_all_three_read_alike_is_refused(tmp_path: Path, monkeyp
         variables()
 
 
-def test_the_token_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -> None:
+def test_the_token_is_created_once_and_only_its_owner_can_read_it(tmp_path: Path) -> None:
     path = tmp_path / "new" / "token"
     said = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(path)}
     assert ensure_token(said) == path
@@ -65,14 +69,14 @@ def test_the_token_is_made_once_and_readable_by_its_owner_only(tmp_path: Path) -
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_no_token_is_made_where_ray_reads_none(tmp_path: Path) -> None:
+def test_no_token_is_created_if_ray_does_not_use_one(tmp_path: Path) -> None:
     said = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(tmp_path / "token")}
     assert ensure_token(said | {"RAY_AUTH_TOKEN": "given"}) is None
     assert ensure_token(said | {"RAY_AUTH_MODE": "disabled"}) is None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_token_that_cannot_be_used_or_made_is_named(tmp_path: Path) -> None:
+def test_a_token_that_cannot_be_read_or_created_is_named(tmp_path: Path) -> None:
     empty = tmp_path / "token"
     empty.touch()
     with pytest.raises(LaunchError, match=f"{empty} holds no token"):

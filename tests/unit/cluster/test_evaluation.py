@@ -1,4 +1,4 @@
-"""Every problem is asked once under its own seed, whatever the order; what fails is counted."""
+"""Every problem is sent once under its own seed, in any order; failures are counted."""
 
 import asyncio
 
@@ -29,7 +29,7 @@ def run(endpoint: Endpoint, problems: list[EvalProblem], plan: Plan, strategy: s
     return {row.problem_id: row for row in rows}
 
 
-def test_answers_are_graded_by_what_they_mean(endpoint: Endpoint) -> None:
+def test_answers_are_graded_by_their_value(endpoint: Endpoint) -> None:
     endpoint.answers = {"half?": "\\frac{1}{2}", "wrong?": "3"}
     problems = [EvalProblem("half", "half?", "0.5"), EvalProblem("wrong", "wrong?", "4")]
     rows = run(endpoint, problems, Plan())
@@ -63,7 +63,7 @@ def test_order_and_concurrency_change_no_request(endpoint: Endpoint) -> None:
     assert seeds() != one_by_one
 
 
-def test_as_many_in_flight_as_allowed_and_no_more() -> None:
+def test_exactly_the_allowed_number_of_problems_is_in_flight() -> None:
     in_flight = most = 0
     rows: list[Row] = []
 
@@ -94,7 +94,7 @@ def test_a_failed_problem_is_a_row_with_its_error(endpoint: Endpoint) -> None:
     assert rows["p/2"].right
 
 
-def test_a_full_endpoint_is_asked_again_with_the_same_seed(endpoint: Endpoint) -> None:
+def test_a_full_endpoint_is_retried_with_the_same_seed(endpoint: Endpoint) -> None:
     endpoint.refusals = [(429, {"Retry-After": "0"}), (503, {"Retry-After": "0"})]
     rows = run(endpoint, PROBLEMS[:1], Plan())
     assert rows["p/0"].error is None
@@ -108,13 +108,13 @@ def test_a_problem_seed_fits_every_json_reader() -> None:
     assert all(0 <= seed < 2**53 for seed in seeds)
 
 
-def test_n_goes_to_strategies_that_take_one() -> None:
+def test_n_is_passed_only_to_strategies_with_a_width() -> None:
     assert search_field("greedy", 8) == {"strategy": "greedy"}
     assert search_field("beam_search", 8) == {"strategy": "beam_search", "n": 8}
     assert search_field("beam-64", 8) == {"strategy": "beam_search", "n": 64}
 
 
 @pytest.mark.parametrize(("strategy", "n"), [("magic", 8), ("beam_search", 6), ("beam-0", 8)])
-def test_what_no_endpoint_would_take_is_refused_here(strategy: str, n: int) -> None:
+def test_settings_that_every_endpoint_refuses_are_refused_locally(strategy: str, n: int) -> None:
     with pytest.raises(SearchFieldError, match=strategy):
         search_field(strategy, n)

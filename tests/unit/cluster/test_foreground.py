@@ -28,7 +28,7 @@ from cluster.launch.errors import LaunchError
 from cluster.launch.private_directory import private_directory
 
 
-def test_the_curl_line_is_a_request_and_the_solve_line_names_the_endpoint() -> None:
+def test_the_curl_line_is_a_valid_request_and_the_solve_line_names_the_endpoint() -> None:
     lines = welcome(Running("http://127.0.0.1:9000", None, "/logs", 3.0), "some-model").plain.splitlines()
     curl = shlex.split(next(line for line in lines if "curl" in line and "-d" in line))
     assert curl[2] == "http://127.0.0.1:9000/v1/chat/completions"
@@ -48,7 +48,7 @@ def test_the_command_is_named_by_its_path_where_the_shell_does_not_find_it(
     assert command() == "/elsewhere/banyan"
 
 
-def test_who_opens_the_dashboard_is_told_where_its_token_is() -> None:
+def test_the_welcome_names_the_file_of_the_dashboard_token() -> None:
     running = Running("http://127.0.0.1:9000", "http://127.0.0.1:8265", "/logs", 3.0, Path("/home/me/token"))
     assert "dashboard http://127.0.0.1:8265, which asks for the token in /home/me/token" in welcome(running, "m").plain
 

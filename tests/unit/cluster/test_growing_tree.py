@@ -1,4 +1,4 @@
-"""The drawing shows where paths part, fits the screen, and cannot steer the terminal."""
+"""The drawing shows where paths branch, fits the screen, and cannot control the terminal."""
 
 import io
 
@@ -19,7 +19,7 @@ def step(*node: int, text: str = "", reward: float | None = 0.5, terminal: bool 
     return StepScored(node=node, text=text or f"step {node}", reward=reward, terminal=terminal, tokens=1)
 
 
-def test_steps_of_the_same_text_are_drawn_once_with_their_number() -> None:
+def test_steps_of_the_same_text_are_drawn_once_with_their_count() -> None:
     tree = GrowingTree("1 + 1?")
     for index in range(3):
         tree.add(step(index, text="1 + 1 = 2\n\n", reward=0.9))
@@ -29,7 +29,7 @@ def test_steps_of_the_same_text_are_drawn_once_with_their_number() -> None:
     assert "●" in drawn(tree)
 
 
-def test_what_does_not_fit_is_counted() -> None:
+def test_steps_that_do_not_fit_are_counted() -> None:
     tree = GrowingTree("?")
     for index in range(100):
         tree.add(step(index, reward=index / 100))
@@ -39,7 +39,7 @@ def test_what_does_not_fit_is_counted() -> None:
     assert "… 94 more" in lines[-1]
 
 
-def test_a_step_whose_parent_is_not_known_hangs_below_the_nearest_ancestor() -> None:
+def test_a_step_with_an_unknown_parent_hangs_below_its_nearest_ancestor() -> None:
     tree = GrowingTree("?")
     tree.add(step(0, text="known"))
     tree.add(step(0, 3, 1, text="orphan", reward=None))

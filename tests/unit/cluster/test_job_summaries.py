@@ -1,4 +1,4 @@
-"""What a job's output says as a whole, and what trainers read of its trees."""
+"""The summary of a job's output, and the training data that is made of its trees."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ SAMPLES = st.lists(
 class TestVotes:
     @settings(max_examples=200, deadline=None)
     @given(samples=SAMPLES, rule=st.sampled_from(SelectionRule))
-    def test_are_those_of_a_search(self, samples: list[Sample], rule: SelectionRule) -> None:
+    def test_equal_those_of_a_search(self, samples: list[Sample], rule: SelectionRule) -> None:
         node = Node((0,), None, 1, NodeStatus.TERMINAL)
         ballot = Ballot()
         for each in samples:
@@ -72,12 +72,12 @@ class TestVotes:
         assert pass_at(0, []) == 0.0
 
     @given(most=st.integers(0, 5_000))
-    def test_are_held_at_one_two_four_and_all(self, most: int) -> None:
+    def test_are_computed_at_powers_of_two_and_at_all_samples(self, most: int) -> None:
         found = list(powers_of_two(most))
         assert found[-1:] == [most] * (most > 0)
         assert all(k == 2**power for power, k in enumerate(found[:-1]))
 
-    def test_a_path_is_as_many_samples_as_it_was_written(self) -> None:
+    def test_a_path_counts_as_often_as_it_was_written(self) -> None:
         path = {"group": 0, "right": True, "score": 0.5, "votes": 1.0, "samples": 3}
         other = {"group": 1, "right": False, "score": 0.9, "votes": 1.0, "samples": 1}
         samples = shuffled([path, other], 7)
@@ -86,7 +86,7 @@ class TestVotes:
         assert vote(samples, SelectionRule.MAJORITY)
         assert not vote(samples, SelectionRule.NAIVE)
 
-    def test_of_a_tree_are_graded_by_what_answers_mean(self) -> None:
+    def test_on_trees_grade_answers_by_value(self) -> None:
         async def graded() -> list[tuple[str | None, int | None, bool]]:
             matcher = AnswerMatcher()
             try:
@@ -101,21 +101,21 @@ class TestVotes:
 
 class TestSummary:
     @given(seconds=st.lists(st.floats(1e-5, 1e5), min_size=1, max_size=200), percent=st.sampled_from([1, 50, 90, 99]))
-    def test_latencies_are_known_to_one_percent(self, seconds: list[float], percent: int) -> None:
+    def test_latency_quantiles_are_within_one_percent(self, seconds: list[float], percent: int) -> None:
         latencies = Latencies()
         for each in seconds:
             latencies.add(each)
         exact = sorted(seconds)[math.ceil(percent / 100 * len(seconds)) - 1]
         assert latencies.percentile(percent) == pytest.approx(exact, rel=0.01)
 
-    def test_levels_are_bounded(self) -> None:
+    def test_the_number_of_levels_is_bounded(self) -> None:
         summary = Summary(1_000)
         for level in range(1_000):
             summary.add_error({"kind": "failed", "problem_id": "x", "level": str(level)})
         assert len(summary.levels) == 101
         assert sum(share.of for share in summary.levels.values()) == 1_000
 
-    def test_a_job_tells_its_pace_and_what_is_left(self) -> None:
+    def test_progress_shows_the_pace_and_the_remaining_time(self) -> None:
         now = 0.0
         pace = Pace(100, 40, lambda: now)
         assert str(pace) == "40 of 100 lines, 0.0 a second"
@@ -123,7 +123,7 @@ class TestSummary:
         assert str(pace) == "60 of 100 lines, 2.0 a second, 0:00:20 left"
 
 
-async def test_without_a_terminal_a_line_now_and_then_tells_that_nothing_is_done() -> None:
+async def test_without_a_terminal_progress_is_printed_line_by_line() -> None:
     console = Console(file=StringIO())
     async with line_progress(console, Pace(10, 4), lambda: ", 3 in flight", every_s=0.001) as done:
         done()
@@ -194,8 +194,8 @@ class TestExports:
 
     def test_gym(self, endpoint: Endpoint, tmp_path: Path) -> None:
         rollouts = list(read_lines(self.export(endpoint, tmp_path, "gym")))
-        assert [rollout["reward"] for rollout in rollouts if asked(rollout) == "q1"] == [0.0, 1.0, 0.0]
-        assert {asked(rollout) for rollout in rollouts} == {"q1", "q2"}  # of q0 no token is known
+        assert [rollout["reward"] for rollout in rollouts if question_of(rollout) == "q1"] == [0.0, 1.0, 0.0]
+        assert {question_of(rollout) for rollout in rollouts} == {"q1", "q2"}  # q0 has no known tokens
         for rollout in rollouts:
             messages = [MessageForTraining.model_validate(each) for each in rollout["response"]["output"]]
             written: list[int] = []
@@ -205,17 +205,17 @@ class TestExports:
                 written += message.generation_token_ids
             assert len(written) == 10
 
-    def test_banyans_own(self, endpoint: Endpoint, tmp_path: Path) -> None:
+    def test_banyan(self, endpoint: Endpoint, tmp_path: Path) -> None:
         found = [TrainingLine.model_validate(line) for line in read_lines(self.export(endpoint, tmp_path, "banyan"))]
         assert {each.problem: each.accuracy for each in found} == {"q0": 1.0, "q1": pytest.approx(1 / 3), "q2": 0.0}
 
 
-def asked(rollout: dict[str, Any]) -> str:
+def question_of(rollout: dict[str, Any]) -> str:
     return str(rollout["responses_create_params"]["input"][0]["content"])
 
 
 def with_tokens(tree: dict[str, Any]) -> dict[str, Any]:
-    """The tree with the ids of its tokens and what each was worth to the generator."""
+    """A tree with the ids of its tokens and their log-probabilities."""
     for node in tree["nodes"]:
         node["token_ids"] = list(range(node["tokens"]))
         node["token_logprobs"] = [node["logprob"] / node["tokens"]] * node["tokens"]

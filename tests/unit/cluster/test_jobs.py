@@ -1,4 +1,4 @@
-"""A job does every line once, whatever becomes of it meanwhile, in memory that does not grow with the file."""
+"""A job processes every line once, whatever interrupts it, and its memory does not grow with the file."""
 
 import asyncio
 import errno
@@ -52,7 +52,7 @@ def problem(index: int) -> str:
 
 
 class Replies:
-    """A client whose endpoint answers at once, and fails where it is told to."""
+    """A client whose endpoint replies at once, or fails as configured."""
 
     def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         self.before = before
@@ -82,7 +82,7 @@ def do(given: Path, out: Path, client: Any, on_line: Callable[[], None] = lambda
 
 
 def lines_of(out: Path) -> list[int]:
-    """The lines of the input that the output accounts for."""
+    """Line numbers of the input that the output accounts for."""
     results, errors, _ = paths(out)
     return sorted(line["line"] for file in (results, errors) for line in read_lines(file))
 
@@ -123,7 +123,7 @@ class TestProblems:
             row["problem_id"] for row in read_lines(out)
         ]
 
-    def test_a_job_that_is_done_is_done(self, endpoint: Endpoint, tmp_path: Path) -> None:
+    def test_a_finished_job_sends_nothing_again(self, endpoint: Endpoint, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text("".join(map(problem, range(5))))
         first = banyan(given, out, "--url", endpoint.url)
@@ -139,7 +139,7 @@ class TestProblems:
         ("arguments", "said"),
         [(("--seed", "1"), "seed was 0 and is 1"), (("--n", "8"), "search was"), (("--trees",), "trees was False")],
     )
-    def test_other_settings_do_not_go_on(
+    def test_a_job_does_not_resume_with_other_settings(
         self, endpoint: Endpoint, tmp_path: Path, arguments: tuple[str, ...], said: str
     ) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -151,7 +151,7 @@ class TestProblems:
         assert said in refused.output
         assert out.read_bytes() == written
 
-    def test_another_input_does_not_go_on(self, endpoint: Endpoint, tmp_path: Path) -> None:
+    def test_a_job_does_not_resume_with_another_input(self, endpoint: Endpoint, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text(problem(0))
         assert banyan(given, out, "--url", endpoint.url).exit_code == 0
@@ -160,7 +160,7 @@ class TestProblems:
         assert refused.exit_code == 2
         assert "input_sha256 was" in refused.output
 
-    def test_a_file_that_is_no_jobs_is_left_alone(self, endpoint: Endpoint, tmp_path: Path) -> None:
+    def test_an_output_file_of_no_job_is_not_overwritten(self, endpoint: Endpoint, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text(problem(0))
         out.write_text("precious\n")
@@ -169,7 +169,7 @@ class TestProblems:
         assert "is there and is no job's" in refused.output
         assert out.read_text() == "precious\n"
 
-    def test_what_failed_can_be_asked_again(self, endpoint: Endpoint, tmp_path: Path) -> None:
+    def test_failed_lines_can_be_retried(self, endpoint: Endpoint, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text("".join(map(problem, range(4))) + "{\n")
         endpoint.broken_questions = {"q1", "q2"}
@@ -201,7 +201,7 @@ class TestInputs:
         assert not isinstance(found, BadLine)
         assert (found.problem, found.answer) == ("How many?", "42")
 
-    def test_parquet_is_read_as_lines_are(self, tmp_path: Path) -> None:
+    def test_parquet_rows_are_read_like_lines(self, tmp_path: Path) -> None:
         rows = [{"problem": f"q{i}", "answer": str(i), "level": i} for i in range(600)]
         rows[7]["answer"] = None
         path = tmp_path / "in.parquet"
@@ -217,12 +217,12 @@ class TestInputs:
 
     @hypothesis_settings(deadline=None)
     @drawn(pieces=st.lists(st.sampled_from([b"\n", b"\r\n", b"a", b" ", b"  7\n", b"\x00", b" " * 40]), min_size=1))
-    def test_lines_are_counted_as_they_are_read(
+    def test_line_numbers_are_the_same_for_counting_and_reading(
         self, tmp_path_factory: pytest.TempPathFactory, pieces: list[bytes]
     ) -> None:
         path = tmp_path_factory.mktemp("in") / "in.jsonl"
         path.write_bytes(b"".join([b"{}\n", *pieces]))
-        with pytest.MonkeyPatch.context() as patch:  # short enough that some are too long
+        with pytest.MonkeyPatch.context() as patch:  # a limit that some lines exceed
             patch.setattr("cluster.evaluation.problem_files.MAX_LINE_BYTES", 8)
             patch.setattr("cluster.jobs.inputs.MAX_LINE_BYTES", 8)
             found = look_at(path)
@@ -231,7 +231,7 @@ class TestInputs:
 
 
 class TestRequests:
-    def test_replies_and_errors_come_in_openais_shape(self, endpoint: Endpoint, tmp_path: Path) -> None:
+    def test_replies_and_errors_have_openais_format(self, endpoint: Endpoint, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         asked = [request(0), request(1), request(2, url="/v1/files")]
         given.write_text("".join(json.dumps(line) + "\n" for line in asked))
@@ -256,7 +256,7 @@ class TestRequests:
     @pytest.mark.parametrize(
         ("arguments", "tier"), [((), "flex"), (("--service-tier", "default"), "default")], ids=["as shipped", "asked"]
     )
-    def test_a_job_yields_unless_it_or_its_line_says_otherwise(
+    def test_a_job_is_flex_unless_its_options_or_the_line_say_otherwise(
         self, endpoint: Endpoint, tmp_path: Path, arguments: tuple[str, ...], tier: str
     ) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
@@ -270,8 +270,8 @@ class TestRequests:
         assert asked == {"q0": tier, "q1": "priority", "q2": tier}
         assert banyan(given, out, "--url", endpoint.url, "--service-tier", "slow").exit_code == 2
 
-    def test_twenty_thousand_lines_of_which_one_in_a_hundred_is_wrong(self, tmp_path: Path) -> None:
-        """All wrong ones are named, and memory stays flat over the last 5,000 lines."""
+    def test_twenty_thousand_lines_with_one_percent_invalid(self, tmp_path: Path) -> None:
+        """Every invalid line is reported, and memory stays flat over the last 5,000 lines."""
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         count, wrong = 20_000, cycle(WRONG)
         reasons: dict[int, str] = {}
@@ -299,7 +299,7 @@ class TestRequests:
             do(given, out, replies, on_line)
         finally:
             tracemalloc.stop()
-        # A hundred bytes kept of every line would be more.
+        # Keeping a hundred bytes per line would exceed this.
         assert memory[1] - memory[0] < 5_000 * 50
         errors = {error["line"]: error["reason"] for error in read_lines(tmp_path / "out.errors.jsonl")}
         assert errors.keys() == reasons.keys()
@@ -307,7 +307,7 @@ class TestRequests:
         assert sum(1 for _ in read_lines(out)) == count - len(reasons)
 
 
-class TestGoingOn:
+class TestResuming:
     def test_killed_twice_in_the_middle(self, endpoint: Endpoint, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         count = 120
@@ -332,7 +332,7 @@ class TestGoingOn:
             running.send_signal(signal.SIGKILL)
             running.communicate(timeout=START_S)
         endpoint.answers_left = None
-        with out.open("ab") as file:  # as a kill in the middle of a write leaves it
+        with out.open("ab") as file:  # the state after a kill in the middle of a write
             file.write(b'{"line": 1, "pro')
         running = start()
         told, _ = running.communicate(timeout=START_S)
@@ -342,8 +342,10 @@ class TestGoingOn:
 
     @hypothesis_settings(max_examples=30, deadline=None)
     @drawn(data=st.data())
-    def test_wherever_the_files_end(self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory) -> None:
-        """Of what a job had written any part may be there, cut anywhere: the rest is done, and nothing twice."""
+    def test_a_job_resumes_from_files_cut_off_anywhere(
+        self, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory
+    ) -> None:
+        """Any part of the earlier output may remain: the rest is done, and nothing twice."""
         directory = tmp_path_factory.mktemp("job")
         given, out = directory / "in.jsonl", directory / "out.jsonl"
         wrong = data.draw(st.lists(st.booleans(), min_size=1, max_size=20))
@@ -364,7 +366,7 @@ class TestGoingOn:
         usable = [number for number, line in enumerate(lines, start=1) if line != "{"]
         assert len(replies.asked) == len([number for number in usable if number not in left])
 
-    def test_a_service_that_is_gone_stops_the_job_and_costs_no_line(self, tmp_path: Path) -> None:
+    def test_an_unreachable_service_stops_the_job_without_losing_a_line(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(40)))
         asked = 0
@@ -381,7 +383,7 @@ class TestGoingOn:
         do(given, out, Replies())
         assert lines_of(out) == list(range(1, 41))
 
-    def test_a_service_that_fails_at_everything_stops_the_job(self, tmp_path: Path) -> None:
+    def test_a_service_that_fails_every_request_stops_the_job(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         count = MAX_FAILURES + 100
         given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(count)))
@@ -395,8 +397,8 @@ class TestGoingOn:
         assert lines_of(out) == list(range(1, count + 1))
         assert sum(1 for _ in read_lines(out)) == count
 
-    def test_budgets_of_seconds_that_allow_no_answer_do_not_stop_it(self, tmp_path: Path) -> None:
-        """They say nothing of the service, and may be enough another day."""
+    def test_exhausted_time_budgets_do_not_stop_the_job(self, tmp_path: Path) -> None:
+        """They say nothing about the service, and may suffice on another day."""
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         count = MAX_FAILURES + 10
         given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(count)))
@@ -409,7 +411,7 @@ class TestGoingOn:
         do(given, out, Replies(), again=True)
         assert sum(1 for _ in read_lines(out)) == count
 
-    def test_a_full_disk_stops_the_job_and_costs_no_line(self, tmp_path: Path) -> None:
+    def test_a_full_disk_stops_the_job_without_losing_a_line(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text("".join(json.dumps(request(index)) + "\n" for index in range(40)))
         written = 0
@@ -419,7 +421,7 @@ class TestGoingOn:
             written += 1
             if written == 12:
                 raise OSError(errno.ENOSPC, "No space left on device")
-            return real_write(file, content[:7] if written == 11 else content)  # half a line, then nothing more
+            return real_write(file, content[:7] if written == 11 else content)  # half a line, then the disk is full
 
         real_write = os.write
         with pytest.MonkeyPatch.context() as patch:
@@ -462,13 +464,13 @@ class TestGoingOn:
         assert error["kind"] == "failed"
         assert "cannot be written as JSON" in error["reason"]
 
-    def test_two_jobs_do_not_write_one_file(self, tmp_path: Path) -> None:
+    def test_two_jobs_cannot_write_the_same_file(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text(json.dumps(request(0)))
         with Outputs(out, identity(given), 1), pytest.raises(OutputError, match="another job is writing"):
             Outputs(out, identity(given), 1)
 
-    def test_a_line_that_is_there_twice_is_found(self, tmp_path: Path) -> None:
+    def test_a_duplicated_output_line_is_found(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text(json.dumps(request(0)))
         do(given, out, Replies())
@@ -477,13 +479,13 @@ class TestGoingOn:
         with pytest.raises(OutputError, match="line 1 is there twice"):
             Outputs(out, identity(given), 1)
         out.write_bytes(once)
-        with Outputs(out, identity(given), 1) as outputs:  # nobody holds it any more
+        with Outputs(out, identity(given), 1) as outputs:  # the lock was released
             assert outputs.done.count == 1
 
 
 class TestWindow:
-    def test_finds_how_many_are_granted(self, endpoint: Endpoint, tmp_path: Path) -> None:
-        """A service with five places is kept busy; its refusals end nothing."""
+    def test_finds_the_concurrency_that_the_service_grants(self, endpoint: Endpoint, tmp_path: Path) -> None:
+        """A service with five places is kept busy; its refusals fail no line."""
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text("".join(map(problem, range(60))))
         endpoint.places, endpoint.takes_s = 5, 0.05
@@ -492,10 +494,10 @@ class TestWindow:
         assert lines_of(out) == list(range(1, 61))
         assert not list(read_lines(paths(out)[1]))
         assert endpoint.most_at_work == 5
-        # Only the first burst and one more now and then are too many.
+        # Only the first burst, and now and then one more request, are refused.
         assert 0 < endpoint.refused < 60
 
-    async def test_grows_while_all_goes_well_and_shrinks_to_what_was_granted(self) -> None:
+    async def test_grows_without_refusals_and_shrinks_to_the_granted_number(self) -> None:
         window = Window(100)
         for _ in range(FIRST):
             await window.enter()
@@ -516,7 +518,7 @@ class TestWindow:
             window.granted()
         assert window.limit == 8
 
-    async def test_nothing_begins_before_the_wait_is_over(self) -> None:
+    async def test_no_request_is_sent_before_retry_after_is_over(self) -> None:
         now = 100.0
         window = Window(4, lambda: now)
         await window.enter()
@@ -525,13 +527,13 @@ class TestWindow:
         waiting = asyncio.create_task(window.enter())
         await asyncio.sleep(0.01)
         assert not waiting.done()
-        now += 61.0  # no service is believed that wants more
+        now += 61.0  # a longer retry-after is not obeyed
         window.granted()
         async with asyncio.timeout(5):
             await waiting
         assert window.in_flight == 1
 
-    async def test_refused_forever_is_asked_forever(self, tmp_path: Path) -> None:
+    async def test_refused_requests_are_retried_without_limit(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text(json.dumps(request(0)))
         asked = 0
@@ -547,7 +549,7 @@ class TestWindow:
         assert asked == 500
 
 
-def test_the_numbers_of_wrong_lines_are_those_of_the_file(tmp_path: Path) -> None:
+def test_invalid_lines_have_their_line_numbers_in_the_file(tmp_path: Path) -> None:
     path = tmp_path / "in.jsonl"
     path.write_bytes(b"\n".join([json.dumps(request(0)).encode(), b"", *(line for line, _ in WRONG)]))
     found: Iterator[tuple[int, BadLine]] = (

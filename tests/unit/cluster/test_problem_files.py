@@ -1,4 +1,4 @@
-"""A bad line is named by its number and the reason, and skipped or refused as told."""
+"""An invalid line is reported with its number and reason, and is skipped or refused as configured."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def write(path: Path, *lines: bytes) -> Path:
 
 
 @pytest.mark.parametrize(("line", "reason"), BAD.values(), ids=BAD.keys())
-def test_a_bad_line_is_named_and_refused_or_skipped(tmp_path: Path, line: bytes, reason: str) -> None:
+def test_an_invalid_line_is_reported_and_refused_or_skipped(tmp_path: Path, line: bytes, reason: str) -> None:
     path = write(tmp_path / "problems.jsonl", GOOD, b"", line, GOOD)
     with pytest.raises(ProblemFileError) as refused:
         read_problems(path)
@@ -54,18 +54,18 @@ def test_fields_of_math_500_are_read_and_numbers_become_text(tmp_path: Path) -> 
     assert (second.answer, second.level) == ("0.5", None)
 
 
-def test_a_problem_without_an_id_is_named_by_its_question_not_its_place(tmp_path: Path) -> None:
+def test_a_problem_without_an_id_gets_one_from_its_question_alone(tmp_path: Path) -> None:
     line = b'{"problem": "1?", "answer": "2"}'
     alone = read_problems(write(tmp_path / "a", line)).problems[0]
     second = read_problems(write(tmp_path / "b", GOOD, line)).problems[1]
     assert alone.unique_id == second.unique_id
 
 
-def test_the_limit_ends_the_reading_before_later_bad_lines(tmp_path: Path) -> None:
+def test_the_limit_ends_the_reading_before_later_invalid_lines(tmp_path: Path) -> None:
     assert len(read_problems(write(tmp_path / "p", GOOD, GOOD, b"{"), limit=2).problems) == 2
 
 
-def test_a_file_without_problems_and_one_that_is_not_there_are_refused(tmp_path: Path) -> None:
+def test_a_missing_file_and_one_without_problems_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ProblemFileError, match="no problems"):
         read_problems(write(tmp_path / "empty"))
     with pytest.raises(ProblemFileError, match="cannot read"):
@@ -74,7 +74,7 @@ def test_a_file_without_problems_and_one_that_is_not_there_are_refused(tmp_path:
         read_problems(tmp_path)
 
 
-def test_what_banyan_problems_writes_can_be_read(tmp_path: Path) -> None:
+def test_the_output_of_banyan_problems_can_be_read(tmp_path: Path) -> None:
     from itertools import islice
 
     from deployments.embedded.problems import Split, draw_problems

@@ -1,4 +1,4 @@
-"""No process outlives its purpose, even one whose parent has died or that ignores SIGTERM."""
+"""No process outlives its purpose, even if its parent has died or it ignores SIGTERM."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ sys.stdin.read()
 """
 
 
-def test_a_stubborn_orphan_is_ended_and_others_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_orphan_that_ignores_sigterm_is_killed_and_no_other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "GRACE_S", 0.2)
     monkeypatch.setattr(processes, "FORCE_S", 0.5)
     bystander = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])

@@ -22,13 +22,13 @@ def test_wilson_gives_the_published_bounds(successes: int, trials: int, low: flo
     assert wilson(successes, trials) == pytest.approx((low, high), abs=1e-4)
 
 
-def test_nothing_tried_is_nothing_known() -> None:
+def test_without_trials_the_interval_is_0_to_1() -> None:
     assert wilson(0, 0) == (0.0, 1.0)
     with pytest.raises(ValueError, match="within"):
         wilson(3, 2)
 
 
-def test_a_failed_problem_is_not_right_and_costs_nothing_in_the_means() -> None:
+def test_a_failed_problem_counts_as_wrong_but_not_in_mean_costs() -> None:
     rows = [row("a", True, tokens=10), row("b", False, tokens=30), row("c", False, tokens=0, error="Refused: no")]
     summary = summarize("greedy", [*rows, row("a", True, "beam_search")], elapsed_s=2.5)
     assert (summary.problems, summary.right, summary.failed) == (3, 1, 1)

@@ -1,4 +1,4 @@
-"""The client without an event loop says what the other one says, and leaves nothing running."""
+"""The synchronous client returns what the asynchronous one returns, and leaves nothing running."""
 
 import asyncio
 import threading
@@ -27,13 +27,13 @@ QUESTION = Question("1 + 1?", {"strategy": "beam_search", "n": 4}, seed=5)
 ONCE = Retries(attempts=1)
 
 
-def test_it_says_what_the_other_one_says(endpoint: Endpoint) -> None:
-    async def other() -> tuple[str, Completion, list[Event]]:
+def test_it_returns_what_the_asynchronous_client_returns(endpoint: Endpoint) -> None:
+    async def asynchronously() -> tuple[str, Completion, list[Event]]:
         async with Client(endpoint.url) as client:
             streamed = [event async for event in client.stream(QUESTION)]
             return await client.model(), await client.ask(replace(QUESTION, tree=True)), streamed
 
-    model, asked, streamed = asyncio.run(other())
+    model, asked, streamed = asyncio.run(asynchronously())
     with SyncClient(endpoint.url) as client:
         assert client.healthy()
         assert client.model() == model
@@ -43,7 +43,7 @@ def test_it_says_what_the_other_one_says(endpoint: Endpoint) -> None:
     assert kinds == [*[StepScored] * len(STEPS), AnswerText, AnswerText, Completion]
 
 
-def test_it_works_where_the_program_has_a_loop(endpoint: Endpoint) -> None:
+def test_it_works_inside_a_running_event_loop(endpoint: Endpoint) -> None:
     async def in_a_notebook() -> Completion:
         with SyncClient(endpoint.url) as client:
             return client.ask(QUESTION)
@@ -51,7 +51,7 @@ def test_it_works_where_the_program_has_a_loop(endpoint: Endpoint) -> None:
     assert asyncio.run(in_a_notebook()).search.answer == "2"
 
 
-def test_a_stream_that_breaks_begins_anew_or_says_why(endpoint: Endpoint) -> None:
+def test_a_broken_stream_restarts_or_raises(endpoint: Endpoint) -> None:
     endpoint.cut_streams = 1
     with SyncClient(endpoint.url, retries=Retries(attempts=2, backoff_s=0.01)) as client:
         events = list(client.stream(QUESTION))
@@ -62,7 +62,7 @@ def test_a_stream_that_breaks_begins_anew_or_says_why(endpoint: Endpoint) -> Non
         list(client.stream(QUESTION))
 
 
-def test_closing_a_stream_ends_it_and_leaves_no_thread(endpoint: Endpoint) -> None:
+def test_closing_a_stream_ends_it_and_its_thread(endpoint: Endpoint) -> None:
     with SyncClient(endpoint.url, retries=ONCE) as client:
         events = client.stream(QUESTION)
         assert isinstance(next(events), StepScored)
@@ -72,7 +72,7 @@ def test_closing_a_stream_ends_it_and_leaves_no_thread(endpoint: Endpoint) -> No
     assert threading.active_count() == before - 1
 
 
-def test_what_goes_wrong_is_the_other_ones_error(endpoint: Endpoint, nobody: str) -> None:
+def test_errors_are_those_of_the_asynchronous_client(endpoint: Endpoint, nobody: str) -> None:
     endpoint.refusals = [(400, {})]
     with SyncClient(endpoint.url, retries=ONCE) as client, pytest.raises(Refused) as refused:
         client.ask(QUESTION)
@@ -93,6 +93,6 @@ def test_a_question_may_have_a_history_and_an_effort(endpoint: Endpoint) -> None
     assert "search" not in body
 
 
-def test_the_public_face_is_what_it_says() -> None:
+def test_the_exports_are_those_of_all() -> None:
     assert all(hasattr(public, name) for name in public.__all__)
     assert sorted(public.__all__) == public.__all__

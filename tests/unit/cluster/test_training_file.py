@@ -1,4 +1,4 @@
-"""Training data as a file: lines in the order of the problems, whole or not at all."""
+"""Training data as a file: lines in the order of the problems; the file is complete or not there."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ def ids(path: Path) -> list[str]:
     return [TrainingLine.model_validate_json(text).unique_id for text in path.read_text().splitlines()]
 
 
-def test_a_line_says_all_there_is() -> None:
+def test_a_line_has_all_fields() -> None:
     found = line("0.5", "3", "2", None)
     assert json.loads(found.model_dump_json()) == {
         "format": 1,
@@ -72,7 +72,7 @@ def _node(place: list[int], text: str, status: str, tokens: int, logprob: float,
     return own | {"count": 1, "value": value}
 
 
-def test_without_a_right_path_the_surest_wrong_one_is_the_example_answered_or_not() -> None:
+def test_without_a_right_path_the_wrong_path_of_lowest_entropy_is_the_example() -> None:
     [example] = line("3", None, "4", logprobs=(-2.0, -0.5, -1.0)).examples
     assert (example.kind, example.path[-1], example.answer) == ("incorrect", (0, 1), None)
 
@@ -91,8 +91,8 @@ def test_lines_are_in_the_order_of_the_problems_strategy_by_strategy(tmp_path: P
     )
 
 
-def test_what_was_put_before_an_interruption_is_kept(tmp_path: Path) -> None:
-    """Also what waits for a problem that will never be done."""
+def test_lines_written_before_an_interruption_are_kept(tmp_path: Path) -> None:
+    """Including lines that wait for an earlier problem which never finishes."""
     path = tmp_path / "out.jsonl"
     with TrainingFile(path) as file:
         file.begin()
@@ -103,7 +103,7 @@ def test_what_was_put_before_an_interruption_is_kept(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_earlier_file_stays_until_there_is_another(tmp_path: Path) -> None:
+def test_an_earlier_file_stays_until_it_is_replaced(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     path.write_text("earlier\n")
     with TrainingFile(path) as file:
@@ -120,7 +120,7 @@ def test_an_earlier_file_stays_until_there_is_another(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_full_disk_is_told_at_the_end(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "out.jsonl"
     draft = TrainingFile(path)
     draft._file.close()
@@ -134,7 +134,7 @@ def test_a_full_disk_is_told_at_the_end(tmp_path: Path) -> None:
     assert not path.exists()
 
 
-def test_the_lines_of_an_evaluation_do_not_depend_on_who_comes_first(endpoint: Endpoint, tmp_path: Path) -> None:
+def test_the_order_of_arrival_does_not_change_the_lines(endpoint: Endpoint, tmp_path: Path) -> None:
     problems = [EvalProblem(f"p/{number}", f"q{number}", "2") for number in range(12)]
     endpoint.trees = {"q3": tree_of("3", "4"), "q5": {"version": 2, "nodes": [{}]}}
     endpoint.broken_questions = {"q7"}

@@ -1,4 +1,4 @@
-"""Costs and problems that are made up, for simulations of milliseconds."""
+"""Invented costs and problems, for simulations that take milliseconds."""
 
 import random
 
@@ -38,22 +38,22 @@ COSTS = Costs(generator=ENGINE, prm=ENGINE, calls=CALLS)
 
 
 def language(problems: int = 8, seed: int = 1) -> Language:
-    """Of problems with four to six levels, whose last steps end their paths."""
-    luck = random.Random(seed)
+    """A language of problems with four to six levels; the steps of the last level end their paths."""
+    rng = random.Random(seed)
 
     def family(size: int, last: bool) -> tuple[Written, ...]:
         def written() -> Written:
-            text = luck.randrange(3)
-            return Written(8 + 3 * text, text, 1 + text if last else 0, round(luck.random(), 3))
+            text = rng.randrange(3)
+            return Written(8 + 3 * text, text, 1 + text if last else 0, round(rng.random(), 3))
 
         return tuple(written() for _ in range(size))
 
     def problem() -> Problem:
-        depth = luck.randint(4, 6)
+        depth = rng.randint(4, 6)
         levels = tuple(
             tuple(family(4 if level else 16, level == depth - 1) for _ in range(4 if level else 1))
             for level in range(depth)
         )
-        return Problem(luck.randint(50, 100), 0, 0, levels)
+        return Problem(rng.randint(50, 100), 0, 0, levels)
 
     return Language([problem() for _ in range(problems)])

@@ -1,4 +1,4 @@
-"""What a CPU second is worth where cores slow each other down."""
+"""The value of a CPU second on cores that slow each other down."""
 
 import asyncio
 
@@ -12,38 +12,38 @@ from benchmarks.cluster_sim.virtual_time import run
 HALF = Pace(cores=2, together=0.5)
 
 
-def test_less_the_more_cores_are_busy() -> None:
+def test_a_cpu_second_is_worth_less_the_more_cores_are_busy() -> None:
     assert [HALF.at(busy) for busy in (0, 1, 1.5, 2, 3)] == [1.0, 1.0, 0.75, 0.5, 0.5]
     assert [EQUAL.at(busy) for busy in (0, 1, 5)] == [1.0, 1.0, 1.0]
 
 
-def test_on_average_by_the_seconds_in_which_all_were_busy() -> None:
+def test_the_average_value_depends_on_the_time_with_all_cores_busy() -> None:
     assert HALF.on_average(0.3) == HALF.on_average(1.0) == 1.0
     assert HALF.on_average(2.0) == 0.5
-    # Half of the time one, half of the time both: of three seconds of a core, two are worth half.
+    # Half of the time one core is busy, half of the time both: of three CPU seconds, two are worth half.
     assert HALF.on_average(1.5) == pytest.approx((1 + 2 * 0.5) / 3)
 
 
 @pytest.mark.parametrize(("cores", "programs", "seconds"), [(2, 1, 1.0), (2, 2, 2.0), (2, 4, 4.0), (1, 1, 2.0)])
 def test_programs_that_share_the_cores_take_longer(cores: int, programs: int, seconds: float) -> None:
-    """A second of work each; where one core is left, others are at work on the second one."""
+    """A second of work each; on one core left of two, other programs keep the second one busy."""
 
-    async def all_of_them() -> float:
+    async def run_all() -> float:
         shared = SharedCores(cores, HALF)
         await asyncio.gather(*(Program(shared).work(1.0) for _ in range(programs)))
         return asyncio.get_running_loop().time()
 
-    assert run(all_of_them()) == pytest.approx(seconds)
+    assert run(run_all()) == pytest.approx(seconds)
 
 
-def test_this_machine_has_one() -> None:
+def test_the_pace_of_this_machine_can_be_measured() -> None:
     pace = measured(0.05)
     assert pace.cores >= 1
     assert pace.together > 0.1
     assert 0.2 < pace.now() < 5.0
 
 
-def test_a_machine_that_is_faster_costs_less_of_everything_but_the_background() -> None:
+def test_a_faster_machine_scales_all_costs_but_the_background() -> None:
     _, costs, _ = calibrated()
     faster = costs.at(2.0)
     assert faster.calls.controller["search"] == costs.calls.controller["search"] / 2
@@ -54,7 +54,7 @@ def test_a_machine_that_is_faster_costs_less_of_everything_but_the_background() 
         assert after.replica.request_s == pytest.approx(before.replica.request_s / 2)
 
 
-def test_the_results_that_are_kept_can_be_simulated_with() -> None:
+def test_the_simulation_can_be_calibrated_with_the_kept_results() -> None:
     results, costs, language = calibrated("served_points")
     assert set(results) == {"batch_curves", "controller_calls", "served_points"}
     assert costs.generator.engine.step(8) > 0

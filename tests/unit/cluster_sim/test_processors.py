@@ -1,4 +1,4 @@
-"""Programs on few cores: who computes when, and that nothing is lost or made."""
+"""Programs on few cores: each gets its share of CPU time, and no CPU time is lost or invented."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from benchmarks.cluster_sim.virtual_time import run
 
 
 async def ended(programs: list[Program], works: list[list[float]]) -> list[list[float]]:
-    """When each piece of work of each program is done."""
+    """The time at which each piece of work of each program is done."""
     loop = asyncio.get_running_loop()
 
     async def one(program: Program, seconds: float) -> float:
@@ -32,7 +32,7 @@ def times(processor: Processor, *works: list[float]) -> list[list[float]]:
     return run(main())
 
 
-def test_a_program_does_one_thing_after_the_other() -> None:
+def test_a_program_does_its_work_in_order() -> None:
     assert times(OwnCores(), [1, 2, 3], [5]) == [[1, 3, 6], [5]]
 
 
@@ -41,7 +41,7 @@ def test_a_program_does_one_thing_after_the_other() -> None:
     [
         (([1.0], [1.0]), [[1], [1]]),
         (([1.0], [1.0], [1.0], [1.0]), [[2], [2], [2], [2]]),
-        (([1.0], [1.0], [2.0]), [[1.5], [1.5], [2.5]]),  # three share two cores, then one has its own
+        (([1.0], [1.0], [2.0]), [[1.5], [1.5], [2.5]]),  # three share two cores, then the last has one for itself
         (([2.0, 1.0], [2.0]), [[2, 3], [2]]),
     ],
 )
@@ -54,17 +54,17 @@ def test_two_cores_are_shared_equally(works: tuple[list[float], ...], expected: 
     cores=st.integers(1, 4),
 )
 @settings(max_examples=60, deadline=None)
-def test_cores_work_off_what_there_is_and_no_faster(works: list[list[float]], cores: int) -> None:
+def test_shared_cores_are_neither_idle_nor_overbooked(works: list[list[float]], cores: int) -> None:
     done = times(SharedCores(cores), *works)
     last = max(max(of) for of in done)
     total = sum(map(sum, works))
     assert last >= max(total / cores, *map(sum, works)) - 1e-6
-    # At least one core works as long as there is something.
+    # While there is work, at least one core is busy.
     assert last <= total + 1e-6
     assert all(of == sorted(of) for of in done)
 
 
-def test_what_was_begun_is_finished_though_nobody_wants_it() -> None:
+def test_begun_work_is_finished_after_its_waiter_is_cancelled() -> None:
     async def main() -> tuple[float, float]:
         program = Program(OwnCores())
         unwanted = asyncio.create_task(program.work(2))
@@ -76,8 +76,8 @@ def test_what_was_begun_is_finished_though_nobody_wants_it() -> None:
     assert run(main()) == (3.0, 3.0)
 
 
-def test_what_finds_it_at_rest_takes_longer() -> None:
-    """The first two pieces come one after the other without a rest, the third a second later."""
+def test_work_that_finds_the_program_idle_pays_the_wake_up() -> None:
+    """The first two pieces follow each other without a pause, the third comes a second later."""
 
     async def main() -> tuple[list[float], float]:
         loop, program, ends = asyncio.get_running_loop(), Program(OwnCores(), wake_s=0.5), []
@@ -90,6 +90,6 @@ def test_what_finds_it_at_rest_takes_longer() -> None:
     assert run(main()) == ([1.5, 2.5, 5.0], 4.0)
 
 
-def test_no_core_is_refused() -> None:
+def test_zero_cores_are_refused() -> None:
     with pytest.raises(ValueError, match="positive"):
         SharedCores(0)

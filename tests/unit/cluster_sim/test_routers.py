@@ -1,4 +1,4 @@
-"""Which simulated replica gets a call."""
+"""Routers of the simulated cluster."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ loads = st.lists(st.integers(0, 20), min_size=1, max_size=8)
 
 
 @given(loads, st.lists(st.text(max_size=8), min_size=1, max_size=8))
-def test_by_search_a_search_stays_where_it_is(ongoing: list[int], searches: list[str]) -> None:
+def test_hashing_by_search_keeps_a_search_on_its_replica(ongoing: list[int], searches: list[str]) -> None:
     replicas, router = [Replica(calls) for calls in ongoing], BySearch(1)
     first = {search: router.choose(replicas, search, {}) for search in searches}
 
@@ -27,7 +27,7 @@ def test_by_search_a_search_stays_where_it_is(ongoing: list[int], searches: list
 
 
 def test_a_caller_counts_its_own_calls_until_they_end() -> None:
-    pool = Pool(lambda: Replica(1000), PoolSize(2, 2), AtHome, 1)  # what others ask of them is not known
+    pool = Pool(lambda: Replica(1000), PoolSize(2, 2), AtHome, 1)  # calls of other callers are unknown
     handle, other = pool.handle(), pool.handle()
     with handle.call("a") as home, handle.call("b") as second:
         assert second is not home, "the less busy one"

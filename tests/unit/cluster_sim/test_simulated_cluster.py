@@ -1,4 +1,4 @@
-"""The simulated cluster: real searches, the same every time, and pools that follow the load."""
+"""The simulated cluster: real searches, deterministic results, and pools that follow the load."""
 
 import json
 from collections.abc import AsyncIterator
@@ -33,8 +33,8 @@ def test_the_same_seed_gives_the_same_result(search: dict[str, object]) -> None:
     assert first["left_over"] == []
 
 
-def test_cores_that_are_shared_are_all_that_there_is() -> None:
-    """Of a machine that is full, all programs together get what it has."""
+def test_shared_cores_bound_the_total_cpu_time() -> None:
+    """On a saturated machine, all programs together use exactly its cores."""
     found = points.served(COSTS, LANGUAGE, beam(16, 4), 16, 40, cores=2)
     around = COSTS.calls.proxy["search"] + COSTS.calls.client["search"] + COSTS.calls.others["search"]
     spent = found["searches"] * (sum(found["cpu_s_per_search"].values()) + around)
@@ -42,14 +42,14 @@ def test_cores_that_are_shared_are_all_that_there_is() -> None:
     assert 0.9 * 2 * found["seconds"] < spent <= 2 * found["seconds"] * 1.001
 
 
-def test_more_clients_make_it_no_slower_than_one() -> None:
+def test_more_clients_do_not_reduce_throughput() -> None:
     one, more = (points.served(COSTS, LANGUAGE, beam(8, 4), clients, 40, cores=2) for clients in (1, 8))
     assert more["searches_per_s"] > one["searches_per_s"]
     assert more["median_s"] > one["median_s"]
 
 
 @pytest.mark.long
-def test_more_replicas_serve_as_many_times_the_searches_with_and_without_trees() -> None:
+def test_throughput_scales_with_replicas_with_and_without_trees() -> None:
     one, four = (
         points.with_trees(COSTS, LANGUAGE, beam(8, 4), Numbers(number, number, number), 50 * number)
         for number in (1, 4)
@@ -64,8 +64,8 @@ def test_more_replicas_serve_as_many_times_the_searches_with_and_without_trees()
 
 
 @pytest.mark.long
-def test_a_nodes_proxy_is_a_limit() -> None:
-    """A cluster has one for each node."""
+def test_the_proxy_of_a_node_limits_throughput() -> None:
+    """A cluster has one proxy per node."""
     slow = COSTS.model_copy(update={"calls": COSTS.calls.model_copy(update={"proxy": {"search": 0.1}})})
     one, two = (
         points.with_trees(slow, LANGUAGE, beam(8, 4), Numbers(4, 4, 4, nodes), 100).figures["searches_per_s"]
@@ -76,17 +76,17 @@ def test_a_nodes_proxy_is_a_limit() -> None:
 
 
 @pytest.mark.long
-def test_a_controller_is_a_limit() -> None:
-    """With cores enough it is busy all the time, and nothing else keeps it waiting."""
+def test_a_controller_limits_throughput() -> None:
+    """With enough cores it is always busy, and never waits for another program."""
     alone = points.controller_limit(COSTS.calls, None, 48)
     assert alone.searches_per_s == pytest.approx(1 / alone.controller_s, rel=0.1)
     shared = points.controller_limit(COSTS.calls, 1, 48)
     assert shared.searches_per_s < alone.searches_per_s
-    assert shared.controller_s == pytest.approx(alone.controller_s, rel=0.3)  # fewer or more items to a call
+    assert shared.controller_s == pytest.approx(alone.controller_s, rel=0.3)  # the number of items per call differs
 
 
 @pytest.mark.long
-def test_pools_follow_the_load_up_and_down_and_do_not_swing() -> None:
+def test_pools_follow_the_load_up_and_down_without_oscillation() -> None:
     size = ClusterSize(
         PoolSize(1, 12, upscale_delay_s=5, downscale_delay_s=60, start_s=10), PoolSize(4, 4), PoolSize(2, 2)
     )
@@ -106,7 +106,7 @@ def test_pools_follow_the_load_up_and_down_and_do_not_swing() -> None:
 
 
 class TestLanguage:
-    def test_equal_steps_go_on_equally_and_siblings_as_they_were(self) -> None:
+    def test_siblings_have_the_lengths_and_repeats_of_the_recording(self) -> None:
         prompt = LANGUAGE.prompt("3")
         branches = tuple(Branch(index, 7 + index, 512) for index in range(16))
         item = ExpandItem((), prompt, branches)
@@ -124,10 +124,10 @@ class TestLanguage:
         assert sum(len(step.token_ids) for step in cut) == 12
         assert cut[-1].end is StepEnd.LENGTH
 
-    def test_searches_share_no_prompt(self) -> None:
+    def test_prompts_of_different_searches_share_no_token(self) -> None:
         assert not set(LANGUAGE.prompt("1")) & set(LANGUAGE.prompt("2"))
 
-    def test_a_recorded_search_can_be_written_again(self) -> None:
+    def test_a_recorded_search_can_be_simulated(self) -> None:
         outcome = run(_searched(LANGUAGE))
         [problem] = problems_of(json.loads(json.dumps([recorded(outcome, 77)])))
         assert (problem.prompt_tokens, problem.nodes) == (77, len(outcome.tree))
@@ -139,23 +139,23 @@ class TestLanguage:
         assert again.cost.nodes == pytest.approx(problem.nodes, rel=0.5)
 
 
-class _Spoken:
-    """Ports that say at once what a language has."""
+class _LanguagePorts:
+    """Ports that return the steps of a language at once."""
 
-    def __init__(self, said: Language) -> None:
-        self._said = said
+    def __init__(self, language: Language) -> None:
+        self._language = language
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         for item in request.expansions:
-            said = (self._said.child("0", item, branch, request.stop_condition) for branch in item.branches)
-            yield ChildGroup(tuple(said))
+            steps = (self._language.child("0", item, branch, request.stop_condition) for branch in item.branches)
+            yield ChildGroup(tuple(steps))
 
     async def score(self, request: ScoreRequest) -> list[list[float]]:
-        return [[self._said.reward("0", text) for text in item.steps[-item.unscored :]] for item in request.items]
+        return [[self._language.reward("0", text) for text in item.steps[-item.unscored :]] for item in request.items]
 
 
-async def _searched(said: Language) -> SearchOutcome:
-    ports = _Spoken(said)
+async def _searched(language: Language) -> SearchOutcome:
+    ports = _LanguagePorts(language)
     environment = SearchEnvironment(ports, ports, 1024, AnswerMatcher())
     settings = parse_search({**beam(16, 4), "seed": 3})
-    return await run_search("", said.prompt("0"), settings, environment, search_id="0")
+    return await run_search("", language.prompt("0"), settings, environment, search_id="0")

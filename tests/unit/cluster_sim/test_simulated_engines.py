@@ -30,7 +30,7 @@ ONLY_STEPS = ENGINE.engine.model_copy(update=dict.fromkeys(("token_s", "request_
 
 
 def generator(**changed: object) -> SimulatedGenerator:
-    """Whose steps alone take time."""
+    """A generator in which only steps take time."""
     costs = ENGINE.model_copy(update={"engine": ONLY_STEPS, "replica": FREE, **changed})
     return SimulatedGenerator(OwnCores(), LANGUAGE, costs, NO_CALLS)
 
@@ -58,7 +58,7 @@ async def written(replica: SimulatedGenerator, asked: ExpandRequest) -> list[Chi
 def test_every_branch_is_written_once_and_every_token_counted(
     calls: list[tuple[int, Lane, StopCondition]], blocks: int, seqs: int
 ) -> None:
-    """However little memory there is: what waits for blocks is written in the end."""
+    """However little memory there is: branches that wait for blocks are written in the end."""
 
     async def main() -> None:
         replica = generator(blocks=blocks, max_num_seqs=seqs)
@@ -82,18 +82,18 @@ def test_a_step_takes_as_long_as_the_curve_says(branches: int) -> None:
         replica = generator()
         children = await written(replica, request("0", branches))
         lengths = sorted(len(step.token_ids) for child in children for step in child.steps)
-        # Whoever is done leaves the batch.
+        # Finished branches leave the batch.
         steps = (sum(length > step for length in lengths) for step in range(lengths[-1]))
         return asyncio.get_running_loop().time(), sum(curve.step(batch) for batch in steps)
 
     took, expected = run(main())
     assert expected <= took + 1e-9
-    # All that may come to it is the wait for others before the last group is sent.
+    # The only extra time is the wait for further branches before the last group is sent.
     assert took == pytest.approx(expected, abs=2 * GROUP_S)
 
 
-def test_who_joins_others_makes_that_step_longer() -> None:
-    """Of two calls one after the other none does; where the second comes while the first is written, once."""
+def test_a_request_that_joins_a_running_batch_makes_that_step_longer() -> None:
+    """Two calls one after the other never join; if the second comes while the first is written, it joins once."""
     joining = BatchCurve(step_s={1: 1.0}, token_s=0, request_s=0, call_s=0, join_s=0.5)
 
     async def main(later_s: float) -> tuple[float, int]:
@@ -109,14 +109,14 @@ def test_who_joins_others_makes_that_step_longer() -> None:
         assert seconds == steps + 0.5 * joins
 
 
-def test_the_curve_is_linear_between_what_was_measured_and_beyond() -> None:
+def test_the_curve_is_linear_between_and_beyond_the_measured_sizes() -> None:
     curve = BatchCurve(step_s={1: 1.0, 4: 4.0, 8: 6.0}, token_s=0, request_s=0, call_s=0)
     assert [curve.step(batch) for batch in (1, 2, 4, 6, 8, 10)] == [1, 2, 4, 5, 6, 7]
     assert curve.times(2).step(6) == 10
     assert BatchCurve(step_s={1: 3.0}, token_s=0, request_s=0, call_s=0).step(64) == 3
 
 
-def test_what_is_cached_is_not_read_again() -> None:
+def test_cached_tokens_are_not_computed_again() -> None:
     async def main() -> tuple[int, int, int]:
         replica = generator()
         [first] = await written(replica, request("0", 1))
@@ -129,7 +129,7 @@ def test_what_is_cached_is_not_read_again() -> None:
     assert (before, after, read) == (0, whole, len(LANGUAGE.prompt("0")) - whole)
 
 
-def test_who_leaves_takes_everything_along() -> None:
+def test_a_call_that_is_left_or_cancelled_leaves_nothing_behind() -> None:
     async def main() -> list[str]:
         replica = generator(blocks=100)
 
@@ -156,7 +156,7 @@ def test_who_leaves_takes_everything_along() -> None:
     assert run(main()) == []
 
 
-def test_a_call_ends_by_its_deadline() -> None:
+def test_a_call_ends_at_its_deadline() -> None:
     async def main() -> list[str]:
         replica = generator()
         with pytest.raises(GeneratorError, match=r"not done within 0\.005 s"):
@@ -167,8 +167,8 @@ def test_a_call_ends_by_its_deadline() -> None:
     assert run(main()) == []
 
 
-def test_more_searches_share_an_engine_fairly() -> None:
-    """A narrow search is not kept waiting until a wide one that came first has been written."""
+def test_searches_share_an_engine_fairly() -> None:
+    """A narrow search does not wait until an earlier wide one has been written."""
 
     async def main() -> tuple[float, float]:
         replica = generator(max_num_seqs=8)
@@ -187,7 +187,7 @@ def test_more_searches_share_an_engine_fairly() -> None:
     assert narrow < wide / 3
 
 
-def test_rewards_are_those_of_the_steps_and_take_a_pass() -> None:
+def test_scoring_returns_the_rewards_of_the_steps_and_takes_one_pass() -> None:
     async def main() -> tuple[list[float], list[float], float]:
         costs = EngineCosts(engine=ONLY_STEPS, replica=FREE, blocks=100, block_size=32, max_num_seqs=64)
         replica = SimulatedScorer(OwnCores(), LANGUAGE, costs, NO_CALLS)

@@ -1,4 +1,4 @@
-"""A loop whose clock jumps: the order of things, time-outs, cancellation, and waits that nothing can end."""
+"""An event loop with a virtual clock: order of events, timeouts, cancellation, and deadlocks."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ import pytest
 from benchmarks.cluster_sim.virtual_time import Deadlock, run
 
 
-def test_a_day_takes_no_time() -> None:
+def test_a_virtual_day_takes_no_real_time() -> None:
     async def day() -> float:
         await asyncio.sleep(86_400)
         return asyncio.get_running_loop().time()
@@ -18,8 +18,8 @@ def test_a_day_takes_no_time() -> None:
     assert time.perf_counter() - began < 60
 
 
-def test_things_happen_by_time_and_those_of_one_moment_as_they_were_set() -> None:
-    async def told() -> list[tuple[float, int]]:
+def test_timers_fire_by_time_and_then_in_the_order_they_were_set() -> None:
+    async def fired() -> list[tuple[float, int]]:
         loop = asyncio.get_running_loop()
         seen: list[tuple[float, int]] = []
         for number, delay in enumerate([3.0, 1.0, 2.0, 1.0, *[1.0] * 20, 0.0]):
@@ -27,11 +27,11 @@ def test_things_happen_by_time_and_those_of_one_moment_as_they_were_set() -> Non
         await asyncio.sleep(4)
         return seen
 
-    seen = run(told())
+    seen = run(fired())
     assert seen == [(0.0, 24), *((1.0, number) for number in (1, *range(3, 24))), (2.0, 2), (3.0, 0)]
 
 
-def test_timeouts_end_what_they_should() -> None:
+def test_timeouts_use_the_virtual_clock() -> None:
     async def main() -> tuple[float, bool]:
         loop = asyncio.get_running_loop()
         with pytest.raises(TimeoutError):
@@ -45,7 +45,7 @@ def test_timeouts_end_what_they_should() -> None:
     assert time.monotonic() != 9.999
 
 
-def test_who_is_cancelled_leaves_the_queue() -> None:
+def test_a_cancelled_waiter_leaves_the_queue_of_a_lock() -> None:
     async def main() -> tuple[float, bool]:
         lock = asyncio.Lock()
 
@@ -65,7 +65,7 @@ def test_who_is_cancelled_leaves_the_queue() -> None:
     assert run(main()) == (5.0, False)
 
 
-def test_a_wait_that_nothing_can_end_is_told() -> None:
+def test_a_wait_that_nothing_can_end_raises_deadlock() -> None:
     async def main() -> None:
         await asyncio.Event().wait()
 
@@ -73,7 +73,7 @@ def test_a_wait_that_nothing_can_end_is_told() -> None:
         run(main())
 
 
-def test_work_for_threads_is_done_at_once() -> None:
+def test_work_for_threads_runs_at_once() -> None:
     async def main() -> tuple[int, float]:
         return await asyncio.to_thread(sum, [1, 2]), asyncio.get_running_loop().time()
 

@@ -1,4 +1,4 @@
-"""README and docs as their readers take them: examples, commands in the text, links and headings."""
+"""README and docs as readers use them: examples, commands in the text, links and headings."""
 
 import re
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ PAGES = sorted(
         *(ROOT / folder / "README.md" for folder in ("benchmarks", "deployments/embedded", "requirements")),
     ]
 )
-"""All but the changelog, which also tells of what is no more."""
+"""All pages except the changelog, which also names things that have been removed."""
 
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
 SPAN = re.compile(r"`([^`]+)`")
@@ -23,13 +23,13 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 class Block(NamedTuple):
-    """A fenced block."""
+    """A fenced code block."""
 
     page: Path
     line: int
-    """Where it begins."""
+    """Its line number."""
     language: str
-    """What stands behind the fence; empty for diagrams and what a command wrote."""
+    """The word after the fence; empty for diagrams and for the output of commands."""
     text: str
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Block(NamedTuple):
 
 
 class Mention(NamedTuple):
-    """Something that stands in a page's text."""
+    """A piece of a page's text."""
 
     page: Path
     line: int
@@ -70,14 +70,14 @@ def spans() -> list[Mention]:
 
 
 def links() -> list[Mention]:
-    """Where links inside the project lead."""
+    """Targets of links inside the project."""
     found = [Mention(page, line, match[1]) for page, line, match in _matches(LINK)]
     return [link for link in found if not link.text.startswith(("http://", "https://"))]
 
 
 @cache
 def anchors(page: Path) -> frozenset[str]:
-    """What a link may name behind ``#``: the headings, as they are shown as anchors."""
+    """Targets that a link may name after ``#``: the anchors of the headings."""
     headings = HEADING.findall(_without_blocks(page.read_text()))
     return frozenset(re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings)
 
@@ -90,7 +90,7 @@ def _matches(pattern: re.Pattern[str]) -> Iterator[tuple[Path, int, re.Match[str
 
 
 def _without_blocks(text: str) -> str:
-    """The same lines, those of blocks empty."""
+    """The same lines, with those of blocks emptied."""
     return FENCED.sub(lambda match: "\n" * match[0].count("\n"), text)
 
 

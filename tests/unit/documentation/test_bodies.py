@@ -1,4 +1,4 @@
-"""What README and docs show of requests, replies, settings and programs is what the code takes and gives."""
+"""Requests, replies, settings and programs in README and docs match what the code accepts and returns."""
 
 import ast
 import json
@@ -39,12 +39,12 @@ def of_language(language: str) -> pytest.MarkDecorator:
 
 
 def assert_a_search(body: Json) -> None:
-    """It is taken as a request, its search included."""
+    """Checks that it is a valid request, including its search."""
     Planner(MODEL, STRATEGIES).settings(ChatRequest.parse(body), LimitSettings(), {})
 
 
 @of_language("json")
-def test_json_is_what_the_endpoint_takes_or_gives(block: Block, caplog: pytest.LogCaptureFixture) -> None:
+def test_json_examples_match_the_endpoint(block: Block, caplog: pytest.LogCaptureFixture) -> None:
     shown = json.loads(block.text)
     if isinstance(shown.get("search"), dict):
         assert_a_search({"model": MODEL, "messages": [{"role": "user", "content": "6*7?"}], **shown})
@@ -56,7 +56,7 @@ def test_json_is_what_the_endpoint_takes_or_gives(block: Block, caplog: pytest.L
         }
     elif "nodes" in shown and "version" in shown:
         assert shown.keys() == TreeView.model_fields.keys()
-        for node in shown["nodes"]:  # a few of a tree's
+        for node in shown["nodes"]:  # some fields of a tree
             WrittenNode.model_validate(node)
             assert node.keys() <= WrittenNode.model_fields.keys()
     else:
@@ -76,7 +76,7 @@ def logged(caplog: pytest.LogCaptureFixture) -> Json:
 
 @pytest.fixture
 def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What the pages have a reader write, as they write it."""
+    """The modules that the pages ask a reader to write, as they show them."""
     [strategy] = [block.text for block in blocks_in("python") if "my_package/my_search.py" in block.text]
     [reward] = [block.text for block in blocks_in("python") if block.text.startswith("async def reward")]
     [steps] = [block.text for block in blocks_in("python") if "my_package/my_steps.py" in block.text]
@@ -96,7 +96,7 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 
 @of_language("yaml")
 @pytest.mark.usefixtures("my_package")
-def test_yaml_is_what_the_configuration_takes(block: Block) -> None:
+def test_yaml_examples_match_the_configuration(block: Block) -> None:
     shown = yaml.safe_load(block.text)
     [kind] = shown.keys() & {"args", "deployments", "http_options", "scrape_configs"} or ["a part of args"]
     if kind == "deployments":
@@ -113,8 +113,8 @@ def test_yaml_is_what_the_configuration_takes(block: Block) -> None:
             assert getattr(config.controller, setting)
 
 
-def whole(told: Json) -> Json:
-    """A user_config with its shortened digests at their length."""
+def with_full_digests(told: Json) -> Json:
+    """A user_config with its shortened digests at full length."""
     for key in told.get("keys", ()):
         for name, length in {"digest": 64, "cache_salt": 32}.items():
             key[name] = key[name].removesuffix("…").ljust(length, "0")
@@ -122,8 +122,8 @@ def whole(told: Json) -> Json:
 
 
 @of_language("python")
-def test_python_compiles_and_finds_what_it_imports_of_ours(block: Block) -> None:
-    """Whole programs are run: by `tests/serve`."""
+def test_python_examples_compile_and_their_imports_exist(block: Block) -> None:
+    """Whole programs are run by `tests/serve`."""
     for part in ast.walk(ast.parse(block.text)):
         if isinstance(part, ast.ImportFrom) and (ROOT / str(part.module).partition(".")[0]).is_dir():
             module = import_module(str(part.module))
@@ -138,12 +138,12 @@ BODIES = [
 ]
 
 
-def test_there_are_requests_by_curl() -> None:
+def test_curl_examples_are_found() -> None:
     assert BODIES
 
 
 @pytest.mark.parametrize(("block", "path", "body"), BODIES, ids=str)
-def test_a_request_by_curl_is_taken(block: Block, path: str, body: str) -> None:
+def test_curl_examples_are_valid_requests(block: Block, path: str, body: str) -> None:
     shown = json.loads(body)
     if path in ("/v1/chat/completions", "/v1/search"):
         assert_a_search(shown)

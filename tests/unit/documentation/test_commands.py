@@ -1,6 +1,6 @@
-"""The commands of README and docs are commands: the programs there are take their options as they stand there.
+"""The commands in README and docs are valid: the programs exist and accept the options as written.
 
-Nothing is run. What is run is in `tests/commands`, `tests/clients` and `tests/serve`.
+Nothing is run here; `tests/commands`, `tests/clients` and `tests/serve` run them.
 """
 
 import re
@@ -26,7 +26,7 @@ ELLIPSIS = "…"
 
 @cache
 def targets() -> dict[str, str]:
-    """Those of the Makefile, with their recipes."""
+    """Targets of the Makefile, with their recipes."""
     text = (ROOT / "Makefile").read_text()
     return dict(re.findall(r"^([a-z-]+):.*\n((?:\t.*\n)*)", text, re.MULTILINE))
 
@@ -97,7 +97,7 @@ def python(words: Sequence[str]) -> None:
 
 
 def run_as_module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """The module of ours that is run, and the arguments."""
+    """Our module that ``python -m`` runs, and its arguments."""
     [flag, module, *arguments] = words
     assert flag == "-m"
     spec = find_spec(module)
@@ -106,7 +106,7 @@ def run_as_module(words: Sequence[str]) -> tuple[str, Sequence[str]]:
 
 
 def command_of(module: str) -> Any:
-    """The command, of click's kind, that a module is."""
+    """The click command of a module."""
     program = import_module(module)
     if isinstance(made := getattr(program, "app", None), typer.Typer):
         return typer.main.get_command(made)
@@ -116,7 +116,7 @@ def command_of(module: str) -> Any:
 
 
 def files(words: Sequence[str]) -> None:
-    """Of what they name, files of the project are there."""
+    """Checks that the project's files which the words name exist."""
     for word in words:
         if (ROOT / word).parent != ROOT and (ROOT / word.split("/")[0]).is_dir():
             assert_file(word)
@@ -136,7 +136,7 @@ CHECKS: Mapping[str, Callable[[Sequence[str]], None]] = {
     ".": sourced,
     "lm-eval": files,
     "$EDITOR": files,
-    "curl": lambda words: None,  # its body: test_bodies.py
+    "curl": lambda words: None,  # test_bodies.py checks the body
     "grep": lambda words: None,
 }
 
@@ -155,12 +155,12 @@ def check(line: str) -> None:
         assert program, "a program that is not known here"
         words = shlex.split(line, comments=True)[1:]
         CHECKS[program[1]](words[: words.index(">")] if ">" in words else words)
-    except Exception as error:  # each of these programs has its own kind
+    except Exception as error:  # each of these programs has its own syntax
         raise Wrong(f"{line}: {error}") from error
 
 
 def parse(command: Any, words: Sequence[str]) -> dict[str, Any]:
-    """The values of all options and arguments of the innermost command, of click's kind."""
+    """Values of all options and arguments of the innermost click command."""
     name, *rest = ["", *words]
     while hasattr(command, "commands"):
         [name, *rest] = rest
@@ -174,13 +174,13 @@ def assert_file(name: str) -> None:
 
 
 def lines(block: Block) -> list[str]:
-    """The commands of a block: lines, and what quotes or a backslash hold together."""
+    """The commands of a block: its lines, joined where a quote or a backslash continues one."""
     found, begun = [], ""
     for line in block.text.splitlines():
         begun = f"{begun}\n{line}" if begun else line
         try:
             shlex.split(begun, comments=True)
-        except ValueError:  # a quote is open
+        except ValueError:  # inside an open quote
             continue
         if begun.endswith("\\"):
             begun = begun[:-1]
@@ -199,18 +199,18 @@ SHOWN = [
     for line in block.text.splitlines()
     if line.startswith("$ ")
 ]
-"""Commands with what they wrote."""
+"""Commands in blocks that also show their output."""
 MENTIONED = [span for span in spans() if PROGRAM.match(span.text) and " " in span.text and ELLIPSIS not in span.text]
 
 
 @pytest.mark.parametrize(("block", "line"), SHELL + SHOWN, ids=lambda part: str(part).split("\n", maxsplit=1)[0])
-def test_a_command_would_be_taken(block: Block, line: str) -> None:
+def test_commands_in_blocks_are_valid(block: Block, line: str) -> None:
     check(line)
 
 
 @pytest.mark.parametrize("span", MENTIONED, ids=str)
-def test_a_command_in_the_text_has_the_options_that_it_shows(span: Mention) -> None:
-    """It may lack what it would need, and have names in capitals where a reader puts his own."""
+def test_commands_in_the_text_have_the_options_they_show(span: Mention) -> None:
+    """They may lack required arguments, and have placeholders in capitals."""
     program, *words = shlex.split(span.text)
     if program == "make":
         assert words[0] in targets()
@@ -223,7 +223,7 @@ def test_a_command_in_the_text_has_the_options_that_it_shows(span: Mention) -> N
 
 
 def assert_has(command: Any, words: Sequence[str]) -> None:
-    """The command's own commands and the options among the words."""
+    """Checks that the command has the subcommands and options among the words."""
     rest = list(words)
     while hasattr(command, "commands") and rest:
         command = command.commands[rest.pop(0)]
@@ -232,8 +232,8 @@ def assert_has(command: Any, words: Sequence[str]) -> None:
     assert {word.partition("=")[0] for word in before if word.startswith("--")} <= known
 
 
-def test_a_wrong_command_would_be_found() -> None:
-    """Of each kind one, or these tests would find nothing."""
+def test_invalid_commands_are_found() -> None:
+    """One of each kind, so that these tests cannot pass by finding nothing."""
     wrong = [
         "banyan solve --frobnicate 1 'What is 1 + 1?'",
         "banyan eval --problems problems.jsonl --strategy beem_search",

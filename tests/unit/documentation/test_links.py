@@ -1,4 +1,4 @@
-"""What README and docs point to is there."""
+"""Targets of links and names of files in README and docs exist."""
 
 import re
 
@@ -9,11 +9,11 @@ from tests.unit.documentation.pages import PAGES, ROOT, Mention, anchors, links,
 FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
 FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[\w.*-]+)+/?")
 MADE = ("benchmarks/results",)
-"""Below these, names of files that are made as a benchmark is run, and kept only where they are quoted."""
+"""Folders with files that benchmarks create; only those that the docs quote are kept."""
 
 
 @pytest.mark.parametrize("link", links(), ids=str)
-def test_a_link_leads_somewhere(link: Mention) -> None:
+def test_every_link_has_a_target(link: Mention) -> None:
     path, _, anchor = link.text.partition("#")
     target = (link.page.parent / path).resolve() if path else link.page
     assert target.exists()
@@ -21,14 +21,14 @@ def test_a_link_leads_somewhere(link: Mention) -> None:
         assert anchor in anchors(target)
 
 
-def test_files_that_are_named_are_there() -> None:
+def test_named_files_exist() -> None:
     named = [(span, path) for span in spans() for path in FILE.findall(span.text)]
     assert len(named) > 50
     missing = [str(span) for span, path in named if not any(ROOT.glob(path.rstrip("/"))) and not path.startswith(MADE)]
     assert missing == []
 
 
-def test_every_page_can_be_found_from_the_readme() -> None:
+def test_every_page_is_reachable_from_the_readme() -> None:
     seen, coming = set(), [ROOT / "README.md"]
     while coming:
         page = coming.pop()
