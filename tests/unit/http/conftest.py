@@ -1,4 +1,4 @@
-"""Fixtures of the endpoint; also makes the fakes beside the tests importable in any import mode."""
+"""Fixtures of the endpoint. Also makes the fakes beside the tests importable in any import mode."""
 
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator

@@ -1,4 +1,4 @@
-"""The endpoint over ports that are plain objects: an arithmetic that needs no engine."""
+"""The endpoint over fake ports that answer arithmetic without an engine."""
 
 import asyncio
 import hashlib
@@ -50,12 +50,12 @@ from search.token_beam import BeamSequence
 from search.tree import Step, StepEnd
 
 DEPTH = 3
-"""Steps of a solution of the fake generator."""
+"""Steps of a solution by the fake generator."""
 STEP_TOKENS = 5
 
 
 class Letters:
-    """An encoder of one token per letter."""
+    """An encoder with one token per letter."""
 
     vocabulary = 256
     longest_token = 1
@@ -68,17 +68,17 @@ class Letters:
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
     ) -> list[int]:
-        told = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
+        options = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
         turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
-        return [ord(letter) for letter in turns + told]
+        return [ord(letter) for letter in turns + options]
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
-        """Every token is three letters but 1, which ends the solution."""
+        """Every token is three letters, except 1, which ends the solution."""
         return ["" if token == 1 else f"{token:03}" for token in token_ids]
 
 
 class FakeGenerator:
-    """Writes solutions of `DEPTH` steps that end in 42 or 41; can be told to wait or to fail."""
+    """Writes solutions of `DEPTH` steps that end in 42 or 41. Tests can make it wait or fail."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
@@ -87,8 +87,8 @@ class FakeGenerator:
         self.running = 0
         self.calls = 0
         self.cached = 0
-        self.most: int | None = None
-        """Children that it writes below a node in one call; it gives others back."""
+        self.max_children: int | None = None
+        """Children that it writes below a node in one call; it gives the others back."""
         self.beams: list[TokenBeamRequest] = []
         self.salts: set[str] = set()
         self.samplings: set[Sampling] = set()
@@ -104,11 +104,11 @@ class FakeGenerator:
             await self.gate.wait()
             if self.error is not None:
                 raise self.error
-            if self.most is not None and (
+            if self.max_children is not None and (
                 given_back := tuple(
                     Child(part.parent, branch.index, (), 0)
                     for part in request.expansions
-                    for branch in part.branches[self.most :]
+                    for branch in part.branches[self.max_children :]
                 )
             ):
                 yield ChildGroup(given_back, Headroom(3, 12, 0, 0))
@@ -116,14 +116,14 @@ class FakeGenerator:
                 yield ChildGroup(
                     tuple(
                         Child(part.parent, branch.index, self._steps(part.parent, branch.seed, request), self.cached)
-                        for branch in part.branches[: self.most]
+                        for branch in part.branches[: self.max_children]
                     )
                 )
         finally:
             self.running -= 1
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
-        """Every prompt goes on with the letters from a, the first beam ended, the others cut off."""
+        """Continues every prompt with the letters from a on; the first beam has ended, the others are truncated."""
         self.beams.append(request)
         self.running += 1
         try:
@@ -144,19 +144,21 @@ class FakeGenerator:
         return tuple(self._step(depth, seed, request.logprobs) for depth in range(1, DEPTH + 1))
 
     def _step(self, depth: int, seed: int, logprobs: bool) -> Step:
-        told = (-0.25 * STEP_TOKENS, (-0.25,) * STEP_TOKENS) if logprobs else ()
+        logprob_fields = (-0.25 * STEP_TOKENS, (-0.25,) * STEP_TOKENS) if logprobs else ()
         if depth < DEPTH:
-            return Step((seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER, *told)
-        return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE, *told)
+            return Step(
+                (seed % 97,) * STEP_TOKENS, f"step {depth}, {seed % 97}\n\n", StepEnd.DELIMITER, *logprob_fields
+            )
+        return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE, *logprob_fields)
 
 
 def found(directory: Path, pattern: str) -> list[Path]:
-    """What is there."""
+    """Paths in a directory that match a pattern."""
     return list(directory.glob(pattern))
 
 
 class FakeScorer:
-    """Rewards by a hash of the step, so equal trees have equal rewards."""
+    """Rewards by a hash of the step, so that equal trees have equal rewards."""
 
     def __init__(self) -> None:
         self.error: Exception | None = None
@@ -178,7 +180,7 @@ class FakeScorer:
 
 
 class World:
-    """One endpoint and all that a test wants to turn in it."""
+    """One endpoint, and everything that tests change in it."""
 
     def __init__(
         self,
@@ -256,7 +258,7 @@ class World:
         return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://banyan", timeout=30)
 
     def client_of(self, owner: str) -> Client:
-        """As the batch runner asks for the owner of a batch."""
+        """A client like the batch runner's, which sends requests for the owner of a batch."""
 
         async def answer(request: httpx.Request) -> httpx.Response:
             content = await request.aread()
@@ -284,7 +286,7 @@ async def served(world: World) -> AsyncIterator[str]:
 
 
 def chat(**fields: Any) -> dict[str, Any]:
-    """A request that is right but for ``fields``."""
+    """A valid request, except for ``fields``."""
     return {"model": "m", "messages": [{"role": "user", "content": "6*7?"}], "seed": 1, **fields}
 
 

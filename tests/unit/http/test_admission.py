@@ -1,4 +1,5 @@
-"""What has no place is refused before its body is read; slow bodies, greedy keys and who hangs up keep nobody out."""
+"""A request without a place is refused before its body is read. Slow bodies, greedy keys and clients that hang up keep
+nobody out."""
 
 import asyncio
 import json
@@ -24,13 +25,13 @@ Json = dict[str, Any]
 
 
 class Call:
-    """One request straight into the application, its body given out as it asks for it."""
+    """One request sent straight into the application, which receives its body part by part."""
 
     def __init__(
         self, world: World, parts: Iterable[bytes] = (), *, path: str = CHAT, client: str = "c", key: str = ""
     ):
         self.asked = 0
-        """Messages that the application took."""
+        """Messages that the application received."""
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self._parts = list(parts)
@@ -79,12 +80,12 @@ class Call:
             await self.task
         return self
 
-    async def gone(self) -> None:
+    async def hang_up(self) -> None:
         self._gone.set()
         await self.ended()
 
 
-def whole(**fields: Any) -> list[bytes]:
+def body_parts(**fields: Any) -> list[bytes]:
     return [json.dumps(chat(**fields)).encode(), b""]
 
 
@@ -95,10 +96,10 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 @asynccontextmanager
-async def full(world: World, count: int = 1, key: str = "") -> AsyncIterator[list[Call]]:
-    """So many requests at work that do not end before the block does."""
+async def busy(world: World, count: int = 1, key: str = "") -> AsyncIterator[list[Call]]:
+    """Keeps ``count`` requests at work within the block."""
     world.generator.gate.clear()
-    calls = [Call(world, whole(seed=index), key=key) for index in range(count)]
+    calls = [Call(world, body_parts(seed=index), key=key) for index in range(count)]
     await until(lambda: world.generator.running == count)
     yield calls
     world.generator.gate.set()
@@ -109,7 +110,7 @@ async def full(world: World, count: int = 1, key: str = "") -> AsyncIterator[lis
 @pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/search", "/v1/completions", "/v1/score"])
 async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str) -> None:
     world = make_world(searches=1)
-    async with full(world):
+    async with busy(world):
         refused = await Call(world, [b"not even JSON", b""], path=path).ended()
         assert (refused.status, refused.asked) == (429, 0)
         assert refused.error["type"] == "rate_limit_error"
@@ -117,7 +118,7 @@ async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str)
 
 
 async def test_below_a_route_prefix_the_rules_are_the_same(make_world: MakeWorld) -> None:
-    """Serve leaves the prefix in the path and says it again as the root path."""
+    """Serve leaves the prefix in the path, and also passes it as the root path."""
     world = make_world(keys=["k" * 20])
     transport = httpx.ASGITransport(world.app, root_path="/banyan")
     async with httpx.AsyncClient(transport=transport, base_url="http://banyan") as client:
@@ -127,9 +128,9 @@ async def test_below_a_route_prefix_the_rules_are_the_same(make_world: MakeWorld
         assert (await client.post(f"/banyan{CHAT}", json=chat(), headers=authorized)).status_code == 200
 
 
-async def test_what_needs_no_place_is_answered_in_a_full_house(make_world: MakeWorld) -> None:
+async def test_routes_without_a_place_are_answered_when_all_places_are_taken(make_world: MakeWorld) -> None:
     world = make_world(searches=1)
-    async with full(world), world.client as client:
+    async with busy(world), world.client as client:
         for path in ("/v1/models", "/v1/status"):
             assert (await client.get(path)).status_code == 200
         assert (await client.get("/health")).status_code == 503, "the canary hangs here, and that is told"
@@ -137,36 +138,36 @@ async def test_what_needs_no_place_is_answered_in_a_full_house(make_world: MakeW
         assert (await client.post("/v1/nowhere", content=b"x")).status_code == 404
 
 
-async def test_a_body_on_its_way_holds_no_place(make_world: MakeWorld) -> None:
+async def test_a_request_takes_no_place_before_its_body_is_complete(make_world: MakeWorld) -> None:
     world = make_world(searches=1)
     slow = Call(world, [b"{"], client="slow")
     await until(lambda: slow.asked == 2)
     assert world.service.running == 0
-    assert (await Call(world, whole()).ended()).status == 200
-    await slow.gone()
+    assert (await Call(world, body_parts()).ended()).status == 200
+    await slow.hang_up()
     assert slow.status is None
 
 
-async def test_slow_bodies_of_one_client_leave_seats_for_others_and_are_given_up(
+async def test_slow_bodies_leave_seats_for_other_clients_and_time_out(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "GRACE_S", 0.5)
-    world = make_world(searches=2)  # so eight seats
+    world = make_world(searches=2)  # eight seats for bodies
     slow = [Call(world, [b"{"], client="slow") for _ in range(20)]
     await until(lambda: sum(call.status == 429 for call in slow) == 16)
     assert {call.asked for call in slow if call.status == 429} == {0}
     also_slow = [Call(world, [b"{"], client="also slow") for _ in range(20)]
     await until(lambda: sum(call.status == 429 for call in also_slow) == 18)
-    assert (await Call(world, whole(), client="quick").ended()).status == 200
+    assert (await Call(world, body_parts(), client="quick").ended()).status == 200
     for call in (*slow, *also_slow):
         await call.ended()
     ends = [call.status for call in (*slow, *also_slow)]
     assert (ends.count(408), ends.count(429)) == (6, 34)
     assert next(call for call in slow if call.status == 408).error["code"] == "request_timeout"
-    assert (await Call(world, whole(), client="slow").ended()).status == 200
+    assert (await Call(world, body_parts(), client="slow").ended()).status == 200
 
 
-async def test_a_body_has_its_time_in_total_and_a_least_rate(
+async def test_a_body_has_a_total_time_limit_and_a_minimum_rate(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "GRACE_S", 0.2)
@@ -174,7 +175,7 @@ async def test_a_body_has_its_time_in_total_and_a_least_rate(
 
     class Dripping(Call):
         async def _receive(self) -> Json:
-            await asyncio.sleep(0.02)  # never long enough for a limit on one message
+            await asyncio.sleep(0.02)  # never long enough to exceed a limit on one message
             return {"type": "http.request", "body": b" ", "more_body": True}
 
     assert (await Dripping(make_world()).ended()).status == 408
@@ -183,61 +184,59 @@ async def test_a_body_has_its_time_in_total_and_a_least_rate(
     assert (await Dripping(make_world()).ended()).status == 408, "fast enough, and still not for ever"
 
 
-async def test_the_queue_waits_for_a_place_or_its_deadline(make_world: MakeWorld) -> None:
+async def test_a_queued_request_gets_a_place_or_times_out(make_world: MakeWorld) -> None:
     world = make_world(searches=1, queue={"places": 2, "seconds": 20})
-    async with full(world):
-        waiting = [Call(world, whole(seed=index)) for index in range(2)]
+    async with busy(world):
+        waiting = [Call(world, body_parts(seed=index)) for index in range(2)]
         await until(lambda: world.service.places.waiting == 2)
-        assert (await Call(world, whole()).ended()).status == 429
-        await waiting[0].gone()
+        assert (await Call(world, body_parts()).ended()).status == 429
+        await waiting[0].hang_up()
         assert (waiting[0].status, world.service.places.waiting) == (None, 1)
     assert (await waiting[1].ended()).status == 200
     world.assert_idle()
 
     world = make_world(searches=1, queue={"places": 2, "seconds": 0.05})
-    async with full(world):
-        refused = await Call(world, whole()).ended()
+    async with busy(world):
+        refused = await Call(world, body_parts()).ended()
         assert refused.status == 429
         assert "none came free in time" in refused.error["message"]
 
 
-async def test_a_client_that_leaves_gives_its_place_back(make_world: MakeWorld) -> None:
+async def test_a_client_that_hangs_up_frees_its_place(make_world: MakeWorld) -> None:
     world = make_world(searches=1)
     for stream in (False, True):
         world.generator.gate.clear()
-        call = Call(world, whole(stream=stream))
+        call = Call(world, body_parts(stream=stream))
         await until(lambda: world.generator.running == 1)
-        await call.gone()
+        await call.hang_up()
         await until(lambda: world.generator.running == 0)
         world.assert_idle()
 
 
-async def test_an_event_loop_that_is_late_lets_nothing_in(
-    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_late_event_loop_admits_no_request(make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     world = make_world(max_loop_delay_s=0.5)
     world.loop_delay._samples.append(0.7)
-    refused = await Call(world, whole()).ended()
+    refused = await Call(world, body_parts()).ended()
     assert (refused.status, refused.asked) == (429, 0)
     assert "0.7 s behind" in refused.error["message"]
     async with world.client as client:
         assert (await client.get("/health")).status_code == 200
     world.loop_delay._samples.clear()
     world.loop_delay._samples.append(0.4)
-    assert (await Call(world, whole()).ended()).status == 200
+    assert (await Call(world, body_parts()).ended()).status == 200
 
 
-async def test_a_place_comes_back_whatever_a_request_was(world: World) -> None:
-    for parts in ([b"{", b""], whole(search={"n": 0}), whole(model="no")):
+async def test_every_request_frees_its_place_however_it_ends(world: World) -> None:
+    for parts in ([b"{", b""], body_parts(search={"n": 0}), body_parts(model="no")):
         assert (await Call(world, parts).ended()).status in (400, 404)
         world.assert_idle()
     world.generator.error = generator_is_dead()
-    assert (await Call(world, whole()).ended()).status == 503
-    assert (await Call(world, whole(stream=True)).ended()).status == 200
+    assert (await Call(world, body_parts()).ended()).status == 503
+    assert (await Call(world, body_parts(stream=True)).ended()).status == 200
     world.assert_idle()
     world.generator.error = RuntimeError("what nobody expects")
     with pytest.raises(RuntimeError):
-        await Call(world, whole()).ended()
+        await Call(world, body_parts()).ended()
     world.assert_idle()
 
 
@@ -248,19 +247,19 @@ def limited(key: str, **of: Any) -> KeyRecord:
 MINE, YOURS = "my-key-of-many-characters", "your-key-of-many-characters"
 
 
-async def test_a_key_has_its_own_places_and_leaves_the_others(make_world: MakeWorld) -> None:
+async def test_a_key_is_limited_to_its_own_places(make_world: MakeWorld) -> None:
     world = make_world(records=[limited(MINE, places=2), key_record(YOURS)], searches=3)
-    async with full(world, 2, MINE):
-        refused = await Call(world, whole(), key=MINE).ended()
+    async with busy(world, 2, MINE):
+        refused = await Call(world, body_parts(), key=MINE).ended()
         assert (refused.status, refused.asked) == (429, 0)
         assert "limits.places" in refused.error["message"]
         assert int(refused.headers["retry-after"]) >= 1
-        yours = Call(world, whole(), key=YOURS)
+        yours = Call(world, body_parts(), key=YOURS)
         await until(lambda: world.service.running == 3)
     assert (await yours.ended()).status == 200
 
 
-async def test_a_key_that_has_used_its_minute_waits_for_the_next(make_world: MakeWorld) -> None:
+async def test_a_key_that_has_used_its_tokens_waits_for_the_next_minute(make_world: MakeWorld) -> None:
     world = make_world(records=[limited(MINE, tokens_per_minute=10), key_record(YOURS)])
     async with world.client as client:
 
@@ -307,18 +306,18 @@ async def test_scores_count_for_the_minute_by_their_texts(make_world: MakeWorld)
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_hangs_up_pays_for_what_was_written(make_world: MakeWorld, stream: bool) -> None:
+async def test_tokens_of_an_abandoned_request_count_for_its_key(make_world: MakeWorld, stream: bool) -> None:
     world = make_world(records=[limited(MINE, tokens_per_minute=5)])
     world.generator.gate.clear()
-    call = Call(world, whole(stream=stream), key=MINE)
+    call = Call(world, body_parts(stream=stream), key=MINE)
     await until(lambda: world.generator.running == 1)
-    await call.gone()
-    assert (await Call(world, whole(), key=MINE).ended()).status == 429
+    await call.hang_up()
+    assert (await Call(world, body_parts(), key=MINE).ended()).status == 429
 
 
 @pytest.mark.parametrize("isolate", [True, False])
-async def test_each_key_has_caches_of_its_own(make_world: MakeWorld, isolate: bool) -> None:
-    """Unless they are to share them. A client names none."""
+async def test_each_key_has_its_own_cache_salt(make_world: MakeWorld, isolate: bool) -> None:
+    """Unless keys share their caches by configuration. A client cannot name a salt."""
     salts = {}
     for key in (MINE, YOURS, MINE):
         world = make_world(records=[key_record(MINE), key_record(YOURS)], isolate_keys=isolate)
@@ -341,14 +340,14 @@ async def test_each_key_has_caches_of_its_own(make_world: MakeWorld, isolate: bo
     )
 
 
-async def test_without_keys_all_share_the_caches(make_world: MakeWorld) -> None:
+async def test_without_keys_all_clients_share_the_caches(make_world: MakeWorld) -> None:
     world = make_world()
     async with world.client as client:
         assert (await client.post(CHAT, json=chat())).status_code == 200
     assert world.generator.salts == world.scorer.salts == {""}
 
 
-async def test_a_key_has_a_budget_for_one_request(make_world: MakeWorld) -> None:
+async def test_a_key_limits_the_tokens_of_one_request(make_world: MakeWorld) -> None:
     world = make_world(records=[limited(MINE, tokens=50), key_record(YOURS)])
     async with world.client as client:
 

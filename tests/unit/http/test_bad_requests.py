@@ -1,4 +1,4 @@
-"""Whatever is wrong with a request: a clear 4xx in OpenAI's shape, and no engine sees it."""
+"""Every bad request gets a clear 4xx in OpenAI's format, and reaches no engine."""
 
 import json
 import threading
@@ -88,7 +88,7 @@ def message(content: Any) -> dict[str, Any]:
         (chat(model=None), 400, "model"),
     ],
 )
-async def test_a_wrong_field_is_named(world: World, body: dict[str, Any], status: int, param: str) -> None:
+async def test_errors_name_the_wrong_field(world: World, body: dict[str, Any], status: int, param: str) -> None:
     async with world.client as client:
         headers = {"content-type": "application/json"}
         reply = await client.post(CHAT, content=json.dumps(body).encode(), headers=headers)
@@ -115,7 +115,9 @@ async def test_a_wrong_field_is_named(world: World, body: dict[str, Any], status
     ],
     ids=["cut off", "list", "not utf-8", "nothing", "too large", "deep", "long number", "text", "form"],
 )
-async def test_a_body_that_is_no_json_object(world: World, content: bytes, media: str, status: int, code: str) -> None:
+async def test_a_body_that_is_not_a_json_object_is_refused(
+    world: World, content: bytes, media: str, status: int, code: str
+) -> None:
     async with world.client as client:
         reply = await client.post(CHAT, content=content, headers={"content-type": media})
     assert (reply.status_code, reply.json()["error"]["code"]) == (status, code)
@@ -131,8 +133,8 @@ async def test_a_body_that_is_no_json_object(world: World, content: bytes, media
     ],
     ids=["numbers", "empty objects", "parts", "stops"],
 )
-async def test_of_many_faults_only_the_first_is_looked_for(fields: dict[str, Any]) -> None:
-    """Describing half a million of them takes ten seconds, in which nothing else runs."""
+async def test_validation_stops_at_the_first_of_many_errors(fields: dict[str, Any]) -> None:
+    """Describing half a million errors would block the event loop for ten seconds."""
     with pytest.raises(ValidationError) as raised:
         ChatRequest.model_validate(chat(**fields))
     assert raised.value.error_count() <= 2
@@ -140,7 +142,7 @@ async def test_of_many_faults_only_the_first_is_looked_for(fields: dict[str, Any
         ChatRequest.parse(chat(**fields))
 
 
-async def test_an_object_of_very_many_fields_is_refused_before_each_is_described(world: World) -> None:
+async def test_an_object_with_too_many_fields_is_refused_without_an_error_per_field(world: World) -> None:
     for body, param in (
         (chat(**{f"f{index}": 1 for index in range(2000)}), None),
         (chat(search={f"f{index}": 1 for index in range(2000)}), "search"),
@@ -195,7 +197,7 @@ async def test_hostile_bodies_get_a_short_clear_error(world: World, case: str) -
     assert world.generator.calls == 0
 
 
-async def test_any_text_is_a_text(world: World) -> None:
+async def test_any_unicode_text_is_accepted(world: World) -> None:
     for text in (
         "\u202e\u2066 6*7?\u0007",
         "🏴󠁧󠁢󠁥󠁮󠁧󠁿" * 20,
@@ -210,7 +212,7 @@ async def test_any_text_is_a_text(world: World) -> None:
             assert streamed.count("data: [DONE]") == 1
 
 
-async def test_long_bodies_are_made_into_jobs_in_a_thread_and_say_the_same(
+async def test_long_bodies_are_parsed_in_a_thread_with_the_same_result(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     threads = set()
@@ -241,9 +243,7 @@ async def test_a_text_that_fits_no_context_is_not_tokenized(world: World, monkey
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_path_that_no_memory_could_hold_is_the_requests_fault(
-    make_world: Callable[..., World], stream: bool
-) -> None:
+async def test_a_path_larger_than_all_kv_memory_is_a_400(make_world: Callable[..., World], stream: bool) -> None:
     world = make_world()
     world.generator.error = PathTooLarge("a path needs 16 KV blocks, there are 15; generator.kv_cache_memory_bytes …")
     async with world.client as client:
@@ -257,7 +257,7 @@ SECRET = "EngineDeadError at /opt/model.py:12, prompt 'my diary', 10.0.0.7:8000"
 
 
 @pytest.mark.parametrize("error", [GeneratorError(SECRET), ScorerError(SECRET), RuntimeError(SECRET)], ids=type)
-async def test_nobody_is_told_what_engines_and_checkers_say(
+async def test_messages_of_internal_errors_are_logged_but_not_sent(
     make_world: Callable[..., World], error: Exception, caplog: pytest.LogCaptureFixture
 ) -> None:
     world = make_world(fallback="fail")
@@ -275,7 +275,7 @@ async def test_nobody_is_told_what_engines_and_checkers_say(
     assert SECRET in caplog.text, "who reads the log is"
 
 
-async def test_a_prompt_that_leaves_no_room_has_openais_code(world: World) -> None:
+async def test_a_prompt_that_fills_the_context_has_openais_code(world: World) -> None:
     async with world.client as client:
         reply = await client.post(CHAT, json=message("x" * 600))
     assert reply.json()["error"]["code"] == "context_length_exceeded"
@@ -298,7 +298,7 @@ async def test_a_huge_body_is_refused_without_being_read(world: World) -> None:
     assert sent < 3 << 20
 
 
-async def test_routes_and_methods_that_do_not_exist(world: World) -> None:
+async def test_unknown_routes_and_methods_get_404_and_405(world: World) -> None:
     async with world.client as client:
         lost = await client.get("/v1/nowhere")
         wrong = await client.get(CHAT)
@@ -307,7 +307,7 @@ async def test_routes_and_methods_that_do_not_exist(world: World) -> None:
     assert wrong.headers["allow"] == "POST"
 
 
-async def test_a_budget_too_small_for_any_answer(world: World) -> None:
+async def test_a_budget_too_small_for_any_answer_is_refused(world: World) -> None:
     async with world.client as client:
         reply = await client.post(
             CHAT, json=chat(search={"strategy": "best_of_n", "n": 1, "budget": {"seconds": 1e-9}})
@@ -315,7 +315,7 @@ async def test_a_budget_too_small_for_any_answer(world: World) -> None:
     assert reply.status_code in (400, 504)
 
 
-async def test_caps_of_the_operator_lower_defaults_and_refuse_wishes(make_world: Callable[..., World]) -> None:
+async def test_caps_lower_default_settings_and_refuse_requested_ones(make_world: Callable[..., World]) -> None:
     world = make_world(limits={"n": 4, "depth": 2})
     async with world.client as client:
         assert (await client.post(CHAT, json=chat())).status_code == 200
@@ -325,7 +325,7 @@ async def test_caps_of_the_operator_lower_defaults_and_refuse_wishes(make_world:
 
 
 @pytest.mark.parametrize("strategy", ["dvts", "rebase"])
-async def test_a_default_that_is_lowered_to_a_cap_still_fits_the_others(
+async def test_a_default_lowered_to_a_cap_stays_consistent_with_other_settings(
     make_world: Callable[..., World], strategy: str
 ) -> None:
     world = make_world(limits={"n": 10})

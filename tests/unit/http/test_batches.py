@@ -1,4 +1,5 @@
-"""Files and batches by OpenAI's own client: done as `banyan batch` does them, by whoever lives, their owner's alone."""
+"""Files and batches through OpenAI's own client: processed like `banyan batch`, by any live runner, visible only to
+their owner."""
 
 import asyncio
 import errno
@@ -48,7 +49,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest_asyncio.fixture
 async def kept(matcher: AnswerMatcher, tmp_path: Path) -> AsyncIterator[World]:
-    """A world of two keys that keeps what clients leave."""
+    """A world of two keys with a store."""
     world = World(matcher, keys=[KEY, OTHER], store={"path": str(tmp_path), "batch_requests": 4})
     yield world
     world.assert_idle()
@@ -60,7 +61,7 @@ def client_of(world: World, key: str = KEY) -> openai.AsyncOpenAI:
 
 @asynccontextmanager
 async def runner(world: World, connect: Callable[[str], Client] | None = None) -> AsyncIterator[BatchJobs]:
-    """Does batches within the block, and is killed at its end."""
+    """Runs batches within the block; it is killed at the end."""
     assert world.store is not None
     jobs = BatchJobs(world.store, connect or world.client_of)
     running = asyncio.create_task(jobs.run())
@@ -111,7 +112,7 @@ async def lines_in(client: openai.AsyncOpenAI, file_id: str | None) -> list[Json
     return [json.loads(line) for line in content.text.splitlines()]
 
 
-async def test_a_batch_says_what_chat_says_and_accounts_for_each_request(kept: World) -> None:
+async def test_a_batch_returns_the_replies_of_chat_and_accounts_for_each_request(kept: World) -> None:
     client = client_of(kept)
     asked = requests_of(9)
     asked[4]["body"] = chat(n=0)
@@ -162,15 +163,15 @@ async def test_every_route_that_does_work_has_batches(kept: World, url: Any, bod
     [result] = await lines_in(client, batch.output_file_id)
     async with kept.client as asking:
         plain = (await asking.post(url, headers={"Authorization": f"Bearer {KEY}"}, json=body)).json()
-    told = result["response"]["body"]
-    assert told.keys() == plain.keys()
+    reply = result["response"]["body"]
+    assert reply.keys() == plain.keys()
     for name in ("choices", "rewards", "tree"):
-        assert told.get(name) == plain.get(name)
+        assert reply.get(name) == plain.get(name)
     assert batch.usage is not None
     assert batch.usage.total_tokens > 0
 
 
-async def test_it_is_its_keys_alone(kept: World) -> None:
+async def test_files_and_batches_are_visible_to_their_key_only(kept: World) -> None:
     mine, other = client_of(kept), client_of(kept, OTHER)
     batch = await created(mine, requests_of(2))
     async with runner(kept):
@@ -182,8 +183,8 @@ async def test_it_is_its_keys_alone(kept: World) -> None:
             with pytest.raises(openai.NotFoundError) as refused:
                 await ask(file_id)
             if file_id != "../../x":
-                told = refused.value.body
-                assert told == {
+                reply = refused.value.body
+                assert reply == {
                     "message": f"no such file: {file_id!r}",
                     "type": "invalid_request_error",
                     "param": None,
@@ -202,8 +203,8 @@ async def test_it_is_its_keys_alone(kept: World) -> None:
     assert kept.generator.salts == {key_record(KEY).cache_salt}
 
 
-async def test_another_runner_goes_on_where_one_was_killed(kept: World) -> None:
-    """Again and again: no request is lost, and none is in the results twice."""
+async def test_another_runner_resumes_where_one_was_killed(kept: World) -> None:
+    """Repeatedly: no request is lost, and none is in the results twice."""
     client = client_of(kept)
     batch = await created(client, requests_of(40))
     for _ in range(6):
@@ -222,7 +223,7 @@ async def test_another_runner_goes_on_where_one_was_killed(kept: World) -> None:
     assert batch.request_counts.completed == 40
 
 
-async def test_two_runners_do_a_batch_once(kept: World) -> None:
+async def test_two_runners_process_a_batch_once(kept: World) -> None:
     client = client_of(kept)
     made = [await created(client, requests_of(8)) for _ in range(3)]
     async with runner(kept), runner(kept):
@@ -232,7 +233,7 @@ async def test_two_runners_do_a_batch_once(kept: World) -> None:
         assert sorted(line["line"] for line in await lines_in(client, batch.output_file_id)) == list(range(1, 9))
 
 
-async def test_cancelled_it_keeps_what_is_done_and_says_what_is_not(kept: World) -> None:
+async def test_a_cancelled_batch_keeps_finished_requests_and_lists_the_others(kept: World) -> None:
     client = client_of(kept)
     batch, waiting = await created(client, requests_of(6)), await created(client, requests_of(2))
     kept.generator.gate.clear()
@@ -243,7 +244,7 @@ async def test_cancelled_it_keeps_what_is_done_and_says_what_is_not(kept: World)
         for each in (batch, waiting):
             assert (await client.batches.cancel(each.id)).status == "cancelling"
         cancelled = await ended(client, batch.id)
-        # One that had no turn yet does not wait for one.
+        # A batch that has not begun is cancelled at once.
         assert (await ended(client, waiting.id)).status == "cancelled"
     kept.generator.gate.set()
     assert cancelled.status == "cancelled"
@@ -255,7 +256,7 @@ async def test_cancelled_it_keeps_what_is_done_and_says_what_is_not(kept: World)
     assert (await client.batches.cancel(batch.id)).status == "cancelled"
 
 
-async def test_past_its_window_it_ends_as_expired(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_past_its_window_ends_as_expired(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
     client = client_of(kept)
     batch = await created(client, requests_of(6), completion_window="1m")
     kept.generator.gate.clear()
@@ -284,7 +285,7 @@ async def test_past_its_window_it_ends_as_expired(kept: World, monkeypatch: pyte
         (requests_of(6), "too_many_requests", None),
     ],
 )
-async def test_a_wrong_file_fails_the_batch_before_anything_is_asked(
+async def test_an_invalid_file_fails_the_batch_before_anything_is_sent(
     matcher: AnswerMatcher, tmp_path: Path, lines: list[Any], code: str, line: int | None
 ) -> None:
     world = World(matcher, keys=[KEY], store={"path": str(tmp_path), "batch_lines_max": 5})
@@ -299,7 +300,9 @@ async def test_a_wrong_file_fails_the_batch_before_anything_is_asked(
     assert world.generator.calls == 0
 
 
-async def test_a_key_that_is_not_known_for_a_while_is_waited_for(kept: World, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_batch_waits_for_a_key_that_is_unknown_for_a_while(
+    kept: World, caplog: pytest.LogCaptureFixture
+) -> None:
     client = client_of(kept)
     batch = await created(client, requests_of(3))
     kept.known.replace([key_record(OTHER)])
@@ -312,7 +315,7 @@ async def test_a_key_that_is_not_known_for_a_while_is_waited_for(kept: World, ca
     assert (batch.status, batch.request_counts.completed) == ("completed", 3)
 
 
-async def test_a_batch_whose_key_is_gone_ends_with_its_window_and_gives_out_what_is_done(
+async def test_a_batch_without_its_key_expires_with_its_finished_results(
     kept: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(kept)
@@ -331,7 +334,7 @@ async def test_a_batch_whose_key_is_gone_ends_with_its_window_and_gives_out_what
     assert len(owned.files.path(state.output_file_id).read_text().splitlines()) == state.completed > 0
 
 
-async def test_a_batch_whose_key_was_removed_has_failed_and_gives_out_what_is_done(
+async def test_a_batch_whose_key_was_removed_fails_with_its_finished_results(
     kept: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(kept)
@@ -339,19 +342,20 @@ async def test_a_batch_whose_key_was_removed_has_failed_and_gives_out_what_is_do
     kept.known.replace([key_record(OTHER)])
     for batch in (done, untouched):
         async with runner(kept):
-            await until_told(batch_of(kept, batch.id), lambda state: state.refused_since is not None)
-    # Counted from then on and not from the next runner's start; the window of either is open still.
+            await until_state(batch_of(kept, batch.id), lambda state: state.refused_since is not None)
+    # The time counts from the first refusal, not from the next runner's start; both windows are still open.
     now = time.time
     monkeypatch.setattr(batch_run, "KEY_GONE_S", 30.0)
     monkeypatch.setattr(time, "time", lambda: now() + 31)
     async with runner(kept):
-        told = [
-            await until_told(batch_of(kept, each.id), lambda state: state.status.is_final) for each in (done, untouched)
+        states = [
+            await until_state(batch_of(kept, each.id), lambda state: state.status.is_final)
+            for each in (done, untouched)
         ]
-    assert [state.status for state in told] == [BatchStatus.FAILED] * 2
-    assert [[error.code for error in state.errors] for state in told] == [["key_removed"]] * 2
+    assert [state.status for state in states] == [BatchStatus.FAILED] * 2
+    assert [[error.code for error in state.errors] for state in states] == [["key_removed"]] * 2
 
-    # Should it be a mistake, the key finds all of it when it is back.
+    # If the removal was a mistake, the key finds everything once it is back.
     kept.known.replace([key_record(KEY), key_record(OTHER)])
     for each, total in ((done, 40), (untouched, 2)):
         batch = await ended(client, each.id)
@@ -362,31 +366,31 @@ async def test_a_batch_whose_key_was_removed_has_failed_and_gives_out_what_is_do
         assert {line["error"]["code"] for line in errors} == {"key_removed"}
 
 
-async def test_a_key_that_is_back_was_not_refused(kept: World) -> None:
+async def test_a_key_that_is_back_clears_the_refusal(kept: World) -> None:
     client = client_of(kept)
     batch = await created(client, requests_of(3))
     kept.known.replace([key_record(OTHER)])
     async with runner(kept):
-        await until_told(batch_of(kept, batch.id), lambda state: state.refused_since is not None)
+        await until_state(batch_of(kept, batch.id), lambda state: state.refused_since is not None)
         kept.known.replace([key_record(KEY), key_record(OTHER)])
         await ended(client, batch.id)
     assert batch_of(kept, batch.id).state.refused_since is None
 
 
 def batch_of(kept: World, batch_id: str) -> Batch:
-    """Of the first key, whether it is known now or not."""
+    """The stored batch, looked up as the first key's whether that key is known now or not."""
     assert isinstance(kept.store, Store)
     return kept.store.owned(store_owner(key_record(KEY))).batches.get(batch_id)
 
 
-async def until_told(batch: Batch, told: Callable[[BatchState], bool]) -> BatchState:
+async def until_state(batch: Batch, reached: Callable[[BatchState], bool]) -> BatchState:
     async with asyncio.timeout(20):
-        while not told(state := batch.state):
+        while not reached(state := batch.state):
             await asyncio.sleep(0.01)
     return state
 
 
-async def test_with_no_service_to_ask_it_is_cancelled_with_what_is_done(kept: World) -> None:
+async def test_without_a_service_a_batch_is_cancelled_with_its_finished_results(kept: World) -> None:
     client = client_of(kept)
     batch = await begun(kept, client, 40)
     await client.batches.cancel(batch.id)
@@ -397,7 +401,7 @@ async def test_with_no_service_to_ask_it_is_cancelled_with_what_is_done(kept: Wo
     assert len(await lines_in(client, batch.error_file_id)) == batch.request_counts.failed
 
 
-async def test_it_goes_on_though_the_model_has_another_name(kept: World, tmp_path: Path) -> None:
+async def test_a_batch_resumes_after_the_model_was_renamed(kept: World, tmp_path: Path) -> None:
     client = client_of(kept)
     batch = await begun(kept, client, 40)
     [path] = found(tmp_path, "owners/*/batches/*/output.job.json")
@@ -408,7 +412,7 @@ async def test_it_goes_on_though_the_model_has_another_name(kept: World, tmp_pat
 
 
 async def begun(kept: World, client: openai.AsyncOpenAI, count: int) -> Any:
-    """A batch with five of its requests done, whose runner was killed."""
+    """A batch with five requests done, whose runner was killed."""
     batch = await created(client, requests_of(count), completion_window="1m")
 
     def connect(owner: str) -> Client:
@@ -430,10 +434,10 @@ async def begun(kept: World, client: openai.AsyncOpenAI, count: int) -> Any:
     return now
 
 
-async def test_killed_while_it_ends_it_ends_as_it_was_to(
+async def test_a_batch_whose_runner_dies_at_the_end_keeps_its_final_status(
     kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """And leaves of its work what its files of results hold, whenever the kill came."""
+    """Only its result files remain, whenever the kill came."""
     client = client_of(kept)
     batch = await begun(kept, client, 40)
     await client.batches.cancel(batch.id)
@@ -460,10 +464,8 @@ def fails_once(monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> None:
     monkeypatch.setattr(where, name, failing)
 
 
-async def test_batches_of_all_keys_go_on_side_by_side_within_their_limits(
-    matcher: AnswerMatcher, tmp_path: Path
-) -> None:
-    """A key that may have one request at work has one, and keeps nobody else waiting."""
+async def test_batches_of_all_keys_run_concurrently_within_their_limits(matcher: AnswerMatcher, tmp_path: Path) -> None:
+    """A key that may have one request at work has one, and does not hold up other keys."""
     records = [key_record(KEY, KeyLimits(places=1)), key_record(OTHER)]
     world = World(matcher, keys=[], records=records, store={"path": str(tmp_path), "batch_requests": 4})
     one, many = client_of(world), client_of(world, OTHER)
@@ -473,7 +475,7 @@ async def test_batches_of_all_keys_go_on_side_by_side_within_their_limits(
         async with asyncio.timeout(20):
             while jobs.running < 2 or world.service.running < 3:
                 await asyncio.sleep(0.01)
-        # Two for each, of four; and one of the two that the first key asks for is refused.
+        # Two requests for each key, at most four in all; one of the first key's two is refused.
         assert world.service.running == 3
         world.generator.gate.set()
         assert (await ended(many, wide.id)).request_counts.completed == 20
@@ -481,7 +483,7 @@ async def test_batches_of_all_keys_go_on_side_by_side_within_their_limits(
     assert jobs.running == 0
 
 
-async def test_a_service_that_is_gone_for_a_while_is_waited_for(kept: World) -> None:
+async def test_a_batch_waits_for_a_service_that_is_down(kept: World) -> None:
     client = client_of(kept)
     batch = await created(client, requests_of(4))
     tries = 0
@@ -499,7 +501,7 @@ async def test_a_service_that_is_gone_for_a_while_is_waited_for(kept: World) -> 
 
 
 def gone() -> Client:
-    """Of a service that is not there."""
+    """A client of a service that is not there."""
 
     def refuse(request: httpx.Request) -> httpx.Response:
         raise httpx.ConnectError("gone", request=request)
@@ -507,9 +509,7 @@ def gone() -> Client:
     return Client("http://127.0.0.1", transport=httpx.MockTransport(refuse), waits_for_room=False)
 
 
-async def test_what_a_service_that_failed_at_everything_failed_at_is_asked_again(
-    kept: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_requests_that_failed_during_an_outage_are_retried(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "MAX_FAILURES", 3)
     monkeypatch.setattr(client_module, "DEFAULT_RETRIES", Retries(attempts=1))
     client = client_of(kept)
@@ -527,7 +527,7 @@ async def test_what_a_service_that_failed_at_everything_failed_at_is_asked_again
 
 
 async def failing(kept: World, monkeypatch: pytest.MonkeyPatch, client: openai.AsyncOpenAI) -> Any:
-    """A batch that will fail at both of its requests, for reasons of the service."""
+    """A batch whose two requests fail because of the service."""
     monkeypatch.setattr(client_module, "DEFAULT_RETRIES", Retries(attempts=1))
     kept.generator.error = generator_is_dead()
     return await created(client, requests_of(2))
@@ -539,7 +539,7 @@ async def all_failed(client: openai.AsyncOpenAI, batch_id: str) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_lines_that_failed_for_the_services_reasons_are_asked_again(
+async def test_lines_that_failed_because_of_the_service_are_retried(
     kept: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     client = client_of(kept)
@@ -552,7 +552,7 @@ async def test_lines_that_failed_for_the_services_reasons_are_asked_again(
     assert (batch.status, batch.request_counts.completed, batch.error_file_id) == ("completed", 2, None)
 
 
-async def test_a_batch_that_cannot_be_read_stops_no_other(kept: World, tmp_path: Path) -> None:
+async def test_an_unreadable_batch_stops_no_other(kept: World, tmp_path: Path) -> None:
     client = client_of(kept)
     first, broken, third = [await created(client, requests_of(2)) for _ in range(3)]
     [record] = found(tmp_path, f"owners/*/batches/{broken.id}/record.json")
@@ -562,7 +562,7 @@ async def test_a_batch_that_cannot_be_read_stops_no_other(kept: World, tmp_path:
             assert (await ended(client, batch.id)).status == "completed"
 
 
-async def test_lines_that_fail_again_and_again_have_failed(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_lines_that_fail_in_every_pass_have_failed(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "MAX_PASSES", 3)
     client = client_of(kept)
     batch = await failing(kept, monkeypatch, client)
@@ -572,25 +572,25 @@ async def test_lines_that_fail_again_and_again_have_failed(kept: World, monkeypa
     assert {line["kind"] for line in await lines_in(client, batch.error_file_id)} == {"failed"}
 
 
-async def test_passes_are_counted_whoever_makes_them(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A runner that is killed after each pass asks no more often than one that lives."""
+async def test_passes_are_counted_across_runners(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A runner that is killed after each pass makes no more passes than one that lives."""
     monkeypatch.setattr(batches, "MAX_PASSES", 3)
     client = client_of(kept)
     batch = await failing(kept, monkeypatch, client)
     for made in (1, 2):
         async with runner(kept):
-            await until_told(batch_of(kept, batch.id), lambda state, made=made: state.passes == made)  # type: ignore[misc]
+            await until_state(batch_of(kept, batch.id), lambda state, made=made: state.passes == made)  # type: ignore[misc]
     async with runner(kept):
         batch = await ended(client, batch.id)
     assert (batch.status, batch.request_counts.failed, kept.generator.calls) == ("completed", 2, 6)
 
 
-async def test_a_rest_outlasts_its_runner(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_pause_between_passes_outlives_its_runner(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(batches, "REST_S", 600.0)
     client = client_of(kept)
     batch = await failing(kept, monkeypatch, client)
     async with runner(kept):
-        await until_told(batch_of(kept, batch.id), lambda state: state.passes == 1)
+        await until_state(batch_of(kept, batch.id), lambda state: state.passes == 1)
     kept.generator.error = None
     async with runner(kept):
         calls = kept.generator.calls
@@ -601,27 +601,27 @@ async def test_a_rest_outlasts_its_runner(kept: World, monkeypatch: pytest.Monke
         assert (await ended(client, batch.id)).status == "cancelled"
 
 
-async def test_a_pass_in_which_a_runner_died_goes_on_where_it_was(
+async def test_a_pass_is_resumed_after_its_runner_died(
     kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """What had failed in it already is not asked for again before the next pass."""
+    """Requests that have already failed in this pass are not sent again before the next one."""
     monkeypatch.setattr(batches, "REST_S", 600.0)
     client = client_of(kept)
     created_ = await failing(kept, monkeypatch, client)
     batch = batch_of(kept, created_.id)
     async with runner(kept):
-        await until_told(batch, lambda state: state.passes == 1)
-    # As it is in the second pass, once the first of the two has failed again.
+        await until_state(batch, lambda state: state.passes == 1)
+    # The state of the second pass after the first of the two requests has failed again.
     batch.tell(batch.state.model_copy(update={"rests_until": None, "again": False}))
     [errors] = found(tmp_path, f"owners/*/batches/{batch.id}/output.errors.jsonl")
     errors.write_text(errors.read_text().splitlines(keepends=True)[0])
     calls = kept.generator.calls
     async with runner(kept):
-        state = await until_told(batch, lambda state: state.passes == 2)
+        state = await until_state(batch, lambda state: state.passes == 2)
     assert (state.failed, kept.generator.calls) == (2, calls + 1)
 
 
-async def test_a_batch_that_rests_is_cancelled_at_once_and_keeps_nobody_from_work(
+async def test_a_pausing_batch_is_cancelled_at_once_and_holds_up_no_other(
     kept: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batches, "REST_S", 600.0)
@@ -867,7 +867,7 @@ class TestFiles:
                 await client.batches.list(**wrong)  # type: ignore[arg-type]
             assert refused.value.param in wrong
 
-    async def test_caps_are_told_with_their_settings(self, matcher: AnswerMatcher, tmp_path: Path) -> None:
+    async def test_errors_about_caps_name_the_setting(self, matcher: AnswerMatcher, tmp_path: Path) -> None:
         store = {"path": str(tmp_path), "files_max": 2, "file_bytes_max": 100_000, "batches_max": 1}
         client = client_of(World(matcher, keys=[KEY], store=store))
         with pytest.raises(openai.APIStatusError) as long:
@@ -882,7 +882,7 @@ class TestFiles:
         with pytest.raises(openai.BadRequestError, match=r"store\.files_max"):
             await uploaded(client, ["x"])
 
-    async def test_so_many_come_out_at_a_time(self, kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_concurrent_downloads_are_limited(self, kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
         client = client_of(kept)
         file_id = await uploaded(client, ["x"])
         let_go = threading.Event()
@@ -902,7 +902,7 @@ class TestFiles:
             assert content.text == "x\n"
         assert (await client.files.content(file_id)).text == "x\n"
 
-    async def test_uploads_that_are_copied_keep_no_other_work_from_the_disk(
+    async def test_copies_of_uploads_do_not_block_other_disk_work(
         self, kept: World, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         client, let_go, whole = client_of(kept), threading.Event(), Files.add
@@ -921,7 +921,9 @@ class TestFiles:
         let_go.set()
         assert sorted(await asyncio.gather(*uploads)) == sorted([file.id async for file in client.files.list()])
 
-    async def test_a_long_copy_has_longer(self, kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test_the_time_limit_of_a_copy_grows_with_its_size(
+        self, kept: World, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(kept_module, "DISK_S", 0.05)
         assert kept.store is not None
         disk = kept_module.StoreAccess(kept.store, kept.live)
@@ -929,16 +931,16 @@ class TestFiles:
             await disk.copy(lambda: time.sleep(0.3), 1)
         await disk.copy(lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
 
-    async def test_a_disk_that_hangs_in_a_download_keeps_nobody_waiting(
+    async def test_a_download_from_a_hanging_disk_times_out(
         self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """Given up, the file is closed by a thread: the read has its lock."""
+        """The file is then closed by a thread, since the read holds its lock."""
         client = client_of(kept)
         file_id = await uploaded(client, ["x"])
         [path] = found(tmp_path, "owners/*/files/*.data")
         path.unlink()
         os.mkfifo(path)
-        writer = os.open(path, os.O_RDWR)  # as of a disk that says nothing
+        writer = os.open(path, os.O_RDWR)  # like a disk that never replies
         monkeypatch.setattr(kept_module, "DISK_S", 0.2)
         try:
             async with asyncio.timeout(5):
@@ -974,7 +976,7 @@ class TestFiles:
             ),
         ],
     )
-    async def test_a_wrong_form_is_told_its_field(self, kept: World, form: Json, param: str) -> None:
+    async def test_errors_in_a_form_name_the_field(self, kept: World, form: Json, param: str) -> None:
         form = {"files": {"other": b""}, **form}
         async with kept.client as client:
             reply = await client.post("/v1/files", headers={"Authorization": f"Bearer {KEY}"}, **form)
@@ -992,7 +994,9 @@ class TestFiles:
             (f"multipart/form-data; boundary={'b' * 300}", b"", 400),
         ],
     )
-    async def test_what_is_no_form_is_refused(self, kept: World, media: str, body: bytes, status: int) -> None:
+    async def test_a_body_that_is_not_a_form_is_refused(
+        self, kept: World, media: str, body: bytes, status: int
+    ) -> None:
         headers = {"Authorization": f"Bearer {KEY}", "content-type": media}
         async with kept.client as client:
             reply = await client.post("/v1/files", headers=headers, content=body)
@@ -1014,7 +1018,7 @@ class TestFiles:
         ({"input_file_id": None}, "input_file_id"),
     ],
 )
-async def test_a_wrong_batch_is_told_its_field(kept: World, fields: Json, param: str) -> None:
+async def test_errors_in_a_batch_name_the_field(kept: World, fields: Json, param: str) -> None:
     body = {
         "input_file_id": await uploaded(client_of(kept), requests_of(1)),
         "endpoint": "/v1/chat/completions",
@@ -1026,7 +1030,7 @@ async def test_a_wrong_batch_is_told_its_field(kept: World, fields: Json, param:
     assert reply.json()["error"]["param"] == param
 
 
-async def test_results_are_no_input_of_batches(kept: World) -> None:
+async def test_result_files_cannot_be_the_input_of_a_batch(kept: World) -> None:
     client = client_of(kept)
     batch = await created(client, requests_of(1))
     async with runner(kept):
@@ -1037,7 +1041,7 @@ async def test_results_are_no_input_of_batches(kept: World) -> None:
         )
 
 
-async def test_where_nothing_is_kept_the_routes_name_the_setting(world: World) -> None:
+async def test_without_a_store_the_routes_name_the_setting(world: World) -> None:
     async with world.client as client:
         for method, path in (
             ("POST", "/v1/files"),
@@ -1056,7 +1060,7 @@ async def test_where_nothing_is_kept_the_routes_name_the_setting(world: World) -
             assert "controller.store.path" in reply.json()["error"]["message"]
 
 
-async def test_without_keys_all_clients_share(matcher: AnswerMatcher, tmp_path: Path) -> None:
+async def test_without_keys_all_clients_share_files_and_batches(matcher: AnswerMatcher, tmp_path: Path) -> None:
     world = World(matcher, store={"path": str(tmp_path)})
     client = client_of(world, "none")
     batch = await created(client, requests_of(2))
@@ -1064,7 +1068,7 @@ async def test_without_keys_all_clients_share(matcher: AnswerMatcher, tmp_path: 
         assert (await ended(client, batch.id)).status == "completed"
 
 
-def test_a_disk_that_fails_is_told_as_such(kept: World, tmp_path: Path) -> None:
+def test_disk_errors_are_reported_as_such(kept: World, tmp_path: Path) -> None:
     assert isinstance(kept.known, ApiKeys)
     owner = store_owner(key_record(KEY))
     (tmp_path / "owners" / owner).write_text("no directory")

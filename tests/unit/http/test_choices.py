@@ -1,4 +1,4 @@
-"""Several choices, their log-probabilities, and how a client may say what is sampled and how hard to think."""
+"""Several choices and their log-probabilities, and the fields with which a client sets sampling and effort."""
 
 import json
 from collections.abc import Callable
@@ -36,7 +36,7 @@ async def streamed(world: World, **fields: Any) -> list[dict[str, Any]]:
 
 
 class TestSeveral:
-    async def test_the_best_distinct_answers_each_with_its_score(self, world: World) -> None:
+    async def test_choices_are_the_best_distinct_answers_with_their_scores(self, world: World) -> None:
         one = await posted(world, search=WIDE)
         reply = await posted(world, search=WIDE, n=2)
         first, second = reply["choices"]
@@ -50,7 +50,7 @@ class TestSeveral:
         assert reply["search"]["notes"] == []
         assert reply["usage"] == one["usage"], "choices are chosen, not searched for"
 
-    async def test_fewer_where_there_are_fewer_and_the_reply_says_so(self, world: World) -> None:
+    async def test_fewer_answers_give_fewer_choices_and_a_note(self, world: World) -> None:
         reply = await posted(world, search=WIDE, n=5)
         assert len(reply["choices"]) == 2
         assert reply["search"]["notes"] == ["2 distinct answers were found, not n = 5"]
@@ -62,7 +62,7 @@ class TestSeveral:
         [choice] = reply["choices"]
         assert (choice["answer"], choice["finish_reason"]) == (None, "length")
 
-    async def test_streamed_they_are_the_same(self, world: World) -> None:
+    async def test_streamed_choices_are_the_same(self, world: World) -> None:
         plain = await posted(world, search=WIDE, n=2)
         chunks = [chunk["choices"][0] for chunk in await streamed(world, search=WIDE, n=2)]
         for choice in plain["choices"]:
@@ -71,7 +71,7 @@ class TestSeveral:
             assert "".join(chunk["delta"].get("content", "") for chunk in own) == choice["message"]["content"]
             assert (own[-1]["finish_reason"], own[-1]["score"]) == (choice["finish_reason"], choice["score"])
 
-    def test_the_rule_that_chose_the_first_orders_the_others(self) -> None:
+    def test_the_selection_rule_orders_all_choices(self) -> None:
         def group(answer: str, votes: int, weight: float, score: float) -> AnswerGroup:
             return AnswerGroup(answer, 1, votes, 0.0, weight, Node((0,), None), score)  # type: ignore[arg-type]
 
@@ -81,29 +81,29 @@ class TestSeveral:
 
 
 class TestLogprobs:
-    async def test_those_of_the_answering_path_token_by_token(self, world: World) -> None:
+    async def test_are_those_of_the_answering_path_token_by_token(self, world: World) -> None:
         told = await posted(world, logprobs=True, top_logprobs=0)
         plain = await posted(world)
         assert plain["choices"][0]["logprobs"] is None
         logprobs = ChoiceLogprobs.model_validate(told["choices"][0].pop("logprobs"))
         assert {**plain["choices"][0], "logprobs": 0} == {**told["choices"][0], "logprobs": 0}
         assert logprobs.content is not None
-        # The fake ends a solution with a token that says nothing.
+        # The fake's last token of a solution has an empty text.
         assert [token.logprob for token in logprobs.content] == [-0.25] * STEP_TOKENS * (DEPTH - 1)
         assert all(bytes(token.bytes or []).decode() == token.token for token in logprobs.content)
 
-    async def test_they_end_where_the_text_is_stopped(self, world: World) -> None:
+    async def test_end_where_the_text_is_stopped(self, world: World) -> None:
         cut = await posted(world, logprobs=True, stop=" 1", search={"strategy": "greedy"})
         assert cut["choices"][0]["message"]["content"] == "step"
         assert len(cut["choices"][0]["logprobs"]["content"]) == 2  # of three letters each
 
-    async def test_streamed_they_come_with_the_content(self, world: World) -> None:
+    async def test_streamed_come_with_the_content(self, world: World) -> None:
         plain = await posted(world, logprobs=True)
         chunks = [chunk["choices"][0] for chunk in await streamed(world, logprobs=True)]
         [told] = [chunk["logprobs"] for chunk in chunks if chunk["logprobs"]]
         assert told == plain["choices"][0]["logprobs"]
 
-    async def test_the_search_field_may_refuse_them(self, world: World) -> None:
+    async def test_can_be_refused_in_the_search_field(self, world: World) -> None:
         reply = await posted(world, logprobs=True, search={"logprobs": False})
         assert reply["choices"][0]["logprobs"] is None
 
@@ -114,17 +114,17 @@ class TestSampling:
         assert {(each.top_k, each.min_p, each.top_p) for each in world.generator.samplings} == {(20, 0.05, 0.9)}
 
     @pytest.mark.parametrize("top_k", [-1, 0, None])
-    async def test_what_other_servers_call_all_tokens_is_all_tokens(self, world: World, top_k: int | None) -> None:
+    async def test_every_spelling_of_all_tokens_disables_top_k(self, world: World, top_k: int | None) -> None:
         await posted(world, top_k=top_k)
         assert {each.top_k for each in world.generator.samplings} == {0}
 
-    async def test_the_search_field_is_more_particular(self, world: World) -> None:
+    async def test_the_search_field_overrides_top_k_and_min_p(self, world: World) -> None:
         await posted(world, top_k=20, min_p=0.05, search={"top_k": 4, "min_p": 0.0})
         assert {(each.top_k, each.min_p) for each in world.generator.samplings} == {(4, 0.0)}
 
 
 class TestTemplateKwargs:
-    async def test_the_template_is_told_and_what_it_does_not_read_is_noted(self, world: World) -> None:
+    async def test_kwargs_reach_the_template_and_unread_ones_are_noted(self, world: World) -> None:
         plain = await posted(world)
         reply = await posted(world, chat_template_kwargs={"enable_thinking": False, "colour": "red"})
         assert reply["usage"]["prompt_tokens"] > plain["usage"]["prompt_tokens"]
@@ -132,7 +132,7 @@ class TestTemplateKwargs:
 
 
 class TestEffort:
-    async def test_tokens_rise_with_it(self, world: World) -> None:
+    async def test_tokens_rise_with_effort(self, world: World) -> None:
         replies = [await posted(world, reasoning_effort=effort) for effort in ("low", "medium", "high")]
         assert [reply["search"]["n"] for reply in replies] == [4, 16, 64]
         low, medium, high = (reply["usage"]["completion_tokens"] for reply in replies)
@@ -150,21 +150,17 @@ class TestEffort:
             ({"model": "m:sc-3"}, "self_consistency", 3),
         ],
     )
-    async def test_whoever_names_a_search_gets_it(
+    async def test_the_search_field_overrides_the_effort(
         self, world: World, fields: dict[str, Any], strategy: str, n: int
     ) -> None:
         block = (await posted(world, reasoning_effort="high", **fields))["search"]
         assert (block["strategy"], block["n"]) == (strategy, n)
 
-    async def test_an_effort_above_the_operators_caps_is_lowered_to_them(
-        self, make_world: Callable[..., World]
-    ) -> None:
+    async def test_an_effort_above_the_operators_caps_is_lowered(self, make_world: Callable[..., World]) -> None:
         world = make_world(limits={"n": 10})
         assert (await posted(world, reasoning_effort="high"))["search"]["n"] == 8  # a multiple of m = 4
 
-    async def test_operators_name_others_and_change_them_while_it_serves(
-        self, make_world: Callable[..., World]
-    ) -> None:
+    async def test_operators_can_define_efforts_and_change_them_live(self, make_world: Callable[..., World]) -> None:
         world = make_world(efforts={"minimal": {"strategy": "greedy"}})
         assert (await posted(world, reasoning_effort="minimal"))["search"]["strategy"] == "greedy"
         assert (await posted(world, reasoning_effort="low"))["search"]["n"] == 4
@@ -173,7 +169,7 @@ class TestEffort:
         assert (await posted(world, reasoning_effort="low"))["search"]["strategy"] == "best_of_n"
         assert (await posted(world, reasoning_effort="high"))["search"]["n"] == 64
 
-    def test_a_wrong_one_is_refused_by_its_path(self) -> None:
+    def test_an_invalid_effort_is_refused_by_its_path(self) -> None:
         with pytest.raises(ValidationError) as refused:
             AppConfig.model_validate({"controller": {"efforts": {"high": {"strategy": "beam_search", "n": 0}}}})
         assert refused.value.errors()[0]["loc"] == ("controller", "efforts", "high", "n")
@@ -182,7 +178,7 @@ class TestEffort:
             changed_settings(AppConfig(), told)
 
 
-async def test_reasoning_stands_beside_reasoning_content(world: World) -> None:
+async def test_reasoning_is_sent_beside_reasoning_content(world: World) -> None:
     message = (await posted(world))["choices"][0]["message"]
     assert (message["reasoning"], message["reasoning_content"]) == (None, None)
     deltas = [chunk["choices"][0]["delta"] for chunk in await streamed(world)]
@@ -191,7 +187,7 @@ async def test_reasoning_stands_beside_reasoning_content(world: World) -> None:
     assert all(one == other for one, other in told)
 
 
-async def test_the_official_client_reads_all_of_it(world: World) -> None:
+async def test_the_official_client_reads_all_fields(world: World) -> None:
     asked: Any = {"model": "m", "messages": [{"role": "user", "content": "6*7?"}], "seed": 1, "n": 2}
     extra = {"search": WIDE, "top_k": 40, "min_p": 0.01, "chat_template_kwargs": {"enable_thinking": True}}
     async with served(world) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:

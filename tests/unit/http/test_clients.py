@@ -1,4 +1,4 @@
-"""What clients of OpenAI's API send without being asked, and what they send back of what they got."""
+"""Fields that clients of OpenAI's API send by default, and fields of replies that they send back."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ LM_EVAL = {
     "stop": ["Question:", "</s>"],
     "seed": 1234,
 }
-"""The body of lm-eval 0.4.13's ``local-chat-completions``, its ``until`` as in the task ``gsm8k``."""
+"""The body of lm-eval 0.4.13's ``local-chat-completions``, with ``until`` as in the task ``gsm8k``."""
 USER = {"role": "user", "content": "6*7?"}
 
 
@@ -64,7 +64,7 @@ class TestStop:
             (None, "{whole}"),
         ],
     )
-    async def test_the_content_ends_before_it_and_the_tree_is_the_same(
+    async def test_the_content_ends_before_the_stop_and_the_tree_is_unchanged(
         self, world: World, stop: Any, left: str
     ) -> None:
         plain = await posted(world, chat(search={"strategy": "greedy"}), "/v1/search")
@@ -77,14 +77,14 @@ class TestStop:
         assert cut["search"]["answer"] == (plain["search"]["answer"] if text(cut) == whole else None)
         assert cut["usage"] == plain["usage"]
 
-    async def test_streamed_as_plain(self, world: World) -> None:
+    async def test_streamed_and_plain_content_are_the_same(self, world: World) -> None:
         plain = await posted(world, chat(stop="\\boxed"))
         async with world.client as client:
             streamed = await client.post(CHAT, json=chat(stop="\\boxed", stream=True))
         assert "\\boxed" not in text(plain)
         assert f'"delta":{{"content":"{text(plain)}"}}'.replace("\n", "\\n") in streamed.text
 
-    async def test_a_search_that_a_limit_cut_off_ended_by_length_unless_stop_came_first(self, world: World) -> None:
+    async def test_a_truncated_path_ends_by_length_unless_a_stop_came_first(self, world: World) -> None:
         short = {"search": {"max_depth": 1}}
         reasons = [
             (await posted(world, chat(**short, **stop)))["choices"][0]["finish_reason"]
@@ -106,12 +106,12 @@ class TestStop:
             ({"search": {"stop": ["a", 1]}}, "search.stop.1"),
         ],
     )
-    async def test_what_is_no_stop_is_refused_by_its_path(self, world: World, fields: Any, param: str) -> None:
+    async def test_an_invalid_stop_is_refused_by_its_path(self, world: World, fields: Any, param: str) -> None:
         assert await refused(world, chat(**fields)) == param
 
 
 class TestMessages:
-    async def test_a_developer_turn_is_a_system_turn(self, world: World) -> None:
+    async def test_a_developer_message_is_a_system_message(self, world: World) -> None:
         replies = [
             await posted(world, chat(messages=[{"role": role, "content": "Be brief."}, USER]), "/v1/search")
             for role in ("developer", "system")
@@ -119,7 +119,7 @@ class TestMessages:
         assert replies[0]["tree"] == replies[1]["tree"]
         assert replies[0]["usage"] == replies[1]["usage"]
 
-    async def test_a_reply_is_taken_back_as_history(self, world: World) -> None:
+    async def test_a_reply_is_accepted_as_history(self, world: World) -> None:
         given = (await posted(world, chat()))["choices"][0]["message"]
         echoed = given | {
             "reasoning_content": "[0] 0.91 6 * 7 = 42\n",
@@ -148,7 +148,7 @@ class TestMessages:
             ("weather", "fine"),
         ],
     )
-    async def test_what_says_something_that_no_model_here_is_told_is_refused(
+    async def test_message_fields_that_no_model_would_read_are_refused(
         self, world: World, field: str, value: Any
     ) -> None:
         message = {"role": "assistant", "content": "42", field: value}
@@ -159,8 +159,8 @@ BODIES = json.loads((Path(__file__).parent / "client_bodies.json").read_text())
 
 
 @pytest.mark.parametrize("client", BODIES)
-async def test_what_clients_send_by_default_is_answered(world: World, client: str) -> None:
-    """As `make test-clients` has found them to send it."""
+async def test_default_requests_of_clients_are_answered(world: World, client: str) -> None:
+    """The fields as `make test-clients` recorded them."""
     assert BODIES[client]
     async with world.client as http:
         for path, body in BODIES[client]:

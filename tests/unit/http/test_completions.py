@@ -21,8 +21,8 @@ async def post(world: World, body: dict[str, Any]) -> Any:
         return await client.post("/v1/completions", json=body)
 
 
-async def test_what_is_not_done_by_its_deadline_is_told_so(make_world: Callable[..., World]) -> None:
-    """Whatever the last replica says then."""
+async def test_a_beam_past_its_deadline_times_out(make_world: Callable[..., World]) -> None:
+    """Whatever error the last replica returns then."""
     world = make_world(limits={"seconds": 0.01})
     world.generator.gate.clear()
     world.generator.error = GeneratorError("no reply until its deadline")
@@ -31,7 +31,7 @@ async def test_what_is_not_done_by_its_deadline_is_told_so(make_world: Callable[
     assert (reply.status_code, reply.json()["error"]["code"]) == (504, "deadline_exceeded")
 
 
-async def test_n_sequences_for_each_prompt_in_order(world: World) -> None:
+async def test_each_prompt_gets_n_sequences_in_order(world: World) -> None:
     reply = await post(world, GOOD | {"prompt": ["abc", "de"], "n": 2, "best_of": 3, "max_tokens": 5})
     body = reply.json()
     assert reply.status_code == 200, body
@@ -63,7 +63,7 @@ async def test_prompts_are_texts_or_token_ids(world: World, prompt: Any, encoded
     assert world.generator.beams[0].prompts == encoded
 
 
-async def test_the_engines_settings_are_passed_on(world: World) -> None:
+async def test_settings_are_passed_to_the_engine(world: World) -> None:
     await post(world, GOOD | {"skip_reading_prefix_cache": True, "length_penalty": 2, "ignore_eos": True, "n": 4})
     settings = world.generator.beams[0].settings
     assert settings.skip_reading_prefix_cache is True
@@ -101,14 +101,14 @@ async def test_the_engines_settings_are_passed_on(world: World) -> None:
         ({"model": "oracle"}, "model"),
     ],
 )
-async def test_what_is_wrong_is_named(world: World, fields: dict[str, Any], param: str) -> None:
+async def test_errors_name_the_wrong_field(world: World, fields: dict[str, Any], param: str) -> None:
     reply = await post(world, GOOD | fields)
     assert reply.status_code == (404 if "model" in fields else 400), reply.text
     assert reply.json()["error"]["param"] == param
     assert world.generator.beams == []
 
 
-async def test_a_dead_generator_is_said_so(world: World) -> None:
+async def test_a_dead_generator_is_503(world: World) -> None:
     world.generator.error = generator_is_dead()
     reply = await post(world, GOOD)
     assert reply.status_code == 503

@@ -1,4 +1,4 @@
-"""What the models read of a conversation: the operator's turns, the client's, and the question."""
+"""The messages that models see: the operator's, the client's, and the question."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ USER = {"role": "user", "content": "6*7?"}
 
 
 def read(prompt: dict[str, Any], *messages: dict[str, Any]) -> str:
-    """What the chat template is given, in a line."""
+    """The messages for the chat template, in one line."""
     request = ChatRequest.parse(chat(messages=list(messages)))
     given = turns(request.messages, PromptSettings.model_validate(prompt))
     return "|".join(f"{turn['role']}: {turn['content']}" for turn in given)
@@ -41,7 +41,7 @@ def read(prompt: dict[str, Any], *messages: dict[str, Any]) -> str:
         ({"system": "Think.", "examples": EXAMPLES}, [USER, SYSTEM, USER], None),
     ],
 )
-def test_the_operators_turns_come_first(
+def test_the_operators_messages_come_first(
     prompt: dict[str, Any], messages: list[dict[str, Any]], given: str | None
 ) -> None:
     later = f"system: Think.|{SHOWN}|user: 6*7?|system: Be brief.|user: 6*7?"
@@ -57,7 +57,7 @@ def test_a_system_message_may_be_refused_by_its_path() -> None:
     assert refused.value.param == "messages.1.role", "wherever it stands"
 
 
-def test_the_question_is_the_last_turn_or_all_of_them() -> None:
+def test_the_question_is_the_last_message_or_all_of_them() -> None:
     told = [USER, {"role": "assistant", "content": "42"}, {"role": "user", "content": "Sure?"}]
     messages = ChatRequest.parse(chat(messages=told)).messages
     assert question(messages, conversation=False) == "Sure?"
@@ -65,7 +65,7 @@ def test_the_question_is_the_last_turn_or_all_of_them() -> None:
     assert question(messages[:1], conversation=True) == "6*7?"
 
 
-async def test_a_deployments_prompt_is_read_and_the_reward_model_told_what_the_setting_says(
+async def test_the_configured_prompt_is_read_and_prm_reads_sets_the_reward_models_question(
     make_world: Callable[..., World],
 ) -> None:
     plain, prompted = (
@@ -92,7 +92,7 @@ async def test_a_deployments_prompt_is_read_and_the_reward_model_told_what_the_s
         ({"examples": [{"question": "1+1?", "answer": "2", "n": 1}]}, ("examples", 0, "n")),
     ],
 )
-def test_a_wrong_prompt_is_refused_by_its_path(prompt: dict[str, Any], path: tuple[str | int, ...]) -> None:
+def test_an_invalid_prompt_is_refused_by_its_path(prompt: dict[str, Any], path: tuple[str | int, ...]) -> None:
     with pytest.raises(ValidationError) as refused:
         AppConfig.model_validate({"controller": {"prompt": prompt}})
     assert refused.value.errors()[0]["loc"] == ("controller", "prompt", *path)

@@ -1,4 +1,5 @@
-"""Health is told at once: of the last round of canaries where the next one takes its time, and of that when it ends."""
+"""/health answers at once: with the last round of canaries while the next one is slow, and with the new one once it
+ends."""
 
 import asyncio
 
@@ -26,7 +27,7 @@ class Canary:
         return 0.001
 
 
-def looked_after(canary: Canary, timeout_s: float = 20.0, every_s: float = 0.0) -> Health:
+def health_of(canary: Canary, timeout_s: float = 20.0, every_s: float = 0.0) -> Health:
     return Health({"generator": canary}, HttpSettings(canary_timeout_s=timeout_s, canary_every_s=every_s))
 
 
@@ -35,42 +36,42 @@ async def ok(of: Health) -> bool:
         return (await of.components())["generator"].ok
 
 
-async def test_a_slow_round_keeps_nobody_waiting_and_is_the_next_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_during_a_slow_round_the_last_result_is_returned(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PATIENCE_S", 0.01)
     canary = Canary()
-    looked = looked_after(canary)
-    assert await ok(looked)
+    health_check = health_of(canary)
+    assert await ok(health_check)
     canary.free.clear()
     canary.error = RuntimeError("dead")
-    assert await ok(looked), "as of the round before"
-    assert await ok(looked)
+    assert await ok(health_check), "as of the round before"
+    assert await ok(health_check)
     assert canary.rounds == 2, "one round at a time"
     canary.free.set()
     monkeypatch.setattr(health, "PATIENCE_S", 10)
-    assert not await ok(looked)
+    assert not await ok(health_check)
 
 
-async def test_the_first_round_is_waited_for_and_a_hang_is_told_of() -> None:
+async def test_the_first_round_is_awaited_and_a_hang_is_reported() -> None:
     canary = Canary()
     canary.free.clear()
-    assert not await ok(looked_after(canary, timeout_s=0.05))
+    assert not await ok(health_of(canary, timeout_s=0.05))
 
 
-async def test_who_asks_and_leaves_does_not_end_the_round() -> None:
+async def test_a_client_that_hangs_up_does_not_cancel_the_round() -> None:
     canary = Canary()
     canary.free.clear()
-    looked = looked_after(canary, every_s=60)
-    asking = asyncio.create_task(ok(looked))
+    health_check = health_of(canary, every_s=60)
+    asking = asyncio.create_task(ok(health_check))
     while not canary.rounds:
         await asyncio.sleep(0)
     asking.cancel()
     await asyncio.wait({asking})
     canary.free.set()
-    assert await ok(looked)
+    assert await ok(health_check)
     assert canary.rounds == 1
 
 
-async def test_a_replica_that_is_stopped_under_the_canary_is_a_failure_of_the_replica() -> None:
+async def test_a_canary_cancelled_by_its_replica_is_a_failure() -> None:
     canary = Canary()
     canary.error = asyncio.CancelledError()
-    assert not await ok(looked_after(canary))
+    assert not await ok(health_of(canary))

@@ -1,4 +1,5 @@
-"""API keys fail closed: what was promised and is not there is an error, and who was told nothing lets nobody in."""
+"""API keys fail closed: promised keys that are missing are an error, and a controller without a list of keys admits
+nobody."""
 
 import hashlib
 import json
@@ -18,7 +19,7 @@ KEY = "a key of thirty-two digits".replace(" ", "-")
 OTHER = "another-key-of-many-characters"
 
 
-def test_a_record_says_neither_the_key_nor_the_salt_by_the_digest() -> None:
+def test_a_record_reveals_neither_the_key_nor_the_salt() -> None:
     record = key_record(KEY)
     assert record.digest == hashlib.sha256(KEY.encode()).hexdigest()
     assert record.cache_salt not in record.digest
@@ -27,7 +28,7 @@ def test_a_record_says_neither_the_key_nor_the_salt_by_the_digest() -> None:
     assert KEY not in record.model_dump_json()
 
 
-def test_keys_of_file_and_environment_are_told_in_the_same_order_whatever_theirs(tmp_path: Path) -> None:
+def test_key_records_do_not_depend_on_the_order_of_the_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"# ours\n{KEY}  # alice\n\n{OTHER}\n")
     records = read_records(file, {"BANYAN_API_KEYS": f" {OTHER}, {KEY},"})
@@ -38,7 +39,7 @@ def test_keys_of_file_and_environment_are_told_in_the_same_order_whatever_theirs
     assert read_records(None, {}) == ()
 
 
-def test_limits_stand_behind_a_key_in_the_file(tmp_path: Path) -> None:
+def test_limits_follow_a_key_in_the_file(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text(f"{KEY}  places=8 tokens_per_minute=200000 tokens=5000  # alice\n{OTHER}\n")
     records = {record.digest: record.limits for record in read_records(file, {"BANYAN_API_KEYS": KEY})}
@@ -108,13 +109,13 @@ def test_promised_keys_that_cannot_be_read_are_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["short", "with a space in the middle", "ümläüts-in-a-long-key"])
-def test_keys_that_could_be_guessed_or_not_be_sent_are_refused(key: str) -> None:
+def test_keys_that_are_weak_or_cannot_be_sent_are_refused(key: str) -> None:
     with pytest.raises(ValueError, match="an API key") as refused:
         read_records(None, {"BANYAN_API_KEYS": key})
     assert key not in str(refused.value)
 
 
-def test_who_was_not_told_any_keys_lets_nobody_in() -> None:
+def test_without_a_list_of_keys_nobody_is_admitted() -> None:
     keys = ApiKeys()
     assert not keys.told
     assert keys.wanted
@@ -129,7 +130,7 @@ def test_who_was_not_told_any_keys_lets_nobody_in() -> None:
     assert not keys.wanted
 
 
-async def test_an_endpoint_that_was_not_told_refuses_everything_but_health(matcher: AnswerMatcher) -> None:
+async def test_without_a_list_of_keys_only_health_is_answered(matcher: AnswerMatcher) -> None:
     world = World(matcher, keys=None)
     async with world.client as client:
         assert (await client.get("/v1/models")).status_code == 401
@@ -137,7 +138,7 @@ async def test_an_endpoint_that_was_not_told_refuses_everything_but_health(match
         assert (await client.get("/health")).status_code == 200
 
 
-def test_user_config_survives_json_and_is_refused_by_its_place() -> None:
+def test_user_config_survives_json_and_its_errors_name_the_path() -> None:
     told = ControllerUserConfig(keys=(key_record(KEY),))
     assert read_user_config(json.loads(json.dumps(told.model_dump(mode="json")))) == told
     with pytest.raises(AccessError, match=r"user_config\.keys\.0\.digest"):
@@ -154,7 +155,7 @@ def test_loopback_needs_no_keys(host: str | None) -> None:
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "banyan.example"])
-def test_another_address_needs_keys_or_a_word(host: str) -> None:
+def test_another_address_needs_keys_or_allow_anonymous(host: str) -> None:
     with pytest.raises(AccessError, match="allow_anonymous: true"):
         require_keys((), HttpSettings(), host, {})
     require_keys((), HttpSettings(allow_anonymous=True), host, {})
@@ -168,7 +169,7 @@ def test_another_address_needs_keys_or_a_word(host: str) -> None:
         (HttpSettings(allow_anonymous=True), {"BANYAN_API_KEYS": KEY}, "BANYAN_API_KEYS"),
     ],
 )
-def test_promised_keys_that_did_not_arrive_are_an_error_on_any_address(
+def test_missing_promised_keys_are_an_error_on_any_address(
     http: HttpSettings, environment: dict[str, str], promise: str
 ) -> None:
     with pytest.raises(AccessError, match=promise) as refused:

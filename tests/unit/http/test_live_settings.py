@@ -1,4 +1,4 @@
-"""What ``user_config`` changes of a controller holds from the next request on."""
+"""Changes of ``user_config`` take effect with the next request to a controller."""
 
 import json
 from typing import Any
@@ -47,7 +47,7 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
 
 
 @pytest.mark.parametrize(
-    ("controller", "told"),
+    ("controller", "message"),
     [
         ({"limits": {"n": 1000}}, r"user_config\.controller\.limits\.n: .*256"),
         ({"limits": {"m": 1}}, r"user_config\.controller\.limits\.m: "),
@@ -60,16 +60,16 @@ async def test_limits_the_default_search_and_places_change_while_it_serves(world
         ({"flex_places": 1.5}, r"user_config\.controller\.flex_places"),
     ],
 )
-def test_what_may_not_change_is_refused_by_its_place(controller: dict[str, Any], told: str) -> None:
+def test_settings_that_cannot_change_live_are_refused_by_their_path(controller: dict[str, Any], message: str) -> None:
     config = AppConfig.model_validate({"controller": {"limits": {"depth": 50}}})
 
-    with pytest.raises(AccessError, match=told):
+    with pytest.raises(AccessError, match=message):
         changed_settings(config, read_user_config({"keys": [], "controller": controller}))
 
 
 @pytest.mark.parametrize(("drain_s", "most"), [(None, 600.0), (10.0, 600.0), (900.0, 900.0)])
-def test_seconds_may_be_raised_to_what_a_controller_has_to_drain(drain_s: float | None, most: float) -> None:
-    """One that was built to drain for less than a search may take is left to it: nothing is raised."""
+def test_the_limit_of_seconds_can_be_raised_up_to_drain_s(drain_s: float | None, most: float) -> None:
+    """A controller that was built with a shorter ``drain_s`` than its searches may take keeps its limit."""
     config = AppConfig.model_validate({"controller": {"limits": {"seconds": 600}, "replicas": {"drain_s": drain_s}}})
 
     def changed(**limits: float) -> float:
@@ -81,7 +81,7 @@ def test_seconds_may_be_raised_to_what_a_controller_has_to_drain(drain_s: float 
         changed(seconds=most + 1)
 
 
-def test_of_a_limit_only_what_is_named_changes() -> None:
+def test_only_the_named_fields_change() -> None:
     config = AppConfig.model_validate({"controller": {"limits": {"depth": 50, "n": 9}, "queue": {"places": 3}}})
 
     now = changed_settings(config, read_user_config({"controller": {"limits": {"n": 8}, "queue": {"seconds": 1.0}}}))

@@ -1,4 +1,4 @@
-"""From requests to settings: who wins, what the operator's caps hold, and what a temperature of 0 means."""
+"""From requests to settings: precedence, the operator's caps, and a temperature of 0."""
 
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
@@ -24,7 +24,7 @@ CAPPED = [
 
 
 class Fan(BestOfN):
-    """A strategy that somebody adds, with a width of its own."""
+    """A custom strategy with a width of its own."""
 
     name: Literal["fan"] = "fan"  # type: ignore[assignment]
     fan_out: Width = Field(64, description="Children at a time.")
@@ -33,15 +33,15 @@ class Fan(BestOfN):
         return [Expansion(tree.root, self.fan_out)] if not len(tree) else []
 
 
-def asked(**fields: Any) -> ChatRequest:
+def request_of(**fields: Any) -> ChatRequest:
     return ChatRequest.parse({"model": "m", "messages": [{"role": "user", "content": "6*7?"}], **fields})
 
 
 def planned(default: dict[str, Any] = DEFAULT, limits: LimitSettings | None = None, **fields: Any) -> SearchSettings:
-    return Planner("m").settings(asked(**fields), limits or LimitSettings(), default)
+    return Planner("m").settings(request_of(**fields), limits or LimitSettings(), default)
 
 
-class TestWhoWins:
+class TestPrecedence:
     """The operator's default < the alias < OpenAI's own fields < the search field."""
 
     @pytest.mark.parametrize(
@@ -57,16 +57,16 @@ class TestWhoWins:
             ({"model": "m:best-4", "temperature": 0.3, "search": {"strategy": "dvts"}}, 0.3),
         ],
     )
-    def test_for_a_setting_that_three_of_them_can_name(self, fields: dict[str, Any], temperature: float) -> None:
+    def test_of_a_setting_in_three_places(self, fields: dict[str, Any], temperature: float) -> None:
         assert planned(**fields).strategy.temperature == temperature
 
-    def test_for_the_strategy_and_its_width(self) -> None:
+    def test_of_the_strategy_and_its_width(self) -> None:
         assert planned().strategy.name == "beam_search"
         assert planned(model="m:best-8").strategy.name == "best_of_n"
         both = planned(model="m:best-8", search={"strategy": "dvts", "n": 6, "m": 3})
         assert both.strategy.model_dump(include={"name", "n"}) == {"name": "dvts", "n": 6}
 
-    def test_an_own_field_wins_over_the_alias_also_where_it_cannot_be_had(self) -> None:
+    def test_openais_field_overrides_the_alias_even_if_invalid(self) -> None:
         with pytest.raises(BadRequest) as refused:
             planned(model="m:greedy", temperature=0.5)
         assert refused.value.param == "temperature"
@@ -80,11 +80,11 @@ class TestWhoWins:
             ({"stop": "a"}, {"stop": []}, "stop", ()),
         ],
     )
-    def test_the_search_field_over_the_own(self, own: Any, search: Any, setting: str, value: Any) -> None:
+    def test_the_search_field_overrides_openais_fields(self, own: Any, search: Any, setting: str, value: Any) -> None:
         assert getattr(planned(**own, search=search), setting) == value
         assert getattr(planned(**own), setting) != value
 
-    def test_max_completion_tokens_is_the_whole_searchs_budget_and_max_tokens_the_longest_path(self) -> None:
+    def test_max_completion_tokens_bounds_the_search_and_max_tokens_a_path(self) -> None:
         settings = planned(max_completion_tokens=5000, max_tokens=256, search={"budget": {"nodes": 7}})
         assert (settings.budget.tokens, settings.budget.nodes, settings.max_path_tokens) == (5000, 7, 256)
 
@@ -101,30 +101,30 @@ class TestTemperatureZero:
             ({"search": {"strategy": "best_of_n", "n": 1}}, 0.0),
         ],
     )
-    def test_as_openais_own_field_is_the_operators_default_where_a_search_branches(
+    def test_in_openais_field_means_the_default_for_branching_searches(
         self, fields: dict[str, Any], temperature: float
     ) -> None:
         settings = planned(**fields, temperature=0)
         assert settings.strategy.temperature == temperature
-        told = notes(asked(**fields, temperature=0), settings)
+        noted = notes(request_of(**fields, temperature=0), settings)
         taken = temperature == 0 or "temperature" in fields.get("search", {})
-        assert [f"{temperature:g} is in force" in note for note in told] == ([] if taken else [True])
+        assert [f"{temperature:g} is in force" in note for note in noted] == ([] if taken else [True])
 
     @pytest.mark.parametrize("own", [{}, {"temperature": 0}, {"temperature": 0.7}])
-    def test_in_the_search_field_it_is_taken_and_told(self, own: dict[str, Any]) -> None:
+    def test_in_the_search_field_is_used_and_noted(self, own: dict[str, Any]) -> None:
         fields: dict[str, Any] = {**own, "search": {"temperature": 0}}
         settings = planned(**fields)
         assert settings.strategy.temperature == 0
-        assert notes(asked(**fields), settings) == ("at temperature 0 every sample of this search is the same",)
+        assert notes(request_of(**fields), settings) == ("at temperature 0 every sample of this search is the same",)
 
-    def test_nothing_is_told_where_nothing_was_changed(self) -> None:
+    def test_unchanged_temperatures_have_no_note(self) -> None:
         for fields in ({}, {"temperature": 0.3}, {"model": "m:greedy"}):
-            assert notes(asked(**fields), planned(**fields)) == ()
+            assert notes(request_of(**fields), planned(**fields)) == ()
 
 
 class TestCaps:
     @pytest.mark.parametrize(("strategy", "path"), CAPPED)
-    def test_no_request_passes_one_whatever_the_strategy_calls_it(self, strategy: str, path: str) -> None:
+    def test_no_request_exceeds_a_cap_whatever_the_setting_is_called(self, strategy: str, path: str) -> None:
         outer, _, inner = path.rpartition(".")
         above = {inner: {"m": 8, "seconds": 20.0}.get(inner, 20)}
         with pytest.raises(BadRequest) as refused:
@@ -132,23 +132,23 @@ class TestCaps:
         assert (refused.value.param, refused.value.code) == (f"search.{path}", "above_limit")
 
     @pytest.mark.parametrize("strategy", STRATEGIES)
-    def test_defaults_are_lowered_to_them(self, strategy: str) -> None:
+    def test_defaults_are_lowered_to_the_caps(self, strategy: str) -> None:
         settings = planned({"strategy": strategy}, TIGHT)
         assert excesses(settings, TIGHT) == []
         assert (settings.budget.tokens, settings.max_step_tokens) == (16, 8)
 
-    def test_a_width_that_a_new_strategy_brings_is_held_too(self) -> None:
+    def test_caps_hold_for_the_width_of_a_custom_strategy(self) -> None:
         planner = Planner("m", {**STRATEGIES, "fan": Fan})
-        strategy = planner.settings(asked(search={"strategy": "fan"}), TIGHT, DEFAULT).strategy
+        strategy = planner.settings(request_of(search={"strategy": "fan"}), TIGHT, DEFAULT).strategy
         assert strategy.model_dump(include={"name", "fan_out"}) == {"name": "fan", "fan_out": 2}
         with pytest.raises(BadRequest) as refused:
-            planner.settings(asked(search={"strategy": "fan", "fan_out": 3}), TIGHT, DEFAULT)
+            planner.settings(request_of(search={"strategy": "fan", "fan_out": 3}), TIGHT, DEFAULT)
         assert (refused.value.param, refused.value.code) == ("search.fan_out", "above_limit")
 
-    def test_every_cap_is_a_limit_that_operators_set(self) -> None:
+    def test_every_cap_is_a_limit_setting(self) -> None:
         assert set(get_args(CapName)) <= LimitSettings.model_fields.keys()
 
-    def test_own_fields_and_aliases_are_named_as_the_client_wrote_them(self) -> None:
+    def test_errors_name_fields_and_aliases_as_the_client_wrote_them(self) -> None:
         for fields, param in (
             ({"model": "m:beam-8"}, "model"),
             ({"max_tokens": 17}, "max_tokens"),

@@ -1,4 +1,4 @@
-"""No header of a client's is an order to Serve."""
+"""The proxy drops headers with orders to Serve, and refuses requests that controllers would refuse."""
 
 import asyncio
 import time
@@ -46,7 +46,7 @@ MakeWorld = Callable[..., World]
         (b"x-session-id", b"\xc3"),
     ],
 )
-async def test_orders_and_what_is_not_utf8_are_dropped(name: bytes, value: bytes) -> None:
+async def test_serves_control_headers_and_invalid_utf8_are_dropped(name: bytes, value: bytes) -> None:
     seen: list[Any] = []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
@@ -57,7 +57,7 @@ async def test_orders_and_what_is_not_utf8_are_dropped(name: bytes, value: bytes
     assert seen == [kept]
 
 
-async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
+async def test_serve_loads_the_middleware_and_has_no_other_control_headers() -> None:
     path = variables()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert imported(path) is middlewares
     assert [each.cls for each in middlewares()] == [DropOrders, ProxyAdmission]
@@ -65,23 +65,23 @@ async def test_serve_is_told_of_it_and_knows_no_other_orders() -> None:
 
     orders = [value for name, value in vars(constants).items() if name.startswith("SERVE_HTTP_REQUEST_")]
     assert len(orders) >= 3
-    # A request's id is its client's to choose.
+    # Clients may choose a request's id.
     assert [order for order in orders if is_harmless(order.encode(), b"1")] == [constants.SERVE_HTTP_REQUEST_ID_HEADER]
     assert not is_harmless(constants.SERVE_MULTIPLEXED_MODEL_ID.encode(), b"1")
     assert not is_harmless(f"{constants.SERVE_INGRESS_ROUTER_HEADER_PREFIX}x".encode(), b"1")
 
 
-def behind_a_door(world: World) -> World:
+def behind_proxy(world: World) -> World:
     world.app = ProxyAdmission(world.app)  # type: ignore[assignment]
     return world
 
 
-async def test_the_door_refuses_what_the_controller_would_and_nothing_else(make_world: MakeWorld) -> None:
-    world = behind_a_door(make_world(searches=2))
+async def test_the_proxy_refuses_only_what_the_controller_would_refuse(make_world: MakeWorld) -> None:
+    world = behind_proxy(make_world(searches=2))
     async with world.client as client:
-        told = await client.post(CHAT, json=chat())
-        assert told.status_code == 200
-        assert ROOM not in told.headers
+        first = await client.post(CHAT, json=chat())
+        assert first.status_code == 200
+        assert ROOM not in first.headers
         world.generator.gate.clear()
         inside = [asyncio.create_task(client.post(CHAT, json=chat(seed=seed))) for seed in range(2)]
         while world.generator.running < 2:
@@ -92,7 +92,7 @@ async def test_the_door_refuses_what_the_controller_would_and_nothing_else(make_
         )
         for path in ("/v1/models", "/v1/status"):
             assert (await client.get(path)).status_code == 200
-        world.app._inside += SPARE  # type: ignore[attr-defined]  # on their way to the controller
+        world.app._inside += SPARE  # type: ignore[attr-defined]  # type: ignore[attr-defined]  # requests on their way to the controller
         refused = await client.post(CHAT, json=chat())
         assert (refused.status_code, refused.json()) == (429, Busy(SAID["places"], "places").body)
         assert refused.headers["retry-after"] == str(RETRY_AFTER_S)
@@ -104,10 +104,10 @@ async def test_the_door_refuses_what_the_controller_would_and_nothing_else(make_
     world.assert_idle()
 
 
-async def test_a_door_without_a_word_of_a_controller_is_open(
+async def test_without_news_of_a_controller_the_proxy_admits_requests(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    world = behind_a_door(make_world(searches=1))
+    world = behind_proxy(make_world(searches=1))
     async with world.client as client:
         world.app._inside = 100  # type: ignore[attr-defined]
         assert (await client.post(CHAT, json=chat())).status_code == 200
@@ -116,7 +116,7 @@ async def test_a_door_without_a_word_of_a_controller_is_open(
         assert (await client.post(CHAT, json=chat())).status_code == 200
 
 
-async def test_a_slow_body_is_not_inside() -> None:
+async def test_a_request_counts_only_once_its_body_is_complete() -> None:
     admission = ProxyAdmission(None)  # type: ignore[arg-type]
     messages = [{"type": "http.request", "body": b"x", "more_body": more} for more in (True, False)]
     seen = []
@@ -135,14 +135,14 @@ async def test_a_slow_body_is_not_inside() -> None:
     assert (seen, admission._inside) == ([0, 0, 1], 0)
 
 
-async def test_of_a_burst_no_more_than_there_is_room_for_is_handed_over() -> None:
+async def test_of_a_burst_only_as_many_as_there_is_room_for_are_passed_on() -> None:
     admission = ProxyAdmission(None)  # type: ignore[arg-type]
     admission._rooms["a"] = Room(5, time.monotonic())
-    handed, let_go, statuses = [], asyncio.Event(), []
+    handed, release, statuses = [], asyncio.Event(), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
-        handed.append(await asyncio.create_task(receive()))  # later, as Serve does
-        await let_go.wait()
+        handed.append(await asyncio.create_task(receive()))  # in a later task, as Serve does
+        await release.wait()
 
     async def receive() -> Any:
         return {"type": "http.request", "body": b"{}", "more_body": False}
@@ -155,12 +155,12 @@ async def test_of_a_burst_no_more_than_there_is_room_for_is_handed_over() -> Non
     burst = [asyncio.create_task(admission(dict(scope), receive, send)) for _ in range(50)]
     while statuses.count(429) < 45:
         await asyncio.sleep(0)
-    let_go.set()
+    release.set()
     await asyncio.gather(*burst)
     assert (len(handed), statuses.count(429), admission._inside) == (5, 45, 0)
 
 
-async def test_a_body_that_does_not_begin_is_left_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_that_does_not_begin_is_passed_to_the_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "FIRST_PART_S", 0.01)
     passed = []
 

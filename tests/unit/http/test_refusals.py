@@ -1,4 +1,4 @@
-"""Errors that leave the endpoint are counted by status and code."""
+"""Errors that the endpoint returns are counted by status and code."""
 
 import asyncio
 import time
@@ -29,7 +29,7 @@ CHAT = "/v1/chat/completions"
 
 
 class Counted:
-    """An endpoint with one key, and what it refused."""
+    """An endpoint with one key, and counters of its refusals."""
 
     def __init__(self, matcher: AnswerMatcher) -> None:
         self.refused: Counter[tuple[int, str]] = Counter()
@@ -54,8 +54,8 @@ def bearer(key: str) -> dict[str, Any]:
     return {"Authorization": f"Bearer {key}"}
 
 
-def later(seconds: float) -> SimpleNamespace:
-    """A clock that is ahead."""
+def clock_ahead(seconds: float) -> SimpleNamespace:
+    """A clock that is ahead by ``seconds``."""
     return SimpleNamespace(monotonic=lambda: time.monotonic() + seconds)
 
 
@@ -64,12 +64,12 @@ def counted(matcher: AnswerMatcher) -> Counted:
     return Counted(matcher)
 
 
-async def test_what_is_answered_is_not_counted(counted: Counted) -> None:
+async def test_answered_requests_are_not_counted(counted: Counted) -> None:
     assert await counted.post() == 200
     assert counted.refused == Counter()
 
 
-async def test_each_error_is_counted_once_by_its_code(counted: Counted) -> None:
+async def test_every_error_is_counted_once_by_its_code(counted: Counted) -> None:
     assert await counted.post(key="another-key-altogether") == 401
     assert await counted.post(model="none") == 404
     counted.world.generator.error = generator_is_dead()
@@ -79,7 +79,7 @@ async def test_each_error_is_counted_once_by_its_code(counted: Counted) -> None:
     assert counted.refused.total() == 3
 
 
-async def test_past_the_places_the_reason_says_what_is_short(counted: Counted) -> None:
+async def test_the_reason_of_a_refusal_names_what_is_exhausted(counted: Counted) -> None:
     async with AsyncExitStack() as stack:
         for place in range(counted.world.service.places.count):
             await stack.enter_async_context(counted.world.service.places.hold(Owner(str(place))))
@@ -87,7 +87,7 @@ async def test_past_the_places_the_reason_says_what_is_short(counted: Counted) -
     assert counted.refused == {(429, "places"): 1}
 
 
-async def test_flex_requests_that_find_none_are_counted_apart(counted: Counted) -> None:
+async def test_refused_flex_requests_are_counted_separately(counted: Counted) -> None:
     places = counted.world.service.places
     async with AsyncExitStack() as stack:
         for place in range(places.count - 1):
@@ -96,7 +96,7 @@ async def test_flex_requests_that_find_none_are_counted_apart(counted: Counted) 
     assert counted.refused == {(429, "flex"): 1}
 
 
-async def test_what_the_proxy_has_refused_is_counted_with_the_next_request(counted: Counted) -> None:
+async def test_refusals_of_the_proxy_are_counted_with_the_next_request(counted: Counted) -> None:
     admission = ProxyAdmission(counted.app)
     counted.app = admission  # type: ignore[assignment]
     assert await counted.post() == 200
@@ -108,10 +108,10 @@ async def test_what_the_proxy_has_refused_is_counted_with_the_next_request(count
     assert counted.refused == {(429, "places"): 3}
 
 
-async def test_the_proxy_refuses_a_key_at_its_limits_until_the_controller_wants_to_hear_of_it_again(
+async def test_the_proxy_refuses_a_key_at_its_limits_for_the_announced_time(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And no other key. What it says is what the controller says."""
+    """And no other key. The error is the controller's."""
     counted.keys.replace([key_record(KEY, KeyLimits(places=1)), key_record(OTHER_KEY)])
     counted.app = ProxyAdmission(counted.app)  # type: ignore[assignment]
     monkeypatch.setitem(admission.RESTS, "owner", 60.0)
@@ -133,11 +133,11 @@ async def test_the_proxy_refuses_a_key_at_its_limits_until_the_controller_wants_
     assert words | {"message": None} == said | {"message": None}
     assert "limits.places" in words["message"]
     assert "limits.places" in said["message"]
-    monkeypatch.setattr(proxy, "time", later(2.0))
+    monkeypatch.setattr(proxy, "time", clock_ahead(2.0))
     assert await counted.post() == 200
 
 
-async def test_a_key_rests_at_one_application_only() -> None:
+async def test_the_proxy_remembers_a_key_per_application() -> None:
     headers = [(b"authorization", b"Bearer key")]
     paths = ["/v1/search", CHAT, "/b/v1/search", "/b/v1/score"]
     here, chatting, there, scoring = [proxy._client({"path": path, "headers": headers}) for path in paths]
@@ -145,32 +145,32 @@ async def test_a_key_rests_at_one_application_only() -> None:
     assert proxy._client({"path": CHAT, "headers": []}) is None
 
 
-async def test_keys_that_rest_are_forgotten(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_remembered_keys_are_limited_and_expire(counted: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(proxy, "MOST_RESTING", 2)
     admission = ProxyAdmission(counted.app)
     for name in (b"a", b"b", b"c"):
         admission._listen(MutableHeaders({REST: "owner 0.5 1"}), name)
     assert set(admission._resting) == {b"a", b"b"}
-    monkeypatch.setattr(proxy, "time", later(0.6))
+    monkeypatch.setattr(proxy, "time", clock_ahead(0.6))
     admission._listen(MutableHeaders({REST: "owner 0.5 1"}), b"c")
     assert set(admission._resting) == {b"c"}
 
 
-@pytest.mark.parametrize("told", ["places", "places x", "places -1", "places 9999999999", "nothing 3", "", "owner ²"])
-async def test_what_is_no_count_of_the_proxys_is_not_counted(counted: Counted, told: str) -> None:
+@pytest.mark.parametrize("header", ["places", "places x", "places -1", "places 9999999999", "nothing 3", "", "owner ²"])
+async def test_invalid_counts_of_the_proxy_are_ignored(counted: Counted, header: str) -> None:
     async with counted.client() as client:
-        headers = bearer(KEY) | {TURNED_AWAY.decode(): told.encode()}
+        headers = bearer(KEY) | {TURNED_AWAY.decode(): header.encode()}
         assert (await client.post(CHAT, headers=headers, json=chat())).status_code == 200
     assert counted.refused == Counter()
 
 
-async def test_what_nobody_expected_is_counted_too(counted: Counted) -> None:
+async def test_unexpected_errors_are_counted_too(counted: Counted) -> None:
     counted.world.generator.error = ZeroDivisionError("of the generator")
     assert await counted.post() == 500
     assert counted.refused == {(500, "internal_error"): 1}
 
 
-async def test_a_request_works_under_the_first_digits_of_its_keys_digest(
+async def test_a_request_carries_the_first_digits_of_its_keys_digest(
     counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen = []

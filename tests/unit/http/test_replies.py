@@ -1,4 +1,4 @@
-"""Replies as OpenAI clients read them, plain and streamed, and the official client itself."""
+"""Replies as OpenAI clients read them, plain and streamed; and the official client itself."""
 
 import asyncio
 import gc
@@ -55,7 +55,7 @@ async def test_a_plain_reply(world: World) -> None:
     assert answer_tokens == DEPTH * STEP_TOKENS
 
 
-async def test_a_reply_says_what_was_voted_on(world: World) -> None:
+async def test_a_reply_lists_the_answers_of_the_vote(world: World) -> None:
     search = (await post(world))["search"]
     [winner, *others] = search["answers"]
     assert (winner["answer"], winner["score"]) == (search["answer"], search["score"])
@@ -66,13 +66,13 @@ async def test_a_reply_says_what_was_voted_on(world: World) -> None:
     assert winner["paths"] >= 1
 
 
-async def test_cached_prompt_tokens_are_those_of_the_prompt_only(world: World) -> None:
+async def test_cached_tokens_count_only_the_prompts_tokens(world: World) -> None:
     world.generator.cached = 10_000
     usage = (await post(world))["usage"]
     assert usage["prompt_tokens_details"]["cached_tokens"] == usage["prompt_tokens"]
 
 
-async def test_one_seed_is_one_tree_and_no_seed_is_drawn_and_told(world: World) -> None:
+async def test_one_seed_gives_one_tree_and_a_drawn_seed_is_reported(world: World) -> None:
     first, again = await post(world, "/v1/search"), await post(world, "/v1/search")
     assert first["tree"] == again["tree"]
     drawn = await post(world, "/v1/search", seed=None)
@@ -80,7 +80,7 @@ async def test_one_seed_is_one_tree_and_no_seed_is_drawn_and_told(world: World) 
     assert (await post(world, "/v1/search", seed=drawn["search"]["seed"]))["tree"] == drawn["tree"]
 
 
-async def test_what_the_generators_had_no_memory_for_is_told(world: World) -> None:
+async def test_branches_given_back_are_reported(world: World) -> None:
     whole = await post(world, "/v1/search")
     assert [whole["search"][name] for name in ("given_back_branches", "waiting_branches", "least_headroom")] == [
         0,
@@ -88,7 +88,7 @@ async def test_what_the_generators_had_no_memory_for_is_told(world: World) -> No
         1,
     ]
     assert whole["tree"]["given_back"] == []
-    world.generator.most = 1
+    world.generator.max_children = 1
     fewer = await post(world, "/v1/search", search={"strategy": "beam_search", "n": 4, "m": 2, "max_depth": 1})
     assert fewer["tree"]["given_back"] == [[1], [2], [3]]
     assert [node["id"] for node in fewer["tree"]["nodes"]] == [[0]]
@@ -96,7 +96,7 @@ async def test_what_the_generators_had_no_memory_for_is_told(world: World) -> No
     assert (search["given_back_branches"], search["waiting_branches"], search["least_headroom"]) == (3, 0, 0.25)
 
 
-async def test_kv_usage_is_told_where_it_is_asked_for(world: World) -> None:
+async def test_kv_usage_is_reported_on_request(world: World) -> None:
     plain = (await post(world))["search"]
     asked = (await post(world, search={"kv_usage": True}))["search"]
     assert asked.keys() - plain.keys() == {
@@ -108,7 +108,7 @@ async def test_kv_usage_is_told_where_it_is_asked_for(world: World) -> None:
     assert 0 < asked["kv_tokens_peak"] <= asked["kv_node_tokens_peak"] <= asked["kv_node_tokens_sum"]
 
 
-async def test_a_tree_has_log_probabilities_where_they_are_asked_for(world: World) -> None:
+async def test_a_tree_has_log_probabilities_on_request(world: World) -> None:
     plain = (await post(world, "/v1/search"))["tree"]
     asked = (await post(world, "/v1/search", search={"logprobs": True}))["tree"]
     assert {node["logprob"] for node in plain["nodes"]} == {None}
@@ -132,7 +132,7 @@ async def test_a_tree_has_log_probabilities_where_they_are_asked_for(world: Worl
         ({"search": {"strategy": "best_of_n"}, "temperature": 0.1}, "best_of_n", 16),
     ],
 )
-async def test_an_alias_names_a_search_and_the_search_field_overrules_it(
+async def test_an_alias_selects_a_search_and_the_search_field_overrides_it(
     world: World, fields: dict[str, Any], strategy: str, n: int
 ) -> None:
     block = (await post(world, **fields))["search"]
@@ -145,12 +145,12 @@ async def test_content_may_come_in_parts(world: World) -> None:
     assert in_parts["usage"]["prompt_tokens"] == (await post(world))["usage"]["prompt_tokens"]
 
 
-async def test_a_path_that_is_cut_off_ends_by_length(world: World) -> None:
+async def test_a_truncated_path_ends_by_length(world: World) -> None:
     reply = await post(world, search={"max_depth": 1})
     assert reply["choices"][0]["finish_reason"] == "length"
 
 
-async def test_a_stream_is_the_role_every_scored_step_the_answer_and_the_end(world: World) -> None:
+async def test_a_stream_has_the_role_every_scored_step_the_answer_and_the_end(world: World) -> None:
     plain = await post(world)
     received = await events(world, stream_options={"include_usage": True})
     first, *middle, usage, done = received
@@ -173,14 +173,12 @@ async def test_a_stream_is_the_role_every_scored_step_the_answer_and_the_end(wor
     assert same.items() <= finish["search"].items()
 
 
-async def test_without_usage_asked_for_there_is_none(world: World) -> None:
+async def test_usage_is_streamed_only_on_request(world: World) -> None:
     received = await events(world)
     assert all("usage" not in chunk for chunk in received[:-1])
 
 
-async def test_a_stream_that_has_nothing_to_say_says_so_by_comments(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_idle_stream_sends_pings(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert streaming.PING_S == 10.0
     monkeypatch.setattr(streaming, "PING_S", 0.01)
     world.generator.gate.clear()
@@ -238,7 +236,7 @@ async def test_past_capacity_is_429_with_retry_after_streamed_or_not(make_world:
     world.assert_idle()
 
 
-async def test_out_of_its_own_time_without_an_answer_is_400(world: World) -> None:
+async def test_a_search_out_of_its_own_time_without_an_answer_is_400(world: World) -> None:
     world.generator.gate.clear()
     async with world.client as client:
         reply = await client.post(CHAT, json=chat(search={"budget": {"seconds": 0.05}}))
@@ -247,7 +245,7 @@ async def test_out_of_its_own_time_without_an_answer_is_400(world: World) -> Non
     world.assert_idle()
 
 
-async def test_out_of_the_operators_time_without_an_answer_is_504(make_world: Callable[..., World]) -> None:
+async def test_a_search_out_of_the_operators_time_without_an_answer_is_504(make_world: Callable[..., World]) -> None:
     for controller in (
         {"limits": {"seconds": 0.05}},
         {"default_search": {"strategy": "beam_search", "n": 4, "m": 2, "budget": {"seconds": 0.05}}},
@@ -293,7 +291,7 @@ async def test_scores_of_given_steps(world: World) -> None:
         ({}, 200, None),
     ],
 )
-async def test_scores_are_of_the_served_models_steps(
+async def test_the_score_route_accepts_only_the_served_model(
     world: World, model: dict[str, Any], status: int, code: str | None
 ) -> None:
     asked = {"question": "6*7?", "steps": ["a"], **model}
@@ -308,13 +306,13 @@ async def test_scores_are_of_the_served_models_steps(
 
 
 def trees_alive() -> int:
-    """Of those that have nodes, and were made since the test began."""
+    """Number of trees that have nodes and were made since the test began."""
     return sum(type(each) is SearchTree and "_nodes" in vars(each) for each in gc.get_objects())
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_search_that_is_given_up_leaves_no_tree_to_the_collector(world: World, stream: bool) -> None:
-    gc.freeze()  # what is there already: `trees_alive` would look through it each time
+async def test_a_cancelled_search_leaves_no_tree_to_the_garbage_collector(world: World, stream: bool) -> None:
+    gc.freeze()  # freezes existing objects, which `trees_alive` would otherwise scan each time
     gc.disable()
     try:
         world.generator.gate.clear()
@@ -336,10 +334,10 @@ async def test_a_search_that_is_given_up_leaves_no_tree_to_the_collector(world: 
 
 
 @pytest.mark.parametrize(("seconds", "status"), [(20.0, 503), (1e-6, 504)])
-async def test_scores_that_fail_at_their_deadline_were_too_late(
+async def test_scores_that_fail_at_their_deadline_time_out(
     make_world: Callable[..., World], seconds: float, status: int
 ) -> None:
-    """Whatever the last replica says then."""
+    """Whatever error the last replica returns then."""
     world = make_world(limits={"seconds": seconds})
     world.scorer.error = ScorerError("no reply")
     async with world.client as client:
@@ -356,7 +354,7 @@ async def test_models_are_listed_base_first(world: World) -> None:
         assert (await client.get("/v1/models/other")).status_code == 404
 
 
-async def test_health_is_a_token_written_and_a_step_judged(world: World) -> None:
+async def test_health_checks_generator_and_prm(world: World) -> None:
     async with world.client as client:
         assert (await client.get("/health")).json()["components"].keys() == {"generator", "prm"}
         world.scorer.error = ScorerError("dead")
@@ -369,7 +367,7 @@ async def test_health_is_a_token_written_and_a_step_judged(world: World) -> None
 
 
 @pytest.mark.parametrize("header", [None, "Bearer wrong", "Basic secret", "secret", "Bearer s\xe9cret"])
-async def test_with_keys_set_every_route_but_health_wants_one(
+async def test_with_keys_every_route_but_health_requires_one(
     make_world: Callable[..., World], header: str | None
 ) -> None:
     world = make_world(keys=["secret", "other"])
@@ -383,14 +381,14 @@ async def test_with_keys_set_every_route_but_health_wants_one(
         assert (await client.post(CHAT, json=chat(), headers=good)).status_code == 200
 
 
-async def test_the_openapi_page_names_every_strategy(world: World) -> None:
+async def test_the_openapi_schema_names_every_strategy(world: World) -> None:
     async with world.client as client:
         page = (await client.get("/openapi.json")).text
     assert "beam_search" in page
     assert "$defs" not in page
 
 
-async def test_the_official_client_plain_and_streamed(world: World) -> None:
+async def test_the_official_client_reads_plain_and_streamed_replies(world: World) -> None:
     async with served(world) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
         asked: Any = {"model": "m", "messages": [{"role": "user", "content": "6*7?"}], "seed": 3}
         plain = await client.chat.completions.create(**asked, extra_body={"search": {"n": 8}})
@@ -417,7 +415,7 @@ async def test_the_official_client_plain_and_streamed(world: World) -> None:
         assert (await client.models.list()).data[0].id == "m"
 
 
-async def test_the_official_client_with_a_developers_turn_stops_and_what_it_was_told_before(world: World) -> None:
+async def test_the_official_client_sends_developer_messages_stops_and_history(world: World) -> None:
     turns: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "6*7?"}]
     async with served(world) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
         whole = await client.chat.completions.create(model="m", messages=turns, seed=3)
@@ -435,7 +433,7 @@ async def test_the_official_client_with_a_developers_turn_stops_and_what_it_was_
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_goes_away_ends_its_search(world: World, stream: bool) -> None:
+async def test_a_client_that_hangs_up_cancels_its_search(world: World, stream: bool) -> None:
     world.generator.gate.clear()
     async with served(world) as url:
         host, port = url.removeprefix("http://").split(":")
@@ -454,9 +452,7 @@ async def test_a_client_that_goes_away_ends_its_search(world: World, stream: boo
     world.assert_idle()
 
 
-async def test_a_large_tree_is_written_in_pieces_and_says_the_same(
-    world: World, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_large_tree_written_in_pieces_is_the_same(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = await post(world, "/v1/search")
     monkeypatch.setattr(tree_reply, "PIECE_BYTES", 64)
     monkeypatch.setattr(turns, "TURN_S", 0.0)

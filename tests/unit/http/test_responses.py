@@ -1,4 +1,4 @@
-"""/v1/responses: every reply and event is one of the official client's types, and the answer is that of a chat."""
+"""/v1/responses: every reply and event is a type of the official client, and the answer is that of a chat."""
 
 import json
 from collections.abc import Callable
@@ -39,7 +39,7 @@ async def refused(world: World, **fields: Any) -> dict[str, Any]:
 
 
 async def streamed(world: World, **fields: Any) -> list[dict[str, Any]]:
-    """The events, each of its type by its name and by its fields."""
+    """The events, each parsed as the type that its name and fields say."""
     async with world.client as client:
         reply = await client.post(RESPONSES, json=asking(stream=True, **fields))
     events = []
@@ -62,7 +62,7 @@ async def chatted(world: World, **fields: Any) -> dict[str, Any]:
         return (await client.post("/v1/chat/completions", json=chat(**fields))).json()  # type: ignore[no-any-return]
 
 
-async def test_a_response_is_the_chat_of_the_same_seed(world: World) -> None:
+async def test_a_response_equals_the_chat_of_the_same_seed(world: World) -> None:
     response, completion = await posted(world), await chatted(world)
     assert text(response) == completion["choices"][0]["message"]["content"]
     assert (response["status"], response["store"], response["incomplete_details"]) == ("completed", False, None)
@@ -73,7 +73,7 @@ async def test_a_response_is_the_chat_of_the_same_seed(world: World) -> None:
     assert response["search"]["answer"] == completion["search"]["answer"]
 
 
-async def test_streamed_it_says_the_same_and_what_was_scored(world: World) -> None:
+async def test_a_streamed_response_is_the_same_and_includes_scored_steps(world: World) -> None:
     plain = await posted(world)
     events = await streamed(world)
     kinds = [event["type"].removeprefix("response.") for event in events]
@@ -105,7 +105,7 @@ async def test_streamed_it_says_the_same_and_what_was_scored(world: World) -> No
     assert [event["item"] for event in events if event["type"] == "response.output_item.done"] == final["output"]
 
 
-async def test_the_reasoning_item_keeps_so_much_and_the_events_say_all(
+async def test_the_reasoning_item_is_truncated_but_its_events_are_not(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = await streamed(world)
@@ -119,7 +119,7 @@ async def test_the_reasoning_item_keeps_so_much_and_the_events_say_all(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_what_a_limit_cut_off_is_incomplete(world: World, stream: bool) -> None:
+async def test_a_truncated_response_is_incomplete(world: World, stream: bool) -> None:
     cut: dict[str, Any] = {"search": {"max_depth": 1}}
     response = (await streamed(world, **cut))[-1]["response"] if stream else await posted(world, **cut)
     assert response["status"] == "incomplete"
@@ -156,7 +156,7 @@ async def test_input_and_instructions_are_messages(
     assert text(response) == completion["choices"][0]["message"]["content"]
 
 
-async def test_the_output_of_a_response_is_taken_back_as_input(world: World) -> None:
+async def test_the_output_of_a_response_is_accepted_as_input(world: World) -> None:
     output = (await streamed(world))[-1]["response"]["output"]
     assert [item["type"] for item in output] == ["reasoning", "message"]
     again = await posted(world, input=[USER, *output, {"role": "user", "content": "Sure?"}])
@@ -165,7 +165,7 @@ async def test_the_output_of_a_response_is_taken_back_as_input(world: World) -> 
     assert again["usage"]["input_tokens"] == completion["usage"]["prompt_tokens"]
 
 
-async def test_an_effort_a_limit_and_what_is_sampled(world: World) -> None:
+async def test_effort_limit_and_sampling_fields_are_used(world: World) -> None:
     response = await posted(world, reasoning={"effort": "high", "summary": "auto"}, top_k=5, max_output_tokens=5000)
     assert response["search"]["n"] == 64
     assert response["reasoning"]["effort"] == "high"
@@ -174,7 +174,7 @@ async def test_an_effort_a_limit_and_what_is_sampled(world: World) -> None:
     assert less["usage"]["output_tokens"] <= 100 < response["usage"]["output_tokens"]
 
 
-async def test_logprobs_where_they_are_included(world: World) -> None:
+async def test_logprobs_are_returned_if_included(world: World) -> None:
     plain = await posted(world)
     told = await posted(world, include=["message.output_text.logprobs", "reasoning.encrypted_content"])
     assert plain["output"][0]["content"][0]["logprobs"] == []
@@ -184,7 +184,7 @@ async def test_logprobs_where_they_are_included(world: World) -> None:
     assert delta["logprobs"] == told["output"][0]["content"][0]["logprobs"]
 
 
-async def test_what_clients_send_without_meaning_anything_is_taken(world: World) -> None:
+async def test_fields_that_clients_always_send_are_accepted(world: World) -> None:
     usual = {
         "background": False,
         "include": ["reasoning.encrypted_content"],
@@ -237,13 +237,13 @@ async def test_what_clients_send_without_meaning_anything_is_taken(world: World)
         ({"input": [{**USER, "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
     ],
 )
-async def test_what_is_wrong_is_named_as_the_client_wrote_it(world: World, fields: dict[str, Any], param: str) -> None:
+async def test_errors_name_the_field_as_the_client_wrote_it(world: World, fields: dict[str, Any], param: str) -> None:
     error = await refused(world, **fields)
     assert error["param"] == param, error
     assert world.generator.calls == 0
 
 
-async def test_why_nothing_goes_on_from_an_earlier_response(world: World) -> None:
+async def test_previous_response_id_is_refused_with_the_reason(world: World) -> None:
     error = await refused(world, previous_response_id="resp_1")
     assert "no response is stored here: send the conversation in input" in error["message"]
 
@@ -253,7 +253,7 @@ async def test_instructions_may_be_refused_as_a_system_message(make_world: Calla
     assert (await refused(world, instructions="Be brief."))["param"] == "instructions"
 
 
-async def test_the_official_client_plain_and_streamed(world: World) -> None:
+async def test_the_official_client_reads_plain_and_streamed_responses(world: World) -> None:
     asked: Any = {"model": "m", "input": "6*7?", "extra_body": {"seed": 1}}
     async with served(world) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="any", max_retries=0) as client:
         plain = await client.responses.create(**asked, reasoning={"effort": "low"})

@@ -1,4 +1,4 @@
-"""Rows of a Ray Data pipeline: what the endpoint is asked for one, and what becomes of each of its answers."""
+"""Rows of a Ray Data pipeline: the request that each becomes, and the result of each reply."""
 
 import json
 from typing import Any
@@ -14,13 +14,13 @@ pytestmark = pytest.mark.asyncio
 
 CHAT = "/v1/chat/completions"
 STAGE = {"request_id": "7", "idx_in_batch": 3}
-"""What the stage of `ray.data.llm` adds to every row."""
+"""Fields that the stage of `ray.data.llm` adds to every row."""
 
 Json = dict[str, Any]
 
 
 class Endpoint:
-    """Answers as it is told, one reply after another; keeps what it was asked."""
+    """Returns the given replies one after another, and records the requests."""
 
     def __init__(self, *replies: tuple[int, Json]) -> None:
         self._replies = list(replies)
@@ -36,8 +36,8 @@ def failed(message: str) -> Json:
     return {"error": {"message": message, "type": "t", "param": None, "code": None}}
 
 
-async def test_the_endpoint_gets_the_body_and_nothing_of_the_stage() -> None:
-    """With the tier of what yields, unless it names another; where there is one."""
+async def test_the_endpoint_gets_the_body_without_the_stages_fields() -> None:
+    """Requests are flex unless the body says otherwise; routes without a tier get none."""
     endpoint = Endpoint((200, {"id": "a"}))
     assert await reply_to({"url": CHAT, "body": '{"model": "m"}', **STAGE}, endpoint.answer) == {"id": "a"}
     await reply_to({"url": CHAT, "body": '{"service_tier": "default"}', **STAGE}, endpoint.answer)
@@ -49,7 +49,7 @@ async def test_the_endpoint_gets_the_body_and_nothing_of_the_stage() -> None:
     ]
 
 
-async def test_a_row_is_answered_as_its_request_is(world: World) -> None:
+async def test_a_row_gets_the_reply_of_its_request(world: World) -> None:
     async def answer(method: str, path: str, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         headers = {"content-type": "application/json"}
         reply: httpx.Response = await client.request(method, path, content=body, headers=headers)
@@ -74,7 +74,7 @@ async def test_a_row_waits_for_a_place() -> None:
     assert len(endpoint.asked) == 3
 
 
-async def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_row_waits_for_a_place_only_so_long(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rows, "PATIENCE_S", 0.05)
     with pytest.raises(TimeoutError, match=r"no place for this row within 0\.05 s"):
         await reply_to({"url": CHAT, "body": "{}"}, Endpoint((429, failed("full"))).answer)
@@ -84,7 +84,7 @@ async def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> Non
     ("status", "kind"),
     [(400, ValueError), (404, ValueError), (504, TimeoutError), (500, RuntimeError), (503, RuntimeError)],
 )
-async def test_errors_are_pythons_own_and_of_the_kinds_that_the_stage_knows(status: int, kind: type[Exception]) -> None:
+async def test_errors_are_built_in_exceptions_that_the_stage_knows(status: int, kind: type[Exception]) -> None:
     with pytest.raises(kind, match=f"{status}: it is so") as raised:
         await reply_to({"url": CHAT, "body": "{}"}, Endpoint((status, failed("it is so"))).answer)
     assert type(raised.value) is kind
@@ -100,7 +100,7 @@ async def test_errors_are_pythons_own_and_of_the_kinds_that_the_stage_knows(stat
         ({"model": "m", "messages": []}, "missing field: url"),
     ],
 )
-async def test_what_is_no_request_is_refused_unasked(row: Json, message: str) -> None:
+async def test_an_invalid_row_is_refused_without_a_request(row: Json, message: str) -> None:
     endpoint = Endpoint((200, {}))
     with pytest.raises(ValueError, match=message):
         await reply_to({**row, **STAGE}, endpoint.answer)

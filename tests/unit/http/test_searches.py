@@ -1,4 +1,4 @@
-"""Searches that are kept: seen while they run and afterwards, from any controller, by their key alone."""
+"""Stored searches can be read while they run and afterwards, from any controller, by their key alone."""
 
 import asyncio
 import json
@@ -30,7 +30,7 @@ KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"
 
 @pytest_asyncio.fixture
 async def kept(matcher: AnswerMatcher, tmp_path: Path) -> AsyncIterator[World]:
-    """A world of two keys that keeps what clients leave."""
+    """A world of two keys with a store."""
     world = World(matcher, keys=[KEY, OTHER], store={"path": str(tmp_path)})
     yield world
     world.assert_idle()
@@ -48,13 +48,13 @@ def client_of(world: World, key: str = KEY) -> httpx.AsyncClient:
     return client
 
 
-async def asked(world: World, path: str, key: str = KEY, **parameters: Any) -> httpx.Response:
+async def get(world: World, path: str, key: str = KEY, **parameters: Any) -> httpx.Response:
     async with client_of(world, key) as client:
         return await client.get(path, params=parameters)
 
 
-async def told(world: World, name: str, key: str = KEY) -> Json:
-    reply = await asked(world, f"/v1/searches/{name}", key)
+async def stored_search(world: World, name: str, key: str = KEY) -> Json:
+    reply = await get(world, f"/v1/searches/{name}", key)
     assert reply.status_code == 200, reply.text
     shown: Json = reply.json()
     return shown
@@ -67,7 +67,7 @@ def events_in(text: str) -> list[Any]:
 
 async def replayed(world: World, name: str, **parameters: Any) -> list[Any]:
     async with asyncio.timeout(20):
-        reply = await asked(world, f"/v1/searches/{name}/events", **parameters)
+        reply = await get(world, f"/v1/searches/{name}/events", **parameters)
     assert reply.status_code == 200, reply.text
     return events_in(reply.text)
 
@@ -83,12 +83,12 @@ async def until_running(world: World) -> None:
             await asyncio.sleep(0.01)
 
 
-async def test_a_kept_search_is_told_as_it_was_answered_by_every_controller(kept: World, elsewhere: World) -> None:
+async def test_every_controller_returns_a_stored_search_as_it_was_answered(kept: World, elsewhere: World) -> None:
     reply = (await posted(kept)).json()
     stream = await posted(kept, stream=True)
     for world in (kept, elsewhere):
         for name in (reply["id"], reply["search"]["search_id"]):
-            shown = await told(world, name)
+            shown = await stored_search(world, name)
             assert (shown["status"], shown["error"]) == ("finished", None)
             assert shown["id"] == reply["search"]["search_id"]
             assert shown["reply"] == reply
@@ -103,12 +103,12 @@ async def test_a_kept_search_is_told_as_it_was_answered_by_every_controller(kept
     assert last["search"]["reply"]["choices"][0]["message"]["content"] == reply["choices"][0]["message"]["content"]
     assert done == "[DONE]"
     assert (await replayed(kept, chunks[0]["id"], after=3))[:-2] == events[3:]
-    listed = (await asked(kept, "/v1/searches")).json()
+    listed = (await get(kept, "/v1/searches")).json()
     assert [each["id"] for each in listed["data"]] == [last["search"]["id"], reply["search"]["search_id"]]
-    assert (await asked(kept, "/v1/searches", limit=1)).json()["has_more"] is True
+    assert (await get(kept, "/v1/searches", limit=1)).json()["has_more"] is True
 
 
-async def test_it_is_kept_on_request_only_and_its_keys_alone(kept: World, tmp_path: Path) -> None:
+async def test_a_search_is_stored_only_on_request_and_for_its_key_alone(kept: World, tmp_path: Path) -> None:
     async with client_of(kept) as client:
         plain = (await client.post("/v1/chat/completions", json=chat())).json()
         refusing = (await client.post("/v1/chat/completions", json=chat(store=False))).json()
@@ -121,29 +121,31 @@ async def test_it_is_kept_on_request_only_and_its_keys_alone(kept: World, tmp_pa
         (kept, OTHER, name),
     ):
         for path in (f"/v1/searches/{unknown}", f"/v1/searches/{unknown}/events"):
-            reply = await asked(world, path, key)
+            reply = await get(world, path, key)
             assert reply.status_code == 404, reply.text
-    assert (await asked(kept, "/v1/searches", OTHER)).json()["data"] == []
+    assert (await get(kept, "/v1/searches", OTHER)).json()["data"] == []
 
 
-async def test_responses_and_trees_are_kept_too(kept: World) -> None:
+async def test_responses_and_trees_are_stored_too(kept: World) -> None:
     client = openai.AsyncOpenAI(base_url="http://banyan/v1", api_key=KEY, http_client=kept.client, max_retries=0)
     response = await client.responses.create(model="m", input="6*7?", store=True, extra_body={"seed": 1})
     assert response.store is True
-    shown = await told(kept, response.id)
+    shown = await stored_search(kept, response.id)
     assert shown["reply"]["choices"][0]["message"]["content"] == response.output_text
     async with client_of(kept) as asking:
         tree = (await asking.post("/v1/search", json=chat(store=True))).json()
-    assert (await told(kept, tree["id"]))["reply"] == {name: value for name, value in tree.items() if name != "tree"}
+    assert (await stored_search(kept, tree["id"]))["reply"] == {
+        name: value for name, value in tree.items() if name != "tree"
+    }
 
 
-async def test_a_search_that_runs_is_followed_from_elsewhere_to_its_end(kept: World, elsewhere: World) -> None:
+async def test_a_running_search_can_be_followed_from_another_controller(kept: World, elsewhere: World) -> None:
     kept.generator.gate.clear()
     running = asyncio.create_task(posted(kept, search={"strategy": "best_of_n", "n": 3}))
     await until_running(kept)
-    [shown] = (await asked(elsewhere, "/v1/searches")).json()["data"]
+    [shown] = (await get(elsewhere, "/v1/searches")).json()["data"]
     assert (shown["status"], shown["ended_at"], shown["nodes"]) == ("running", None, 0)
-    assert (await told(elsewhere, shown["id"]))["reply"] is None
+    assert (await stored_search(elsewhere, shown["id"]))["reply"] is None
     following = asyncio.create_task(replayed(elsewhere, shown["id"]))
     await asyncio.sleep(0.3)
     assert not following.done()
@@ -154,8 +156,8 @@ async def test_a_search_that_runs_is_followed_from_elsewhere_to_its_end(kept: Wo
     assert last["search"]["reply"] == reply
 
 
-async def test_whoever_follows_may_go_and_come_again(kept: World) -> None:
-    """Over a socket: what was open is closed, and the search is none the worse."""
+async def test_a_follower_may_disconnect_and_come_back(kept: World) -> None:
+    """Over a socket: its connection is closed, and the search is not affected."""
     name = (await posted(kept)).json()["id"]
     everything = await replayed(kept, name)
     kept.generator.gate.clear()
@@ -171,18 +173,18 @@ async def test_whoever_follows_may_go_and_come_again(kept: World) -> None:
     assert events_in(again.text) == everything[2:]
 
 
-async def test_how_it_failed_is_told(kept: World) -> None:
+async def test_the_error_of_a_failed_search_is_returned(kept: World) -> None:
     kept.generator.error = generator_is_dead()
     reply = await posted(kept)
     assert reply.status_code == 503
-    [shown] = (await asked(kept, "/v1/searches")).json()["data"]
+    [shown] = (await get(kept, "/v1/searches")).json()["data"]
     assert shown["status"] == "failed"
     assert shown["error"] == reply.json()["error"]
     [last, done] = await replayed(kept, shown["id"])
     assert (last["search"]["status"], last["search"]["reply"], done) == ("failed", None, "[DONE]")
 
 
-async def test_a_client_that_has_gone_has_cancelled_it(kept: World) -> None:
+async def test_a_search_whose_client_hung_up_is_cancelled(kept: World) -> None:
     kept.generator.gate.clear()
     async with served(kept) as url, httpx.AsyncClient(headers={"Authorization": f"Bearer {KEY}"}) as client:
         async with client.stream("POST", f"{url}/v1/chat/completions", json=chat(store=True, stream=True)):
@@ -193,7 +195,7 @@ async def test_a_client_that_has_gone_has_cancelled_it(kept: World) -> None:
     kept.generator.gate.set()
 
 
-async def test_one_that_died_with_its_controller_is_told_as_lost(kept: World, tmp_path: Path) -> None:
+async def test_a_search_that_died_with_its_controller_is_lost(kept: World, tmp_path: Path) -> None:
     finished = (await posted(kept)).json()
     owner = store_owner(key_record(KEY))
     context = multiprocessing.get_context("spawn")
@@ -203,7 +205,7 @@ async def test_one_that_died_with_its_controller_is_told_as_lost(kept: World, tm
     other.start()
     try:
         assert await asyncio.to_thread(mine.poll, 60)
-        assert (await told(kept, name))["status"] == "running"
+        assert (await stored_search(kept, name))["status"] == "running"
         following = asyncio.create_task(replayed(kept, name))
         await asyncio.sleep(0.3)
     finally:
@@ -212,10 +214,10 @@ async def test_one_that_died_with_its_controller_is_told_as_lost(kept: World, tm
         await asyncio.to_thread(other.join, 10)
     event, last, _ = await following
     assert event == {"search_event": {"nodes": 1, "tokens": 7}}
-    for shown in (last["search"], await told(kept, name)):
+    for shown in (last["search"], await stored_search(kept, name)):
         assert (shown["status"], shown["error"]["code"]) == ("failed", "search_lost")
         assert (shown["nodes"], shown["generated_tokens"]) == (1, 7)
-    assert (await told(kept, finished["id"]))["status"] == "finished"
+    assert (await stored_search(kept, finished["id"]))["status"] == "finished"
 
 
 def _run(path: Path, owner: str, name: str, said: Any) -> None:
@@ -230,7 +232,7 @@ def record(name: str) -> SearchRecord:
     return SearchRecord(id=name, created=time.time(), model="m", strategy="greedy", n=1, prompt_tokens=3)
 
 
-async def test_a_disk_that_fails_meanwhile_costs_the_events_and_not_the_search(kept: World, tmp_path: Path) -> None:
+async def test_a_disk_error_during_a_search_loses_its_events_only(kept: World, tmp_path: Path) -> None:
     kept.generator.gate.clear()
     running = asyncio.create_task(posted(kept))
     await until_running(kept)
@@ -239,32 +241,32 @@ async def test_a_disk_that_fails_meanwhile_costs_the_events_and_not_the_search(k
     kept.generator.gate.set()
     reply = await running
     assert reply.status_code == 200, reply.text
-    assert (await asked(kept, f"/v1/searches/{reply.json()['id']}")).status_code == 404
+    assert (await get(kept, f"/v1/searches/{reply.json()['id']}")).status_code == 404
 
 
-async def test_one_that_cannot_be_kept_does_not_begin(kept: World, tmp_path: Path) -> None:
+async def test_a_search_that_cannot_be_stored_does_not_begin(kept: World, tmp_path: Path) -> None:
     (tmp_path / "owners" / store_owner(key_record(KEY))).write_text("no directory")
     reply = await posted(kept)
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "store_unavailable")
     assert kept.generator.calls == 0
 
 
-async def test_so_many_follow_at_a_time(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_concurrent_followers_are_limited(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:
     kept.generator.gate.clear()
     running = asyncio.create_task(posted(kept))
     await until_running(kept)
-    [shown] = (await asked(kept, "/v1/searches")).json()["data"]
+    [shown] = (await get(kept, "/v1/searches")).json()["data"]
     following = [asyncio.create_task(replayed(kept, shown["id"])) for _ in range(MAX_STREAMS)]
     await asyncio.sleep(0.3)
-    refused = await asked(kept, f"/v1/searches/{shown['id']}/events")
+    refused = await get(kept, f"/v1/searches/{shown['id']}/events")
     assert refused.status_code == 429
     assert "streams of events" in refused.json()["error"]["message"]
     kept.generator.gate.set()
     await asyncio.gather(running, *following)
-    assert (await asked(kept, f"/v1/searches/{shown['id']}/events")).status_code == 200
+    assert (await get(kept, f"/v1/searches/{shown['id']}/events")).status_code == 200
 
 
-async def test_where_nothing_is_kept_it_is_said(world: World) -> None:
+async def test_without_a_store_the_routes_say_so(world: World) -> None:
     async with world.client as client:
         reply = (await client.post("/v1/chat/completions", json=chat(store=True))).json()
         assert "store: nothing is kept here" in reply["search"]["notes"]
@@ -273,7 +275,7 @@ async def test_where_nothing_is_kept_it_is_said(world: World) -> None:
 
 
 class TestStore:
-    def test_the_oldest_goes_where_there_are_too_many(self, tmp_path: Path) -> None:
+    def test_the_oldest_search_is_removed_above_the_cap(self, tmp_path: Path) -> None:
         store = Store(tmp_path, StoreSettings(path=tmp_path, searches_max=3))
         store.prepare()
         searches = store.owned(ANONYMOUS).searches
@@ -283,7 +285,7 @@ class TestStore:
             os.utime(tmp_path / "owners" / ANONYMOUS / "searches" / name, (age, age))
         assert [search.id for search in searches.newest_first()] == names[:1:-1]
 
-    def test_where_there_is_room_none_is_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_below_the_cap_no_file_is_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = Store(tmp_path, StoreSettings(path=tmp_path, searches_max=3))
         store.prepare()
         searches, looked = store.owned(ANONYMOUS).searches, list[Path]()
@@ -298,7 +300,7 @@ class TestStore:
             assert bool(looked) == (begun > 3)
         assert len(searches.newest_first()) == 3
 
-    def test_events_past_the_cap_are_not_kept_nor_what_follows(self, tmp_path: Path) -> None:
+    def test_events_past_the_cap_and_all_later_ones_are_not_stored(self, tmp_path: Path) -> None:
         store = Store(tmp_path, StoreSettings(path=tmp_path, search_bytes_max=20))
         store.prepare()
         searches = store.owned(ANONYMOUS).searches
@@ -312,7 +314,7 @@ class TestStore:
         assert search.reply == {"id": 1}
         assert search.last_event() == {"a": 1}
 
-    def test_a_piece_ends_with_a_whole_event(self, tmp_path: Path) -> None:
+    def test_reads_end_with_a_whole_event(self, tmp_path: Path) -> None:
         store = Store(tmp_path, StoreSettings(path=tmp_path))
         store.prepare()
         searches = store.owned(ANONYMOUS).searches
@@ -327,7 +329,7 @@ class TestStore:
         assert search.events(first.offset).lines == []
         assert search.last_event() == {"a": "é"}
 
-    def test_what_has_expired_is_swept_away(self, tmp_path: Path) -> None:
+    def test_expired_searches_are_removed(self, tmp_path: Path) -> None:
         store = Store(tmp_path, StoreSettings(path=tmp_path, keep_s=10.0))
         store.prepare()
         searches = store.owned(ANONYMOUS).searches

@@ -1,4 +1,4 @@
-"""The end of serving: what has begun is finished or told that it is not, and nothing else begins."""
+"""Shutdown: requests that have begun are finished or get an error, and no other request begins."""
 
 import asyncio
 
@@ -13,7 +13,7 @@ pytestmark = pytest.mark.asyncio
 
 
 class Server:
-    """An application with a request that ends when it is told to."""
+    """An application with one request, which ends when the test says so."""
 
     def __init__(self) -> None:
         self.open_requests = OpenRequests()
@@ -30,7 +30,7 @@ class Server:
         return "answer"
 
 
-async def test_what_has_begun_is_finished_and_others_are_told() -> None:
+async def test_begun_requests_are_finished_and_new_ones_get_503() -> None:
     server = Server()
     asking = asyncio.create_task(server.client.get("/search"))
     await server.begun.wait()
@@ -46,7 +46,7 @@ async def test_what_has_begun_is_finished_and_others_are_told() -> None:
     await closing
 
 
-async def test_what_is_not_finished_in_time_is_told_so() -> None:
+async def test_a_request_not_finished_in_time_gets_503() -> None:
     server = Server()
     asking = asyncio.create_task(server.client.get("/search"))
     await server.begun.wait()
@@ -55,7 +55,7 @@ async def test_what_is_not_finished_in_time_is_told_so() -> None:
     assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stopping")
 
 
-async def test_a_stream_that_is_not_finished_in_time_ends_without_its_end() -> None:
+async def test_a_stream_not_finished_in_time_is_cut_off() -> None:
     sent: list[Message] = []
     begun = asyncio.Event()
 
@@ -79,7 +79,7 @@ async def test_a_stream_that_is_not_finished_in_time_ends_without_its_end() -> N
     assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
 
 
-async def test_a_door_that_nobody_has_entered_closes_at_once() -> None:
+async def test_without_open_requests_shutdown_is_immediate() -> None:
     server = Server()
     await asyncio.wait_for(server.open_requests.close(60.0), 10)
     assert (await server.client.get("/search")).status_code == 503
