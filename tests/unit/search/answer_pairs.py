@@ -1,21 +1,21 @@
-"""Pairs of answers: what math-verify says of them, beside what we say, and why where that differs.
+"""Pairs of answers with math-verify's result and ours, and the reason where they differ.
 
-``test_answers_beside_math_verify.py`` asks both about every row.
+``test_answers_beside_math_verify.py`` compares every row with both.
 """
 
 from typing import Literal, NamedTuple
 
 
 class Pair(NamedTuple):
-    """Two answers."""
+    """Two answers, and whether each side takes them for the same."""
 
     a: str
     b: str
     math_verify: Literal["same", "different", "one way"]
-    """``verify`` of both, each as the reference once: "one way" if it takes only one of them for the other."""
+    """Result of ``verify`` with each answer as the reference once; "one way" if only one direction is accepted."""
     ours: Literal["same", "different"]
     why: str = ""
-    """Given where the two differ."""
+    """Reason for the difference; only given where the two differ."""
 
 
 PAIRS = [

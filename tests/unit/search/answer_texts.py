@@ -1,20 +1,20 @@
-"""Texts: the answer that math-verify takes from them, beside the one that we take, and why where that differs.
+"""Texts with the answer that math-verify extracts and the one that we extract, and the reason where they differ.
 
-``test_answers_beside_math_verify.py`` runs both over every row.
+``test_answers_beside_math_verify.py`` runs both on every row.
 """
 
 from typing import NamedTuple
 
 
 class Text(NamedTuple):
-    """A text with an answer, or none."""
+    """A text, with or without an answer."""
 
     text: str
     math_verify: str | None
-    """What ``parse`` found, as the text that it returns last; None if nothing."""
+    """The last text that ``parse`` returns for its result; None for no result."""
     ours: str | None
     why: str = ""
-    """Given where the two differ."""
+    """Reason for the difference; only given where the two differ."""
 
 
 TEXTS = [

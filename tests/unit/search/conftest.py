@@ -1,4 +1,4 @@
-"""Makes the fakes beside the tests importable, whatever import mode pytest runs in; and what is slow to start."""
+"""Makes the fakes beside the tests importable in any import mode, and starts what is slow to start once."""
 
 import sys
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A generator and a scorer without a model: what they say depends on seed and text, when they say it on chance."""
+"""A generator and a scorer without a model. Their output depends on seed and text, its timing on chance."""
 
 import asyncio
 import hashlib
@@ -26,14 +26,14 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 PROMPT = (1, 2, 3, 4, 5)
 
 
-def digest(*parts: object) -> random.Random:
-    """A die that falls the same way for the same parts."""
+def seeded_rng(*parts: object) -> random.Random:
+    """A random generator that is the same for the same parts."""
     return random.Random(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest())
 
 
 def write_step(seed: int, prefix: Sequence[int], max_tokens: int) -> Step:
     """A step of 1 to 9 tokens; one in six ends the solution with an answer between 0 and 4."""
-    rng = digest("step", seed, tuple(prefix))
+    rng = seeded_rng("step", seed, tuple(prefix))
     wanted = rng.randint(1, 9)
     tokens = tuple(rng.randint(10, 99) for _ in range(min(wanted, max_tokens)))
     if wanted > max_tokens:
@@ -55,12 +55,12 @@ def write_solution(seed: int, prefix: Sequence[int], max_tokens: int) -> tuple[S
 
 
 def reward_of(texts: Sequence[str]) -> float:
-    """The reward of the last of these steps, one of 16 values: ties do happen."""
-    return digest("reward", tuple(texts)).randint(0, 15) / 15
+    """Reward of the last of these steps. It has one of 16 values, so that ties occur."""
+    return seeded_rng("reward", tuple(texts)).randint(0, 15) / 15
 
 
 class Turns:
-    """Points at which fakes yield to the event loop; ``at`` is told the number of each."""
+    """Points at which the fakes yield to the event loop. ``at`` is called with the number of each."""
 
     def __init__(self, rng: random.Random, at: Callable[[int], None] | None = None) -> None:
         self.count = 0
@@ -80,28 +80,28 @@ class FakeGenerator:
 
     def __init__(self, order: int = 0, turns: Turns | None = None, variety: int | None = None) -> None:
         self.variety = variety
-        """How many different steps it writes below the same text; unset: each seed writes another."""
+        """Number of different steps that it writes below the same text; None: each seed writes a different one."""
         self.requests: list[ExpandRequest] = []
         self.live: set[tuple[NodeId, int]] = set()
-        """Branches being written. Empty when nothing was left behind."""
+        """Branches being written; empty once nothing is left behind."""
         self.most_live = 0
         self.tokens = 0
         self.fail_after: int | None = None
-        """Children after which the generator breaks."""
+        """Children after which the generator fails."""
         self.stall_after: int | None = None
-        """Children after which it never says anything again."""
+        """Children after which it hangs."""
         self.stalled = asyncio.Event()
         self.forget = 0
-        """Children left out at the end of the first stream."""
+        """Children omitted at the end of the first stream."""
         self.break_at_end = False
         self.ended = 0
         """Streams that ended by themselves."""
         self.interruptions = 0
-        """So many calls, at most, end before one of their groups."""
+        """Maximum number of calls that break off before one of their groups."""
         self.repeat = False
-        """Sends every group twice, and children nobody asked for."""
+        """Sends every group twice, and children that were not requested."""
         self.short_of_memory: int | None = None
-        """Gives branches back: which ones, depends on this number and on what is asked for."""
+        """Seed for giving branches back; None: it gives none back. The choice also depends on the request."""
         self._rng = random.Random(order)
         self._turns = turns or Turns(self._rng)
         self._sent = 0
@@ -150,7 +150,7 @@ class FakeGenerator:
             self.live -= names
 
     def _granted(self, expansion: ExpandItem) -> int:
-        rng = digest("short of memory", self.short_of_memory, expansion.parent, expansion.branches[0].index)
+        rng = seeded_rng("short of memory", self.short_of_memory, expansion.parent, expansion.branches[0].index)
         return min(len(expansion.branches), max(expansion.least, rng.randint(0, 4)))
 
     async def _break(self, count: int) -> None:
@@ -177,7 +177,7 @@ class FakeGenerator:
 
 
 class FakeScorer:
-    """Rewards by text. ``spoil`` turns its rewards into whatever it likes."""
+    """Rewards by text. ``spoil`` may replace its rewards by anything."""
 
     name = "fake-prm"
 
@@ -206,29 +206,29 @@ def broken(rewards: list[list[float]]) -> Any:
 
 
 class WatchedTree(SearchTree):
-    """Counts how often each node's flight ended and refuses a life that runs backwards."""
+    """Counts how often each node completed, and refuses a status that moves backwards."""
 
-    LIFE = tuple(NodeStatus)
+    STATUS_ORDER = tuple(NodeStatus)
 
     def __init__(self) -> None:
         super().__init__()
-        self.landings: dict[NodeId, int] = {}
+        self.times_completed: dict[NodeId, int] = {}
 
     def _set_status(self, node: Node, status: NodeStatus) -> None:
-        assert self.LIFE.index(status) > self.LIFE.index(node.status)
+        assert self.STATUS_ORDER.index(status) > self.STATUS_ORDER.index(node.status)
         if node.status in (NodeStatus.PENDING, NodeStatus.WRITTEN):
-            self.landings[node.id] = self.landings.get(node.id, 0) + 1
+            self.times_completed[node.id] = self.times_completed.get(node.id, 0) + 1
         super()._set_status(node, status)
 
     def check(self) -> None:
-        """Everything has ended, once, and the invariants hold."""
+        """Checks that every node has completed once, and that the invariants hold."""
         assert self.check_integrity() == []
         assert self.in_flight == 0
-        assert self.landings == {node.id: 1 for node in self.nodes}
+        assert self.times_completed == {node.id: 1 for node in self.nodes}
 
 
 class Bench:
-    """One search's surroundings."""
+    """Ports, tree and events of one search."""
 
     def __init__(self, order: int = 0, turns: Turns | None = None, variety: int | None = None) -> None:
         self.generator = FakeGenerator(order, turns, variety)
@@ -256,7 +256,7 @@ class Bench:
         return await run_search("What is it?", PROMPT, settings, environment, **(usual | options))
 
     def check_idle(self) -> None:
-        """Nothing was left behind, anywhere."""
+        """Checks that nothing is left behind."""
         self.tree.check()
         assert self.generator.live == set()
 
@@ -269,7 +269,7 @@ def search(
     interruptions: int = 0,
     **options: Any,
 ) -> tuple[Bench, SearchOutcome]:
-    """A whole search on a bench of its own."""
+    """Runs a whole search with its own ports and tree."""
 
     async def main() -> tuple[Bench, SearchOutcome]:
         bench = Bench(order, variety=variety)

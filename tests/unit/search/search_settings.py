@@ -79,10 +79,10 @@ SEARCHES = st.one_of(
         st.sampled_from([0.0, 0.4]),
     ),
 )
-"""Every strategy there is."""
+"""Every strategy."""
 LIMITS = st.fixed_dictionaries(
     {"max_step_tokens": st.integers(3, 10), "max_path_tokens": st.integers(5, 60), "seed": st.integers(0, 99)}
 )
 VARIETY = st.sampled_from([None, 1, 2, 4])
-"""Of what is written below a text: the less, the more steps are written again."""
+"""Variety of the steps below one text: the smaller, the more steps repeat."""
 BUDGETS = st.fixed_dictionaries({}, optional={"tokens": st.integers(1, 150), "nodes": st.integers(1, 30)})

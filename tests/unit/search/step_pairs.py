@@ -1,6 +1,6 @@
 r"""Pairs of reasoning steps: whether they say the same, and whether our clusters take them for the same.
 
-Of the kinds that the embedded generator, SmolLM2, Qwen2.5-Math and the solutions of MATH and GSM8K write.
+The steps are of the kinds that the embedded generator, SmolLM2, Qwen2.5-Math and the solutions of MATH and GSM8K write.
 """
 
 from typing import Literal, NamedTuple
@@ -16,7 +16,7 @@ class Pair(NamedTuple):
     truth: Verdict
     ours: Verdict
     why: str = ""
-    """Given where the two differ."""
+    """Reason for the difference; only given where the two differ."""
 
 
 def same(a: str, b: str) -> Pair:
@@ -48,7 +48,7 @@ ARITHMETIC = [
 ]
 
 WORD_PROBLEMS = [
-    # As in GSM8K, and as SmolLM2 and Qwen write them.
+    # In the style of GSM8K, SmolLM2 and Qwen.
     same(
         "First, we calculate the total cost of the apples: 3 * 4 = 12 dollars.",
         "To begin, let's find out how much the apples cost: 3 * 4 = $12.",
@@ -140,7 +140,7 @@ WORD_PROBLEMS = [
 ]
 
 MATHEMATICS = [
-    # As in MATH's solutions and Qwen2.5-Math's.
+    # In the style of MATH's solutions and Qwen2.5-Math.
     same("We factor the quadratic as $(x-5)(x-9)=0$.", "Factoring the quadratic gives $(x-5)(x-9) = 0$."),
     same(r"We have $2x + 3 = 7$, so $2x = 4$.", r"Since $3 + 2x = 7$, we get \(2x = 4\)."),
     same(r"Thus \[x = \frac{-b}{2a} = 4.\]", r"Hence $x = -b/(2a) = 4$."),
@@ -241,7 +241,7 @@ LIMITS = [
 ]
 
 LATER = [
-    # Written after the words' cut was chosen on the pairs above: what it is worth on pairs that it has not seen.
+    # Written after the threshold on words was chosen on the pairs above: a test set that the choice has not seen.
     same("Next, multiply 24 by 3 to get 72.", "24 times 3 is 72."),
     same("The area is $8 \\cdot 5 = 40$ square feet.", "So the area is 8 * 5 = 40 square feet."),
     same("The total number of students is 12 + 18 = 30.", "Altogether there are 12 + 18 = 30 students."),

@@ -1,4 +1,4 @@
-"""AB-MCTS against the ``treequest`` package, under the same rewards and the same random draws."""
+"""AB-MCTS against the ``treequest`` package, with the same rewards and the same random draws."""
 
 import math
 import random
@@ -22,7 +22,7 @@ ORDER = {"gaussian": ("m", "kappa", "nu", "tau_square"), "beta": ("a", "b")}
 
 
 class Turn:
-    """How many nodes there are: a draw depends on this and on the distribution, so that both sides draw the same."""
+    """Number of nodes so far. A draw depends on it and on the distribution, so that both sides draw the same."""
 
     number = 0
 
@@ -45,7 +45,7 @@ def reward_at(node: NodeId) -> float:
 
 
 def theirs(posterior: str, steps: int, root: NodeId) -> list[NodeId]:
-    """The nodes in the order in which treequest makes them."""
+    """The nodes in the order in which ``treequest`` creates them."""
     made: list[NodeId] = []
 
     def generate(state: NodeId | None) -> tuple[NodeId, float]:
@@ -87,7 +87,7 @@ def test_the_same_draws_make_the_same_choices(posterior: str, case: int, monkeyp
 
 
 @pytest.mark.parametrize("posterior", ["gaussian", "beta"])
-def test_posteriors_equal_theirs(posterior: str) -> None:
+def test_posteriors_equal_those_of_treequest(posterior: str) -> None:
     rng = random.Random(3)
     for _ in range(200):
         rewards = [rng.random() for _ in range(rng.randint(0, 30))]
@@ -111,12 +111,12 @@ def test_draws_follow_the_posterior() -> None:
 
 @pytest.mark.parametrize("posterior", Posterior)
 @pytest.mark.parametrize("rewards", [[], [0.7], [0.1, 0.9, 0.4, 0.4, 0.6]])
-def test_many_arms_draw_as_one_does(posterior: Posterior, rewards: list[float]) -> None:
+def test_drawing_many_arms_at_once_has_the_same_distribution(posterior: Posterior, rewards: list[float]) -> None:
     prior, arm = PRIORS[posterior], reduce(Rewards.with_one, rewards, Rewards())
     one, number = random.Random(5), 20_000
     alone = [prior.after(arm).draw(one) for _ in range(number)]
     at_once = prior.draw_many(columns([arm] * number), rng_of(5))
-    # Kolmogorov and Smirnov: same distributions differ by more in one of a million pairs of samples.
+    # Kolmogorov-Smirnov: equal distributions give a smaller p-value in one of a million pairs of samples.
     assert ks_2samp(alone, at_once).pvalue > 1e-6
     others = prior.draw_many(columns([arm.with_one(0.0)] * number), rng_of(5))
     assert ks_2samp(alone, others).pvalue < 1e-6, "and others are told from them"
@@ -130,7 +130,7 @@ def test_each_of_many_arms_draws_from_its_own_rewards(posterior: Posterior) -> N
 
 
 def wide_tree(arms: int) -> SearchTree:
-    """Of a root with so many children, all of them seen to be far better than a new one."""
+    """A tree whose root has ``arms`` children, all with much better rewards than a new child would get."""
     tree = SearchTree()
     tree.fold(Arms, parse_search({"strategy": "ab_mcts"}).strategy)
     for node in tree.request(tree.root, arms):
@@ -153,7 +153,7 @@ def test_among_hundreds_of_children_the_choice_follows_the_seed(posterior: Poste
     assert len(set(first)) > 20
 
 
-def test_many_arms_are_not_drawn_one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_arms_are_drawn_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     draw = Belief.draw
     monkeypatch.setattr(Belief, "draw", lambda belief, rng: drawn.append(belief) or draw(belief, rng))
@@ -165,8 +165,8 @@ def test_many_arms_are_not_drawn_one_after_another(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("generation", ["step", "solution"])
-def test_the_arms_of_many_children_are_those_of_each(generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However they came to be many: with rewards of their own, from below, and of repeats."""
+def test_the_table_of_many_arms_has_the_rewards_of_each_child(generation: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the source of their rewards: their own, from below, or of repeated steps."""
     monkeypatch.setattr("search.strategies.mcts.ab_mcts.MANY", 3)
     wanted = {"strategy": "ab_mcts", "iterations": 150, "generation": generation}
     widest = 0
@@ -187,7 +187,7 @@ def test_the_arms_of_many_children_are_those_of_each(generation: str, monkeypatc
 
 
 @pytest.mark.parametrize("paths", [1, 3])
-def test_writes_as_many_steps_as_it_may_and_no_more(paths: int) -> None:
+def test_writes_exactly_the_allowed_number_of_steps(paths: int) -> None:
     wanted: Mapping[str, object] = {"strategy": "ab_mcts", "iterations": 20, "paths": paths, "generation": "step"}
     for seed in range(5):
         bench, outcome = search({**wanted, "seed": seed})
@@ -196,7 +196,7 @@ def test_writes_as_many_steps_as_it_may_and_no_more(paths: int) -> None:
         assert most == paths
 
 
-def test_a_generation_is_a_whole_answer_whose_steps_can_be_gone_back_to() -> None:
+def test_a_generation_is_a_whole_answer_and_its_steps_can_be_expanded() -> None:
     gone_back = 0
     for seed in range(8):
         _, outcome = search({"strategy": "ab_mcts", "iterations": 12, "seed": seed})
@@ -207,7 +207,7 @@ def test_a_generation_is_a_whole_answer_whose_steps_can_be_gone_back_to() -> Non
     assert gone_back
 
 
-def test_another_seed_draws_otherwise() -> None:
+def test_another_seed_draws_differently() -> None:
     shapes = set()
     for seed in range(4):
         _, outcome = search({"strategy": "ab_mcts", "iterations": 30, "seed": seed})

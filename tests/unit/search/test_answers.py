@@ -1,4 +1,4 @@
-"""The answer in a text, and which answers are the same, whatever is written there."""
+"""Extraction of the answer from a text, and equivalence of answers, for any text."""
 
 import asyncio
 import itertools
@@ -38,7 +38,7 @@ from search.answers.extraction import MAX_ANSWER_CHARS, MAX_NEXT_LINE_CHARS, box
     ],
 )
 def test_extracts(text: str, answer: str | None) -> None:
-    """Beside the texts of ``answer_texts.py``."""
+    """Further texts, beside those of ``answer_texts.py``."""
     assert extract_answer(text) == answer
 
 
@@ -64,7 +64,7 @@ def test_extracts(text: str, answer: str | None) -> None:
         "A:" + " " * 100_000 + "\nB",
     ],
 )
-def test_a_hostile_text_costs_no_more_than_its_length(text: str) -> None:
+def test_extraction_from_hostile_texts_takes_linear_time(text: str) -> None:
     start = time.process_time()
     extract_answer(text)
     boxed_answer(text)
@@ -122,17 +122,17 @@ def test_a_percentage_keeps_its_sign(answer: str) -> None:
     [("3 4", "34"), ("1 1/2", "11/2"), ("50%", "50"), ("x+1", "x+2"), ("1 2", "1 23"), (r"\log_2 8", r"\log_{28}")],
 )
 def test_different_answers_have_different_spellings(a: str, b: str) -> None:
-    """Self-consistency counts votes by them: finer than equivalence, never coarser."""
+    """Self-consistency counts votes by spelling, which must never be coarser than equivalence."""
     assert canonical(a) != canonical(b)
 
 
 @pytest.mark.parametrize(("a", "b"), [("$7$", "7."), ("Yes", r"\text{yes}"), ("(A)", r"\textbf{A}"), ("9" * 500,) * 2])
-def test_spellings_of_the_same_answer(a: str, b: str) -> None:
+def test_variants_of_an_answer_have_one_spelling(a: str, b: str) -> None:
     assert canonical(a) == canonical(b)
 
 
 @pytest.mark.parametrize("answer", ["1 " * 500, "1,234" * 200, r"\text{" * 170, "%" * 1000, "1 1/2 " * 150, " " * 1000])
-def test_a_hostile_answer_is_spelled_in_no_time(answer: str) -> None:
+def test_hostile_answers_are_canonicalized_quickly(answer: str) -> None:
     start = time.process_time()
     canonical(answer)
     assert time.process_time() - start < 0.1
@@ -174,7 +174,7 @@ def test_plain_answers_need_no_worker() -> None:
 def test_a_grouping_is_the_same_in_any_order(
     matcher: AnswerMatcher, answers: list[str], groups: list[list[int]]
 ) -> None:
-    """Also where two answers are each the same as a third, and not as each other."""
+    """Even if two answers each equal a third but not each other."""
     expected = {frozenset(answers[index] for index in group) for group in groups}
     for order in itertools.permutations(answers):
         found = asyncio.run(matcher.group(order))
@@ -182,7 +182,7 @@ def test_a_grouping_is_the_same_in_any_order(
 
 
 def test_answers_of_one_spelling_are_the_same(matcher: AnswerMatcher) -> None:
-    """Self-consistency stops early on spellings: none of them may end up in two groups."""
+    """Self-consistency stops early by spelling, so no spelling may be in two groups."""
     answers = sorted({answer for row in PAIRS for answer in (row.a, row.b)})
     groups = asyncio.run(matcher.group(answers))
     group_of = {answers[index]: number for number, group in enumerate(groups) for index in group}
@@ -192,8 +192,8 @@ def test_answers_of_one_spelling_are_the_same(matcher: AnswerMatcher) -> None:
     assert [spelling for spelling, numbers in homes.items() if len(numbers) > 1] == []
 
 
-def test_many_symbolic_answers_cost_their_number_not_its_square(matcher: AnswerMatcher) -> None:
-    """48 answers, each written in two ways, and none of them seen before."""
+def test_grouping_symbolic_answers_takes_linear_time(matcher: AnswerMatcher) -> None:
+    """48 new answers, each written in two ways."""
     answers = [rf"{k}x^2-\sqrt{{{k}}}" for k in range(2, 50)] + [rf"-{k}^{{1/2}}+{k}x\cdot x" for k in range(2, 50)]
     order = list(range(96))
     random.Random(0).shuffle(order)
@@ -225,7 +225,7 @@ def test_many_symbolic_answers_cost_their_number_not_its_square(matcher: AnswerM
         r"\int_0^1 e^{x^{x^x}} dx",
     ],
 )
-def test_hostile_answers_are_still_grouped(matcher: AnswerMatcher, hostile: str) -> None:
+def test_hostile_answers_are_grouped_too(matcher: AnswerMatcher, hostile: str) -> None:
     assert asyncio.run(matcher.group([hostile, "x+1", hostile, "1+x"])) == [[0, 2], [1, 3]]
 
 

@@ -1,4 +1,4 @@
-"""Answers are read and compared as the tables beside this file say, by math-verify and by us."""
+"""math-verify and our code give the results in the tables beside this file."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ from search.answers.extraction import extract_answer
 
 
 @pytest.mark.parametrize("row", PAIRS, ids=lambda row: f"{row.a} and {row.b}")
-def test_pairs(matcher: AnswerMatcher, row: Pair) -> None:
+def test_equivalence_is_as_in_the_table(matcher: AnswerMatcher, row: Pair) -> None:
     assert asyncio.run(matcher.same(row.a, row.b)) is (row.ours == "same")
     assert asyncio.run(matcher.same(row.b, row.a)) is (row.ours == "same")
     a, b = (parse(f"\\boxed{{{answer}}}", parsing_timeout=None) for answer in (row.a, row.b))
@@ -21,14 +21,14 @@ def test_pairs(matcher: AnswerMatcher, row: Pair) -> None:
 
 
 @pytest.mark.parametrize("row", TEXTS, ids=lambda row: row.text[:40])
-def test_texts(row: Text) -> None:
+def test_extraction_is_as_in_the_table(row: Text) -> None:
     assert extract_answer(row.text) == row.ours
     found = parse(row.text, parsing_timeout=None)
     assert (found[-1] if found else None) == row.math_verify
 
 
-def test_the_tables_are_whole() -> None:
-    """Every difference has its reason, no agreement needs one, and nothing is there twice."""
+def test_the_tables_are_consistent() -> None:
+    """Every difference has a reason, no agreement has one, and no row is there twice."""
     for row in (*PAIRS, *TEXTS):
         assert bool(row.why) == (row.math_verify != row.ours), row
     assert len({frozenset((row.a, row.b)) for row in PAIRS}) == len(PAIRS) >= 120

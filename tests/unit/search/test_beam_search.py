@@ -1,4 +1,4 @@
-"""Beam search against search-and-learn's loop, written plainly from its description."""
+"""Beam search against search-and-learn's loop, written from its description in a simple form."""
 
 from collections import Counter
 from typing import NamedTuple
@@ -29,7 +29,7 @@ class Beam(NamedTuple):
 def plain_beam_search(
     n: int, m: int, depth: int, how: Aggregation, to_eos: bool
 ) -> tuple[dict[NodeId, str], set[NodeId]]:
-    """All steps written, by path, and the paths in the pool."""
+    """Returns all steps written, by path, and the paths in the pool."""
     written: dict[NodeId, str] = {}
     pool: list[Beam] = []
     active = [Beam()]
@@ -83,7 +83,7 @@ def test_grows_the_tree_of_search_and_learn(
     assert {node.id for node in strategy.candidates(tree)} == pool
 
 
-def test_deals_n_children_in_turn_over_the_kept_the_best_first() -> None:
+def test_n_children_are_dealt_in_turn_to_the_kept_beams_best_first() -> None:
     bench, _ = search({"strategy": "beam_search", "n": 6, "m": 3, "max_step_tokens": 8, "merge_siblings": False})
     first, second = bench.generator.requests[:2]
     assert (first.lane, second.lane) == (Lane.FIRST_STEPS, Lane.DEMAND)
@@ -100,7 +100,7 @@ def test_one_call_to_the_generator_per_iteration() -> None:
     assert outcome.cost.prm_calls == len(bench.scorer.requests) < outcome.cost.nodes
 
 
-def test_stops_once_n_beams_have_ended_and_answers_with_no_more() -> None:
+def test_stops_once_n_beams_have_ended_and_uses_exactly_these() -> None:
     settings = {"strategy": "beam_search", "n": 4, "m": 2, "max_step_tokens": 4}
     for seed in range(30):
         _, outcome = search(settings | {"seed": seed})
@@ -129,7 +129,7 @@ def test_siblings_of_the_same_text_are_one_beam() -> None:
     assert strategy.select(tree) == [Expansion(nodes[0], 2), Expansion(nodes[1], 1), Expansion(nodes[3], 1)]
 
 
-def test_beams_that_were_written_often_get_more() -> None:
+def test_beams_get_children_in_proportion_to_their_count() -> None:
     strategy = BeamSearch(n=8, m=2)
     tree = SearchTree()
     tree.merges_siblings = True
@@ -143,7 +143,7 @@ def test_beams_that_were_written_often_get_more() -> None:
     ]
 
 
-def test_a_tight_budget_goes_on_with_the_same_iteration() -> None:
+def test_a_tight_budget_splits_an_iteration_over_several_calls() -> None:
     settings = {"strategy": "beam_search", "n": 8, "m": 2, "max_step_tokens": 8, "budget": {"tokens": 120}}
     bench, outcome = search(settings)
     assert outcome.stop_reason == "tokens"

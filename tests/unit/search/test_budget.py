@@ -1,4 +1,4 @@
-"""Limits that are reserved before they are spent."""
+"""Budgets are reserved before they are spent."""
 
 import math
 import pickle
@@ -12,13 +12,13 @@ from search.budget import Budget, BudgetMeter, Cost
 from search.errors import LimitKind, LimitReached
 
 
-def test_grants_in_order_what_can_be_paid() -> None:
+def test_reservations_are_granted_in_order() -> None:
     meter = BudgetMeter(Budget(tokens=100, nodes=10))
     assert meter.reserve([Cost(40, 1)] * 4) == [Cost(40, 1)] * 2
     assert (meter.tokens.usage, meter.tokens.reserved, meter.tokens.remaining) == (0, 80, 20)
 
 
-def test_a_branch_is_cut_short_only_when_nothing_can_come_back() -> None:
+def test_a_branch_is_shortened_only_if_no_reservation_is_open() -> None:
     meter = BudgetMeter(Budget(tokens=100))
     first = meter.reserve([Cost(90, 1), Cost(90, 1)])
     assert first == [Cost(90, 1)]
@@ -26,7 +26,7 @@ def test_a_branch_is_cut_short_only_when_nothing_can_come_back() -> None:
     assert meter.reserve([Cost(90, 1), Cost(90, 1)]) == [Cost(70, 1)]
 
 
-def test_names_what_is_exhausted() -> None:
+def test_the_exhausted_limit_is_named() -> None:
     meter = BudgetMeter(Budget(tokens=5, nodes=1))
     assert meter.exhausted() is None
     (reservation,) = meter.reserve([Cost(5, 1)])
@@ -36,7 +36,7 @@ def test_names_what_is_exhausted() -> None:
     assert (limit.kind, limit.value, limit.limit) == (LimitKind.NODES, 1, 1)
 
 
-def test_wall_clock() -> None:
+def test_the_wall_clock_limit_ends_the_budget() -> None:
     now = 10.0
     meter = BudgetMeter(Budget(seconds=2.0), clock=lambda: now)
     now = 11.5
@@ -45,7 +45,7 @@ def test_wall_clock() -> None:
     assert meter.exhausted() is not None
 
 
-def test_no_limits() -> None:
+def test_without_limits_everything_is_granted() -> None:
     meter = BudgetMeter(Budget())
     assert len(meter.reserve([Cost(1000, 1)] * 1000)) == 1000
     assert meter.tokens.remaining == math.inf
@@ -58,7 +58,7 @@ def test_the_error_survives_a_process_boundary() -> None:
 
 
 @pytest.mark.parametrize("given", [{"tokens": 0}, {"nodes": "5"}, {"seconds": math.nan}, {"seconds": 0}, {"cpu": 1}])
-def test_refuses(given: dict[str, object]) -> None:
+def test_invalid_budgets_are_refused(given: dict[str, object]) -> None:
     with pytest.raises(ValidationError):
         Budget.model_validate(given)
 
@@ -71,7 +71,9 @@ def test_refuses(given: dict[str, object]) -> None:
     ),
     keep=st.integers(0, 3),
 )
-def test_is_never_exceeded(tokens: int, nodes: int, rounds: list[list[tuple[int, int, float]]], keep: int) -> None:
+def test_a_budget_is_never_exceeded(
+    tokens: int, nodes: int, rounds: list[list[tuple[int, int, float]]], keep: int
+) -> None:
     meter = BudgetMeter(Budget(tokens=tokens, nodes=nodes))
     in_flight: list[tuple[Cost, Cost]] = []
     for asks in rounds:

@@ -1,4 +1,4 @@
-"""Caps: whoever adds a setting that makes a search wider says so on the setting, or cannot define it."""
+"""Caps: a setting that makes a search wider must name its cap, or its strategy cannot be defined."""
 
 from collections.abc import Sequence
 from typing import Annotated, Literal, get_args
@@ -29,7 +29,7 @@ SHARED = {"max_depth", "max_step_tokens", "max_path_tokens", "budget.tokens", "b
 
 
 class Fan(BestOfN):
-    """A strategy that somebody adds: wide by a setting of its own."""
+    """A custom strategy that is wide by a setting of its own."""
 
     fan_out: Width = Field(4, description="Children at a time.")
 
@@ -38,16 +38,15 @@ class Fan(BestOfN):
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_what_makes_a_search_wide_is_marked(name: str) -> None:
+def test_settings_that_widen_a_search_name_their_cap(name: str) -> None:
     capped = {setting.path: setting.cap for setting in caps_on(parse_search({"strategy": name}))}
     widths = WIDTHS.get(name, set())
     assert capped.keys() == widths | SHARED
     assert {capped[setting] for setting in widths} <= {"n"}
 
 
-def test_every_count_without_a_cap_is_known() -> None:
-    """Nothing is left out by a mark that says so, but what others bound: nodes, tokens, or the waiting alone;
-    and what a token is drawn from."""
+def test_the_counts_without_a_cap_are_these() -> None:
+    """Each is bounded by other limits (nodes, tokens), only delays a search, or belongs to sampling."""
     uncapped = {
         setting
         for strategy in STRATEGIES.values()
@@ -57,25 +56,25 @@ def test_every_count_without_a_cap_is_known() -> None:
     assert uncapped == {"iterations", "lookahead", "margin_after", "top_k"}
 
 
-def test_a_new_width_is_found_without_being_named_anywhere() -> None:
+def test_the_cap_of_a_new_width_is_found_through_its_type() -> None:
     settings = SearchSettings(strategy=Fan(fan_out=64))
     assert ("fan_out", "n", 64) in list(caps_on(settings))
 
 
 @pytest.mark.parametrize("annotation", [int, int | None, list[int], Annotated[int, Field(ge=1)]])
-def test_an_integer_without_a_mark_is_no_setting(annotation: object) -> None:
+def test_an_integer_setting_without_a_cap_is_refused(annotation: object) -> None:
     with pytest.raises(TypeError, match=r"Bare\.wide is an integer that no cap bounds"):
         type("Bare", (BestOfN,), {"__annotations__": {"wide": annotation}, "wide": 1, "__module__": __name__})
 
 
-def test_a_mark_is_not_lost_by_declaring_a_setting_again() -> None:
+def test_a_setting_declared_again_without_its_cap_is_refused() -> None:
     with pytest.raises(TypeError, match=r"Narrow\.n "):
 
         class Narrow(BestOfN):
             n: int = 8  # type: ignore[assignment]
 
 
-def test_marks_are_found_in_models_and_options() -> None:
+def test_caps_are_found_in_nested_models_and_optional_settings() -> None:
     class Inner(BaseModel):
         tokens: Annotated[int, Cap("tokens")] | None = None
         plain: bool = True
@@ -90,7 +89,7 @@ def test_marks_are_found_in_models_and_options() -> None:
     assert list(capped_settings(Outer())) == [("inner.tokens", "tokens", None), ("wide", "n", 2)]
 
 
-def test_a_search_branches_where_it_may_write_more_than_one_of_anything() -> None:
+def test_a_search_branches_if_it_may_write_several_children() -> None:
     alone: list[dict[str, object]] = [
         {"strategy": "greedy"},
         {"strategy": "best_of_n", "n": 1},
@@ -103,5 +102,5 @@ def test_a_search_branches_where_it_may_write_more_than_one_of_anything() -> Non
     assert branching == [name for name in STRATEGIES if name != "greedy"]
 
 
-def test_caps_have_the_names_that_operators_write() -> None:
+def test_caps_have_the_names_of_the_limit_settings() -> None:
     assert set(get_args(CapName)) == {"n", "depth", "step_tokens", "tokens", "nodes", "seconds"}

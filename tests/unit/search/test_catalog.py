@@ -1,4 +1,4 @@
-"""Strategies and answer extractors of an operator's own, by import path."""
+"""Custom strategies and answer extractors by import path."""
 
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -17,7 +17,7 @@ HERE = __name__
 
 
 class TwoSteps(Strategy):
-    """Writes one path of two steps at most."""
+    """Writes one path of at most two steps."""
 
     aliases = ("two",)
 
@@ -30,26 +30,26 @@ class TwoSteps(Strategy):
 
 
 class Namesake(TwoSteps):
-    """Has a name that is taken."""
+    """Has the name of a built-in strategy."""
 
     name: Literal["greedy"] = "greedy"  # type: ignore[assignment]
 
 
 class Unfinished(Strategy):
-    """Decides nothing."""
+    """Does not implement the abstract methods."""
 
     name: Literal["unfinished"] = "unfinished"
 
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This module under a name that can be imported, however pytest has imported it."""
+    """This module under an importable name, however pytest has imported it."""
     import sys
 
     monkeypatch.setitem(sys.modules, "own_strategies", sys.modules[HERE])
 
 
-async def test_a_strategy_of_ones_own_is_named_configured_and_run_like_the_built_in() -> None:
+async def test_a_custom_strategy_is_selected_configured_and_run_like_a_built_in_one() -> None:
     catalog = catalog_of(["own_strategies:TwoSteps"])
     assert list(catalog) == [*STRATEGIES, "two_steps"]
     assert parse_alias("two-1", catalog) == {"strategy": "two_steps", "n": 1}
@@ -66,7 +66,7 @@ async def test_a_strategy_of_ones_own_is_named_configured_and_run_like_the_built
     assert 1 <= len(outcome.tree) <= 2
 
 
-def test_without_its_path_it_is_unknown() -> None:
+def test_a_custom_strategy_is_unknown_without_its_path() -> None:
     with pytest.raises(ValueError, match="unknown strategy"):
         parse_search({"strategy": "two_steps"})
 
@@ -85,7 +85,7 @@ def test_without_its_path_it_is_unknown() -> None:
         ("search.strategies.base:Strategy", "is no strategy"),
     ],
 )
-def test_what_cannot_be_used_is_said(path: str, message: str) -> None:
+def test_unusable_import_paths_are_refused_with_the_reason(path: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         catalog_of([path])
 
@@ -94,7 +94,7 @@ def last_word(text: str) -> str | None:
     return text.rsplit(maxsplit=1)[-1] if text.split() else None
 
 
-async def test_an_extractor_of_ones_own_finds_the_answers() -> None:
+async def test_a_custom_extractor_finds_the_answers() -> None:
     extractor: Any = imported("own_strategies:last_word")
     bench = Bench()
     try:

@@ -1,5 +1,5 @@
-"""Searches over the ledger of a replica that holds branches back, or gives them back: whoever is alone goes on, and all
-of them end."""
+"""Searches over the queue and ledger of a replica that makes branches wait, or gives them back: every search ends, and
+one that is alone always makes progress."""
 
 import asyncio
 import random
@@ -19,12 +19,12 @@ from search.ports import Child, ChildGroup, ExpandRequest
 from search.snapshot import replay_of, tree_as_json
 
 BLOCK = 4
-MOST = 40
-"""Tokens of a path, and of one that writes whole solutions: what fits is written, whoever waits."""
+MAX_TOKENS = 40
+"""Most tokens of a path, and of a whole solution: a path of this length always fits into the smallest memory."""
 
 
 class ClampedGenerator(FakeGenerator):
-    """A replica's queue in little memory, as with ``clamp: shrink``, or with ``wait``."""
+    """A replica's queue with little memory, as with ``clamp: shrink`` or ``clamp: wait``."""
 
     def __init__(self, queue: RequestQueue, order: int, shrinks: bool = True) -> None:
         super().__init__(order, Turns(random.Random(order)))
@@ -88,16 +88,18 @@ def little_memory(blocks: int) -> RequestQueue:
 @settings(max_examples=80, deadline=None)
 @given(
     searches=st.lists(SEARCHES, min_size=1, max_size=4),
-    capacity=st.integers(-(-(len(PROMPT) + MOST + 1) // BLOCK), 40),
+    capacity=st.integers(-(-(len(PROMPT) + MAX_TOKENS + 1) // BLOCK), 40),
     order=st.integers(0, 1 << 20),
 )
-def test_all_of_them_end_and_nothing_stays_promised(searches: list[dict[str, Any]], capacity: int, order: int) -> None:
+def test_every_search_ends_and_no_block_stays_promised(
+    searches: list[dict[str, Any]], capacity: int, order: int
+) -> None:
     async def main() -> None:
         queue = little_memory(capacity)
         benches = [Bench(order + number) for number in range(len(searches))]
         for bench in benches:
             bench.generator = ClampedGenerator(queue, order)
-        limits = {"max_path_tokens": MOST, "max_step_tokens": 9}
+        limits = {"max_path_tokens": MAX_TOKENS, "max_step_tokens": 9}
         async with asyncio.timeout(60):
             outcomes = await asyncio.gather(
                 *(
@@ -118,18 +120,18 @@ def test_all_of_them_end_and_nothing_stays_promised(searches: list[dict[str, Any
 @settings(max_examples=80, deadline=None)
 @given(
     searches=st.lists(SEARCHES, min_size=1, max_size=4),
-    capacity=st.integers(-(-(len(PROMPT) + MOST + 1) // BLOCK), 40),
+    capacity=st.integers(-(-(len(PROMPT) + MAX_TOKENS + 1) // BLOCK), 40),
     order=st.integers(0, 1 << 20),
     leaving=st.dictionaries(st.integers(0, 3), st.integers(0, 60), max_size=3),
 )
-def test_where_they_wait_trees_are_those_of_plenty_whoever_leaves(
+def test_with_wait_trees_equal_those_with_ample_memory(
     searches: list[dict[str, Any]], capacity: int, order: int, leaving: dict[int, int]
 ) -> None:
-    """``leaving``: which searches are given up, and after how many turns of the event loop."""
+    """``leaving``: searches that are cancelled, each with the turn of the event loop at which it is."""
 
     async def main() -> None:
         queue = little_memory(capacity)
-        limits = {"max_path_tokens": MOST, "max_step_tokens": 9}
+        limits = {"max_path_tokens": MAX_TOKENS, "max_step_tokens": 9}
         benches = [Bench(order + number) for number in range(len(searches))]
         tasks = []
         for number, (bench, wanted) in enumerate(zip(benches, searches, strict=True)):
@@ -156,13 +158,13 @@ def test_where_they_wait_trees_are_those_of_plenty_whoever_leaves(
     asyncio.run(main())
 
 
-def test_a_wide_search_in_little_memory_is_given_fewer_and_some_wait() -> None:
+def test_wide_searches_in_little_memory_get_fewer_branches_and_some_wait() -> None:
     async def main() -> None:
         queue = little_memory(24)
         benches = [Bench(number) for number in range(3)]
         for bench in benches:
             bench.generator = ClampedGenerator(queue, 1)
-        wanted = {"strategy": "beam_search", "n": 16, "m": 4, "max_path_tokens": MOST, "max_step_tokens": 9}
+        wanted = {"strategy": "beam_search", "n": 16, "m": 4, "max_path_tokens": MAX_TOKENS, "max_step_tokens": 9}
         outcomes = await asyncio.gather(
             *(bench.search(wanted, search_id=f"search {number}") for number, bench in enumerate(benches))
         )

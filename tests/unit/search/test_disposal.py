@@ -1,4 +1,4 @@
-"""Trees of finished searches: gone when nobody has them, without the garbage collector, a few nodes at a time."""
+"""Trees of finished searches are freed without the garbage collector, a few nodes at a time."""
 
 import asyncio
 import gc
@@ -18,7 +18,7 @@ from search.tree import Node, SearchTree, Step, StepEnd
 
 @pytest.fixture
 def no_collector() -> Iterator[None]:
-    gc.freeze()  # what is there already: `nodes_alive` would look through it each time
+    gc.freeze()  # existing objects, which `nodes_alive` would otherwise scan each time
     gc.disable()
     yield
     gc.enable()
@@ -26,8 +26,8 @@ def no_collector() -> Iterator[None]:
 
 
 def nodes_alive() -> int:
-    """Of those made since the test began."""
-    # Not isinstance: it asks objects of other libraries for their class, and some warn of being asked.
+    """Number of nodes that were created since the test began."""
+    # Not isinstance: it would ask objects of other libraries for their class, and some warn then.
     return sum(type(each) is Node for each in gc.get_objects())
 
 
@@ -48,7 +48,7 @@ async def search(settings: dict[str, Any], disposal: Disposal, **options: Any) -
 
 @pytest.mark.parametrize("strategy", sorted({*STRATEGIES} - {"greedy"}))
 @pytest.mark.parametrize("merge_siblings", [True, False])
-async def test_nothing_of_a_search_is_left_to_the_collector(
+async def test_a_finished_search_leaves_nothing_to_the_garbage_collector(
     strategy: str, merge_siblings: bool, no_collector: None
 ) -> None:
     before = nodes_alive()
@@ -57,7 +57,7 @@ async def test_nothing_of_a_search_is_left_to_the_collector(
     assert nodes_alive() == before
 
 
-async def test_nor_of_one_that_failed(no_collector: None) -> None:
+async def test_a_failed_search_leaves_nothing_to_the_garbage_collector(no_collector: None) -> None:
     before = nodes_alive()
     with pytest.raises(ScorerError):
         await search({"strategy": "beam_search"}, Disposal(), fallback=Fallback.FAIL, spoil=broken)
@@ -87,12 +87,12 @@ async def test_a_large_tree_is_freed_a_few_nodes_at_a_time(no_collector: None) -
     for _ in range(100):
         await asyncio.sleep(0)
         alive.append(nodes_alive())
-    assert alive[-1] - before == 1  # only `kept`, which has no tree any more
+    assert alive[-1] - before == 1  # only `kept`, which has lost its tree
     assert kept.parent is None
     assert max(a - b for a, b in pairwise(alive)) <= 2 * NODES_PER_TURN
 
 
-def test_a_tree_that_outlives_its_loop_is_freed_by_whoever_collects_it() -> None:
+def test_a_tree_that_outlives_its_event_loop_is_freed_too() -> None:
     async def watched() -> SearchTree:
         tree = SearchTree()
         Disposal().watch(tree)

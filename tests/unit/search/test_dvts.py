@@ -1,4 +1,4 @@
-"""DVTS against search-and-learn's loop, written plainly from its description; and looking ahead."""
+"""DVTS against search-and-learn's loop, written from its description in a simple form; and lookahead."""
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +10,8 @@ from search.tree import NodeId, NodeStatus, StepEnd
 
 
 def plain_subtree(first: int, m: int, depth: int) -> tuple[dict[NodeId, str], set[NodeId]]:
-    """One subtree, whose first steps are the root's children from ``first``: all steps written, and its answers."""
+    """One subtree, whose first steps are the root's children from ``first`` on: all steps written, and its last
+    level."""
     written: dict[NodeId, str] = {}
     path: NodeId = ()
     tokens: tuple[int, ...] = ()
@@ -27,7 +28,7 @@ def plain_subtree(first: int, m: int, depth: int) -> tuple[dict[NodeId, str], se
 
 @settings(max_examples=60, deadline=None)
 @given(trees=st.integers(1, 4), m=st.integers(1, 4), depth=st.integers(1, 8))
-def test_equals_independent_subtrees(trees: int, m: int, depth: int) -> None:
+def test_dvts_equals_independent_subtrees(trees: int, m: int, depth: int) -> None:
     wanted = {"strategy": "dvts", "n": trees * m, "m": m, "max_depth": depth, "max_step_tokens": 8}
     _, outcome = search(wanted | {"merge_siblings": False})
     written: dict[NodeId, str] = {}
@@ -43,7 +44,7 @@ def test_equals_independent_subtrees(trees: int, m: int, depth: int) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["beam_search", "dvts"])
-def test_lookahead_ranks_by_what_comes_after_and_leaves_no_trace_in_the_paths(strategy: str) -> None:
+def test_lookahead_ranks_steps_by_their_continuation_and_is_in_no_path(strategy: str) -> None:
     plain = {"strategy": strategy, "n": 6, "m": 3, "max_depth": 6}
     _, without = search(plain)
     bench, outcome = search(plain | {"lookahead": 2})
@@ -64,7 +65,7 @@ def test_lookahead_ranks_by_what_comes_after_and_leaves_no_trace_in_the_paths(st
     assert {n.id for n in tree.level(1)} == {n.id for n in without.tree.level(1)}
 
 
-def test_lookahead_changes_what_is_kept() -> None:
+def test_lookahead_changes_which_steps_are_kept() -> None:
     kept = []
     for lookahead in (0, 3):
         _, outcome = search({"strategy": "beam_search", "n": 12, "m": 4, "lookahead": lookahead})

@@ -37,8 +37,8 @@ def random_problem(rng: random.Random) -> tuple[Retention, list[int]]:
     return problem, [names.index(kind) for kind in kinds]
 
 
-def worth(problem: Retention, kept: Sequence[int], clusters: Sequence[int]) -> float:
-    """The objective of ETS for a set of kept leaves."""
+def objective(problem: Retention, kept: Sequence[int], clusters: Sequence[int]) -> float:
+    """Objective of ETS for a set of kept leaves."""
     held: set[int] = set()
     for leaf in kept:
         node = leaf
@@ -53,25 +53,26 @@ def worth(problem: Retention, kept: Sequence[int], clusters: Sequence[int]) -> f
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_the_kept_leaves_are_the_best_of_all_sets(seed: int) -> None:
+def test_the_kept_leaves_are_the_best_set(seed: int) -> None:
     problem, clusters = random_problem(random.Random(seed))
     leaves = range(len(problem.values))
     sets = chain.from_iterable(combinations(leaves, size) for size in range(1, len(leaves) + 1))
-    best = max(worth(problem, kept, clusters) for kept in sets)
+    best = max(objective(problem, kept, clusters) for kept in sets)
     kept = best_leaves(problem, clusters)
     assert kept
-    assert worth(problem, kept, clusters) == pytest.approx(best, abs=1e-7)
+    assert objective(problem, kept, clusters) == pytest.approx(best, abs=1e-7)
 
 
-def test_worth_counts_nodes_above_once_and_clusters_once() -> None:
+def test_the_objective_counts_ancestors_once_and_clusters_once() -> None:
     problem = Retention([0.5, 0.3, 0.2], [""] * 3, [1] * 5, [3, 3, 4, 4, -1], 1.0, 1.5)
-    assert worth(problem, [0], [0, 0, 1]) == pytest.approx(0.5 - 3 / 5 + 0.75)
-    assert worth(problem, [0, 1], [0, 0, 1]) == pytest.approx(0.8 - 4 / 5 + 0.75)
-    assert worth(problem, [0, 2], [0, 0, 1]) == pytest.approx(0.7 - 4 / 5 + 1.5)
+    assert objective(problem, [0], [0, 0, 1]) == pytest.approx(0.5 - 3 / 5 + 0.75)
+    assert objective(problem, [0, 1], [0, 0, 1]) == pytest.approx(0.8 - 4 / 5 + 0.75)
+    assert objective(problem, [0, 2], [0, 0, 1]) == pytest.approx(0.7 - 4 / 5 + 1.5)
 
 
-def test_of_two_equal_leaves_the_one_that_says_something_else_is_kept() -> None:
-    """Three paths of equal value, two of which say the same: where holding is dear, one of these two is let go."""
+def test_of_equal_leaves_one_per_cluster_is_kept() -> None:
+    """Three paths of equal value, two of which say the same; with a high cost of memory, one of these two is
+    dropped."""
     texts = ["So 12 + 7 = 19 apples.", "We get 12 + 7 = 19 apples.", "So 12 + 7 = 18 apples."]
     problem = Retention([0.3, 0.35, 0.35], texts, [1] * 4, [3, 3, 3, -1], 1.5, 1.5)
     assert kept_leaves(problem) == [1, 2]
@@ -81,7 +82,7 @@ def test_of_two_equal_leaves_the_one_that_says_something_else_is_kept() -> None:
 
 
 @pytest.mark.parametrize("as_returned", [list, tuple, np.array], ids=["list", "tuple", "array"])
-def test_an_operators_function_makes_the_clusters_where_there_is_one(as_returned: Any) -> None:
+def test_a_configured_function_makes_the_clusters(as_returned: Any) -> None:
     asked: list[list[str]] = []
 
     def vowel_or_not(texts: Sequence[str]) -> Any:
@@ -106,13 +107,13 @@ def test_an_operators_function_makes_the_clusters_where_there_is_one(as_returned
     ],
     ids=["too few", "too many", "texts", "floats", "rows", "nothing"],
 )
-def test_what_is_no_cluster_for_each_text_is_refused(returned: Any, message: str) -> None:
+def test_clusters_that_are_not_one_integer_per_text_are_refused(returned: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         clusters_of(["a", "b"], lambda texts: returned)
 
 
 @pytest.mark.parametrize("node_cost", ["nodes", "tokens"])
-def test_a_dearer_memory_keeps_fewer_paths(node_cost: str) -> None:
+def test_a_higher_cost_of_memory_keeps_fewer_paths(node_cost: str) -> None:
     open_paths = []
     for weight in (0.0, 20.0):
         paths = 0

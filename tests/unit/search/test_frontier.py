@@ -1,4 +1,4 @@
-"""The global frontier: what is expanded next, and how values are backed up."""
+"""The global frontier: choice of the next expansion, and backup of values."""
 
 import math
 
@@ -11,7 +11,7 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 
 def grown(parts: dict[NodeId, tuple[float, bool]], logprob: float = -1.0) -> SearchTree:
-    """A tree with these nodes: reward, and whether the path ends there. Parents come first."""
+    """A tree of these nodes, each with its reward and whether its path ends there. Parents come first."""
     tree = SearchTree()
     for name, (reward, terminal) in parts.items():
         [node] = tree.request(tree[name[:-1]], 1)
@@ -32,7 +32,7 @@ def values(tree: SearchTree) -> dict[NodeId, float]:
     return {node.id: promise_of(node).quality for node in tree.nodes}
 
 
-def test_a_solution_credits_its_path_the_more_the_nearer() -> None:
+def test_a_solution_is_backed_up_in_proportion_to_depth() -> None:
     tree = grown({(0,): (0.5, False), (0, 0): (0.5, False), (0, 0, 0): (1.0, True), (1,): (0.25, False)})
     found = values(tree)
     assert found[(0,)] == pytest.approx(1 / 3)
@@ -41,13 +41,13 @@ def test_a_solution_credits_its_path_the_more_the_nearer() -> None:
     assert found[(1,)] == pytest.approx(-0.5), "nothing below it has ended: what the reward model says"
 
 
-def test_a_step_far_from_the_end_is_credited_a_tenth() -> None:
+def test_the_backup_of_a_step_is_at_least_a_tenth() -> None:
     parts: dict[NodeId, tuple[float, bool]] = {(0,) * depth: (0.5, depth == 20) for depth in range(1, 21)}
     parts[(0,) * 20] = (1.0, True)
     assert values(grown(parts))[(0,)] == pytest.approx(0.1)
 
 
-def test_a_right_solution_overrides_wrong_ones_and_never_the_reverse() -> None:
+def test_the_backup_of_a_right_solution_overrides_wrong_ones() -> None:
     wrong, right = (0.0, True), (1.0, True)
     below = {(0,): (0.5, False)}
     assert values(grown({**below, (0, 0): wrong}))[(0,)] == pytest.approx(-0.5)
@@ -57,11 +57,11 @@ def test_a_right_solution_overrides_wrong_ones_and_never_the_reverse() -> None:
     assert values(grown({**below, (0, 0): right, (0, 1): right}))[(0,)] == pytest.approx(1.0)
 
 
-def test_goes_down_by_uct_until_a_solution_and_then_chooses_globally() -> None:
+def test_selection_descends_by_uct_until_a_solution_and_is_then_global() -> None:
     strategy = frontier(width=2, entropy_weight=0.0)
     down = grown({(0,): (0.9, False), (1,): (0.2, False)})
     assert [expansion.node.id for expansion in strategy.select(down)] == [(0,)]
-    # The newest children: the better one has ended, so the best open node of the whole tree is next.
+    # Of the newest children the better one has ended, so the next is the best open node of the whole tree.
     ended = grown({(0,): (0.6, False), (1,): (0.5, False), (0, 0): (0.9, True), (0, 1): (0.1, False)})
     [expansion] = strategy.select(ended)
     found = {(): 0.0, **values(ended)}
@@ -74,7 +74,7 @@ def test_goes_down_by_uct_until_a_solution_and_then_chooses_globally() -> None:
     assert expansion.count == 2
 
 
-def test_an_uncertain_step_is_taken_up_first() -> None:
+def test_the_least_certain_step_is_expanded_first() -> None:
     tree = SearchTree()
     nodes: list[Node] = tree.request(tree.root, 3)
     for node, logprob in zip(nodes, (-0.1, -3.0, 0.0), strict=True):
@@ -83,7 +83,7 @@ def test_an_uncertain_step_is_taken_up_first() -> None:
     assert tree.fold(Promises, frontier()).globally_best() is nodes[1]
 
 
-def test_expands_as_often_as_it_may() -> None:
+def test_iterations_bound_the_number_of_expansions() -> None:
     for iterations in (1, 4, 9):
         _, outcome = search({"strategy": "frontier", "iterations": iterations, "width": 3})
         expanded = [node for node in (outcome.tree.root, *outcome.tree.nodes) if node.children]
@@ -92,7 +92,7 @@ def test_expands_as_often_as_it_may() -> None:
 
 
 @pytest.mark.parametrize("quality_weight", [0.0, 0.5])
-def test_a_solution_has_no_more_than_one_candidate_below_each_of_its_steps_ranked_anew(
+def test_a_solution_reranks_at_most_one_candidate_per_step_of_its_path(
     quality_weight: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     depth, width = 30, 8

@@ -1,4 +1,4 @@
-"""``search`` is pure: it runs with neither Ray nor vLLM nor anything else of ours."""
+"""``search`` imports neither Ray nor vLLM nor any other package of this project."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Calls that end early: exactly the missing branches are requested again, and the tree is the same."""
+"""Calls that break off: exactly the missing branches are requested again, and the tree is the same."""
 
 from collections.abc import AsyncIterator
 from contextlib import aclosing
@@ -44,8 +44,8 @@ def test_interruptions_change_neither_the_tree_nor_its_cost(
     assert first.cost.model_dump(exclude=varying) == second.cost.model_dump(exclude=varying)
 
 
-class InTurn(FakeGenerator):
-    """Interrupts its first call after so many children; below 0 before it answers."""
+class BreaksOff(FakeGenerator):
+    """Breaks off its first call after ``children`` children; below 0, before any reply."""
 
     def __init__(self, children: int, short_of_memory: int | None = None) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class InTurn(FakeGenerator):
                     raise CallInterrupted("the replica has died", ("a",))
 
 
-async def called(generator: InTurn) -> Bench:
+async def called(generator: BreaksOff) -> Bench:
     bench = Bench()
     bench.generator = generator
     await bench.search(SOLUTIONS)
@@ -80,8 +80,8 @@ async def called(generator: InTurn) -> Bench:
 
 
 @pytest.mark.asyncio
-async def test_exactly_what_has_not_come_is_asked_for_again_with_its_seeds_elsewhere() -> None:
-    generator = InTurn(2)
+async def test_only_missing_branches_are_requested_again_with_their_seeds_elsewhere() -> None:
+    generator = BreaksOff(2)
     bench = await called(generator)
     first, again = generator.requests
     assert (first.attempt, first.avoid, again.attempt, again.avoid) == (1, (), 2, ("a",))
@@ -93,8 +93,8 @@ async def test_exactly_what_has_not_come_is_asked_for_again_with_its_seeds_elsew
 
 
 @pytest.mark.asyncio
-async def test_what_was_given_back_is_not_asked_for_again_and_the_rest_must_be_written() -> None:
-    generator = InTurn(1, short_of_memory=4)
+async def test_given_back_branches_are_not_requested_again_and_the_rest_is_mandatory() -> None:
+    generator = BreaksOff(1, short_of_memory=4)
     bench = await called(generator)
     assert 0 < bench.tree.given_back < 5
     first, again = generator.requests
@@ -104,8 +104,8 @@ async def test_what_was_given_back_is_not_asked_for_again_and_the_rest_must_be_w
 
 
 @pytest.mark.asyncio
-async def test_a_replica_that_dies_before_it_answers_has_granted_nothing() -> None:
-    generator = InTurn(-1, short_of_memory=4)
+async def test_a_replica_that_dies_before_its_reply_has_given_nothing_back() -> None:
+    generator = BreaksOff(-1, short_of_memory=4)
     bench = await called(generator)
     first, again = generator.requests
     assert [item.least for item in first.expansions] == [item.least for item in again.expansions] == [1]

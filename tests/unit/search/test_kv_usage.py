@@ -1,4 +1,4 @@
-"""KV held: prompt, paths and what is written, shared prefixes once, round by round."""
+"""KV usage: prompt, paths and branches being written; shared prefixes count once; round by round."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ def write(tree: SearchTree, node: Node, tokens: int) -> None:
     tree.complete(node, 0.5)
 
 
-async def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_all() -> None:
+async def test_shared_prefixes_count_once_and_nodes_off_the_current_paths_do_not_count() -> None:
     tree = SearchTree(7)
     usage = KVUsage(tree, prompt_tokens=10)
     left, right = tree.request(tree.root, 2)
@@ -34,7 +34,7 @@ async def test_counts_each_shared_prefix_once_and_what_is_off_the_paths_not_at_a
     assert usage.by_node.sum == 32
 
 
-async def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
+async def test_branches_still_being_written_count_in_the_next_round_too() -> None:
     tree = SearchTree(7)
     usage = KVUsage(tree, prompt_tokens=10)
     slow, quick = tree.request(tree.root, 2)
@@ -45,12 +45,12 @@ async def test_what_is_still_under_way_is_held_in_the_next_round_too() -> None:
     write(tree, slow, 5)
     write(tree, below, 1)
     await usage.search_ends()
-    # The first round is counted while `slow` has no tokens yet.
+    # The first round is counted before `slow` has any tokens.
     assert usage.by_node.sum == (10 + 2) + (10 + 5 + 2 + 1)
 
 
 @pytest.mark.parametrize("strategy", ["beam_search", "rebase", "ets", "dvts"])
-def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
+def test_a_level_by_level_search_uses_the_kv_of_its_levels(strategy: str) -> None:
     outcome = search({"strategy": strategy, "n": 8, "kv_usage": True})[1]
     levels: dict[int, set[Any]] = {}
     for node in outcome.tree.nodes:
@@ -61,12 +61,12 @@ def test_a_level_by_level_search_holds_its_levels(strategy: str) -> None:
     assert (outcome.cost.kv_node_tokens_peak, outcome.cost.kv_node_tokens_sum) == (max(held), sum(held))
 
 
-def test_whole_solutions_are_held_whole_and_at_once() -> None:
+def test_whole_solutions_count_whole_in_one_round() -> None:
     cost = search({"strategy": "best_of_n", "n": 5, "kv_usage": True})[1].cost
     assert cost.kv_node_tokens_peak == cost.kv_node_tokens_sum == len(PROMPT) + cost.generated_tokens
 
 
-def test_a_search_that_is_not_asked_to_reports_none_and_grows_the_same_tree() -> None:
+def test_kv_usage_is_reported_on_request_and_does_not_change_the_tree() -> None:
     settings = {"strategy": "beam_search", "n": 8}
     plain, asked = search(settings)[1], search(settings | {"kv_usage": True})[1]
     assert tree_as_json(plain.tree) == tree_as_json(asked.tree)
@@ -75,7 +75,7 @@ def test_a_search_that_is_not_asked_to_reports_none_and_grows_the_same_tree() ->
     assert [getattr(plain.cost, name) for name in figures] == [None] * 4
 
 
-async def test_a_path_that_is_returned_to_is_held_again() -> None:
+async def test_a_path_that_is_returned_to_counts_again() -> None:
     tree = SearchTree(7)
     usage = KVUsage(tree, prompt_tokens=10)
     left, right = tree.request(tree.root, 2)
@@ -88,5 +88,5 @@ async def test_a_path_that_is_returned_to_is_held_again() -> None:
         write(tree, below, 1)
     await usage.search_ends()
     assert usage.by_node.sum == (10 + 3 + 4) + (10 + 3 + 1) + (10 + 4 + 1) + (10 + 3 + 1)
-    # Both steps begin alike, as do the two below the left one: never on the same round's paths.
+    # Both steps begin alike, and so do the two below the left one, but never on paths of the same round.
     assert usage.by_path.sum == (10 + 4) + (10 + 3 + 1) + (10 + 4 + 1) + (10 + 3 + 1)

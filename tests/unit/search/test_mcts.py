@@ -1,4 +1,4 @@
-"""MCTS with one path at a time against a plain sequential one, written from its description."""
+"""MCTS with one path at a time against a sequential implementation, written from its description in a simple form."""
 
 import math
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 @dataclass
 class Plain:
-    """A node of the textbook's tree: counts and sums are kept, not derived."""
+    """A node of the textbook's tree; counts and sums are stored, not derived."""
 
     id: NodeId = ()
     tokens: tuple[int, ...] = ()
@@ -94,7 +94,7 @@ def test_one_path_at_a_time_is_the_sequential_algorithm(
 
 @pytest.mark.parametrize("strategy", ["mcts", "frontier"])
 @pytest.mark.parametrize("merged", [True, False])
-def test_a_step_that_was_written_twice_is_gone_on_with_once(strategy: str, merged: bool) -> None:
+def test_a_repeated_step_is_expanded_once(strategy: str, merged: bool) -> None:
     chosen = parse_search({"strategy": strategy, "width": 4, "merge_siblings": merged}).strategy
     tree = SearchTree(7)
     tree.merges_siblings = merged
@@ -131,7 +131,7 @@ def test_rollouts_are_greedy_and_answer_but_are_no_children() -> None:
 
 
 @pytest.mark.parametrize("decision", ["value", "visits", "terminal", "vote"])
-def test_every_decision_is_a_solution(decision: str) -> None:
+def test_every_decision_rule_selects_a_solution(decision: str) -> None:
     for seed in range(15):
         _, outcome = search({"strategy": "mcts", "iterations": 20, "seed": seed, "decision": decision})
         solutions = outcome.tree.with_status(NodeStatus.TERMINAL)
@@ -150,7 +150,7 @@ def test_accepting_a_solution_ends_the_search_early() -> None:
             assert all(node.id[:-1] == newest for node in solutions)
 
 
-def test_rejecting_open_paths_waits_for_a_solution() -> None:
+def test_with_reject_the_search_waits_for_a_solution() -> None:
     for seed in range(10):
         _, outcome = search({"strategy": "mcts", "iterations": 30, "seed": seed, "reject": 1.0})
         assert outcome.tree.with_status(NodeStatus.TERMINAL)

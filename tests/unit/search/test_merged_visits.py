@@ -1,4 +1,4 @@
-"""Searches that go back and forth in their tree, with a generator that writes the same step again and again."""
+"""Searches that return to earlier nodes, with a generator that writes the same steps again and again."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -28,18 +28,18 @@ SEARCHES: list[dict[str, Any]] = [
 
 
 @pytest.fixture(autouse=True)
-def sure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A generator with three steps to choose from, wherever it is."""
+def three_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generator that writes one of three steps, whatever the prefix."""
     write = search_fakes.write_step
     monkeypatch.setattr(search_fakes, "write_step", lambda seed, prefix, most: write(seed % 3, prefix, most))
 
 
-def wishes(expansions: Sequence[Expansion]) -> list[tuple[Any, ...]]:
+def as_tuples(expansions: Sequence[Expansion]) -> list[tuple[Any, ...]]:
     return [(expansion.node.id, *expansion[1:]) for expansion in expansions]
 
 
 @pytest.mark.parametrize("settings", SEARCHES)
-def test_what_is_kept_up_says_what_would_be_found_anew(
+def test_incremental_statistics_equal_those_recomputed_from_the_tree(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kind = KINDS[settings["strategy"]]
@@ -50,8 +50,8 @@ def test_what_is_kept_up_says_what_would_be_found_anew(
         chosen = select(self, tree)
         if not tree.in_flight:
             compared += 1
-            assert wishes(select(self, tree)) == wishes(chosen), "asked again"
-            assert wishes(select(self, restore_tree(save_tree(tree)))) == wishes(chosen), "from the tree alone"
+            assert as_tuples(select(self, tree)) == as_tuples(chosen), "asked again"
+            assert as_tuples(select(self, restore_tree(save_tree(tree)))) == as_tuples(chosen), "from the tree alone"
         return chosen
 
     monkeypatch.setattr(kind, "select", checked)
@@ -65,7 +65,7 @@ def test_what_is_kept_up_says_what_would_be_found_anew(
 
 
 @pytest.mark.parametrize("strategy", ["mcts", "frontier"])
-def test_does_not_run_dry(strategy: str) -> None:
+def test_merging_does_not_exhaust_the_tree(strategy: str) -> None:
     settings = {"strategy": strategy, "iterations": 60, "width": 3, "max_depth": 2}
     _, outcome = search(settings)
     assert len(outcome.tree) == 60 * 3
@@ -75,7 +75,7 @@ def test_does_not_run_dry(strategy: str) -> None:
     assert outcome.stop_reason.value == "tokens"
 
 
-def test_an_mcts_gives_every_open_node_as_many_children_before_any_gets_more() -> None:
+def test_mcts_expands_every_open_node_equally_often() -> None:
     _, outcome = search({"strategy": "mcts", "iterations": 60, "width": 3, "max_depth": 3})
     expanded = [outcome.tree.root, *outcome.tree.with_status(NodeStatus.OPEN)]
     passes = outcome.tree.root.samples // 3
@@ -89,13 +89,13 @@ def test_an_mcts_gives_every_open_node_as_many_children_before_any_gets_more() -
 @pytest.mark.parametrize(
     "settings", [{"strategy": "mcts"}, {"strategy": "mcts", "prior": "reward"}, {"strategy": "frontier"}]
 )
-def test_being_written_often_is_no_reason_to_come_last(settings: dict[str, Any]) -> None:
+def test_a_high_count_does_not_lower_the_priority_of_a_step(settings: dict[str, Any]) -> None:
     tree = siblings("rare", "sure", "sure", "sure", rewards={"rare": 0.5, "sure": 0.6})
     chosen = parse_search({"width": 4, **settings}).strategy.select(tree)
     assert [expansion.node.id for expansion in chosen] == [(1,)]
 
 
-def test_the_frontier_takes_up_what_was_never_expanded_first_and_then_what_has_few_distinct_children() -> None:
+def test_the_frontier_prefers_unexpanded_nodes_then_those_with_few_distinct_children() -> None:
     strategy = parse_search({"strategy": "frontier", "width": 2}).strategy
     tree = siblings("a", "b", rewards={"a": 0.9, "b": 0.1})
     grow(tree, tree[(0,)], "x", "x", ends=True)
@@ -106,7 +106,7 @@ def test_the_frontier_takes_up_what_was_never_expanded_first_and_then_what_has_f
     assert [expansion.node.id for expansion in strategy.select(tree)] == [()], "there is no other"
 
 
-def test_one_generation_is_one_reward_and_a_solution_written_again_another_of_the_same_arms() -> None:
+def test_each_generation_adds_one_reward_and_a_repeated_solution_adds_to_the_same_arms() -> None:
     strategy = parse_search({"strategy": "ab_mcts"}).strategy
     tree = merging()
     for texts in (["a", "b", "end"], ["a", "b", "other"], ["c", "end"]):

@@ -1,4 +1,4 @@
-"""Particle filtering: resampling, and that ended particles stay among the others."""
+"""Particle filtering: resampling, and the part of ended particles in it."""
 
 import random
 from collections import Counter
@@ -36,12 +36,12 @@ def test_effective_sample_size(weights: list[float], size: float) -> None:
     assert effective_sample_size(weights) == pytest.approx(size)
 
 
-def test_softmax_takes_any_logs() -> None:
+def test_softmax_is_stable_for_any_logits() -> None:
     assert softmax([1000.0, 1000.0], 0.01) == [0.5, 0.5]
     assert softmax([0.0, -1e9], 1.0) == [1.0, 0.0]
 
 
-def test_without_resampling_all_particles_go_their_own_way() -> None:
+def test_without_resampling_every_particle_has_its_own_path() -> None:
     _, outcome = search({"strategy": "particle_filter", "n": 6, "resample_below": 0.0})
     for depth in range(1, outcome.tree.deepest + 1):
         for node in outcome.tree.level(depth):
@@ -49,7 +49,7 @@ def test_without_resampling_all_particles_go_their_own_way() -> None:
     assert len(outcome.tree.level(1)) == 6
 
 
-def test_always_resampled_good_particles_multiply_and_as_many_stay() -> None:
+def test_with_resampling_good_particles_multiply_and_the_number_stays() -> None:
     copied = died = False
     for seed in range(10):
         settings = {"strategy": "particle_filter", "n": 8, "resample_below": 1.0, "seed": seed}
@@ -63,7 +63,7 @@ def test_always_resampled_good_particles_multiply_and_as_many_stay() -> None:
     assert died
 
 
-def test_a_solution_answers_though_a_limit_ended_the_search_before_the_last_resampling() -> None:
+def test_a_solution_is_selected_if_a_limit_ends_the_search_before_resampling() -> None:
     tree = SearchTree(seed=3)
     nodes = tree.request(tree.root, 4)
     for node, reward in zip(nodes, (0.6, 0.9999, 0.3, 0.3), strict=True):

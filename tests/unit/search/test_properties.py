@@ -1,4 +1,4 @@
-"""What holds for every search, whatever arrives when, and wherever it is cut off."""
+"""Invariants of every search, for any order of arrival and any point at which it is cut off."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ from search.tree import SearchTree
 @given(
     wanted=SEARCHES, limits=LIMITS, budget=BUDGETS, order=st.integers(1, 1 << 20), variety=VARIETY, merge=st.booleans()
 )
-def test_order_of_arrival_is_irrelevant_and_no_budget_is_exceeded(
+def test_order_of_arrival_does_not_matter_and_no_budget_is_exceeded(
     wanted: dict[str, Any], limits: dict[str, Any], budget: dict[str, int], order: int, variety: int | None, merge: bool
 ) -> None:
     whole = wanted | limits | {"budget": budget, "merge_siblings": merge}
@@ -62,7 +62,7 @@ def test_a_flex_search_grows_the_same_tree_and_says_so_in_every_call(
     merge=st.booleans(),
     short=st.none() | st.integers(0, 1 << 20),
 )
-def test_who_gets_the_tree_can_hold_the_vote_again(
+def test_the_vote_can_be_repeated_from_the_returned_tree(
     wanted: dict[str, Any],
     limits: dict[str, Any],
     budget: dict[str, int],
@@ -91,7 +91,7 @@ def test_who_gets_the_tree_can_hold_the_vote_again(
     order=st.integers(1, 1 << 20),
     variety=VARIETY,
 )
-def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
+def test_a_cancelled_search_leaves_nothing_behind_and_can_resume(
     wanted: dict[str, Any],
     limits: dict[str, Any],
     budget: dict[str, int],
@@ -124,7 +124,7 @@ def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
         return tree
 
     turns, undisturbed = asyncio.run(main(None))
-    # The last turns may fall between the end of the stream and the selection, where nothing waits any more.
+    # The last turns may fall between the end of the stream and the selection, where no task waits.
     _, cut = asyncio.run(main(1 + int(share * (turns - 1))))
     resumed = asyncio.run(resume(json.dumps(save_tree(cut.tree))))
     assert tree_as_json(resumed) == tree_as_json(undisturbed.tree)
@@ -132,10 +132,11 @@ def test_cancelled_at_any_point_nothing_is_left_behind_and_it_can_go_on(
 
 @settings(max_examples=60, deadline=None)
 @given(wanted=SEARCHES, limits=LIMITS, tokens=st.integers(1, 150))
-def test_a_budget_cuts_a_search_short_and_changes_none_of_its_choices(
+def test_a_budget_shortens_a_search_without_changing_its_decisions(
     wanted: dict[str, Any], limits: dict[str, Any], tokens: int
 ) -> None:
-    """Where it decides about one path at a time or a level: several at a time are chosen with what is known then."""
+    """For strategies that decide on one path or one level at a time: several paths at a time are chosen with the
+    knowledge of that moment."""
     assume(wanted.get("paths", 1) == 1)
     _, whole = search(wanted | limits)
     try:
@@ -146,11 +147,11 @@ def test_a_budget_cuts_a_search_short_and_changes_none_of_its_choices(
 
 
 @pytest.mark.parametrize("strategy", ["mcts", "frontier"])
-def test_a_budget_of_little_more_than_one_step_still_buys_whole_expansions(strategy: str) -> None:
+def test_a_budget_slightly_above_one_step_still_pays_whole_expansions(strategy: str) -> None:
     wanted = {"strategy": strategy, "iterations": 50, "width": 4, "max_step_tokens": 50}
     _, whole = search(wanted)
     _, cut = search(wanted | {"budget": {"tokens": 60}})
     widths = [len(node.children) for node in (cut.tree.root, *cut.tree.nodes) if node.children]
-    assert sorted(widths)[1:] == [4] * (len(widths) - 1)  # the last one may be cut
+    assert sorted(widths)[1:] == [4] * (len(widths) - 1)  # the last expansion may be shortened
     assert {node.id for node in cut.tree.nodes} <= {node.id for node in whole.tree.nodes}
     assert cut.cost.generated_tokens > 50

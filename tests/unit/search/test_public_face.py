@@ -1,4 +1,4 @@
-"""``search`` as a library: what it exports is there, and the example in its docstring does what it says."""
+"""``search`` as a library: its exports exist, and the examples in docstring and README run."""
 
 import re
 import subprocess
@@ -12,7 +12,7 @@ import pytest
 import search
 
 
-def test_everything_exported_is_there() -> None:
+def test_all_exports_exist() -> None:
     assert sorted(search.__all__) == sorted(set(search.__all__))
     assert all(getattr(search, name) is not None for name in search.__all__)
 

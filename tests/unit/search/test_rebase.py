@@ -1,4 +1,4 @@
-"""REBASE's allocation: golden figures, and that they always add up."""
+"""REBASE's allocation: expected values, and exact totals."""
 
 import random
 from itertools import pairwise
@@ -20,7 +20,7 @@ GOLDEN = [
 
 
 @pytest.mark.parametrize(("rewards", "width", "children"), GOLDEN)
-def test_golden_figures(rewards: tuple[float, ...], width: int, children: list[int]) -> None:
+def test_allocations_have_the_expected_values(rewards: tuple[float, ...], width: int, children: list[int]) -> None:
     assert allocate_width(rewards, width, 0.2) == children
 
 
@@ -38,14 +38,14 @@ def test_the_width_is_met_exactly_in_100000_cases() -> None:
         assert all(better >= worse for (_, better), (_, worse) in pairwise(ranked))
 
 
-def test_a_path_that_was_written_often_weighs_as_often() -> None:
+def test_a_paths_weight_is_multiplied_by_its_count() -> None:
     assert allocate_width([0.5, 0.5], 8, 0.2, [3, 1]) == [6, 2]
     assert allocate_width([0.1, 0.9], 8, 0.2, [1, 1]) == allocate_width([0.1, 0.9], 8, 0.2)
     assert allocate_width([0.1, 0.9], 8, 0.2, [200, 1]) == [7, 1]
 
 
 @pytest.mark.parametrize("strategy", ["rebase", "ets"])
-def test_ended_paths_take_their_place_for_good(strategy: str) -> None:
+def test_ended_paths_keep_their_part_of_the_width(strategy: str) -> None:
     for seed in range(20):
         _, outcome = search({"strategy": strategy, "n": 9, "seed": seed})
         tree = outcome.tree

@@ -1,4 +1,4 @@
-"""A search that is saved in the middle and gone on with elsewhere grows the tree of one that was never interrupted."""
+"""A search that was saved and resumed elsewhere grows the same tree as one that was never interrupted."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ VARIANTS: list[tuple[str, dict[str, Any]]] = [
 
 
 def run(settings: dict[str, Any], order: int, save_every: int = 0, tree: SearchTree | None = None) -> Any:
-    """The outcome and the trees saved, as they come back from a file."""
+    """The outcome, and the saved trees as they are read back from a file."""
     saved: list[str] = []
 
     async def main() -> SearchOutcome:
@@ -75,7 +75,7 @@ def test_resumed_at_every_fifth_event_it_is_the_same_tree(strategy: str, own: di
         assert outcome.cost.generated_tokens == whole.cost.generated_tokens
 
 
-def test_every_strategy_is_tried() -> None:
+def test_every_strategy_is_tested() -> None:
     from search.strategies.catalog import STRATEGIES
 
     assert SEARCHES.keys() == STRATEGIES.keys()
@@ -103,7 +103,7 @@ def test_every_log_probability_survives_a_file(logprob: float | None) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["beam_search", "mcts", "frontier"])
-def test_a_search_whose_model_gave_tokens_no_chance_is_saved_shown_and_gone_on_with(strategy: str) -> None:
+def test_infinite_log_probabilities_survive_saving_showing_and_resuming(strategy: str) -> None:
     settings = {"strategy": strategy, **SEARCHES[strategy], "logprobs": True}
     if strategy == "mcts":
         settings["prior"] = "logprob"
@@ -152,7 +152,9 @@ def test_a_search_whose_model_gave_tokens_no_chance_is_saved_shown_and_gone_on_w
         (lambda tree: tree.update(settled=-1), ("settled",)),
     ],
 )
-def test_a_damaged_tree_is_refused_with_the_place(snapshot: dict[str, Any], spoil: Any, place: tuple[Any, ...]) -> None:
+def test_a_damaged_tree_is_refused_with_the_path_of_the_error(
+    snapshot: dict[str, Any], spoil: Any, place: tuple[Any, ...]
+) -> None:
     damaged = deepcopy(snapshot)
     spoil(damaged)
     with pytest.raises(ValidationError) as caught:
@@ -174,7 +176,7 @@ def test_a_damaged_tree_is_refused_with_the_place(snapshot: dict[str, Any], spoi
         ),
     ],
 )
-def test_nodes_that_make_no_tree_are_refused(snapshot: dict[str, Any], spoil: Any) -> None:
+def test_nodes_that_form_no_tree_are_refused(snapshot: dict[str, Any], spoil: Any) -> None:
     damaged = deepcopy(snapshot)
     spoil(damaged["nodes"])
     with pytest.raises(ValueError, match="saved tree"):
@@ -191,7 +193,7 @@ SECONDS = 1000.0
 
 
 class LateLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock can be put forward."""
+    """An event loop whose clock can be moved forward."""
 
     late_s = 0.0
 
@@ -200,8 +202,8 @@ class LateLoop(asyncio.SelectorEventLoop):
 
 
 def stalled(settings: dict[str, Any], events: int, deadline: bool) -> SearchTree | None:
-    """The tree, read back from a file, of a search whose scorer says nothing any more after so many events: it ends by
-    its deadline or is cancelled. None where it never asks the scorer again."""
+    """The tree, read back from a file, of a search whose scorer hangs after ``events`` events. The search ends at its
+    deadline or is cancelled. None if it never calls the scorer again."""
 
     async def main() -> SearchTree | None:
         bench = Bench(1)
@@ -232,7 +234,7 @@ def stalled(settings: dict[str, Any], events: int, deadline: bool) -> SearchTree
 
 @pytest.mark.parametrize("deadline", [True, False], ids=["deadline", "cancelled"])
 @pytest.mark.parametrize(("strategy", "own"), SCORED, ids=[name for name, _ in SCORED])
-def test_after_a_stalled_scorer_it_goes_on_to_the_tree_of_an_undisturbed_search(
+def test_a_search_whose_scorer_hung_resumes_to_the_undisturbed_tree(
     strategy: str, own: dict[str, Any], deadline: bool
 ) -> None:
     settings = {"strategy": strategy, **own, "budget": {"seconds": SECONDS, **own.get("budget", {})}}
@@ -253,8 +255,8 @@ def test_after_a_stalled_scorer_it_goes_on_to_the_tree_of_an_undisturbed_search(
 
 
 @pytest.mark.parametrize(("strategy", "own"), SCORED, ids=[name for name, _ in SCORED])
-def test_neutral_rewards_by_which_nothing_was_decided_are_taken_back(strategy: str, own: dict[str, Any]) -> None:
-    """The scorer breaks, and the search is cancelled before it asks for more."""
+def test_neutral_rewards_that_decided_nothing_are_scored_again(strategy: str, own: dict[str, Any]) -> None:
+    """The scorer fails, and the search is cancelled before its next decision."""
     settings = {"strategy": strategy, **own}
     whole, _ = run(settings, order=1)
 
@@ -279,7 +281,7 @@ def test_neutral_rewards_by_which_nothing_was_decided_are_taken_back(strategy: s
         assert not resumed.degraded
 
 
-def test_neutral_rewards_that_have_decided_stay_and_are_told() -> None:
+def test_neutral_rewards_that_decided_something_stay_and_are_reported() -> None:
     async def main(tree: SearchTree, scorer_works: bool) -> SearchOutcome:
         bench = Bench(1)
 
@@ -301,7 +303,7 @@ def test_neutral_rewards_that_have_decided_stay_and_are_told() -> None:
     assert {node.reward for node in resumed.tree.level(resumed.tree.deepest)} != {0.5}
 
 
-def test_a_finished_search_without_a_scorer_is_scored_when_there_is_one() -> None:
+def test_a_search_that_finished_unscored_is_scored_on_resume() -> None:
     settings = {"strategy": "best_of_n", "n": 7}
 
     async def main() -> SearchOutcome:
@@ -317,7 +319,7 @@ def test_a_finished_search_without_a_scorer_is_scored_when_there_is_one() -> Non
     assert (resumed.selection[1:4], resumed.degraded) == (whole.selection[1:4], False)
 
 
-def test_what_is_scored_again_is_not_written_again() -> None:
+def test_steps_that_are_scored_again_are_not_written_again() -> None:
     async def main(tree: SearchTree) -> Bench:
         bench = Bench(2)
         await bench.search(BEAM, tree=tree)
@@ -334,8 +336,8 @@ def test_what_is_scored_again_is_not_written_again() -> None:
 
 @pytest.mark.parametrize("children", [3, 14, 21])
 @pytest.mark.parametrize("strategy", ["beam_search", "dvts", "rebase", "ets", "particle_filter", "mcts", "frontier"])
-def test_what_was_lost_with_the_generators_is_asked_for_again(strategy: str, children: int) -> None:
-    """Wherever in a round they were lost: nothing is decided without the children that never came."""
+def test_branches_lost_with_the_generators_are_requested_again(strategy: str, children: int) -> None:
+    """Wherever in a round they were lost, nothing is decided without the missing children."""
     settings = {"strategy": strategy, **SEARCHES[strategy]}
 
     async def main() -> SearchTree:

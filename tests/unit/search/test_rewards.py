@@ -1,4 +1,4 @@
-"""One rule for what a reward may be."""
+"""Validation of rewards."""
 
 import math
 from decimal import Decimal
@@ -12,7 +12,7 @@ from search.rewards import check_rewards, is_reward
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.0, 1.0, 0.5, True, np.float32(0.25), np.float64(0.25)])
-def test_every_real_number_in_0_1_is_a_reward_and_comes_as_a_float(value: Any) -> None:
+def test_every_real_number_in_0_1_is_accepted_and_becomes_a_float(value: Any) -> None:
     assert is_reward(value)
     assert check_rewards([[value]], [1], "a model") == [[float(value)]]
     assert type(check_rewards([[value]], [1], "a model")[0][0]) is float
@@ -22,7 +22,7 @@ ODD = [math.nan, math.inf, -0.1, 1.1, None, "0.5", 10**400, 0.5j, [0.5], np.floa
 
 
 @pytest.mark.parametrize("value", ODD, ids=lambda value: str(value)[:8])
-def test_nothing_else_is(value: Any) -> None:
+def test_anything_else_is_refused(value: Any) -> None:
     assert not is_reward(value)
     with pytest.raises(ScorerError, match=r"a model gave a reward of .*, which is no number in") as refused:
         check_rewards([[0.5], [value]], [1, 1], "a model")
@@ -39,6 +39,6 @@ def test_nothing_else_is(value: Any) -> None:
         ([[0.5], [0.5, 0.5, 0.5]], "gave 3 rewards for 2 steps"),
     ],
 )
-def test_there_are_as_many_as_asked_for(rewards: Any, complaint: str) -> None:
+def test_the_number_of_rewards_must_match_the_request(rewards: Any, complaint: str) -> None:
     with pytest.raises(ScorerError, match=complaint):
         check_rewards(rewards, [1, 2], "a model")

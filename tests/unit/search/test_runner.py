@@ -21,8 +21,8 @@ BEST = {"strategy": "best_of_n", "n": 6}
 ALL = [{"strategy": "greedy"}, {"strategy": "self_consistency", "n": 5}, BEST, BEAM]
 
 
-def fails(settings: dict[str, Any], prepare: Callable[[Bench], None], error: type[Exception], **options: Any) -> str:
-    """Runs a search that must fail, and clean up, and returns what the error says."""
+def error_of(settings: dict[str, Any], prepare: Callable[[Bench], None], error: type[Exception], **options: Any) -> str:
+    """Runs a search that must fail and clean up, and returns the error's message."""
 
     async def main() -> str:
         bench = Bench()
@@ -66,7 +66,7 @@ def test_every_complete_step_is_one_event(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["strategy"])
-def test_counts_what_the_ports_did(settings: dict[str, Any]) -> None:
+def test_costs_match_the_calls_of_the_ports(settings: dict[str, Any]) -> None:
     bench, outcome = search(settings)
     stats, tree = outcome.cost, bench.tree
     assert outcome.stop_reason == "finished"
@@ -92,8 +92,9 @@ def test_a_prefix_is_the_prompt_and_the_path() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency"])
-def test_what_has_come_is_scored_though_the_rest_does_not_come(strategy: str) -> None:
-    """Steps wait for others to be scored with, but not for ever: a deadline would find nothing to answer with."""
+def test_finished_steps_are_scored_if_the_others_hang(strategy: str) -> None:
+    """Steps wait to be scored together with others, but only for a limited time: otherwise a deadline would find no
+    answer."""
 
     async def main() -> SearchOutcome:
         bench = Bench()
@@ -117,7 +118,7 @@ def test_whole_solutions_become_chains_scored_in_one_item_each() -> None:
         assert end.rewards == [reward_of(texts[: index + 1]) for index in range(len(texts))]
 
 
-def test_greedy_and_self_consistency_ask_no_rewards() -> None:
+def test_greedy_and_self_consistency_request_no_rewards() -> None:
     for settings in ALL[:2]:
         bench, outcome = search(settings)
         assert bench.scorer.requests == []
@@ -135,7 +136,7 @@ def test_self_consistency_stops_early_when_no_answer_can_overtake() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["self_consistency", "best_of_n"])
-def test_a_margin_stops_whole_solutions_once_there_are_enough(strategy: str) -> None:
+def test_a_margin_stops_whole_solutions_once_the_lead_is_large_enough(strategy: str) -> None:
     settings = {"strategy": strategy, "n": 24}
     full = [search(settings | {"seed": seed})[1] for seed in range(6)]
     early = [search(settings | {"seed": seed, "margin": 0.5, "margin_after": 5})[1] for seed in range(6)]
@@ -160,7 +161,7 @@ def test_a_solution_deeper_than_allowed_keeps_its_whole_text_in_fewer_nodes() ->
     }
 
 
-def test_children_are_judged_without_waiting_for_their_siblings() -> None:
+def test_children_are_scored_without_waiting_for_their_siblings() -> None:
     async def main() -> None:
         bench = Bench()
         bench.generator.stall_after = 4
@@ -179,7 +180,7 @@ def test_children_are_judged_without_waiting_for_their_siblings() -> None:
 
 
 @pytest.mark.parametrize("settings", ALL, ids=lambda settings: settings["strategy"])
-def test_log_probabilities_come_with_every_step_where_they_are_asked_for(settings: dict[str, Any]) -> None:
+def test_every_step_has_log_probabilities_on_request(settings: dict[str, Any]) -> None:
     _, plain = search(settings)
     bench, asked = search(settings | {"logprobs": True})
     assert all(request.logprobs for request in bench.generator.requests)
@@ -205,7 +206,7 @@ def test_repeated_and_unknown_children_change_nothing() -> None:
     [({"max_path_tokens": 12}, {}), ({}, {"context_tokens": len(PROMPT) + 12})],
     ids=["path", "context"],
 )
-def test_no_path_outgrows_its_room(limits: dict[str, Any], options: dict[str, Any]) -> None:
+def test_no_path_exceeds_its_token_limit_or_the_context(limits: dict[str, Any], options: dict[str, Any]) -> None:
     for settings in ALL:
         bench, outcome = search(settings | limits, **options)
         assert outcome.stop_reason == "finished"
@@ -220,18 +221,18 @@ def test_no_path_outgrows_its_room(limits: dict[str, Any], options: dict[str, An
 
 
 def test_a_prompt_as_long_as_the_context_is_refused() -> None:
-    message = fails(BEAM, lambda bench: None, PromptTooLong, context_tokens=len(PROMPT))
+    message = error_of(BEAM, lambda bench: None, PromptTooLong, context_tokens=len(PROMPT))
     assert message == "the prompt has 5 tokens, the context holds 5"
 
 
-def test_out_of_tokens_the_candidates_answer() -> None:
+def test_a_search_out_of_tokens_answers_with_its_candidates() -> None:
     _, outcome = search(BEAM | {"budget": {"tokens": 100}})
     assert (outcome.stop_reason, outcome.partial) == ("tokens", True)
     assert outcome.cost.generated_tokens <= 100
     assert outcome.selection.node.status is NodeStatus.TERMINAL
 
 
-def test_out_of_nodes_with_no_candidate_the_best_open_path_answers() -> None:
+def test_a_search_out_of_nodes_without_candidates_answers_with_the_best_open_path() -> None:
     for seed in range(20):
         _, outcome = search({"strategy": "beam_search", "n": 2, "m": 1, "seed": seed, "budget": {"nodes": 2}})
         assert outcome.cost.nodes == 2
@@ -244,7 +245,7 @@ def test_out_of_nodes_with_no_candidate_the_best_open_path_answers() -> None:
     pytest.fail("every seed had a candidate")
 
 
-def test_out_of_time_what_is_there_answers() -> None:
+def test_a_search_out_of_time_answers_with_what_it_has() -> None:
     def stall(bench: Bench) -> None:
         bench.generator.stall_after = 5
 
@@ -254,18 +255,18 @@ def test_out_of_time_what_is_there_answers() -> None:
 
 
 @pytest.mark.parametrize("port", ["generator", "scorer"])
-def test_out_of_time_with_nothing_there_is_a_typed_error(port: str) -> None:
+def test_a_search_out_of_time_with_nothing_raises_a_typed_error(port: str) -> None:
     def stall(bench: Bench) -> None:
         if port == "generator":
             bench.generator.stall_after = 0
         else:
             bench.scorer.stall = True
 
-    message = fails(BEAM | {"budget": {"seconds": 0.1}}, stall, LimitReached)
+    message = error_of(BEAM | {"budget": {"seconds": 0.1}}, stall, LimitReached)
     assert "the limit of 0.1 seconds was reached" in message
 
 
-def test_the_ports_are_told_the_deadline() -> None:
+def test_the_ports_get_the_deadline() -> None:
     bench, _ = search(BEAM | {"budget": {"seconds": 50}})
     assert all(0 < call.deadline_s <= 50 for call in [*bench.generator.requests, *bench.scorer.requests])
     bench, _ = search(BEAM)
@@ -284,7 +285,7 @@ SPOILED = {
 
 
 @pytest.mark.parametrize("how", SPOILED)
-def test_without_usable_rewards_the_search_goes_on_degraded_or_fails(how: str) -> None:
+def test_without_usable_rewards_the_search_is_degraded_or_fails(how: str) -> None:
     spoil, message = SPOILED[how]
 
     def prepare(bench: Bench) -> None:
@@ -293,10 +294,10 @@ def test_without_usable_rewards_the_search_goes_on_degraded_or_fails(how: str) -
     _, outcome = with_bench(BEAM, prepare, fallback=Fallback.NEUTRAL)
     assert outcome.degraded
     assert {node.reward for node in outcome.tree.nodes} == {0.5}
-    assert message in fails(BEAM, prepare, ScorerError, fallback=Fallback.FAIL)
+    assert message in error_of(BEAM, prepare, ScorerError, fallback=Fallback.FAIL)
 
 
-def test_a_generator_that_breaks_leaves_a_partial_answer() -> None:
+def test_a_failing_generator_leaves_a_partial_answer() -> None:
     def prepare(bench: Bench) -> None:
         bench.generator.fail_after = 3
 
@@ -306,20 +307,20 @@ def test_a_generator_that_breaks_leaves_a_partial_answer() -> None:
     assert outcome.cost.scored_steps == sum(node.reward is not None for node in outcome.tree.nodes)
 
 
-def test_a_generator_that_breaks_before_any_candidate_is_an_error() -> None:
+def test_a_generator_that_fails_before_any_candidate_is_an_error() -> None:
     def prepare(bench: Bench) -> None:
         bench.generator.fail_after = 0
 
-    assert fails(BEST, prepare, GeneratorError) == "no replica is left"
+    assert error_of(BEST, prepare, GeneratorError) == "no replica is left"
 
 
-def test_a_stream_that_has_given_all_is_left_to_end_by_itself() -> None:
+def test_a_complete_stream_is_not_cancelled() -> None:
     for settings in ALL:
         bench, _ = search(settings)
         assert bench.generator.ended == len(bench.generator.requests)
 
 
-def test_a_generator_that_breaks_after_the_last_child_does_no_harm() -> None:
+def test_a_generator_that_fails_after_the_last_child_does_no_harm() -> None:
     def prepare(bench: Bench) -> None:
         bench.generator.break_at_end = True
 
@@ -336,22 +337,22 @@ def test_a_stream_that_ends_too_early_is_a_generator_error() -> None:
     assert len(outcome.tree.with_status(NodeStatus.FAILED)) == 2
 
 
-def test_what_a_listener_raises_reaches_the_caller_as_it_is() -> None:
+def test_exceptions_of_a_listener_reach_the_caller_unchanged() -> None:
     def gone(event: object) -> None:
         if isinstance(event, StepScored):
             raise ConnectionError("the client has left")
 
-    assert fails(BEAM, lambda bench: None, ConnectionError, on_event=gone) == "the client has left"
+    assert error_of(BEAM, lambda bench: None, ConnectionError, on_event=gone) == "the client has left"
 
 
-def test_without_a_seed_one_is_drawn_and_told() -> None:
+def test_without_a_seed_one_is_drawn_and_reported() -> None:
     _, first = search(BEAM | {"seed": None})
     _, again = search(BEAM | {"seed": first.seed}, order=5)
     assert tree_as_json(first.tree) == tree_as_json(again.tree)
 
 
 def test_a_whole_solution_ends_at_its_first_answer() -> None:
-    """What the model writes after it belongs to the step with the answer: nothing is searched below that."""
+    """Text after the answer belongs to the same step; the search does not continue below it."""
     written = (
         Step((1,), "one\n\n", StepEnd.DELIMITER),
         Step((2,), "so \\boxed{3}\n\n", StepEnd.DELIMITER),
@@ -371,7 +372,7 @@ def test_a_whole_solution_ends_at_its_first_answer() -> None:
     assert outcome.selection.answer == "3"
 
 
-def test_steps_that_become_one_keep_the_log_probabilities_of_their_tokens() -> None:
+def test_joined_steps_keep_the_log_probabilities_of_their_tokens() -> None:
     known = [
         Step((1,), "a\n\n", StepEnd.DELIMITER, -1.0, (-1.0,)),
         Step((2, 3), "b", StepEnd.LENGTH, -0.5, (-0.5, 0.0)),

@@ -1,4 +1,4 @@
-"""Settings as people write them: what is refused is named where it was written."""
+"""Search settings as users write them: errors name the path that was written."""
 
 import json
 import math
@@ -63,7 +63,7 @@ def test_a_wrong_value_is_named_by_its_path(given: dict[str, Any], loc: tuple[st
     assert [error["loc"] for error in caught.value.errors()] == [loc]
 
 
-def test_all_errors_are_told_at_once() -> None:
+def test_all_errors_are_reported_at_once() -> None:
     with pytest.raises(ValidationError) as caught:
         parse_search({"strategy": "beam_search", "n": 0, "seed": "x", "budget": {"nodes": -1}, "{odd}": 1})
     assert {error["loc"] for error in caught.value.errors()} == {("n",), ("seed",), ("budget", "nodes"), ("{odd}",)}
@@ -79,12 +79,12 @@ def test_an_unknown_strategy_lists_the_known(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("given", [[], "beam_search", None, 3])
-def test_what_is_no_object_is_refused(given: Any) -> None:
+def test_a_value_that_is_not_an_object_is_refused(given: Any) -> None:
     with pytest.raises(ValidationError):
         parse_search(given)
 
 
-def test_the_flat_form_of_a_request() -> None:
+def test_the_flat_form_of_a_request_is_parsed() -> None:
     settings = parse_search(
         {
             "strategy": "beam_search",
@@ -107,7 +107,7 @@ def test_the_flat_form_of_a_request() -> None:
 
 
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_survives_every_way_of_travelling(name: str) -> None:
+def test_settings_survive_every_serialization(name: str) -> None:
     settings = parse_search({"strategy": name, "seed": 3, "budget": {"seconds": 5}})
     assert settings.strategy.name == name
     assert pickle.loads(pickle.dumps(settings)) == settings
@@ -115,7 +115,7 @@ def test_survives_every_way_of_travelling(name: str) -> None:
     assert SearchSettings.model_validate_json(settings.model_dump_json()) == settings
 
 
-def test_keeps_its_paths_inside_a_larger_tree() -> None:
+def test_errors_keep_their_paths_inside_a_larger_model() -> None:
     class Application(BaseModel):
         search: SearchSettings
 
@@ -146,7 +146,7 @@ def test_keeps_its_paths_inside_a_larger_tree() -> None:
         ("", None),
     ],
 )
-def test_aliases(alias: str, settings: dict[str, Any] | None) -> None:
+def test_aliases_expand_to_settings(alias: str, settings: dict[str, Any] | None) -> None:
     assert parse_alias(alias) == settings
 
 

@@ -1,4 +1,5 @@
-"""Generators that give branches back: every search goes on with fewer, and what was granted is known ever after."""
+"""Generators that give branches back: every search goes on with fewer branches, and the tree records what was
+granted."""
 
 import asyncio
 import json
@@ -34,7 +35,7 @@ def run(
     variety: int | None = None,
     **options: Any,
 ) -> tuple[Bench, SearchOutcome]:
-    """A whole search with a generator that gives branches back, unless ``short_of_memory`` is None."""
+    """Runs a whole search with a generator that gives branches back, unless ``short_of_memory`` is None."""
 
     async def main() -> tuple[Bench, SearchOutcome]:
         bench = Bench(order, variety=variety)
@@ -47,8 +48,8 @@ def run(
     return asyncio.run(main())
 
 
-def asked(bench: Bench) -> list[tuple[int, ...]]:
-    """The ids of all children that a generator was asked for."""
+def requested_ids(bench: Bench) -> list[tuple[int, ...]]:
+    """Ids of all children that the generator was asked for."""
     return [
         (*expansion.parent, branch.index)
         for request in bench.generator.requests
@@ -67,7 +68,7 @@ def asked(bench: Bench) -> list[tuple[int, ...]]:
     variety=VARIETY,
     merge=st.booleans(),
 )
-def test_every_search_ends_with_fewer_and_a_replay_of_its_grants_is_the_same_tree(
+def test_every_search_ends_with_fewer_branches_and_can_be_replayed(
     wanted: dict[str, Any],
     limits: dict[str, Any],
     budget: dict[str, int],
@@ -88,8 +89,8 @@ def test_every_search_ends_with_fewer_and_a_replay_of_its_grants_is_the_same_tre
     bench.check_idle()
     tree = outcome.tree
 
-    # Nothing is asked for twice, and what is granted is written under the seed that it always has.
-    names = asked(bench)
+    # No branch is requested twice, and granted branches keep their seeds.
+    names = requested_ids(bench)
     assert len(names) == len(set(names)) == sum(node.request is not None for node in tree.nodes) + tree.given_back
     for request in bench.generator.requests:
         for expansion in request.expansions:
@@ -98,13 +99,13 @@ def test_every_search_ends_with_fewer_and_a_replay_of_its_grants_is_the_same_tre
     assert outcome.cost.given_back_branches == tree.given_back == len(tree_as_json(tree)["given_back"])
     assert (outcome.cost.waiting_branches > 0) == (outcome.cost.least_headroom == 0.25) == (tree.given_back > 0)
 
-    # The account is settled.
+    # Nothing stays reserved in the budget.
     [meter] = meters
     assert (meter.tokens.reserved, meter.nodes.reserved) == (0, 0)
     assert meter.nodes.usage == len(tree) <= budget.get("nodes", 1 << 30)
     assert meter.tokens.usage == outcome.cost.generated_tokens <= budget.get("tokens", 1 << 30)
 
-    # The tree knows what was granted, also when it comes back from a file.
+    # The tree records what was granted, also after saving and restoring.
     saved = json.loads(json.dumps(save_tree(tree)))
     restored = restore_tree(saved)
     assert save_tree(restored) == saved
@@ -114,14 +115,14 @@ def test_every_search_ends_with_fewer_and_a_replay_of_its_grants_is_the_same_tre
     assert replayed.selection[1:4] == outcome.selection[1:4]
     assert replayed.stop_reason == outcome.stop_reason
     assert replayed.cost.generated_tokens == outcome.cost.generated_tokens
-    assert set(asked(again)) == {node.id for node in tree.nodes if node.request is not None}
+    assert set(requested_ids(again)) == {node.id for node in tree.nodes if node.request is not None}
     for request in again.generator.requests:
         assert all(expansion.least == len(expansion.branches) for expansion in request.expansions)
 
 
 @settings(max_examples=60, deadline=None)
 @given(wanted=SEARCHES, limits=LIMITS, short=st.integers(0, 1 << 20), order=st.integers(1, 1 << 20), variety=VARIETY)
-def test_under_the_same_grants_the_order_of_arrival_is_irrelevant(
+def test_with_the_same_grants_the_order_of_arrival_does_not_matter(
     wanted: dict[str, Any], limits: dict[str, Any], short: int, order: int, variety: int | None
 ) -> None:
     _, first = run(wanted | limits, short, 0, variety)
@@ -131,8 +132,8 @@ def test_under_the_same_grants_the_order_of_arrival_is_irrelevant(
 
 
 @pytest.mark.parametrize(("strategy", "own"), VARIANTS, ids=[name for name, _ in VARIANTS])
-def test_resumed_it_goes_on_from_what_was_granted(strategy: str, own: dict[str, Any]) -> None:
-    """Once a call is answered: what was under way before is asked for again, and then all of it is written."""
+def test_a_resumed_search_keeps_what_was_granted(strategy: str, own: dict[str, Any]) -> None:
+    """Branches under way when it was saved are requested again, and then all of them are written."""
     settings, saved = {"strategy": strategy, **own}, []
     tree = SearchTree()
 
@@ -141,7 +142,7 @@ def test_resumed_it_goes_on_from_what_was_granted(strategy: str, own: dict[str, 
             saved.append(json.dumps(save_tree(tree)))
 
     _, whole = run(settings, 1, tree=tree, on_event=on_event)
-    # These may ask for one at a time.
+    # These may request one branch at a time.
     assert tree.given_back or strategy in ("greedy", "ab_mcts") or "budget" in own
     for number, snapshot in enumerate(saved[:: max(1, len(saved) // 7)]):
         _, outcome = run(settings, 1, 2 + number, tree=restore_tree(json.loads(snapshot)))
@@ -157,16 +158,17 @@ def test_a_replay_keeps_to_its_seed() -> None:
         run({"strategy": "rebase", "n": 8, "seed": 4}, None, tree=replay_of(first.tree))
 
 
-# What the strategies make of it.
+# How strategies handle it.
 
 
 def given_back(expansion: ExpandItem, written: int) -> ChildGroup:
-    """What a replica says that writes the first children of an expansion only."""
+    """The reply of a replica that writes only the first ``written`` children of an expansion."""
     return ChildGroup(tuple(Child(expansion.parent, branch.index, (), 0) for branch in expansion.branches[written:]))
 
 
-def sparing(bench: Bench, *written: int) -> None:
-    """Has the generator write so many of the first expansion of each call, as far as it may; later ones whole."""
+def limit_first_expansions(bench: Bench, *written: int) -> None:
+    """Makes the generator write only ``written[i]`` branches of the first expansion of call i, as far as it may; later
+    calls are complete."""
     left = list(written)
     whole = bench.generator.expand
 
@@ -182,10 +184,10 @@ def sparing(bench: Bench, *written: int) -> None:
     bench.generator.expand = expand  # type: ignore[method-assign]
 
 
-def spared(wanted: dict[str, Any], *written: int) -> tuple[Bench, SearchTree]:
+def run_limited(wanted: dict[str, Any], *written: int) -> tuple[Bench, SearchTree]:
     async def main() -> tuple[Bench, SearchTree]:
         bench = Bench()
-        sparing(bench, *written)
+        limit_first_expansions(bench, *written)
         outcome = await bench.search(wanted)
         bench.check_idle()
         return bench, outcome.tree
@@ -194,15 +196,15 @@ def spared(wanted: dict[str, Any], *written: int) -> tuple[Bench, SearchTree]:
 
 
 @pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency"])
-def test_whole_solutions_are_chosen_among_those_that_there_are(strategy: str) -> None:
-    bench, tree = spared({"strategy": strategy, "n": 8}, 3)
+def test_whole_solutions_are_selected_among_those_that_were_written(strategy: str) -> None:
+    bench, tree = run_limited({"strategy": strategy, "n": 8}, 3)
     assert len(bench.generator.requests) == 1
     assert sum(node.count for node in tree.terminals) == 3
     assert tree.root.given_back == {3, 4, 5, 6, 7}
 
 
 @pytest.mark.parametrize("given_back", [0, 5])
-def test_self_consistency_waits_for_no_vote_that_was_given_back(given_back: int) -> None:
+def test_self_consistency_does_not_wait_for_branches_given_back(given_back: int) -> None:
     tree = SearchTree(7)
     children = tree.request(tree.root, 8)
     tree.give_back(children[8 - given_back :])
@@ -214,29 +216,29 @@ def test_self_consistency_waits_for_no_vote_that_was_given_back(given_back: int)
 
 @pytest.mark.parametrize("strategy", ["beam_search", "rebase", "ets"])
 def test_the_next_level_has_its_whole_width_again(strategy: str) -> None:
-    _, tree = spared({"strategy": strategy, "n": 12, "merge_siblings": False}, 4)
+    _, tree = run_limited({"strategy": strategy, "n": 12, "merge_siblings": False}, 4)
     assert len(tree.level(1)) == 4
     ended = sum(node.status is NodeStatus.TERMINAL for node in tree.level(1))
     assert len(tree.level(2)) == (12 if strategy == "beam_search" else 12 - ended)
 
 
-def test_every_dvts_subtree_goes_on() -> None:
-    bench, tree = spared({"strategy": "dvts", "n": 12, "m": 4}, 0)
+def test_every_dvts_subtree_continues() -> None:
+    bench, tree = run_limited({"strategy": "dvts", "n": 12, "m": 4}, 0)
     assert bench.generator.requests[0].expansions[0].least == 3
     assert len(tree.level(1)) == 3
     going_on = [node for node in tree.level(1) if node.status is NodeStatus.OPEN]
     assert [len(node.children) for node in going_on] == [4] * len(going_on)
 
 
-def test_dvts_subtrees_at_one_node_share_evenly_what_was_granted_there() -> None:
+def test_dvts_subtrees_share_the_granted_children_evenly() -> None:
     strategy = parse_search({"strategy": "dvts", "n": 12, "m": 4}).strategy
-    _, tree = spared({"strategy": "dvts", "n": 12, "m": 4, "max_depth": 1, "merge_siblings": False}, 7)
+    _, tree = run_limited({"strategy": "dvts", "n": 12, "m": 4, "max_depth": 1, "merge_siblings": False}, 7)
     assert [len(steps) for steps in strategy._steps(tree, 1).values()] == [2, 2, 3]  # type: ignore[attr-defined]
 
 
-def test_particles_that_were_given_back_are_drawn_again_from_the_others() -> None:
+def test_particles_given_back_are_resampled_from_the_others() -> None:
     for seed in range(10):
-        _, tree = spared({"strategy": "particle_filter", "n": 12, "seed": seed, "resample_below": 0.0}, 4)
+        _, tree = run_limited({"strategy": "particle_filter", "n": 12, "seed": seed, "resample_below": 0.0}, 4)
         assert sum(node.count for node in tree.level(1)) == 4
         particles = ParticleFilter(n=12)._resampled(tree, 1)
         stayed = sum(count for node, count in particles.items() if node.status is NodeStatus.TERMINAL)
@@ -244,8 +246,8 @@ def test_particles_that_were_given_back_are_drawn_again_from_the_others() -> Non
             assert len(tree.level(2)) + stayed == 12
 
 
-def test_a_particle_stands_for_those_beside_it_that_were_given_back() -> None:
-    """Below a step that was to have nine and has one, the one weighs nine."""
+def test_a_particle_takes_the_weight_of_siblings_given_back() -> None:
+    """Below a step that was to have nine children and got one, that one weighs nine."""
     settings = ParticleFilter(n=10, merge_siblings=False)
     tree = SearchTree(7)
     first = tree.request(tree.root, 2)
@@ -263,13 +265,13 @@ def test_a_particle_stands_for_those_beside_it_that_were_given_back() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["mcts", "frontier"])
-def test_an_expansion_with_fewer_is_one_expansion(strategy: str) -> None:
-    bench, tree = spared({"strategy": strategy, "iterations": 6, "width": 4}, 1, 2, 3)
+def test_an_expansion_with_fewer_children_counts_as_one_expansion(strategy: str) -> None:
+    bench, tree = run_limited({"strategy": strategy, "iterations": 6, "width": 4}, 1, 2, 3)
     assert len(bench.generator.requests) == 6
     assert len(tree) == 6 * 4 - 3 - 2 - 1
 
 
-def test_what_an_mcts_knows_is_the_same_when_it_is_found_anew() -> None:
+def test_the_statistics_of_mcts_can_be_recomputed_from_the_tree() -> None:
     wanted = parse_search({"strategy": "mcts", "iterations": 20, "width": 4, "paths": 3, "seed": 5})
     _, outcome = run(wanted, 3, variety=2)
     kept = outcome.tree.fold(Visits, wanted.strategy)
@@ -279,8 +281,8 @@ def test_what_an_mcts_knows_is_the_same_when_it_is_found_anew() -> None:
     assert not kept.expansions.unfinished
 
 
-def test_ab_mcts_draws_anew_for_generations_that_were_given_back() -> None:
-    bench, tree = spared({"strategy": "ab_mcts", "iterations": 8, "paths": 8}, 2)
+def test_ab_mcts_draws_again_for_generations_given_back() -> None:
+    bench, tree = run_limited({"strategy": "ab_mcts", "iterations": 8, "paths": 8}, 2)
     assert len(tree.root.children) >= 2
     assert tree.given_back == 6
     assert sum(node.request is not None for node in tree.nodes) == 8
@@ -288,7 +290,7 @@ def test_ab_mcts_draws_anew_for_generations_that_were_given_back() -> None:
 
 
 class Stubborn(Strategy):
-    """Wants what it was not given again and again, as one might that knows nothing of it."""
+    """Requests children that were given back again and again, like a strategy that does not handle it."""
 
     name: Literal["stubborn"] = "stubborn"
 
@@ -303,13 +305,13 @@ class Stubborn(Strategy):
         return tree.level(1)
 
 
-def test_each_round_gives_one_at_least_so_even_a_strategy_that_knows_nothing_of_it_ends() -> None:
+def test_a_strategy_that_ignores_branches_given_back_ends_too() -> None:
     _, outcome = run(SearchSettings(strategy=Stubborn(), seed=7), 1)
     assert len(outcome.tree.root.children) == 8
     assert outcome.tree.given_back > 0
 
 
-def test_what_a_generator_must_write_it_cannot_give_back() -> None:
+def test_mandatory_branches_cannot_be_given_back() -> None:
     async def main() -> None:
         bench = Bench()
 
@@ -325,7 +327,7 @@ def test_what_a_generator_must_write_it_cannot_give_back() -> None:
     asyncio.run(main())
 
 
-def test_groups_that_come_twice_give_back_once() -> None:
+def test_repeated_groups_give_back_once() -> None:
     async def main() -> SearchOutcome:
         bench = Bench()
         bench.generator.short_of_memory, bench.generator.repeat = 1, True
@@ -346,8 +348,7 @@ def test_groups_that_come_twice_give_back_once() -> None:
     assert tree_as_json(asyncio.run(main()).tree) == tree_as_json(once.tree)
 
 
-def test_a_budget_that_cuts_a_level_and_a_generator_that_gives_back_lose_nothing_else() -> None:
-    """What was given back is paid for by nobody: the budget buys others."""
+def test_branches_given_back_free_their_budget_for_others() -> None:
     plain = {"strategy": "rebase", "n": 16, "max_step_tokens": 10, "budget": {"tokens": 100}}
     bench, outcome = run(plain, 2)
     assert outcome.tree.given_back > 0
@@ -355,10 +356,10 @@ def test_a_budget_that_cuts_a_level_and_a_generator_that_gives_back_lose_nothing
     bench.check_idle()
 
 
-# The tree.
+# How the tree records it.
 
 
-def test_indices_of_what_was_given_back_are_not_used_again() -> None:
+def test_indices_given_back_are_not_reused() -> None:
     tree = SearchTree(7)
     children = tree.request(tree.root, 4)
     tree.give_back(children[2:])
@@ -371,20 +372,20 @@ def test_indices_of_what_was_given_back_are_not_used_again() -> None:
     assert tree.check_integrity() == []
 
 
-def test_a_level_of_which_all_is_given_back_is_none() -> None:
+def test_a_level_given_back_completely_does_not_exist() -> None:
     tree = SearchTree(7)
     tree.give_back(tree.request(tree.root, 3))
     assert (tree.deepest, tree.level(1), tree.ended(1), len(tree)) == (0, [], 0, 0)
     assert tree.check_integrity() == []
 
 
-def test_what_is_written_cannot_be_given_back() -> None:
+def test_written_nodes_cannot_be_given_back() -> None:
     _, outcome = run({"strategy": "best_of_n", "n": 2}, None)
     with pytest.raises(TreeError, match="cannot be given back"):
         outcome.tree.give_back(outcome.tree.level(1))
 
 
-def test_what_had_decided_before_does_so_still() -> None:
+def test_giving_back_does_not_change_what_was_settled() -> None:
     tree = SearchTree(7)
     tree.request(tree.root, 2)
     late = tree.request(tree.root, 2)
@@ -404,16 +405,16 @@ def test_what_had_decided_before_does_so_still() -> None:
         ([[]], "too_short"),
     ],
 )
-def test_grants_that_fit_no_tree_are_refused(given_back: list[list[int]], error: str) -> None:
+def test_invalid_records_of_branches_given_back_are_refused(given_back: list[list[int]], error: str) -> None:
     _, outcome = run({"strategy": "best_of_n", "n": 5}, None)
     saved = save_tree(outcome.tree) | {"given_back": given_back}
-    with pytest.raises(ValueError) as caught:  # noqa: PT011  # which one is asserted below
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  # noqa: PT011  # the assertion below checks which error
         restore_tree(saved)
     told = [each["type"] for each in caught.value.errors()] if isinstance(caught.value, ValidationError) else []
     assert error in (told or str(caught.value))
 
 
-def test_a_tree_saved_before_there_were_grants_is_read() -> None:
+def test_a_saved_tree_without_the_field_given_back_is_read() -> None:
     _, outcome = run({"strategy": "best_of_n", "n": 5}, None)
     saved = save_tree(outcome.tree)
     del saved["given_back"]

@@ -1,4 +1,4 @@
-"""Siblings of the same text are one: counted as often as written, scored once, voting for all."""
+"""Siblings of the same text are merged: counted as often as written, scored once, with one vote each."""
 
 from fractions import Fraction
 from itertools import permutations
@@ -32,7 +32,9 @@ def write(tree: SearchTree, node: Node, text: str, reward: float = 0.5) -> None:
 
 @pytest.mark.parametrize("order", [*permutations(range(4))])
 @pytest.mark.parametrize("scored_at_once", [True, False])
-def test_the_first_by_id_stands_for_all_whichever_comes_first(order: tuple[int, ...], scored_at_once: bool) -> None:
+def test_the_first_sibling_by_id_stands_for_all_in_any_order_of_arrival(
+    order: tuple[int, ...], scored_at_once: bool
+) -> None:
     tree = merging()
     nodes = tree.request(tree.root, 4)
     for index in order:
@@ -50,7 +52,7 @@ def test_the_first_by_id_stands_for_all_whichever_comes_first(order: tuple[int, 
     assert tree.check_integrity() == []
 
 
-def test_what_has_grown_stays_the_one_that_stands() -> None:
+def test_a_sibling_that_has_children_stays_the_representative() -> None:
     tree = merging()
     late, early = tree.request(tree.root, 2)
     write(tree, early, "same")
@@ -60,7 +62,7 @@ def test_what_has_grown_stays_the_one_that_stands() -> None:
     assert late.first is early
 
 
-def test_a_text_that_ends_is_not_the_same_as_one_that_goes_on() -> None:
+def test_ended_and_open_siblings_are_not_merged() -> None:
     tree = merging()
     nodes = tree.request(tree.root, 3)
     tree.write(nodes[0], step("42"))
@@ -69,7 +71,7 @@ def test_a_text_that_ends_is_not_the_same_as_one_that_goes_on() -> None:
     assert [node.count for node in nodes] == [1, 1, 1]
 
 
-def test_nothing_is_merged_where_it_is_not_asked_for() -> None:
+def test_without_merge_siblings_nothing_is_merged() -> None:
     tree = SearchTree()
     nodes = tree.request(tree.root, 2)
     for node in nodes:
@@ -79,7 +81,7 @@ def test_nothing_is_merged_where_it_is_not_asked_for() -> None:
     assert tree.multiplicity(nodes[0]) == 1
 
 
-def test_a_path_weighs_what_was_written_of_it_pruned_siblings_included() -> None:
+def test_multiplicity_includes_pruned_siblings() -> None:
     tree = merging()
     nodes = tree.request(tree.root, 4)
     for node, text in zip(nodes, "aaab", strict=True):
@@ -92,7 +94,7 @@ def test_a_path_weighs_what_was_written_of_it_pruned_siblings_included() -> None
     assert tree.multiplicity(below[1]) == Fraction(3, 4) * Fraction(4, 5)
 
 
-def test_whole_solutions_share_what_they_begin_with() -> None:
+def test_whole_solutions_share_their_common_beginning() -> None:
     tree = merging()
     first, second = tree.request(tree.root, 2)
     for start, end in ((second, "y"), (first, "x")):
@@ -114,7 +116,7 @@ def test_whole_solutions_share_what_they_begin_with() -> None:
     variety=VARIETY,
     seed=st.integers(0, 999),
 )
-def test_each_text_is_scored_once_and_every_step_is_told_of(strategy: str, variety: int, seed: int) -> None:
+def test_each_text_is_scored_once_and_every_step_has_an_event(strategy: str, variety: int, seed: int) -> None:
     bench, outcome = search({"strategy": strategy, "seed": seed}, variety=variety)
     tree = outcome.tree
     scored = [
@@ -144,7 +146,7 @@ def test_each_text_is_scored_once_and_every_step_is_told_of(strategy: str, varie
     variety=VARIETY,
     seed=st.integers(0, 999),
 )
-def test_whole_solutions_vote_as_if_each_were_its_own(wanted: dict[str, Any], variety: int, seed: int) -> None:
+def test_merged_whole_solutions_vote_like_unmerged_ones(wanted: dict[str, Any], variety: int, seed: int) -> None:
     outcomes = [search(wanted | {"seed": seed, "merge_siblings": merge}, variety=variety)[1] for merge in (True, False)]
     merged, single = outcomes
     assert merged.selection.answer == single.selection.answer
@@ -161,7 +163,7 @@ def test_whole_solutions_vote_as_if_each_were_its_own(wanted: dict[str, Any], va
     variety=VARIETY,
     seed=st.integers(0, 999),
 )
-def test_a_saved_tree_knows_what_repeats_what(strategy: str, variety: int, seed: int) -> None:
+def test_a_saved_tree_keeps_its_merged_siblings(strategy: str, variety: int, seed: int) -> None:
     _, outcome = search({"strategy": strategy, "seed": seed}, variety=variety)
     tree, restored = outcome.tree, restore_tree(save_tree(outcome.tree))
     assert tree_as_json(restored) == tree_as_json(tree)

@@ -1,4 +1,4 @@
-"""Problems are solved off the event loop, and a solver that hangs, dies or cannot do it costs a search nothing else."""
+"""Problems are solved off the event loop, and a solver that hangs, dies or fails costs a search only the solution."""
 
 import asyncio
 import logging
@@ -80,7 +80,7 @@ async def solver(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ProcessSolver
     await asyncio.to_thread(solver.close)
 
 
-async def test_both_solvers_solve_alike(solver: ProcessSolver) -> None:
+async def test_both_solvers_give_the_same_solution(solver: ProcessSolver) -> None:
     problem = Problem(kept_leaves, RETENTION, fallback=(0, 1, 2))
     assert await Solver().solve(problem) == await solver.solve(problem) == [1, 2]
     assert await Solver().solve(Problem(pid, None, None)) == os.getpid()
@@ -88,7 +88,7 @@ async def test_both_solvers_solve_alike(solver: ProcessSolver) -> None:
 
 
 @pytest.mark.parametrize("function", [hangs, dies, fails])
-async def test_what_cannot_be_solved_gets_its_fallback_and_a_line_in_the_log(
+async def test_unsolved_problems_get_their_fallback_and_a_log_line(
     solver: ProcessSolver, function: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     await solver.start()
@@ -98,8 +98,8 @@ async def test_what_cannot_be_solved_gets_its_fallback_and_a_line_in_the_log(
         assert await solver.solve(Problem(doubled, 4, fallback=0)) == 8
 
 
-async def test_a_worker_that_is_stopped_takes_no_more_than_its_time(solver: ProcessSolver) -> None:
-    """Not even to tell it a problem that does not fit into a pipe."""
+async def test_a_stopped_worker_times_out(solver: ProcessSolver) -> None:
+    """Even while it is sent a problem that does not fit into a pipe."""
     child = psutil.Process(await solver.solve(Problem(pid, None, None)))
     child.suspend()
     started = time.monotonic()
@@ -108,7 +108,7 @@ async def test_a_worker_that_is_stopped_takes_no_more_than_its_time(solver: Proc
     assert not child.is_running()
 
 
-async def test_a_search_that_is_given_up_does_not_hold_up_the_next(solver: ProcessSolver) -> None:
+async def test_cancelled_problems_do_not_hold_up_the_next(solver: ProcessSolver) -> None:
     await solver.start()
     waiting = [asyncio.create_task(solver.solve(Problem(hangs, None, None))) for _ in range(20)]
     await asyncio.sleep(0)
@@ -142,7 +142,7 @@ async def started(step_clusters: str) -> AsyncIterator[ProcessSolver]:
         await asyncio.to_thread(solver.close)
 
 
-async def test_the_operators_function_is_called_in_the_worker() -> None:
+async def test_the_configured_function_runs_in_the_worker() -> None:
     async with started(HERE + in_which_process.__name__) as solver:
         worker = await solver.solve(Problem(pid, None, None))
         assert await solver.solve(Problem(clustered, ["a", "b"], None)) == [worker, worker]
@@ -158,12 +158,12 @@ async def test_the_operators_function_is_called_in_the_worker() -> None:
     ],
     ids=["the default's", "each its own kind", "one kind"],
 )
-async def test_ets_keeps_as_many_leaves_as_the_operators_function_finds_kinds(step_clusters: str, kept: int) -> None:
+async def test_ets_keeps_one_leaf_per_cluster_of_the_configured_function(step_clusters: str, kept: int) -> None:
     async with started(step_clusters) as solver:
         assert len(await solver.solve(Problem(kept_leaves, RETENTION, fallback=()))) == kept
 
 
-async def test_clusters_that_are_not_one_for_each_text_leave_a_problem_its_fallback(
+async def test_invalid_clusters_give_the_fallback(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async with started(HERE + one_too_few.__name__) as solver:
@@ -180,14 +180,14 @@ async def test_clusters_that_are_not_one_for_each_text_leave_a_problem_its_fallb
         (HERE + "RETENTION", "is no function"),
     ],
 )
-async def test_a_function_that_cannot_be_imported_is_told_at_the_start(path: str, message: str) -> None:
+async def test_a_function_that_cannot_be_imported_is_an_error_at_start(path: str, message: str) -> None:
     with pytest.raises(SolverError, match=message):
         async with started(path):
             pass
 
 
 async def test_a_large_problem_does_not_hold_the_event_loop(solver: ProcessSolver) -> None:
-    """The loop's own processor time: how long it waits for a processor is the machine's affair."""
+    """Measured in the CPU time of the loop's thread, which does not depend on the machine's load."""
     texts = [f"Then we add the {n} apples of basket {n % 7}: {n} + {n % 7} = {n + n % 7}." for n in range(256)]
     leaves = len(texts)
     problem = RETENTION._replace(
@@ -201,7 +201,7 @@ async def test_a_large_problem_does_not_hold_the_event_loop(solver: ProcessSolve
 
 
 class Watching(Solver):
-    """Says what it was asked, and answers what it was told to."""
+    """Records the problems, and returns the given answer."""
 
     def __init__(self, answer: list[int] | None = None) -> None:
         self.problems: list[Problem] = []
@@ -213,7 +213,7 @@ class Watching(Solver):
 
 
 @pytest.mark.parametrize("lookahead", [0, 1])
-async def test_a_search_has_each_level_solved_once_and_nothing_on_the_event_loop(
+async def test_each_level_is_solved_once_and_off_the_event_loop(
     lookahead: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bench, solver = Bench(), Watching()
@@ -233,7 +233,7 @@ async def test_a_search_has_each_level_solved_once_and_nothing_on_the_event_loop
 
 
 async def test_without_solutions_ets_is_rebase() -> None:
-    """So a solver that is lost costs a search its savings, not its answer."""
+    """So a lost solver costs a search its savings, not its answer."""
     trees = {}
     for strategy, solver in (("ets", Watching(answer=[])), ("rebase", Solver())):
         bench = Bench()

@@ -1,4 +1,4 @@
-"""Which steps are taken for the same: the table of pairs, and what holds of any texts."""
+"""Clusters of steps: the table of pairs, and properties that hold for any texts."""
 
 import random
 from time import process_time
@@ -14,7 +14,7 @@ from search.strategies.levels.step_contents import contents_of
 
 
 @pytest.mark.parametrize("pair", PAIRS, ids=lambda pair: f"{pair.a[:30]}|{pair.b[:30]}")
-def test_a_pair_of_steps_says_the_same_or_not(pair: Pair) -> None:
+def test_pairs_of_steps_are_clustered_as_in_the_table(pair: Pair) -> None:
     taken = "same" if clusters_by_contents([pair.a, pair.b]) == [0, 0] else "different"
     assert taken == pair.ours
     assert bool(pair.why) == (pair.truth != pair.ours)
@@ -65,8 +65,7 @@ def test_any_text_can_be_read(text: str) -> None:
 @pytest.mark.parametrize(
     "trap", [r"\frac{", r"\text{", r"\[ ", r"\( x", "$$ ", "$", "(", "\n", "9", "1,000", "^ ", "**"]
 )
-def test_reading_takes_time_that_grows_with_the_text_alone(trap: str) -> None:
-    """A step is what a model wrote, whatever made it write that."""
+def test_reading_a_step_takes_linear_time(trap: str) -> None:
     started = process_time()
     contents_of(trap * (8000 // len(trap)))
     assert process_time() - started < 1.0

@@ -1,4 +1,4 @@
-"""``stop``: where a solution's text ends for the reader and for the vote, though more was written."""
+"""``stop``: the solution's text ends there for the reader and for the vote, though more was written."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ BEST = {"strategy": "best_of_n", "n": 8}
 
 
 class Rambling(FakeGenerator):
-    """Goes on with another question, and answers that with 9."""
+    """Continues with another question after its answer, and answers that with 9."""
 
     def _write(self, request: Any, expansion: Any, branch: Any) -> Any:
         child = super()._write(request, expansion, branch)
@@ -50,7 +50,7 @@ def test_the_text_ends_before_the_first_stop_wherever_steps_end() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("strategy", ["best_of_n", "self_consistency", "beam_search"])
-async def test_the_vote_is_over_what_the_reply_can_show(strategy: str) -> None:
+async def test_the_vote_counts_only_text_before_the_stop(strategy: str) -> None:
     settings = {"strategy": strategy, "n": 8}
     plain = (await Bench().search(settings)).selection
     whole = await rambled(settings)
@@ -59,7 +59,7 @@ async def test_the_vote_is_over_what_the_reply_can_show(strategy: str) -> None:
     assert cut.stopped
     assert "9" not in cut.text.partition("boxed")[2]
     assert "Question" not in cut.text
-    # Rewards are of the steps as they were written, so scores may differ from those of other texts; answers may not.
+    # Rewards belong to the steps as written, so scores may differ from those of other texts; answers may not.
     answers = {group.answer for group in cut.selection.groups}
     assert answers == {group.answer for group in plain.groups} != {"9"}
     assert tree_as_json(cut.tree) == tree_as_json(whole.tree)
@@ -67,14 +67,14 @@ async def test_the_vote_is_over_what_the_reply_can_show(strategy: str) -> None:
 
 @pytest.mark.asyncio
 async def test_stopping_early_counts_the_same_answers_as_the_vote() -> None:
-    """By the text beyond the stop all agree at once, so that the first few would be enough."""
+    """Beyond the stop all texts agree at once, so that the first few would suffice."""
     settings: dict[str, Any] = {"strategy": "self_consistency", "n": 24, "stop": "Question:"}
     for seed in range(6):
         early = await rambled(settings | {"early_stop": True, "seed": seed})
         assert early.selection.answer == (await rambled(settings | {"seed": seed})).selection.answer
 
 
-def test_without_stop_nothing_is_cut() -> None:
+def test_without_a_stop_nothing_is_cut() -> None:
     _, outcome = search(BEST)
     assert not outcome.stopped
     assert outcome.text == outcome.selection.node.text
@@ -93,12 +93,12 @@ def test_without_stop_nothing_is_cut() -> None:
         ("x" * (MAX_STOP_CHARS + 1), ("stop", 0)),
     ],
 )
-def test_what_is_no_stop_is_refused(stop: Any, loc: tuple[str, ...]) -> None:
+def test_an_invalid_stop_is_refused(stop: Any, loc: tuple[str, ...]) -> None:
     with pytest.raises(ValidationError) as caught:
         parse_search(BEST | {"stop": stop})
     assert [error["loc"] for error in caught.value.errors()] == [loc]
 
 
-def test_a_text_is_a_list_of_one() -> None:
+def test_a_string_is_a_list_of_one_stop() -> None:
     assert parse_search(BEST | {"stop": "a"}) == parse_search(BEST | {"stop": ["a"]})
     assert parse_search(BEST | {"stop": []}) == parse_search(BEST)

@@ -1,4 +1,4 @@
-"""Token-level beam search on a small language of which everything can be written down."""
+"""Token-level beam search on a language small enough to enumerate every continuation."""
 
 import asyncio
 import itertools
@@ -17,7 +17,7 @@ VOCABULARY = range(4)
 
 
 class Language:
-    """The next token's log-probabilities are a hash of the prefix."""
+    """Log-probabilities of the next token are a hash of the prefix."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -58,7 +58,7 @@ def run(language: Language, prompts: list[tuple[int, ...]], **wanted: object) ->
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), most=st.integers(1, 4), penalty=st.sampled_from([-1.0, 0.0, 0.5, 1.0, 2.0]))
-def test_wide_enough_it_finds_the_best_of_all(seed: int, most: int, penalty: float) -> None:
+def test_a_wide_enough_beam_finds_the_best_of_all_continuations(seed: int, most: int, penalty: float) -> None:
     language = Language(seed)
     [found] = run(language, [(1, 2)], width=64, max_tokens=most, length_penalty=penalty)
     best = every_continuation(language, (1, 2), most, penalty)[:64]
@@ -68,8 +68,8 @@ def test_wide_enough_it_finds_the_best_of_all(seed: int, most: int, penalty: flo
 
 @settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 1000), width=st.integers(1, 4), penalty=st.sampled_from([0.0, 1.0, 2.0]))
-def test_stopping_early_changes_nothing(seed: int, width: int, penalty: float) -> None:
-    """Against the same loop without the stop."""
+def test_stopping_early_does_not_change_the_result(seed: int, width: int, penalty: float) -> None:
+    """Compared with the same loop without early stopping."""
     language = Language(seed)
     [found] = run(language, [(3,)], width=width, max_tokens=30, length_penalty=penalty)
     beams: list[tuple[tuple[int, ...], float]] = [((), 0.0)]
@@ -90,14 +90,14 @@ def test_stopping_early_changes_nothing(seed: int, width: int, penalty: float) -
     assert [sequence.token_ids for sequence in found] == [tokens for _, tokens in best]
 
 
-def test_it_does_stop_early() -> None:
+def test_early_stopping_saves_calls() -> None:
     language = Language(1)
     run(language, [(3,)], width=2, max_tokens=200, length_penalty=0.0)
     assert language.asked < 50
 
 
 @pytest.mark.parametrize("limit", [-5, 0, 1, 3, 1000, None])
-def test_prompts_in_flight_are_limited_and_results_are_not(limit: int | None) -> None:
+def test_the_limit_of_prompts_in_flight_does_not_change_results(limit: int | None) -> None:
     prompts = [(1, number) for number in range(7)]
     language = Language(2)
     found = run(language, prompts, width=2, max_tokens=5, concurrency_limit=limit)
@@ -105,16 +105,16 @@ def test_prompts_in_flight_are_limited_and_results_are_not(limit: int | None) ->
     assert language.most_in_flight <= (7 if limit is None else max(1, limit))
 
 
-def test_the_end_may_be_ignored() -> None:
+def test_ignore_eos_continues_past_the_end() -> None:
     [found] = run(Language(3), [(1,)], width=3, max_tokens=6, ignore_eos=True)
     assert all(len(sequence.token_ids) == 6 and not sequence.ended for sequence in found)
 
 
-def test_no_prompts_no_sequences() -> None:
+def test_without_prompts_there_are_no_sequences() -> None:
     assert run(Language(4), [], width=2, max_tokens=3) == []
 
 
-def test_a_failure_for_one_prompt_is_told_as_it_is() -> None:
+def test_a_failure_of_one_prompt_is_raised_unchanged() -> None:
     class Broken(Language):
         async def next_tokens(self, prefixes: Sequence[Sequence[int]], count: int) -> list[Mapping[int, float]]:
             if prefixes[0][1] == 2:

@@ -1,4 +1,4 @@
-"""What a tree teaches: exact values of its steps, and which paths are examples."""
+"""Training data from a tree: exact values of its steps, and the paths that are examples."""
 
 import json
 import math
@@ -21,7 +21,8 @@ DEEP = tuple([0] * 20)
 
 
 def view(ends: dict[NodeId, str], **fields: dict[NodeId, Any]) -> TreeView:
-    """The tree with these ends and their texts, and all that is above them. ``fields`` set what is not usual."""
+    """A tree with these ends and their texts, and all nodes above them. ``fields`` set values other than the
+    defaults."""
     places = sorted({end[:depth] for end in ends for depth in range(1, len(end) + 1)})
     nodes: list[dict[str, Any]] = []
     for index in places:
@@ -33,7 +34,7 @@ def view(ends: dict[NodeId, str], **fields: dict[NodeId, Any]) -> TreeView:
 
 
 def values(ends: dict[NodeId, bool]) -> dict[NodeId, float | None]:
-    """The value of every node, where these ends are right or wrong."""
+    """Value of every node if these ends are right or wrong."""
     data = training_data(view(dict.fromkeys(ends, "x")), {end for end, right in ends.items() if right})
     return {node.id: node.value for node in data.nodes}
 
@@ -43,45 +44,45 @@ def examples(tree: TreeView, right: Collection[NodeId] = ()) -> list[tuple[str, 
 
 
 class TestValues:
-    def test_a_right_path_credits_its_steps_the_more_the_nearer_to_its_end(self) -> None:
+    def test_the_value_of_a_right_path_is_backed_up_in_proportion_to_depth(self) -> None:
         assert values({(0, 0, 0, 0): True}) == {(0,): 0.25, (0, 0): 0.5, (0, 0, 0): 0.75, (0, 0, 0, 0): 1.0}
 
-    def test_a_wrong_path_discredits_them_likewise(self) -> None:
+    def test_a_wrong_path_is_backed_up_negatively(self) -> None:
         assert values({(0, 0): False}) == {(0,): -0.5, (0, 0): -1.0}
 
-    def test_no_step_is_credited_less_than_a_tenth(self) -> None:
+    def test_the_backup_of_a_step_is_at_least_a_tenth(self) -> None:
         found = values({DEEP: False})
         assert found[DEEP[:1]] == -0.1, "1/20 otherwise"
         assert found[DEEP[:2]] == -0.1
         assert found[DEEP[:3]] == -0.15
 
-    def test_paths_of_the_same_kind_add_up(self) -> None:
+    def test_backups_of_the_same_sign_add_up(self) -> None:
         assert values({(0, 0): True, (0, 1): True, (0, 2, 0, 0): True})[(0,)] == 0.5 + 0.5 + 0.25
         assert values({(0, 0): False, (0, 1): False})[(0,)] == -1.0
 
-    def test_a_right_path_overrides_wrong_ones_and_never_the_reverse_whatever_came_first(self) -> None:
+    def test_a_right_path_overrides_wrong_ones_in_any_order(self) -> None:
         solutions = [(("a", "b"), 1.0), (("a", "c"), -1.0), (("a", "d"), -1.0)]
         for order in permutations(solutions):
             assert backed_up(order) == {"a": 0.5, "b": 1.0, "c": -1.0, "d": -1.0}
         assert values({(0, 0): True, (0, 1): False})[(0,)] == 0.5
         assert values({(0, 0): False, (0, 1): True})[(0,)] == 0.5
 
-    def test_where_nothing_has_ended_there_is_no_value(self) -> None:
+    def test_a_node_without_an_ended_path_has_no_value(self) -> None:
         tree = view({(0, 0): "x", (1, 0): "x"}, status={(1, 0): "pruned"})
         data = training_data(tree, set())
         assert {node.id: node.value for node in data.nodes} == {(0,): -0.5, (0, 0): -1.0, (1,): None, (1, 0): None}
         assert data.accuracy == 0.0
 
-    def test_a_tree_in_which_nothing_has_ended_teaches_nothing(self) -> None:
+    def test_a_tree_without_ended_paths_has_no_examples(self) -> None:
         data = training_data(view({(0,): "x"}, status={(0,): "open"}), set())
         assert (data.accuracy, data.examples, [node.value for node in data.nodes]) == (None, [], [None])
 
-    def test_probes_are_left_out(self) -> None:
+    def test_lookaheads_are_left_out(self) -> None:
         data = training_data(view({(0, 0): "x", (0, -1, 0): "x", (-1,): "x"}), {(0, -1, 0), (-1,)})
         assert [(node.id, node.value) for node in data.nodes] == [((0,), -0.5), ((0, 0), -1.0)]
         assert data.accuracy == 0.0
 
-    def test_a_node_keeps_what_is_known_of_it(self) -> None:
+    def test_a_training_node_keeps_the_fields_of_its_node(self) -> None:
         [node] = training_data(view({(0,): "x"}), {(0,)}).nodes
         assert json.loads(node.model_dump_json()) == {
             "id": [0],
@@ -101,7 +102,7 @@ class TestExamples:
         ("right", "ended", "exported"),
         [(1, 4, 1), (2, 8, 2), (26, 100, 0), (25, 100, 25), (2, 7, 0), (1, 100, 1), (1, 1, 0), (4, 4, 0)],
     )
-    def test_right_paths_are_examples_where_at_most_a_quarter_is_right(
+    def test_right_paths_are_examples_if_at_most_a_quarter_is_right(
         self, right: int, ended: int, exported: int
     ) -> None:
         tree = view({(index,): "x" for index in range(ended)})
@@ -109,7 +110,7 @@ class TestExamples:
         assert examples(tree, chosen) == ([("correct", end) for end in sorted(chosen)] if exported else [])
         assert training_data(tree, chosen).accuracy == right / ended
 
-    def test_without_a_right_path_it_is_the_wrong_one_of_lowest_entropy(self) -> None:
+    def test_without_a_right_path_the_example_is_the_wrong_path_of_lowest_entropy(self) -> None:
         tree = view({(0,): "a", (1,): "b", (2,): "c"}, logprob={(0,): -2.0, (1,): -0.5, (2,): -0.75})
         assert examples(tree) == [("incorrect", (1,))]
 
@@ -126,7 +127,7 @@ class TestExamples:
         ends = {(2,): "a", (0, 1): "b", (0, 0): "c"}
         assert examples(view(ends)) == [("incorrect", (0, 0))]
 
-    def test_what_is_not_known_is_not_the_lowest(self) -> None:
+    def test_a_path_of_unknown_entropy_is_not_chosen(self) -> None:
         tree = view({(0,): "a", (1,): "b", (2,): "c"}, logprob={(0,): None}, tokens={(2,): 0})
         assert examples(tree) == [("incorrect", (1,))]
         assert examples(view({(0,): "a"}, logprob={(0,): None})) == []
@@ -134,12 +135,12 @@ class TestExamples:
         assert examples(view({(0,): "a"}, logprob={(0,): -math.inf})) == []
         assert examples(view({(0,): ""}, tokens={(0,): 0}, logprob={(0,): 0.0})) == []
 
-    def test_a_step_without_tokens_says_nothing(self) -> None:
+    def test_a_step_without_tokens_does_not_change_the_entropy(self) -> None:
         tree = view({(0, 0): "a"}, tokens={(0, 0): 0}, logprob={(0, 0): None})
         [example] = training_data(tree, set()).examples
         assert example.mean_entropy == 0.5
 
-    def test_a_right_path_with_a_token_of_no_chance_is_an_example_without_entropy(self) -> None:
+    def test_a_right_path_with_an_infinite_log_probability_is_an_example_without_entropy(self) -> None:
         ends = dict.fromkeys([(0,), (1,), (2,), (3,)], "x")
         data = training_data(view(ends, logprob={(0,): "-Infinity"}), {(0,)})
         [example] = data.examples
@@ -148,7 +149,7 @@ class TestExamples:
         assert [node["logprob"] for node in json.loads(written)] == ["-Infinity", -1.0, -1.0, -1.0]
         assert [TrainingNode.model_validate(node) for node in json.loads(written)] == data.nodes
 
-    def test_an_example_is_its_path_from_the_first_step(self) -> None:
+    def test_an_example_is_the_path_from_the_first_step(self) -> None:
         tree = view({(0, 0): "so \\boxed{7}", (0, 1): "no", (0, 2): "no", (0, 3): "no"})
         [example] = training_data(tree, {(0, 0)}).examples
         assert example.kind is Kind.CORRECT
@@ -158,7 +159,7 @@ class TestExamples:
         assert example.mean_entropy == 0.5
         assert example.values == [0.5, 1.0]
 
-    def test_answers_are_those_of_whole_paths(self) -> None:
+    def test_answers_are_read_from_whole_paths(self) -> None:
         tree = view({(0, 0): "\\boxed{7}", (0, 1): "no", (1, -1): "\\boxed{8}"})
         assert answers_of(tree) == {(0, 0): "7", (0, 1): None}
 
@@ -182,7 +183,7 @@ class TestExamples:
         lambda nodes: nodes[1].pop("logprob"),
     ],
 )
-def test_nodes_that_make_no_tree_are_no_view_of_one(spoil: Any) -> None:
+def test_nodes_that_form_no_tree_are_refused(spoil: Any) -> None:
     nodes = view({(0, 0): "x"}).model_dump()["nodes"]
     spoil(nodes)
     with pytest.raises(ValidationError):
@@ -195,8 +196,8 @@ def test_nodes_that_make_no_tree_are_no_view_of_one(spoil: Any) -> None:
     seed=st.integers(0, 10_000),
     answer=st.sampled_from(["0", "1", "9"]),
 )
-def test_every_value_is_what_the_paths_through_the_node_allow(strategy: str, seed: int, answer: str) -> None:
-    """Whatever search grew the tree, read back as from a reply."""
+def test_every_value_is_the_sum_over_the_paths_through_the_node(strategy: str, seed: int, answer: str) -> None:
+    """For trees of any search, read back as from a reply."""
     own = {"iterations": 12, "width": 4} if strategy in ("mcts", "frontier") else {"n": 8}
     _, outcome = search({"strategy": strategy, "seed": seed, "logprobs": True, **own})
     tree = TreeView.model_validate(json.loads(json.dumps(tree_as_json(outcome.tree))))

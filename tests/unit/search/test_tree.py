@@ -1,4 +1,4 @@
-"""The tree records what happened once and refuses what cannot happen."""
+"""The tree records every result once and refuses invalid changes."""
 
 import math
 
@@ -36,7 +36,7 @@ def test_refuses_rewards_outside_0_and_1(tree: SearchTree, reward: float) -> Non
         tree.complete(node, reward)
 
 
-def test_pruning_takes_all_below_and_leaves_what_has_ended(tree: SearchTree) -> None:
+def test_pruning_removes_the_subtree_except_ended_paths(tree: SearchTree) -> None:
     (top,) = tree.request(tree.root, 1)
     complete(tree, top)
     ended, pending = tree.request(top, 2)
@@ -59,7 +59,7 @@ def test_only_open_nodes_get_children(tree: SearchTree) -> None:
         tree.extend(node, STEP)
 
 
-def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> None:
+def test_a_snapshot_lists_nodes_by_id_in_any_order_of_arrival(tree: SearchTree) -> None:
     first, second = tree.request(tree.root, 2)
     complete(tree, second)
     tree.request(second, 1)
@@ -91,7 +91,7 @@ def test_a_snapshot_lists_nodes_by_id_whatever_came_first(tree: SearchTree) -> N
     }
 
 
-def test_only_what_was_lost_is_taken_up_and_only_stand_ins_are_taken_back(tree: SearchTree) -> None:
+def test_only_failed_nodes_are_taken_up_and_only_neutral_rewards_are_scored_again(tree: SearchTree) -> None:
     unwritten, unscored, scored, neutral = tree.request(tree.root, 4)
     assert tree.write(unscored, STEP)
     complete(tree, scored)

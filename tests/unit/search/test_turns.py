@@ -1,4 +1,4 @@
-"""Long work of one search leaves turns to others, and these change nothing of its tree."""
+"""Long work of one search yields to other searches, and yielding does not change its tree."""
 
 import asyncio
 from fractions import Fraction
@@ -37,19 +37,17 @@ async def turns_of_others(work: asyncio.Task[object]) -> int:
     return count
 
 
-async def test_choosing_among_many_answers_leaves_turns(
-    matcher: AnswerMatcher, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_selection_among_many_answers_yields(matcher: AnswerMatcher, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(turns, "TURN_S", 0.0)
     tree = solutions(400)
     work = asyncio.create_task(select_answer(tree.terminals, tree, strategy(), matcher))
-    assert await turns_of_others(work) > 2 * len(tree.terminals)  # for each: looked for, and read
+    assert await turns_of_others(work) > 2 * len(tree.terminals)  # each is extracted, and each is compared
     work = asyncio.create_task(best_open_path(tree, strategy()))
     assert await turns_of_others(work) > 400
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))
-def test_turns_change_no_tree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_yielding_changes_no_tree(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = tree_as_json(search_fakes.search({"strategy": name})[1].tree)
     monkeypatch.setattr(turns, "TURN_S", 0.0)
     assert tree_as_json(search_fakes.search({"strategy": name})[1].tree) == whole

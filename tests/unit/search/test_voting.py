@@ -8,7 +8,7 @@ from search.tree import Node
 
 
 @pytest.mark.parametrize(("how", "score"), [("last", 0.5), ("min", 0.2), ("prod", 0.08), ("mean", 0.5)])
-def test_aggregates(how: str, score: float) -> None:
+def test_scores_are_aggregated(how: str, score: float) -> None:
     assert aggregate([0.8, 0.2, 0.5], Aggregation(how)) == pytest.approx(score)
     assert aggregate([], Aggregation(how)) == 0.0
 
@@ -30,7 +30,7 @@ def choose(among: list[Candidate], selection: SelectionRule) -> AnswerSelection:
 @pytest.mark.parametrize(
     ("selection", "answering", "agreement"), [("naive", 0, 1 / 6), ("weighted", 3, 2 / 6), ("majority", 5, 3 / 6)]
 )
-def test_three_rules_three_answers(selection: str, answering: int, agreement: float) -> None:
+def test_the_three_rules_select_different_answers(selection: str, answering: int, agreement: float) -> None:
     paths = candidates((0.9, 0), (0.6, 1), (0.1, 2), (0.7, 1), (0.2, 2), (0.3, 2))
     selection = choose(paths, SelectionRule(selection))
     assert selection.node.id == (answering,)
@@ -60,6 +60,6 @@ def test_unscored_paths_vote_by_number(selection: SelectionRule) -> None:
     assert choose(candidates((None, 0), (None, 1), (None, 1)), SelectionRule.NAIVE).node.id == (0,)
 
 
-def test_nothing_to_choose_among() -> None:
+def test_selection_among_no_candidates_fails() -> None:
     with pytest.raises(ValueError, match="no candidates"):
         choose([], SelectionRule.NAIVE)
