@@ -1,4 +1,4 @@
-"""A Ray cluster without authentication is not served on unless that is said."""
+"""An application is not served on a Ray cluster without authentication unless that is allowed explicitly."""
 
 import os
 import subprocess
@@ -20,8 +20,8 @@ for allowed in (False, True):
 
 
 @pytest.mark.parametrize("mode", ["token", "disabled"])
-def test_a_cluster_open_to_all_is_refused_unless_that_is_said(mode: str) -> None:
-    # In a process of its own: Ray reads the mode once.
+def test_an_unauthenticated_cluster_is_refused_unless_allowed(mode: str) -> None:
+    # In a separate process: Ray reads the mode only once.
     asked = subprocess.run(
         [sys.executable, "-c", ASKING],
         env=os.environ | {"RAY_AUTH_MODE": mode},

@@ -1,4 +1,4 @@
-"""The parts of `benchmarks.accuracy` that decide what its tables say."""
+"""The computations behind the tables of `benchmarks.accuracy`."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ def sides(both: int, lost: int, won: int, neither: int) -> tuple[list[bool], lis
     return [first for first, _ in pairs], [second for _, second in pairs]
 
 
-def test_a_published_paired_difference() -> None:
+def test_a_published_paired_difference_is_reproduced() -> None:
     """Agresti, "Categorical data analysis", table 10.1: of 1,600 people asked twice, -0.04 (-0.06 to -0.02)."""
     found = paired_difference(*sides(794, 150, 86, 570))
     assert found.difference == pytest.approx(-0.04)
@@ -26,7 +26,7 @@ def test_a_published_paired_difference() -> None:
     assert found.p < 1e-4
 
 
-def test_no_pair_that_differs_leaves_some_doubt() -> None:
+def test_without_differing_pairs_the_interval_is_not_empty() -> None:
     found = paired_difference(*sides(10, 0, 0, 10))
     assert found.low < 0.0 < found.high
     assert found.p == 1.0
@@ -39,7 +39,7 @@ def test_pairs_need_the_same_problems() -> None:
         paired_difference([], [])
 
 
-def test_a_budget_is_a_width_where_there_is_one_and_tokens_where_there_is_none() -> None:
+def test_a_budget_sets_the_width_or_the_tokens() -> None:
     fields = {each.name: each.field for each in searches(["dvts:m=2", "mcts", "ab_mcts:paths=2"], [240, 3840])}
     assert fields["dvts:m=2 @ 240"] == {"strategy": "dvts", "n": 4, "m": 2}
     assert fields["dvts:m=2 @ 3840"]["n"] == 64
@@ -55,7 +55,7 @@ def test_all_strategies_are_measured_and_greedy_once() -> None:
     assert len(names) == 2 * len(STRATEGIES) - 1
 
 
-def test_a_search_that_is_none_is_refused_before_anything_starts() -> None:
+def test_an_unknown_search_is_refused_before_anything_starts() -> None:
     with pytest.raises(SearchFieldError, match="unknown strategy"):
         searches(["bests"], [960])
 
@@ -74,7 +74,7 @@ def test_two_runs_are_compared_problem_by_problem(tmp_path: Path) -> None:
     assert other[:5] == ["a", "2", "0.0%", "100.0%", "+100.0"]
     kept = kept_comparison(first, second, compared(first, second, None), ["a"])
     assert [(claim["asked"], claim["holds"]) for claim in kept["claims"]] == [
-        ("> 0", False),  # two problems show nothing
+        ("> 0", False),  # two problems prove nothing
         (">= 0", True),
         ("<= 0.01", False),
     ]

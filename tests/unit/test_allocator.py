@@ -1,4 +1,4 @@
-"""Which allocator an engine's process gets."""
+"""The memory allocator of an engine's process."""
 
 import subprocess
 import sys
@@ -34,12 +34,12 @@ def test_without_tcmalloc_glibc_keeps_large_allocations(monkeypatch: pytest.Monk
     assert allocator_environment(preload=True) == GLIBC
 
 
-def test_an_engine_on_a_gpu_has_glibcs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_on_a_gpu_uses_glibcs_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, TCMALLOC)
     assert allocator_environment(preload=False) == GLIBC
 
 
-def test_an_operators_own_allocator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_allocator_set_by_the_operator_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     installed(monkeypatch, TCMALLOC)
     monkeypatch.setenv("LD_PRELOAD", "/usr/lib/libjemalloc.so.2")
     assert "LD_PRELOAD" not in allocator_environment(preload=True)
@@ -52,7 +52,7 @@ def test_other_preloaded_libraries_stay_beside_it(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.skipif(tcmalloc() is None, reason="tcmalloc is not installed")
-def test_a_process_that_gets_this_environment_has_tcmalloc() -> None:
+def test_a_process_with_this_environment_uses_tcmalloc() -> None:
     mapped = "print('tcmalloc' in open('/proc/self/maps').read())"
     done = subprocess.run(
         [sys.executable, "-c", mapped], env=allocator_environment(preload=True), capture_output=True, check=True

@@ -1,4 +1,4 @@
-"""How long a call would wait that comes now."""
+"""Backlog: the time for which a new call would wait."""
 
 from collections import deque
 from contextlib import AbstractContextManager
@@ -22,40 +22,40 @@ def clock() -> Clock:
     return Clock()
 
 
-def begun(backlog: Backlog) -> AbstractContextManager[None]:
+def open_call(backlog: Backlog) -> AbstractContextManager[None]:
     call = backlog.call()
     call.__enter__()
     return call
 
 
 def served(backlogs: list[Backlog], clock: Clock, at_once: int, work_s: float) -> list[float]:
-    """What presses on each after so many calls at each for long, one of which ends after the other."""
-    calls = deque(begun(backlog) for _ in range(at_once) for backlog in backlogs)
+    """Backlog of each replica after a long time with ``at_once`` open calls at each, which end one after the other."""
+    calls = deque(open_call(backlog) for _ in range(at_once) for backlog in backlogs)
     until = clock.now + LONG
     while clock.now < until:
         for backlog in backlogs:
             clock.now += work_s / len(backlogs)
             calls.popleft().__exit__(None, None, None)
-            calls.append(begun(backlog))
-    pressing = [backlog.seconds for backlog in backlogs]
+            calls.append(open_call(backlog))
+    backlogs_s = [backlog.seconds for backlog in backlogs]
     for call in calls:
         call.__exit__(None, None, None)
-    return pressing
+    return backlogs_s
 
 
-def test_many_wait_for_all_that_are_there(clock: Clock) -> None:
+def test_the_backlog_is_the_time_of_all_open_calls(clock: Clock) -> None:
     backlog = Backlog(clock)
     assert backlog.seconds == 0
     assert served([backlog], clock, at_once=8, work_s=0.3) == pytest.approx([8 * 0.3], rel=0.1)
 
 
-def test_on_two_replicas_they_are_half_as_many(clock: Clock) -> None:
+def test_on_two_replicas_the_backlog_of_each_is_half(clock: Clock) -> None:
     backlogs = [Backlog(clock), Backlog(clock)]
     assert served(backlogs, clock, at_once=4, work_s=0.3) == pytest.approx([4 * 0.3] * 2, rel=0.1)
 
 
-def test_one_that_is_alone_presses_no_more_on_two_than_on_one(clock: Clock) -> None:
-    """So that a pool shrinks again."""
+def test_sequential_calls_cause_no_larger_total_backlog_on_two_replicas(clock: Clock) -> None:
+    """So that a pool can shrink again."""
 
     def one_after_another(backlogs: list[Backlog]) -> float:
         until = clock.now + LONG
@@ -71,14 +71,14 @@ def test_one_that_is_alone_presses_no_more_on_two_than_on_one(clock: Clock) -> N
     assert one_after_another([Backlog(clock), Backlog(clock)]) == pytest.approx(alone, rel=0.1)
 
 
-def test_it_is_forgotten(clock: Clock) -> None:
+def test_the_backlog_decays(clock: Clock) -> None:
     backlog = Backlog(clock)
     served([backlog], clock, at_once=8, work_s=0.3)
     clock.now += LONG
     assert backlog.seconds < 0.01
 
 
-def test_where_none_ends_it_grows_to_a_bound(clock: Clock) -> None:
+def test_without_ending_calls_the_backlog_grows_to_a_bound(clock: Clock) -> None:
     backlog = Backlog(clock)
     with backlog.call():
         clock.now += 1
@@ -87,7 +87,7 @@ def test_where_none_ends_it_grows_to_a_bound(clock: Clock) -> None:
         assert 0 < soon < backlog.seconds == pytest.approx(AVERAGED_OVER_S)
 
 
-def test_one_that_fails_is_not_open_any_more(clock: Clock) -> None:
+def test_a_failed_call_is_not_open(clock: Clock) -> None:
     backlog = Backlog(clock)
 
     def fail() -> None:

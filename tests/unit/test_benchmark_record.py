@@ -1,4 +1,4 @@
-"""What benchmarks keep of their runs."""
+"""Result files of benchmarks."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from benchmarks import record
 
 
-def test_another_run_of_a_commit_is_kept_beside_the_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_run_of_a_commit_gets_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "RESULTS", tmp_path)
     kept = [record.write_result("test", {"run": number}) for number in range(3)]
     assert [json.loads(path.read_text())["run"] for path in kept] == [0, 1, 2]

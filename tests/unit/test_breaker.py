@@ -1,4 +1,4 @@
-"""The breaker of the PRM: nobody waits for what is gone, and what is only slow is left in peace."""
+"""The PRM's circuit breaker: no call waits for a PRM that is gone, and a slow one is left alone."""
 
 import asyncio
 
@@ -12,7 +12,7 @@ PATIENCE_S = 0.1
 
 
 class Deployment:
-    """Something that is called, and what there is to see of it."""
+    """A deployment that is called and observed."""
 
     def __init__(self, patience_s: float = PATIENCE_S) -> None:
         self.answers = asyncio.Event()
@@ -43,13 +43,13 @@ def deployment() -> Deployment:
     return Deployment()
 
 
-async def test_calls_that_are_answered_are_neither_looked_after_nor_given_up(deployment: Deployment) -> None:
+async def test_answered_calls_cause_no_health_checks(deployment: Deployment) -> None:
     deployment.answers.set()
     assert [await deployment.call() for _ in range(100)] == ["answer"] * 100
     assert deployment.looks == deployment.probes == 0
 
 
-async def test_what_is_slow_but_alive_is_waited_for(deployment: Deployment) -> None:
+async def test_a_slow_but_alive_deployment_is_awaited(deployment: Deployment) -> None:
     calling = asyncio.create_task(deployment.call())
     await asyncio.sleep(4 * PATIENCE_S)
     assert deployment.looks
@@ -59,7 +59,7 @@ async def test_what_is_slow_but_alive_is_waited_for(deployment: Deployment) -> N
     assert await calling == "answer"
 
 
-async def test_all_that_wait_for_what_is_gone_are_told_together_and_nobody_waits_after_them(
+async def test_all_calls_to_a_lost_deployment_fail_at_once_and_later_ones_immediately(
     deployment: Deployment,
 ) -> None:
     deployment.alive = False
@@ -72,7 +72,7 @@ async def test_all_that_wait_for_what_is_gone_are_told_together_and_nobody_waits
     assert deployment.looks == looks
 
 
-async def test_a_probe_closes_it_again(deployment: Deployment) -> None:
+async def test_a_successful_probe_closes_the_breaker(deployment: Deployment) -> None:
     deployment.alive = False
     with pytest.raises(CircuitOpen):
         await deployment.call()
@@ -84,7 +84,7 @@ async def test_a_probe_closes_it_again(deployment: Deployment) -> None:
     assert await deployment.call() == "answer"
 
 
-async def test_answers_to_others_are_signs_of_life() -> None:
+async def test_replies_to_other_calls_are_signs_of_life() -> None:
     deployment = Deployment(patience_s=1.0)
     deployment.alive = False
     waiting = asyncio.create_task(deployment.call())
@@ -97,7 +97,7 @@ async def test_answers_to_others_are_signs_of_life() -> None:
     assert await waiting == "answer"
 
 
-async def test_an_error_of_a_call_passes_and_so_does_its_cancellation(deployment: Deployment) -> None:
+async def test_errors_and_cancellation_pass_through_the_breaker(deployment: Deployment) -> None:
     with pytest.raises(KeyError):
         async with deployment.breaker.call():
             raise KeyError

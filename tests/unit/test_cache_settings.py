@@ -1,4 +1,5 @@
-"""Cache settings refuse what the server or the engines would trip over; the connector says what it must."""
+"""Cache settings refuse values on which the server or the engines would fail, and the connector gets the required
+arguments."""
 
 import json
 import os
@@ -20,7 +21,7 @@ from kvstore.server.cache_server import CacheAddress, CacheServer, CacheServerEr
 from kvstore.settings import SET_BY_BANYAN, CacheSettings
 
 ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)
-NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
+NO_SUCH_PID = 2**22 + 1  # above the kernel's maximum
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
         ("size", 1),
     ],
 )
-def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
+def test_an_invalid_value_is_refused_by_name(field: str, value: object) -> None:
     with pytest.raises(ValidationError, match=field):
         CacheSettings.model_validate({field: value})
 
@@ -62,7 +63,7 @@ def test_a_wrong_value_is_refused_by_name(field: str, value: object) -> None:
         ),
     ],
 )
-def test_a_server_that_is_there_has_ports_and_settings_of_its_own(given: dict[str, Any], message: str) -> None:
+def test_an_existing_server_has_its_own_ports_and_settings(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         CacheSettings.model_validate({"host": "127.0.0.1", **given})
 
@@ -76,7 +77,7 @@ def test_settings_are_frozen_and_survive_json() -> None:
     assert CacheSettings.model_validate(json.loads(settings.model_dump_json())) == settings
 
 
-def test_the_connector_recomputes_on_a_failed_load_and_keeps_what_is_lost() -> None:
+def test_the_connector_recomputes_after_a_failed_load_and_stores_evicted_blocks() -> None:
     arguments = connector_arguments(ADDRESS, CacheSettings(heartbeat_interval_s=1), "weights")
     assert arguments["kv_load_failure_policy"] == "recompute"
     assert arguments["kv_connector_extra_config"] == {
@@ -93,7 +94,7 @@ def test_the_connector_recomputes_on_a_failed_load_and_keeps_what_is_lost() -> N
     assert json.loads(json.dumps(arguments)) == arguments
 
 
-def test_kv_is_kept_under_a_short_name_that_says_what_it_depends_on() -> None:
+def test_kv_is_stored_under_a_short_name_with_the_digest_of_its_settings() -> None:
     assert kv_name("/models/Qwen2.5-Math/", "1f") == "Qwen2.5-Math-1f"
     assert kv_name("Qwen/Qwen2.5-Math##lmcache-dcp-d2", "1f") == "Qwen2.5-Math##lmcache-dcp-d2-1f"
     assert kv_name("weights@2", "1f") == "weights-2-1f", "LMCache refuses the sign, of which it makes keys"
@@ -109,18 +110,18 @@ def test_the_server_gets_the_allocators_settings_and_no_secret(monkeypatch: pyte
 
 
 def arguments(**settings: Any) -> list[str]:
-    """Of ``lmcache server``, behind the program's name."""
+    """Arguments of ``lmcache server``, without the program's name."""
     _, _, _, *words = cache_server._command(CacheSettings(**settings), ADDRESS)
     return words
 
 
 def value(of: str, words: list[str]) -> str:
-    """The word behind the only one that is ``of``."""
+    """The word after the only occurrence of ``of``."""
     assert words.count(of) == 1
     return words[words.index(of) + 1]
 
 
-def test_further_arguments_are_put_as_the_server_takes_them() -> None:
+def test_extra_arguments_are_written_in_the_servers_syntax() -> None:
     words = arguments(
         lmcache_args={
             "eviction_ratio": 0.5,
@@ -143,27 +144,27 @@ def test_further_arguments_are_put_as_the_server_takes_them() -> None:
     assert modules == ['{"module_path": "one"}', '{"module_path": "other"}']
 
 
-def test_a_further_argument_goes_before_what_differs_from_lmcaches_defaults() -> None:
+def test_extra_arguments_override_our_changes_of_lmcaches_defaults() -> None:
     assert value("--eviction-policy", arguments()) == "LRU"
     assert value("--eviction-policy", arguments(lmcache_args={"eviction_policy": "ARC"})) == "ARC"
     assert value("--kv-event-log-size", arguments(lmcache_args={"kv-event-log-size": 9})) == "9"
 
 
 @pytest.mark.parametrize("name", [*sorted(SET_BY_BANYAN), "l1-size-gb"])
-def test_what_banyan_sets_itself_is_no_further_argument(name: str) -> None:
+def test_arguments_that_banyan_sets_cannot_be_extra_arguments(name: str) -> None:
     with pytest.raises(ValidationError, match=rf"lmcache_args\n.*\b{name}: set by Banyan itself"):
         CacheSettings(lmcache_args={"eviction_policy": "ARC", name: 1})
 
 
-def test_that_is_all_that_it_sets() -> None:
+def test_the_list_of_arguments_that_banyan_sets_is_complete() -> None:
     words = arguments(l2_adapters=({"type": "fs"},))
     set_here = {word.removeprefix("--").replace("-", "_") for word in words if word.startswith("--")}
     assert set_here == SET_BY_BANYAN | cache_server._ARGUMENTS.keys()
 
 
 @contextmanager
-def somebodys(chunk_size: int) -> Iterator[CacheSettings]:
-    """Says on HTTP what an LMCache server says of itself, and listens for engines."""
+def external_server(chunk_size: int) -> Iterator[CacheSettings]:
+    """An LMCache server of somebody else's: answers its status over HTTP, and listens for engines."""
 
     class Status(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -184,15 +185,15 @@ def somebodys(chunk_size: int) -> Iterator[CacheSettings]:
             serving.join()
 
 
-def test_a_server_that_is_there_is_asked_what_it_keeps_together() -> None:
-    with somebodys(32) as settings:
+def test_an_existing_server_is_asked_for_its_chunk_size() -> None:
+    with external_server(32) as settings:
         assert existing_server(settings) == CacheAddress("127.0.0.1", settings.port, settings.http_port)
-    with somebodys(256) as settings, pytest.raises(CacheServerError, match="keeps 256 tokens together"):
+    with external_server(256) as settings, pytest.raises(CacheServerError, match="keeps 256 tokens together"):
         existing_server(settings)
 
 
-def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told() -> None:
-    with somebodys(32) as settings:
+def test_a_missing_server_is_awaited_only_for_the_given_time() -> None:
+    with external_server(32) as settings:
         hasty = settings.model_copy(update={"start_timeout_s": 0.2})
         with pytest.raises(CacheServerError, match="no cache server for engines at"):
             existing_server(hasty.model_copy(update={"port": free_port()}))
@@ -200,7 +201,7 @@ def test_a_server_that_is_not_there_is_waited_for_no_longer_than_told() -> None:
         existing_server(hasty)
 
 
-def test_a_server_that_never_started_says_so_and_stops() -> None:
+def test_a_server_that_fails_to_start_raises_and_is_stopped() -> None:
     server = CacheServer(CacheSettings())
     assert not server.alive()
     assert not server.healthy()
@@ -209,7 +210,7 @@ def test_a_server_that_never_started_says_so_and_stops() -> None:
     server.stop()
 
 
-def test_only_the_dead_leave_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_segments_of_dead_processes_are_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SHM", tmp_path)
     dead, living = f"lmcache_kv_{NO_SUCH_PID}_0", f"lmcache_kv_{os.getpid()}_0"
     foreign = [f"psm_{NO_SUCH_PID}", "lmcache_kv_1x_0", f"lmcache_kv_{NO_SUCH_PID}_0.txt"]
@@ -224,7 +225,7 @@ def test_only_the_dead_leave_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SHM", tmp_path)
     monkeypatch.setattr(segments, "_SETTLED_S", -1.0)
-    name = f"lmcache_kv_{os.getpid()}_0"  # this process lives, but has not mapped it
+    name = f"lmcache_kv_{os.getpid()}_0"  # the process of this pid lives, but has not mapped the segment
     (tmp_path / name).touch()
     assert segments.remove_orphans() == [name]
 
@@ -240,7 +241,7 @@ def test_a_recycled_pid_does_not_keep_a_segment(tmp_path: Path, monkeypatch: pyt
         ({"host": "cache", "port": 5555, "http_port": 8080}, False, True),
     ],
 )
-def test_an_engine_that_shares_with_nobody_stores_what_it_loses(
+def test_an_engine_that_shares_with_no_other_stores_what_it_evicts(
     settings: dict[str, Any], shared: bool, prefilled: bool
 ) -> None:
     given = CacheSettings.model_validate({"least_tokens": 256, **settings})

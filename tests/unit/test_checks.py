@@ -1,4 +1,4 @@
-"""What is checked when the application is built: settings against each other and against the models that they name."""
+"""Checks while the application is built: settings against each other and against the models that they name."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ PUBLISHED = {
     "Qwen/Qwen2.5-Math-7B-Instruct": {"max_position_embeddings": 4096, "rope_theta": 10000.0},
     "Qwen/Qwen2.5-Math-PRM-7B": {"max_position_embeddings": 4096, "rope_theta": 10000.0},
 }
-"""What the published ``config.json`` say of the models' contexts."""
+"""Context lengths in the models' published ``config.json``."""
 
 
 def problems(given: dict[str, Any]) -> list[str]:
@@ -33,7 +33,7 @@ def saved(directory: Path, config: dict[str, Any]) -> str:
 
 
 def cached(cache: Path, model: str, config: dict[str, Any]) -> None:
-    """As the hub's client keeps a model on this machine."""
+    """Stores a model in the hub's local cache, in the layout of the hub's client."""
     folder = cache / f"models--{model.replace('/', '--')}"
     saved(folder / "snapshots" / "abc", config)
     (folder / "refs").mkdir()
@@ -41,7 +41,7 @@ def cached(cache: Path, model: str, config: dict[str, Any]) -> None:
 
 
 def example() -> dict[str, Any]:
-    """The settings for one's own models that serve_config.yaml shows in its comments."""
+    """The settings for your own models in the comments of serve_config.yaml."""
     _, _, shown = (ROOT / "serve_config.yaml").read_text().partition("# Your own models")
     lines = [line.removeprefix("#") for line in shown.splitlines() if line.startswith("#    ")]
     args: dict[str, Any] = yaml.safe_load("\n".join(lines))["args"]
@@ -49,7 +49,7 @@ def example() -> dict[str, Any]:
 
 
 def byte_tokenizer(directory: Path, vocabulary: int) -> str:
-    """A model's directory with a tokenizer of bytes (256) or of whole words beside them."""
+    """A model directory with a tokenizer of single bytes (256 tokens), or also of whole words (more tokens)."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     trainer = trainers.BpeTrainer(
@@ -126,7 +126,7 @@ def test_a_model_in_the_hubs_cache_is_looked_up_there(tmp_path: Path) -> None:
         {"vocab_size": 300},
     ],
 )
-def test_what_the_files_do_not_say_is_left_to_the_engine(tmp_path: Path, config: dict[str, Any]) -> None:
+def test_facts_missing_from_the_files_are_left_to_the_engine(tmp_path: Path, config: dict[str, Any]) -> None:
     build(AppConfig.model_validate({"generator": {"model": saved(tmp_path / "model", config)}}))
     build(AppConfig.model_validate({"generator": {"model": "some/model-that-is-not-here"}}))
     build(AppConfig.model_validate({"generator": {"model": "/no/such/directory"}}))
@@ -137,7 +137,7 @@ def shared(part: str, **settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("part", ["generator", "prm"])
-def test_an_engine_on_a_part_of_a_device_says_how_much_of_it_is_for_kv(part: str) -> None:
+def test_an_engine_on_a_part_of_a_device_must_set_its_kv_memory(part: str) -> None:
     (problem,) = problems(shared(part))
     assert problem.startswith(f"{part}.kv_cache_memory_bytes: must be set with replicas.num_gpus 0.5")
     build(AppConfig.model_validate(shared(part, kv_cache_memory_bytes=1 << 30)))
@@ -146,28 +146,28 @@ def test_an_engine_on_a_part_of_a_device_says_how_much_of_it_is_for_kv(part: str
 @pytest.mark.parametrize("part", ["generator", "prm"])
 def test_an_engine_takes_no_more_of_a_device_than_it_reserves(part: str) -> None:
     given = shared(part, kv_cache_memory_bytes=1 << 30, engine_args={"gpu_memory_utilization": 0.85})
-    told = "0.85 of the device is more than replicas.num_gpus reserves of it, 0.5"
-    assert problems(given) == [f"{part}.engine_args.gpu_memory_utilization: {told}"]
+    message = "0.85 of the device is more than replicas.num_gpus reserves of it, 0.5"
+    assert problems(given) == [f"{part}.engine_args.gpu_memory_utilization: {message}"]
     given[part]["engine_args"] = {"gpu_memory_utilization": 0.5}
     build(AppConfig.model_validate(given))
 
 
-def pair(written: int, read: int, **prm: Any) -> dict[str, Any]:
+def engines_with(written: int, read: int, **prm: Any) -> dict[str, Any]:
     return {
         "generator": {"model": "some/generator", "max_model_len": written},
         "prm": {"model": "some/prm", "max_model_len": read, **prm},
     }
 
 
-def test_a_reward_model_that_cannot_read_what_is_written_is_refused() -> None:
-    assert problems(pair(4096, 4095)) == [
+def test_a_reward_model_with_too_short_a_context_is_refused() -> None:
+    assert problems(engines_with(4096, 4095)) == [
         "prm.max_model_len: 4095 is less than the 4096 needed: paths of up to 4096 tokens (generator.max_model_len)"
     ]
-    build(AppConfig.model_validate(pair(4096, 4096)))
+    build(AppConfig.model_validate(engines_with(4096, 4096)))
 
 
-def test_what_a_format_adds_to_each_step_counts() -> None:
-    given = pair(4096, 4096, family="label_turns") | {"controller": {"limits": {"depth": 50}}}
+def test_tokens_that_the_prm_format_adds_to_each_step_count() -> None:
+    given = engines_with(4096, 4096, family="label_turns") | {"controller": {"limits": {"depth": 50}}}
     (problem,) = problems(given)
     assert problem.startswith("prm.max_model_len: 4096 is less than the 4696 needed")
     assert "12 more for each of 50 steps (controller.limits.depth)" in problem
@@ -175,9 +175,9 @@ def test_what_a_format_adds_to_each_step_counts() -> None:
     build(AppConfig.model_validate(given))
 
 
-def test_of_two_tokenizers_it_is_measured_how_their_lengths_compare(tmp_path: Path) -> None:
+def test_the_length_ratio_of_two_tokenizers_is_measured(tmp_path: Path) -> None:
     words, letters = byte_tokenizer(tmp_path / "words", 400), byte_tokenizer(tmp_path / "bytes", 256)
-    given = pair(1024, 1100)
+    given = engines_with(1024, 1100)
     given["generator"]["model"], given["prm"]["model"] = words, letters
     (problem,) = problems(given)
     assert "of this model's tokens for each of the generator's" in problem
@@ -190,13 +190,13 @@ def test_of_two_tokenizers_it_is_measured_how_their_lengths_compare(tmp_path: Pa
     build(AppConfig.model_validate(given))
 
 
-def test_a_path_ends_where_the_reward_model_could_not_read_on() -> None:
-    assert AppConfig.model_validate(pair(4096, 8192)).search_context == 4096
-    equal = AppConfig.model_validate(pair(4096, 4096, system_prompt="Score."))
+def test_paths_are_limited_to_what_the_reward_model_can_read() -> None:
+    assert AppConfig.model_validate(engines_with(4096, 8192)).search_context == 4096
+    equal = AppConfig.model_validate(engines_with(4096, 4096, system_prompt="Score."))
     assert equal.search_context == 4096 - TEMPLATE_TOKENS - len("Score.")
     function = {"generator": {"max_model_len": 1000}, "prm": {"family": "function", "function": "a:b"}}
     assert AppConfig.model_validate(function).search_context == 1000
-    assert problems(pair(64, 64))[0].startswith("prm.max_model_len: 64 is less than the 65 needed")
+    assert problems(engines_with(64, 64))[0].startswith("prm.max_model_len: 64 is less than the 65 needed")
 
 
 @pytest.mark.parametrize(
@@ -204,31 +204,31 @@ def test_a_path_ends_where_the_reward_model_could_not_read_on() -> None:
     [({}, 32), ({"block_size": 64}, 64), ({"replicas": {"num_gpus": 1}, "block_size": 128}, 128)],
     ids=["a CPU's default", "as set", "as set on a GPU"],
 )
-def test_a_chunk_is_a_whole_number_of_the_blocks_that_will_be_used(generator: dict[str, Any], block_size: int) -> None:
+def test_a_chunk_must_be_a_multiple_of_the_engines_block_size(generator: dict[str, Any], block_size: int) -> None:
     given = {"generator": generator, "cache": {"chunk_size": block_size + 16}}
-    told = f"must be a multiple of {block_size}, the generator's block size, not {block_size + 16}"
-    assert problems(given) == [f"cache.chunk_size: {told}"]
+    message = f"must be a multiple of {block_size}, the generator's block size, not {block_size + 16}"
+    assert problems(given) == [f"cache.chunk_size: {message}"]
     build(AppConfig.model_validate(given | {"cache": {"chunk_size": block_size + 16, "enabled": False}}))
     build(AppConfig.model_validate(given | {"cache": {"chunk_size": 2 * block_size}}))
 
 
-def test_on_a_gpu_vllms_default_is_expected() -> None:
+def test_on_a_gpu_vllms_default_block_size_is_expected() -> None:
     build(AppConfig.model_validate({"generator": {"replicas": {"num_gpus": 1}}, "cache": {"chunk_size": 48}}))
 
 
 @pytest.mark.parametrize(
-    ("prompt", "told"),
+    ("prompt", "message"),
     [
         ({"system": "long " * 1200}, "controller.prompt: "),
         ({"examples": [{"question": "What is 1 + 1?", "answer": "2 " * 600}]}, "controller.prompt: "),
     ],
 )
-def test_a_prompt_that_leaves_no_room_is_refused(prompt: dict[str, Any], told: str) -> None:
+def test_a_configured_prompt_that_fills_the_context_is_refused(prompt: dict[str, Any], message: str) -> None:
     [problem] = problems({"controller": {"prompt": prompt}})
-    assert problem.startswith(told)
+    assert problem.startswith(message)
     assert "leaves no room" in problem
 
 
-def test_a_prompt_that_the_models_template_takes_is_built() -> None:
+def test_a_configured_prompt_that_the_template_accepts_is_built() -> None:
     prompt = {"system": "Be brief.", "examples": [{"question": "What is 1 + 1?", "answer": "2"}]}
     assert build(AppConfig.model_validate({"controller": {"prompt": prompt}}))

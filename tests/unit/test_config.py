@@ -1,4 +1,4 @@
-"""The settings tree: what it refuses, and where it says that the fault is."""
+"""The settings tree: the values that it refuses, and the path that its errors name."""
 
 import subprocess
 import sys
@@ -33,7 +33,7 @@ def prm(family: str | None, **settings: Any) -> dict[str, Any]:
 
 
 def faults(given: dict[str, Any]) -> dict[str, str]:
-    """The errors' messages by path."""
+    """Messages of the errors, by path."""
     with pytest.raises(ValidationError) as refused:
         AppConfig.model_validate(given)
     return {".".join(map(str, error["loc"])): error["msg"] for error in refused.value.errors()}
@@ -45,7 +45,7 @@ def test_importing_the_settings_imports_no_engine_and_no_server() -> None:
     assert done.stdout.split() == []
 
 
-def test_there_is_a_case_here_for_every_family() -> None:
+def test_every_family_is_tested() -> None:
     assert OWN.keys() == FAMILIES.keys()
 
 
@@ -61,11 +61,11 @@ def test_a_family_takes_its_own_settings_and_refuses_those_of_others_by_their_pa
 
 
 @pytest.mark.parametrize("name", ["model", "max_model_len", "engine_args", "kv_cache_memory_bytes"])
-def test_a_function_has_no_settings_of_an_engine(name: str) -> None:
+def test_a_reward_function_has_no_engine_settings(name: str) -> None:
     assert list(faults(prm("function", function="a:b", **{name: 1}))) == [f"prm.{name}"]
 
 
-def test_without_a_family_it_is_a_step_head_and_by_default_the_embedded_one() -> None:
+def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -> None:
     assert AppConfig().prm == AppConfig.model_validate({"prm": {}}).prm == StepHeadSettings()
     given = AppConfig.model_validate(prm(None, step_tag="<s>", max_model_len=512)).prm
     assert given == StepHeadSettings(step_tag="<s>", max_model_len=512)
@@ -87,7 +87,7 @@ def test_without_a_family_it_is_a_step_head_and_by_default_the_embedded_one() ->
         ({"controller": {"step_clusters": "deployments.config:EFFORTS"}}, "controller.step_clusters", "is no function"),
     ],
 )
-def test_what_is_wrong_is_named_by_the_path_that_was_written(given: dict[str, Any], path: str, message: str) -> None:
+def test_errors_name_the_path_that_was_written(given: dict[str, Any], path: str, message: str) -> None:
     (found,) = faults(given).items()
     assert found[0] == path
     assert message in found[1]
@@ -109,19 +109,19 @@ def test_the_default_search_is_checked_when_the_application_is_built(search: dic
 
 @pytest.mark.parametrize("part", ["generator", "prm"])
 @pytest.mark.parametrize("name", ["max_model_len", "block_size", "model"])
-def test_what_has_a_setting_of_its_own_is_refused_among_vllms_arguments(part: str, name: str) -> None:
+def test_engine_args_with_a_setting_of_their_own_are_refused(part: str, name: str) -> None:
     ((path, message),) = faults({part: {"engine_args": {name: 64}}}).items()
     assert path == f"{part}.engine_args"
     assert name in message
 
 
-def test_step_clusters_are_named_by_the_import_path_of_a_function() -> None:
+def test_step_clusters_is_the_import_path_of_a_function() -> None:
     path = "search.strategies.levels.step_clusters:clusters_by_contents"
     assert AppConfig.model_validate({"controller": {"step_clusters": path}}).controller.step_clusters == path
     assert AppConfig().controller.step_clusters is None
 
 
-def test_generators_share_kv_where_it_is_computed_alike() -> None:
+def test_generators_share_kv_if_their_settings_compute_the_same() -> None:
     def identity(**changed: Any) -> str:
         return GeneratorSettings(**changed).kv_settings
 

@@ -1,4 +1,4 @@
-"""How many threads an engine on a CPU has."""
+"""Number of threads of an engine on a CPU."""
 
 import os
 from pathlib import Path
@@ -34,14 +34,16 @@ def test_a_model_on_a_hub_counts_as_large() -> None:
     assert not is_small_model("Qwen/Qwen2.5-Math-7B-Instruct")
 
 
-def test_what_is_set_is_used(model: Path) -> None:
+def test_a_configured_number_is_used(model: Path) -> None:
     assert cpu_threads(EngineSettings(model=str(model), cpu_threads=3)) == 3
 
 
 @pytest.mark.parametrize(
     ("quota", "expected"), [("150000 100000", 1), ("50000 100000", 1), ("200000 100000", 2), ("max 100000", 8)]
 )
-def test_a_containers_quota_counts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, expected: int) -> None:
+def test_the_cpu_quota_of_a_container_counts(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, quota: str, expected: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
     monkeypatch.setattr(cores, "CGROUP_QUOTA", tmp_path / "cpu.max")
     assert usable_cores() == 8

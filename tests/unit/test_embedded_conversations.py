@@ -1,4 +1,4 @@
-"""What stands before the questions that the embedded models learn from."""
+"""Messages before the questions in the training data of the embedded models."""
 
 import random
 from itertools import islice
@@ -11,7 +11,7 @@ from deployments.embedded.tokenizer import STEP_DELIMITER
 BATCHES = 2_000
 
 
-def test_every_kind_comes_as_often_as_said_and_the_question_is_always_last() -> None:
+def test_every_kind_has_its_share_and_the_question_is_last() -> None:
     rng = random.Random(1)
     problems = list(islice(draw_problems(Split.TRAIN, 5), 2))
     seen = {"none": 0, "system": 0, "history": 0}
@@ -27,7 +27,7 @@ def test_every_kind_comes_as_often_as_said_and_the_question_is_always_last() -> 
     assert abs(seen["history"] / BATCHES - SHARES["history"]) < 0.03
 
 
-def test_system_texts_have_the_length_that_is_wanted_and_no_lesson_has_the_prompts_that_are_measured() -> None:
+def test_system_texts_have_the_requested_length_and_exclude_the_benchmarks_prompts() -> None:
     rng = random.Random(2)
     held_out = set(SYSTEM_PROMPTS.values())
     for _ in range(BATCHES):
@@ -37,7 +37,7 @@ def test_system_texts_have_the_length_that_is_wanted_and_no_lesson_has_the_promp
         assert text not in held_out
 
 
-def test_the_same_seed_draws_the_same_lessons() -> None:
+def test_the_same_seed_draws_the_same_conversations() -> None:
     problems = list(islice(draw_problems(Split.TRAIN, 5), 4))
     drawn = [[conversations(problems, random.Random(seed), STEP_DELIMITER) for seed in range(50)] for _ in range(2)]
     assert drawn[0] == drawn[1]

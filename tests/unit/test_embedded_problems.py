@@ -1,4 +1,4 @@
-"""The problems that the embedded models are made for, and the student whose slips the generator learns."""
+"""The problems of the embedded models, and the student whose slips the generator learns."""
 
 import random
 import re
@@ -17,7 +17,7 @@ def problems() -> list[Problem]:
     return list(islice(draw_problems(Split.TRAIN, 1), 500))
 
 
-def test_splits_share_no_chain() -> None:
+def test_splits_share_no_problem() -> None:
     chains = {
         split: {(p.start, p.operations) for seed in (1, 2) for p in islice(draw_problems(split, seed), 400)}
         for split in Split
@@ -27,7 +27,7 @@ def test_splits_share_no_chain() -> None:
     assert not chains[Split.VALIDATION] & chains[Split.TEST]
 
 
-def test_a_right_solution_is_right_and_nothing_after_a_wrong_step_is(problems: list[Problem]) -> None:
+def test_a_step_after_a_wrong_one_is_wrong(problems: list[Problem]) -> None:
     for problem in problems[:50]:
         steps = list(problem.solution)
         assert all(check_steps(problem, steps))
@@ -48,16 +48,16 @@ def test_a_right_solution_is_right_and_nothing_after_a_wrong_step_is(problems: l
         (13, Operation("*", 3), False),
     ],
 )
-def test_only_carries_and_borrows_are_lost(value: int, operation: Operation, carries: bool) -> None:
+def test_slips_occur_only_at_carries_and_borrows(value: int, operation: Operation, carries: bool) -> None:
     odds = slip_odds(value, operation)
     assert (SLIP_ODDS[0] <= odds <= SLIP_ODDS[1]) if carries else odds == 0.0
 
 
-def test_what_follows_a_slip_follows_from_what_was_written(problems: list[Problem]) -> None:
-    die = random.Random(2)
+def test_steps_after_a_slip_continue_from_the_written_number(problems: list[Problem]) -> None:
+    rng = random.Random(2)
     slipped = carried = 0
     for problem in problems:
-        *steps, closing = solution_with_slips(problem, die)
+        *steps, closing = solution_with_slips(problem, rng)
         value = problem.start
         for step, operation in zip(steps, problem.operations, strict=True):
             match = STEP.fullmatch(step)

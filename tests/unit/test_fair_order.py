@@ -1,4 +1,4 @@
-"""Searches take turns at an engine, whatever each of them asks for at once."""
+"""Searches take turns at an engine, however many requests each of them makes at once."""
 
 from collections import Counter
 
@@ -18,7 +18,7 @@ def test_a_narrow_search_does_not_wait_behind_a_wide_one() -> None:
     assert wide == [number // TURN * TURN for number in range(256)]
 
 
-def test_whoever_asks_again_and_again_passes_nobody_for_ever() -> None:
+def test_repeated_requests_do_not_overtake_for_ever() -> None:
     order = FairOrder()
     last = [order.position("wide") for _ in range(64)][-1]
     rounds = 0
@@ -28,7 +28,7 @@ def test_whoever_asks_again_and_again_passes_nobody_for_ever() -> None:
     assert rounds == last == 64 - TURN
 
 
-def test_what_comes_when_a_packet_has_had_its_turn_is_behind_it() -> None:
+def test_a_request_after_a_served_packet_comes_behind_it() -> None:
     order = FairOrder()
     assert [order.position("a") for _ in range(3)] == [0, 0, 0]
     assert order.position("b") == 0
@@ -37,7 +37,7 @@ def test_what_comes_when_a_packet_has_had_its_turn_is_behind_it() -> None:
 
 
 @given(asked=st.lists(st.tuples(st.sampled_from("abcd"), st.integers(1, 40)), max_size=20), slots=st.integers(1, 8))
-def test_while_two_searches_wait_they_are_served_alike(asked: list[tuple[str, int]], slots: int) -> None:
+def test_waiting_searches_are_served_equally(asked: list[tuple[str, int]], slots: int) -> None:
     order = FairOrder()
     waiting = [
         (order.position(search), number, search) for number, (search, many) in enumerate(asked) for _ in range(many)
@@ -53,7 +53,7 @@ def test_while_two_searches_wait_they_are_served_alike(asked: list[tuple[str, in
         assert not taken or max(taken) - min(taken) <= TURN
 
 
-def test_what_was_served_is_forgotten() -> None:
+def test_served_packets_are_forgotten() -> None:
     order = FairOrder()
     for number in range(10 * fair_order.REMEMBERED):
         order.served(order.position(f"search {number}"))

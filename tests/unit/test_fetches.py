@@ -1,4 +1,4 @@
-"""What several requests lack, one fetches."""
+"""A prefix that several requests lack is fetched by one of them."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -6,7 +6,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from kvstore.connector.fetches import Fetches
 
 
-def test_the_others_wait_until_it_is_loaded() -> None:
+def test_other_requests_wait_for_the_fetch() -> None:
     fetches = Fetches()
     fetches.asks("block", "first")
 
@@ -21,7 +21,7 @@ def test_the_others_wait_until_it_is_loaded() -> None:
     assert not fetches.awaits("block", "second")
 
 
-def test_who_was_faster_stays_the_one() -> None:
+def test_a_block_stays_with_the_request_that_loads_it_first() -> None:
     fetches = Fetches()
     fetches.asks("block", "first")
     fetches.answered("first")
@@ -35,7 +35,7 @@ def test_who_was_faster_stays_the_one() -> None:
     assert not fetches.awaits("block", "third")
 
 
-def test_nobody_waits_for_one_that_goes_later() -> None:
+def test_no_request_waits_for_one_of_lower_priority() -> None:
     fetches = Fetches()
     fetches.asks("block", "speculative", 9)
 
@@ -55,7 +55,7 @@ blocks = st.sampled_from([1, 2])
 
 
 class Requests(RuleBasedStateMachine):
-    """However they come and end, somebody who still fetches is the reason why another waits."""
+    """In any order of events: while a request waits, another one is still fetching."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,7 @@ class Requests(RuleBasedStateMachine):
         self.lacks.pop(name, None)
 
     @invariant()
-    def nobody_waits_for_nothing(self) -> None:
+    def every_wait_has_a_fetch(self) -> None:
         for block in (1, 2):
             if self.fetches.awaits(block, "stranger"):
                 assert any(self.lacks[name] == block for name in self.fetching)

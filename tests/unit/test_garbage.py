@@ -1,4 +1,4 @@
-"""When a controller collects everything: while nothing runs."""
+"""A controller runs full garbage collections only while it is idle."""
 
 import asyncio
 import gc
@@ -10,8 +10,8 @@ from deployments.loop import garbage
 from deployments.loop.garbage import GarbagePolicy
 
 
-class Everything:
-    """Collections of all generations since it was made."""
+class FullCollections:
+    """Number of full collections since its creation."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -21,9 +21,9 @@ class Everything:
 
 
 @pytest.fixture
-def collections() -> Iterator[Everything]:
+def collections() -> Iterator[FullCollections]:
     thresholds = gc.get_threshold()
-    counted = Everything()
+    counted = FullCollections()
     gc.callbacks.append(counted)
     yield counted
     gc.callbacks.remove(counted)
@@ -32,7 +32,7 @@ def collections() -> Iterator[Everything]:
 
 
 @pytest.fixture(autouse=True)
-def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+def without_delays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(garbage, "QUIET_S", 0.0)
     monkeypatch.setattr(garbage, "IDLE_INTERVAL_S", 0.0)
 
@@ -43,7 +43,7 @@ async def ended(policy: GarbagePolicy) -> None:
     await asyncio.sleep(0.01)
 
 
-async def test_growing_trees_are_never_looked_at(collections: Everything) -> None:
+async def test_a_busy_controller_runs_no_full_collection(collections: FullCollections) -> None:
     policy = GarbagePolicy(is_busy=lambda: True)
     policy.start()
     assert collections.count == 1
@@ -53,14 +53,16 @@ async def test_growing_trees_are_never_looked_at(collections: Everything) -> Non
     assert len(kept) == 200_000
 
 
-async def test_everything_is_collected_once_when_nothing_runs(collections: Everything) -> None:
+async def test_an_idle_controller_runs_one_full_collection(collections: FullCollections) -> None:
     policy = GarbagePolicy(is_busy=lambda: False)
     policy.start()
     await ended(policy)
     assert collections.count == 2
 
 
-async def test_and_no_more_often_than_it_need_be(collections: Everything, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_full_collections_of_an_idle_controller_have_a_minimum_interval(
+    collections: FullCollections, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(garbage, "IDLE_INTERVAL_S", 60.0)
     policy = GarbagePolicy(is_busy=lambda: False)
     policy.start()
@@ -68,8 +70,8 @@ async def test_and_no_more_often_than_it_need_be(collections: Everything, monkey
     assert collections.count == 1
 
 
-async def test_or_when_memory_has_grown_though_something_runs(
-    collections: Everything, monkeypatch: pytest.MonkeyPatch
+async def test_a_busy_controller_collects_when_memory_has_grown(
+    collections: FullCollections, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(garbage, "BUSY_INTERVAL_S", 0.0)
     held = 100 << 20
@@ -86,7 +88,7 @@ async def test_or_when_memory_has_grown_though_something_runs(
     assert collections.count == 3
 
 
-async def test_but_not_all_the_time(collections: Everything) -> None:
+async def test_full_collections_of_a_busy_controller_have_a_minimum_interval(collections: FullCollections) -> None:
     held = 100 << 20
     policy = GarbagePolicy(is_busy=lambda: True, resident_bytes=lambda: held)
     policy.start()

@@ -1,4 +1,4 @@
-"""The arithmetic of the program for a machine with a GPU, which is not here."""
+"""The arithmetic of `benchmarks.gpu`, without a GPU."""
 
 from benchmarks.gpu import ARMS, MIB, claims, row, used_mib
 from benchmarks.kv_clamp import COUNTERS, Run
@@ -13,7 +13,7 @@ def ran(seconds: float = 10.0, **counted: int) -> Run:
     return Run(seconds, [1.0, 2.0, 4.0, 3.0], [], dict.fromkeys(COUNTERS, 0) | counted)
 
 
-def test_settings_of_the_plan_are_laid_over_those_of_the_file() -> None:
+def test_settings_of_the_plan_override_those_of_the_file() -> None:
     given = {"generator": {"model": "a", "replicas": {"max_replicas": 1}}, "cache": {"enabled": True}}
     plan = {"generator": {"replicas": {"num_gpus": 0.5}, "kv_cache_memory_bytes": 7}}
     assert merged(merged(given, plan), ARMS["neither"]) == {
@@ -28,11 +28,11 @@ def test_settings_of_the_plan_are_laid_over_those_of_the_file() -> None:
     assert given["generator"] == {"model": "a", "replicas": {"max_replicas": 1}}
 
 
-def test_what_nvidia_smi_says() -> None:
+def test_the_output_of_nvidia_smi_is_parsed() -> None:
     assert used_mib("43210\n5\n") == 43_210
 
 
-def test_a_row_is_what_was_gained() -> None:
+def test_a_row_has_the_gains_of_the_counters() -> None:
     found = row("clamp", "beam", ran(recomputed_tokens=50, generated_tokens=200), 500, 42_500)
     assert found["searches_per_s"] == 0.4
     assert found["recomputed_share"] == 0.25
@@ -41,7 +41,7 @@ def test_a_row_is_what_was_gained() -> None:
     assert row("clamp", "beam", ran(), None, None)["recomputed_share"] == 0.0
 
 
-def test_claims_compare_with_the_plan_and_with_the_engine_as_it_is() -> None:
+def test_claims_compare_with_the_plan_and_with_plain_vllm() -> None:
     geometry = KVGeometry((KVGroup(28, 32_768, 16),), 28 * 32_768)
     shares = split(
         [Role("generator", 15 * GIB, GIB, geometry, 4096), Role("prm", 15 * GIB, GIB, geometry, 4096)], 80 * GIB

@@ -1,4 +1,4 @@
-"""The models whose steps `benchmarks.gpu_curves` times compute what a decoder computes."""
+"""The models that `benchmarks.gpu_curves` times compute what a decoder computes."""
 
 import pytest
 import torch
@@ -6,12 +6,12 @@ import torch
 from benchmarks.gpu_curves import SHAPES, Model, claims, same_states
 
 
-def test_a_new_step_has_the_states_that_it_has_in_the_whole_path() -> None:
+def test_the_states_of_a_new_step_equal_those_in_a_pass_over_the_whole_path() -> None:
     with torch.inference_mode():
         assert same_states("cpu") < 1e-3
 
 
-def test_tokens_written_one_by_one_are_those_of_one_pass() -> None:
+def test_decoding_token_by_token_equals_one_pass() -> None:
     with torch.inference_mode():
         model = Model(SHAPES["tiny"], "cpu", compiled=False, dtype=torch.float32)
         ids = model.ids(2, 12)
@@ -21,7 +21,7 @@ def test_tokens_written_one_by_one_are_those_of_one_pass() -> None:
         torch.testing.assert_close(model.states(ids[:, 11:], caches), whole[:, 11:])
 
 
-def test_later_tokens_change_nothing_before_them() -> None:
+def test_attention_is_causal() -> None:
     with torch.inference_mode():
         model = Model(SHAPES["tiny"], "cpu", compiled=False, dtype=torch.float32)
         ids = model.ids(1, 8)
@@ -30,14 +30,14 @@ def test_later_tokens_change_nothing_before_them() -> None:
         torch.testing.assert_close(model.states(ids, model.caches(1, 8))[:, :7], first)
 
 
-def test_weights_and_keys_of_the_shapes_are_as_large_as_the_models() -> None:
-    # Qwen2.5-1.5B has 1.54 B parameters, of which one table is both embedding and head; 7B has 7.6 B with two.
+def test_the_shapes_have_the_sizes_of_the_models() -> None:
+    # Qwen2.5-1.5B has 1.54 B parameters with one table for embedding and head; 7B has 7.6 B with two.
     assert SHAPES["1.5B"].weight_bytes / 2 == pytest.approx(1.54e9, rel=0.01)
     assert SHAPES["7B"].weight_bytes / 2 == pytest.approx(7.07e9, rel=0.01)
     assert [SHAPES[name].kv_bytes for name in ("1.5B", "7B")] == [28_672, 57_344]
 
 
-def test_claims_compare_what_was_measured() -> None:
+def test_claims_compare_measured_times() -> None:
     curves = {
         "x": {
             "decode": [{"batch": 16, "context": 256, "step_s": 0.01}, {"batch": 64, "context": 256, "step_s": 0.02}],

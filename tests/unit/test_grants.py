@@ -1,4 +1,4 @@
-"""How what there is room for is dealt over the expansions of a call."""
+"""Allocation of free memory to the expansions of a call."""
 
 import pytest
 from hypothesis import given
@@ -9,7 +9,7 @@ from deployments.engines.grants import grant
 CALLS = st.lists(st.tuples(st.integers(1, 20), st.integers(0, 3)), min_size=1, max_size=6)
 
 
-def dealt(asked: list[int], least: list[int], room: int) -> tuple[int, ...]:
+def granted(asked: list[int], least: list[int], room: int) -> tuple[int, ...]:
     left = room
 
     def take(expansion: int, branch: int, needed: bool) -> bool:
@@ -32,14 +32,14 @@ def dealt(asked: list[int], least: list[int], room: int) -> tuple[int, ...]:
         ([2], [5], 0, (2,)),
     ],
 )
-def test_it_is_dealt_in_proportion_to_what_was_asked_for(
+def test_grants_are_proportional_to_the_requested_branches(
     asked: list[int], least: list[int], room: int, written: tuple[int, ...]
 ) -> None:
-    assert dealt(asked, least, room) == written
+    assert granted(asked, least, room) == written
 
 
 @given(calls=CALLS, refusals=st.randoms(use_true_random=False))
-def test_what_is_needed_is_taken_first_and_the_others_are_the_first_ones(
+def test_mandatory_branches_are_taken_first_and_grants_are_a_prefix(
     calls: list[tuple[int, int]], refusals: st.DataObject
 ) -> None:
     taken: list[tuple[int, int, bool]] = []

@@ -1,4 +1,4 @@
-"""The ports over handles: retries for what the replica is to blame for, and no call left behind."""
+"""Ports over Serve handles: failures of a replica are retried, and no call is left behind."""
 
 import asyncio
 import gc
@@ -38,7 +38,7 @@ QUICK = RETRIES._replace(silence_s=0.02)
 
 
 class Response:
-    """What a handle returns: a stream or one value, and a record of its cancellation."""
+    """What a handle returns: a stream or one value; it records its cancellation."""
 
     def __init__(self, items: AsyncIterator[Any]) -> None:
         self._items = items
@@ -46,7 +46,7 @@ class Response:
         self._replica_result_future: Any = None
 
     def given_to(self, replica: bytes) -> None:
-        """Serve has found the actor of that id."""
+        """Simulates that Serve has assigned the actor with that id."""
         self._replica_result_future = asyncio.get_running_loop().create_future()
         self._replica_result_future.set_result(SimpleNamespace(_actor_id=replica, cancel=lambda: None))
 
@@ -61,7 +61,7 @@ class Response:
 
 
 class Handle:
-    """A deployment handle whose replica does what each script says, one script a call."""
+    """A deployment handle whose replica runs one script per call."""
 
     def __init__(self, *scripts: Callable[[Any], AsyncIterator[Any]]) -> None:
         self._scripts = list(scripts)
@@ -118,13 +118,13 @@ def raises(error: BaseException) -> Callable[[Any], AsyncIterator[Any]]:
     return script
 
 
-def as_ray_tells(error: Exception) -> Exception:
-    """What reaches the caller of an actor whose method raised ``error``."""
+def as_raised_by_ray(error: Exception) -> Exception:
+    """The exception that Ray raises at the caller if an actor's method raised ``error``."""
     return RayTaskError("expand", "traceback", error).as_instanceof_cause()  # type: ignore[no-untyped-call,no-any-return]
 
 
 async def arrivals(handle: Handle, asked: ExpandRequest, retries: Retries = RETRIES) -> list[tuple[Any, int]]:
-    """What one call hands on."""
+    """Names of the children that one call yields."""
     names = []
     async for group in HandleGenerator(handle, retries).expand(asked):
         names += [(child.parent, child.index) for child in group.children if child.steps]
@@ -145,18 +145,18 @@ async def test_every_branch_arrives_once() -> None:
     assert sorted(await arrivals(Handle(all_of), request())) == EVERY
 
 
-async def test_a_death_interrupts_a_call_after_what_has_come() -> None:
+async def test_a_dying_replica_interrupts_the_call_after_the_received_children() -> None:
     async with aclosing(HandleGenerator(Handle(dies_after(child((), 1))), RETRIES).expand(request())) as groups:
         assert (await anext(groups)).children == (child((), 1),)
         with pytest.raises(CallInterrupted, match="ActorDiedError"):
             await anext(groups)
 
 
-async def test_a_death_after_the_last_branch_interrupts_nothing() -> None:
+async def test_a_replica_that_dies_after_the_last_branch_interrupts_nothing() -> None:
     assert sorted(await arrivals(Handle(dies_after(*(child(*name) for name in EVERY))), request())) == EVERY
 
 
-async def test_a_call_that_fails_says_where_the_same_has_failed() -> None:
+async def test_a_failed_call_names_all_replicas_on_which_it_failed() -> None:
     lost = await interruption(Handle(raises(ActorDiedError())), request()._replace(avoid=("0b00",)))
     assert lost.avoid == ("0b00", "0a00")
     assert pickle.loads(pickle.dumps(lost)).avoid == lost.avoid
@@ -171,7 +171,7 @@ async def test_a_call_that_fails_says_where_the_same_has_failed() -> None:
     assert [each.avoid for each in beams.requests] == three[:2]
 
 
-async def test_where_no_replica_was_found_none_has_failed() -> None:
+async def test_without_an_assigned_replica_none_is_named_as_failed() -> None:
     async def is_not_found(_: ExpandRequest) -> AsyncIterator[ChildGroup]:
         handle.responses[0]._replica_result_future = None
         raise ConnectionResetError
@@ -194,7 +194,7 @@ async def test_a_silent_replica_is_cancelled() -> None:
     assert handle.responses[0].cancelled
 
 
-async def test_a_replica_that_is_stopped_is_not_taken_for_a_cancellation_of_the_search() -> None:
+async def test_cancellation_by_a_stopping_replica_does_not_cancel_the_search() -> None:
     await interruption(Handle(raises(asyncio.CancelledError())), request())
 
 
@@ -202,13 +202,13 @@ async def test_a_replica_that_is_stopped_is_not_taken_for_a_cancellation_of_the_
     "error",
     [
         GeneratorError("the engine is dead"),
-        as_ray_tells(GeneratorError("the engine is dead")),
+        as_raised_by_ray(GeneratorError("the engine is dead")),
         type("EngineDeadError", (Exception,), {})("dead"),
         ConnectionResetError(),
     ],
     ids=repr,
 )
-async def test_failures_of_the_replica_end_as_a_short_generator_error_at_the_last_attempt(error: Exception) -> None:
+async def test_the_last_failed_attempt_raises_a_short_generator_error(error: Exception) -> None:
     await interruption(Handle(raises(error)), request()._replace(attempt=2))
     with pytest.raises(GeneratorError, match=r"^3 branches could not be written: ") as raised:
         await arrivals(Handle(raises(error)), request()._replace(attempt=3))
@@ -217,7 +217,7 @@ async def test_failures_of_the_replica_end_as_a_short_generator_error_at_the_las
     assert isinstance(pickle.loads(pickle.dumps(raised.value)), GeneratorError)
 
 
-async def test_a_replica_that_is_looked_for_is_not_silent() -> None:
+async def test_a_call_without_a_replica_yet_does_not_count_as_silent() -> None:
     handle = Handle(hangs)
     asking = asyncio.create_task(interruption(handle, request(), QUICK))
     await asyncio.sleep(0)
@@ -231,8 +231,8 @@ async def test_a_replica_that_is_looked_for_is_not_silent() -> None:
     await asking
 
 
-@pytest.mark.parametrize("wrap", [lambda error: error, as_ray_tells], ids=["bare", "from Ray"])
-async def test_what_fails_for_reasons_of_the_request_is_tried_once(wrap: Callable[[Exception], Exception]) -> None:
+@pytest.mark.parametrize("wrap", [lambda error: error, as_raised_by_ray], ids=["bare", "from Ray"])
+async def test_errors_of_the_request_are_not_retried(wrap: Callable[[Exception], Exception]) -> None:
     handle = Handle(raises(wrap(GeneratorRefused("too long"))))
     with pytest.raises(GeneratorRefused, match=r"^too long$") as generated:
         await arrivals(handle, request())
@@ -245,7 +245,7 @@ async def test_what_fails_for_reasons_of_the_request_is_tried_once(wrap: Callabl
 
 
 async def test_errors_of_the_caller_are_not_retried() -> None:
-    handle = Handle(raises(as_ray_tells(KeyError("prefix"))))
+    handle = Handle(raises(as_raised_by_ray(KeyError("prefix"))))
     with pytest.raises(KeyError):
         await arrivals(handle, request())
     assert len(handle.requests) == 1
@@ -315,7 +315,7 @@ async def test_good_rewards_pass() -> None:
     ],
     ids=["nan", "above one", "one too few", "an item too few", "nothing", "text", "death"],
 )
-async def test_a_prm_that_dies_or_talks_nonsense_is_asked_again(bad: Any) -> None:
+async def test_calls_to_a_prm_that_dies_or_returns_nonsense_are_retried(bad: Any) -> None:
     assert await HandleScorer(Handle(bad, answers(GOOD)), QUICK, 15.0).score(SCORES) == GOOD
     handle = Handle(bad)
     with pytest.raises(ScorerError):
@@ -342,7 +342,7 @@ async def scores(script: Callable[[Any], AsyncIterator[Any]]) -> None:
     await HandleScorer(Handle(script, answers(GOOD)), QUICK, 15.0).score(SCORES)
 
 
-async def is_given_up(script: Callable[[Any], AsyncIterator[Any]]) -> None:
+async def is_cancelled(script: Callable[[Any], AsyncIterator[Any]]) -> None:
     task = asyncio.create_task(expands(script))
     await asyncio.sleep(0.01)
     task.cancel()
@@ -355,15 +355,15 @@ async def is_given_up(script: Callable[[Any], AsyncIterator[Any]]) -> None:
         (expands, all_of),
         (expands, dies_after(child((), 0))),
         (expands, hangs),
-        (is_given_up, hangs),
+        (is_cancelled, hangs),
         (scores, answers(GOOD)),
         (scores, raises(ActorDiedError())),
     ],
     ids=["written", "lost", "silent", "given up", "scored", "lost and scored"],
 )
-async def test_a_call_leaves_nothing_of_ours_to_the_garbage_collector(call: Any, script: Any) -> None:
+async def test_a_call_leaves_no_object_to_the_garbage_collector(call: Any, script: Any) -> None:
     await call(script)
-    gc.freeze()  # what is there already, left by whatever test
+    gc.freeze()  # objects that exist already
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
@@ -378,7 +378,7 @@ async def test_a_call_leaves_nothing_of_ours_to_the_garbage_collector(call: Any,
     assert not {name for name in left if name.startswith(("tenacity", "deployments", "search", "asyncio"))}
 
 
-async def test_what_the_ports_raise_survives_pickling() -> None:
+async def test_errors_of_the_ports_survive_pickling() -> None:
     assert str(pickle.loads(pickle.dumps(ReplicaLost("no reply")))) == "no reply"
 
 
@@ -396,9 +396,9 @@ def gives_back(*written: int) -> Callable[[ExpandRequest], AsyncIterator[ChildGr
     return script
 
 
-async def test_what_is_given_back_is_not_missing() -> None:
+async def test_branches_given_back_are_not_missing() -> None:
     assert sorted(await arrivals(Handle(gives_back(1, 1)), request())) == [((), 0), ((0,), 0)]
 
 
-async def test_what_must_be_written_is_missing_though_a_replica_gives_it_back() -> None:
+async def test_mandatory_branches_given_back_are_missing() -> None:
     assert "2 branches unwritten" in str(await interruption(Handle(gives_back(0, 0)), request()))

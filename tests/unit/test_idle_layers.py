@@ -1,4 +1,4 @@
-"""Layers that change nothing."""
+"""Idle layers and neurons do not change a model's output."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from benchmarks.idle_layers import with_idle_layers
 from deployments.engines.settings import EMBEDDED_MODELS, EMBEDDED_PRM, GeneratorSettings
 
 
-def test_a_heavy_generator_says_what_the_embedded_one_says(tmp_path: Path) -> None:
+def test_a_heavy_generator_writes_what_the_embedded_one_writes(tmp_path: Path) -> None:
     light, heavy = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         for path in (GeneratorSettings().model_path, with_idle_layers(tmp_path, 9))
@@ -21,7 +21,7 @@ def test_a_heavy_generator_says_what_the_embedded_one_says(tmp_path: Path) -> No
         assert torch.equal(heavy(tokens).logits, light(tokens).logits)
 
 
-def test_so_does_one_with_idle_neurons(tmp_path: Path) -> None:
+def test_a_generator_with_idle_neurons_writes_what_the_embedded_one_writes(tmp_path: Path) -> None:
     light, heavy = (
         AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
         for path in (GeneratorSettings().model_path, with_idle_layers(tmp_path, 6, 1024))
@@ -34,8 +34,9 @@ def test_so_does_one_with_idle_neurons(tmp_path: Path) -> None:
         with_idle_layers(tmp_path, 6, 700)
 
 
-def test_a_heavy_reward_model_is_made_of_the_embedded_one(tmp_path: Path) -> None:
-    # Its base: what reads the last layer's output is the same, and no architecture of transformers.
+def test_a_heavy_reward_model_gives_the_states_of_the_embedded_one(tmp_path: Path) -> None:
+    # Only its base is compared: the head after the last layer is the same, and transformers does not know its
+    # architecture.
     light, heavy = (
         AutoModel.from_pretrained(path, dtype=torch.float32)
         for path in (EMBEDDED_MODELS / "prm", with_idle_layers(tmp_path, neurons=2048, of=EMBEDDED_PRM))
@@ -48,6 +49,6 @@ def test_a_heavy_reward_model_is_made_of_the_embedded_one(tmp_path: Path) -> Non
     assert read.abs().max() > 1
 
 
-def test_fewer_layers_than_there_are_cannot_be(tmp_path: Path) -> None:
+def test_fewer_layers_than_the_model_has_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="4 layers"):
         with_idle_layers(tmp_path, 3)

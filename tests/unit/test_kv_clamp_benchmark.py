@@ -1,4 +1,4 @@
-"""What the benchmark of the clamp makes of runs beside each other."""
+"""The computations behind the tables of `benchmarks.kv_clamp`."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def clamped(seconds: float, answers: str = "12") -> kv_clamp.Run:
 
 
 def clamp_row(arm: str, load: float, *seconds: tuple[float, float], answers: str = "12") -> dict[str, Any]:
-    """``seconds``: ours and the arm's, of each pair."""
+    """``seconds``: of ours and of the arm, for each pair."""
     ours, theirs = [clamped(here) for here, _ in seconds], [clamped(there, answers) for _, there in seconds]
     return kv_clamp.row_of("beam", load, arm, ours, theirs)
 
@@ -22,14 +22,14 @@ def broken(claims: list[dict[str, Any]]) -> list[str]:
     return [each["name"] for each in claims if not each["holds"]]
 
 
-def test_runs_are_compared_with_the_one_beside_them() -> None:
+def test_runs_are_compared_pair_by_pair() -> None:
     row = clamp_row("default", 4.0, (1.0, 1.3), (2.0, 2.8), (10.0, 30.0))
     assert (row["ours_over_it"], row["its_p95_over_ours"], row["other_trees"]) == (1.4, 1.4, 0)
     assert row["ours_over_it_each"] == [1.3, 1.4, 3.0]
     assert broken(kv_clamp.claims([row])) == []
 
 
-def test_the_best_static_setting_is_the_one_nearest_to_ours_over_all_loads() -> None:
+def test_the_best_static_setting_is_chosen_over_all_loads() -> None:
     rows = [
         clamp_row("16 sequences", 1.0, (1.0, 0.8)),
         clamp_row("16 sequences", 4.0, (1.0, 2.0)),
@@ -44,6 +44,6 @@ def test_the_best_static_setting_is_the_one_nearest_to_ours_over_all_loads() -> 
     ]
 
 
-def test_a_tree_that_memory_changed_breaks_its_claim() -> None:
+def test_a_tree_that_differs_breaks_its_claim() -> None:
     rows = [clamp_row("without limit", 4.0, (1.0, 1.0), answers="13")]
     assert broken(kv_clamp.claims(rows)) == ["beam at 4: trees other than with memory for all"]

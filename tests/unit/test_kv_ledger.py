@@ -1,4 +1,4 @@
-"""The ledger: nothing is promised twice, nothing is lost."""
+"""The ledger never promises a block twice and never loses one."""
 
 import pytest
 from hypothesis import given, settings
@@ -19,7 +19,7 @@ def reserved(ledger: KVLedger, path: Prefix, growth: int, spare: int = 0, overco
     return ledger.reserve(path, ledger.needs(path, growth), spare, overcommit)
 
 
-def test_blocks_that_branches_share_are_counted_once() -> None:
+def test_shared_blocks_are_counted_once() -> None:
     ledger = KVLedger(100, BLOCK)
     path = prefix(*range(17))  # four whole blocks and a token
 
@@ -32,7 +32,7 @@ def test_blocks_that_branches_share_are_counted_once() -> None:
     assert ledger.reserved == 0
 
 
-def test_a_longer_path_shares_what_it_begins_with() -> None:
+def test_a_longer_path_shares_its_common_prefix() -> None:
     ledger = KVLedger(100, BLOCK)
     short = reserved(ledger, prefix(*range(9)), growth=1)
     long = reserved(ledger, prefix(*range(17)), growth=1)
@@ -45,7 +45,7 @@ def test_a_longer_path_shares_what_it_begins_with() -> None:
     assert ledger.reserved == 0
 
 
-def test_another_salt_shares_nothing() -> None:
+def test_prefixes_with_different_salts_share_nothing() -> None:
     ledger = KVLedger(100, BLOCK)
     reserved(ledger, prefix(*range(9)), growth=1)
     reserved(ledger, prefix(*range(9), salt="other"), growth=1)
@@ -53,14 +53,14 @@ def test_another_salt_shares_nothing() -> None:
     assert ledger.reserved == 6
 
 
-def test_the_block_of_a_prompts_last_token_is_the_branchs_own() -> None:
-    """The engine computes that token again for each of them."""
+def test_the_block_of_the_prompts_last_token_is_not_shared() -> None:
+    """The engine computes that token again for each branch."""
     assert len(prefix(*range(8)).keys) == 1
     assert len(prefix(*range(9)).keys) == 2
     assert prefix().keys == prefix(1).keys == ()
 
 
-def test_the_last_block_is_promised_once() -> None:
+def test_the_last_free_block_is_promised_once() -> None:
     ledger = KVLedger(3, BLOCK)
     assert reserved(ledger, prefix(1), growth=7) is not None
     assert ledger.free == 1
@@ -71,7 +71,7 @@ def test_the_last_block_is_promised_once() -> None:
     assert ledger.free == 0
 
 
-def test_what_is_alone_gets_all_there_is() -> None:
+def test_a_lone_request_is_limited_to_all_blocks() -> None:
     ledger = KVLedger(3, BLOCK)
 
     hold = reserved(ledger, prefix(*range(6)), growth=1000)
@@ -80,7 +80,7 @@ def test_what_is_alone_gets_all_there_is() -> None:
     assert ledger.reserved == 3
 
 
-def test_what_can_never_fit_is_refused() -> None:
+def test_a_request_that_can_never_fit_is_refused() -> None:
     ledger = KVLedger(3, BLOCK)
 
     assert reserved(ledger, prefix(*range(11)), growth=50) is not None
@@ -89,13 +89,13 @@ def test_what_can_never_fit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("capacity", "block_size"), [(0, 4), (4, 0)])
-def test_a_ledger_of_nothing_is_none(capacity: int, block_size: int) -> None:
+def test_capacity_and_block_size_must_be_positive(capacity: int, block_size: int) -> None:
     with pytest.raises(ValueError, match="must be positive"):
         KVLedger(capacity, block_size)
 
 
-def test_who_brings_a_long_prefix_in_may_overcommit_little() -> None:
-    """It would push out what others have, and wait for it meanwhile."""
+def test_a_large_new_prefix_gets_little_overcommit() -> None:
+    """It would evict other requests' blocks, and wait for them."""
     ledger = KVLedger(100, BLOCK)
     long = prefix(*range(100, 100 + 40 * BLOCK + 1))
     first = reserved(ledger, long, 5 * BLOCK)
@@ -113,7 +113,7 @@ def test_who_brings_a_long_prefix_in_may_overcommit_little() -> None:
     assert ledger.reserved == 100
 
 
-def test_who_gets_all_there_is_keeps_all_of_it() -> None:
+def test_a_request_with_all_blocks_keeps_them() -> None:
     ledger = KVLedger(100, BLOCK)
     alone = reserved(ledger, prefix(1), 1000 * BLOCK)
     assert alone is not None
@@ -139,7 +139,7 @@ growths = st.integers(0, 30)
 
 
 class Ledger(RuleBasedStateMachine):
-    """Against counting the blocks of all that hold any."""
+    """Compared with counting the blocks of all holds."""
 
     CAPACITY = 12
 
@@ -148,7 +148,7 @@ class Ledger(RuleBasedStateMachine):
         self.ledger = KVLedger(self.CAPACITY, BLOCK)
         self.held: list[tuple[Hold, Prefix, int]] = []
         self.overcommit = 0
-        """The most that anybody was promised of blocks that are not there."""
+        """Most blocks promised to any request beyond the free ones."""
 
     @rule(blocks=st.integers(0, 14))
     def withhold(self, blocks: int) -> None:
@@ -199,7 +199,7 @@ TestLedger = Ledger.TestCase
 
 @given(lengths=st.lists(st.integers(1, 400), max_size=600), most=st.integers(1, 400))
 @settings(max_examples=50)
-def test_the_expected_length_is_within_what_is_allowed_and_was_seen(lengths: list[int], most: int) -> None:
+def test_the_expected_length_is_one_that_was_seen_within_the_limit(lengths: list[int], most: int) -> None:
     seen = StepLengths()
     for length in lengths:
         seen.add(length)

@@ -1,4 +1,4 @@
-"""The lock-step benchmark: its beam search on a scripted generator and scorer, and what it makes of its rounds."""
+"""The lock-step benchmark: its beam search with a scripted generator and scorer, and the figures of its rounds."""
 
 import json
 import math
@@ -52,7 +52,7 @@ def test_the_best_beams_go_on_and_are_copied_in_turn() -> None:
     engines = ScriptedEngines(lambda _, beam: f"{(0.1, 0.4, 0.2, 0.3)[beam]} go on\n\n")
     engines.search(SETTINGS._replace(iterations=2))
     assert [request.token_ids for request in engines.requests[0]] == [()] * 4
-    # n // m = 2 beams: the second, then the fourth, in turn.
+    # n // m = 2 beams continue, copied in turn: the second beam, then the fourth.
     assert [request.token_ids for request in engines.requests[1]] == [(0, 1), (0, 3), (0, 1), (0, 3)]
 
 
@@ -80,7 +80,7 @@ def test_it_ends_when_n_beams_have_completed_and_keeps_no_more() -> None:
     engines = ScriptedEngines(text)
     found = engines.search()
     assert found.iterations == 2
-    # Three of the first iteration, and the better of the two that complete in the second.
+    # Three beams of the first iteration, and the better of the two that complete in the second.
     assert [(beam.token_ids, beam.score) for beam in found.pool] == [
         ((0, 2), 0.3),
         ((0, 1), 0.2),
@@ -142,7 +142,7 @@ def test_answers_are_compared_by_value(answer: str | None, right: bool) -> None:
 def test_a_ratio_is_the_geometric_mean_with_an_interval() -> None:
     found = ratio_with_interval([(2.0, 1.0), (8.0, 1.0)])
     assert found.ratio == pytest.approx(4.0)
-    # Two logarithms, one degree of freedom: t is 12.706, their standard error is log 2.
+    # Two logarithms, one degree of freedom: t is 12.706, and the standard error is log 2.
     assert found.high == pytest.approx(4.0 * 2**12.7062, rel=1e-4)
     assert math.sqrt(found.low * found.high) == pytest.approx(4.0)
 

@@ -1,4 +1,4 @@
-"""What the lock files promise to `make setup`."""
+"""Properties of the lock files on which `make setup` relies."""
 
 import re
 import tomllib
@@ -32,7 +32,7 @@ def project() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
-def test_a_lock_has_all_that_the_project_names_for_its_hardware(lock: Path, project: dict[str, Any]) -> None:
+def test_a_lock_contains_all_dependencies_of_the_project_for_its_hardware(lock: Path, project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
     named = [*project["dependencies"], *extras[lock.stem], *extras["dev"]]
     pins = read_pins(lock)
@@ -41,13 +41,13 @@ def test_a_lock_has_all_that_the_project_names_for_its_hardware(lock: Path, proj
     assert {name: pins[name] for name in exact} == exact
 
 
-def test_both_locks_agree_on_what_banyan_itself_imports(project: dict[str, Any]) -> None:
+def test_both_locks_agree_on_the_packages_that_banyan_imports(project: dict[str, Any]) -> None:
     named = {canonical(each) for each in [*project["dependencies"], *project["optional-dependencies"]["dev"], "torch"]}
     cpu, cuda = (read_pins(REQUIREMENTS / f"{hardware}.lock") for hardware in ("cpu", "cuda"))
     assert {name: cpu[name] for name in named} == {name: cuda[name] for name in named}
 
 
-def test_the_cpu_lock_has_nothing_that_the_cpu_build_of_torch_cannot_stand() -> None:
+def test_the_cpu_lock_has_no_package_that_conflicts_with_torchs_cpu_build() -> None:
     omitted = {line for line in (REQUIREMENTS / "cpu.omit").read_text().split("\n") if line and line[0] != "#"}
     assert {"torchvision", "torchaudio", "torchcodec"} <= omitted
     assert not omitted & read_pins(REQUIREMENTS / "cpu.lock").keys()

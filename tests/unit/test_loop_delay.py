@@ -1,4 +1,4 @@
-"""How late the event loop is: also for who asks before the task that measures it has had its turn."""
+"""The delay of the event loop, also when it is read before the measuring task has had its turn."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from deployments.loop.delay import EVERY_S, LoopDelay
 pytestmark = pytest.mark.asyncio
 
 
-async def test_a_loop_that_is_held_is_late_for_a_second_and_then_no_more() -> None:
+async def test_a_blocked_loop_is_late_for_a_second() -> None:
     delay = LoopDelay()
     assert delay.seconds == 0.0
     delay.start()

@@ -1,4 +1,4 @@
-"""What every node must have in common is compared, and how processes of a node are told from their successors."""
+"""Nodes are compared in everything that must be equal, and a process is distinguished from a successor with its pid."""
 
 import pickle
 import subprocess
@@ -21,7 +21,7 @@ def model(path: Path, weights: bytes, config: str = "{}") -> GeneratorSettings:
     return GeneratorSettings(model=str(path))
 
 
-def test_a_node_like_the_builders_passes() -> None:
+def test_a_node_equal_to_the_builders_passes() -> None:
     BUILT.check(environment={"SET": "1", "OTHER": "2"})
 
 
@@ -39,14 +39,14 @@ def test_a_variable_that_differs_is_named(environment: dict[str, str], message: 
     assert str(pickle.loads(pickle.dumps(refused.value))) == str(refused.value)
 
 
-def test_kv_depends_on_the_weights_under_a_path(tmp_path: Path) -> None:
+def test_the_name_of_stored_kv_depends_on_the_weights(tmp_path: Path) -> None:
     path = tmp_path / "a"
     before = kv_identity(model(path, b"weights"))
     assert kv_identity(model(path, b"weights").model_copy(update={"clamp": "off"})) == before
     assert kv_identity(model(path, b"weighty")) != before
 
 
-def test_models_of_equal_sizes_are_told_apart(tmp_path: Path) -> None:
+def test_models_of_equal_sizes_have_different_digests(tmp_path: Path) -> None:
     weights = bytes(3 << 20)
     digest = model_digest(model(tmp_path / "a", weights))
     assert digest is not None
@@ -62,7 +62,7 @@ def test_models_of_equal_sizes_are_told_apart(tmp_path: Path) -> None:
         Built({}, digest).check(others[0], {})
 
 
-def test_a_model_that_one_of_them_does_not_have_is_for_the_engine_to_tell(tmp_path: Path) -> None:
+def test_a_missing_model_is_left_to_the_engine(tmp_path: Path) -> None:
     missing = GeneratorSettings(model=str(tmp_path / "nothing"))
     assert model_digest(missing) is None
     Built({}, "digest").check(missing, {})

@@ -1,4 +1,4 @@
-"""What the comparison of two commits starts, and what it makes of its rounds."""
+"""The comparison of two commits: what it starts, and the figures of its rounds."""
 
 import importlib.metadata
 import math
@@ -32,7 +32,7 @@ banyan = "elsewhere.plugin:register"
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Checkout:
-    """A tree whose layout is not this one's."""
+    """A source tree with a different layout."""
     root = tmp_path / "tree"
     (root / "scripts").mkdir(parents=True)
     (root / "pyproject.toml").write_text(PROJECT)
@@ -49,7 +49,7 @@ def turn(seconds: float, alone: list[float], answer: str = "4") -> Turn:
 
 
 def rounds(*, throughput: float = 1.0, latency: float = 1.0) -> list[Round]:
-    """Three rounds in which ours is by these factors above base."""
+    """Three rounds in which ours is above base by these factors."""
     return [
         {"base": turn(seconds, [1.0, 2.0]), "ours": turn(seconds / throughput, [latency, 2 * latency])}
         for seconds in (10.0, 20.0, 15.0)
@@ -60,7 +60,7 @@ def broken(measured: list[Round]) -> list[str]:
     return [each["name"] for each in Comparison(measured).claims("heavy") if not each["holds"]]
 
 
-def test_the_command_is_the_one_that_the_tree_names(checkout: Checkout) -> None:
+def test_the_command_is_the_trees_own(checkout: Checkout) -> None:
     python, flag, code = checkout.command
     assert (python, flag) == ("/env/bin/python", "-c")
     assert "import elsewhere.cli as command;" in code

@@ -1,4 +1,4 @@
-"""Places: so many at once, the next in the order in which they came, and none lost, whoever gives up when."""
+"""Places: a limited number at once, in order of arrival, and none is lost, whoever gives up and when."""
 
 import asyncio
 import random
@@ -14,20 +14,20 @@ ANNE, BEN = Owner("anne"), Owner("ben")
 
 
 async def turns() -> None:
-    """Lets everything that can go on go on."""
+    """Lets every task run until it waits."""
     for _ in range(10):
         await asyncio.sleep(0)
 
 
 async def hold(
-    places: Places, let_go: asyncio.Event, order: list[str], owner: Owner = ANNE, flex: bool = False
+    places: Places, release: asyncio.Event, order: list[str], owner: Owner = ANNE, flex: bool = False
 ) -> None:
     async with places.hold(owner, flex):
         order.append(owner.name)
-        await let_go.wait()
+        await release.wait()
 
 
-async def test_past_the_places_none_is_given_until_one_is_back() -> None:
+async def test_without_a_free_place_requests_are_refused() -> None:
     freed = 0
 
     def on_freed() -> None:
@@ -50,7 +50,7 @@ async def test_past_the_places_none_is_given_until_one_is_back() -> None:
         assert len(places.check_integrity()) == 1
 
 
-async def test_the_queue_is_served_in_order_and_nobody_overtakes() -> None:
+async def test_the_queue_is_served_in_order() -> None:
     places = Places(1, queue=3, queue_s=60)
     events = [asyncio.Event() for _ in range(5)]
     order: list[str] = []
@@ -62,7 +62,7 @@ async def test_the_queue_is_served_in_order_and_nobody_overtakes() -> None:
     with pytest.raises(NoPlace):
         places.check(ANNE)
     events[0].set()
-    # Who comes in the moment in which a place is passed on is not let past those who wait.
+    # A request that arrives while a place is passed on does not overtake the queue.
     tasks.append(asyncio.create_task(hold(places, events[4], order, Owner("4"))))
     for event in events[1:]:
         await turns()
@@ -72,7 +72,7 @@ async def test_the_queue_is_served_in_order_and_nobody_overtakes() -> None:
     assert places.check_integrity() == []
 
 
-async def test_who_waited_too_long_is_refused_and_the_next_still_gets_its_turn() -> None:
+async def test_a_waiter_that_times_out_is_refused_and_the_next_gets_its_place() -> None:
     places = Places(1, queue=2, queue_s=0.01)
     async with places.hold(ANNE):
         with pytest.raises(NoPlace) as raised:
@@ -93,7 +93,7 @@ async def test_a_waiter_that_is_cancelled_leaves_its_place_to_the_next(promised:
         tasks.append(asyncio.create_task(hold(places, events[index], order, Owner(str(index)))))
         await turns()
     if promised:
-        # Its turn has come, and it has not noticed yet.
+        # Its turn has come, but its task has not run yet.
         events[0].set()
         while places.waiting == 2:
             await asyncio.sleep(0)
@@ -107,46 +107,46 @@ async def test_a_waiter_that_is_cancelled_leaves_its_place_to_the_next(promised:
     assert places.check_integrity() == []
 
 
-async def test_an_owner_has_no_more_than_its_own_places_those_waited_for_included() -> None:
+async def test_an_owners_limit_includes_queued_requests() -> None:
     places = Places(2, queue=4, queue_s=60)
     some = Owner("some", places=3)
-    let_go = asyncio.Event()
+    release = asyncio.Event()
     order: list[str] = []
-    tasks = [asyncio.create_task(hold(places, let_go, order, some)) for _ in range(3)]
+    tasks = [asyncio.create_task(hold(places, release, order, some)) for _ in range(3)]
     await turns()
     with pytest.raises(NoPlace, match=r"3 requests .*limits\.places") as raised:
         places.check(some)
     assert raised.value.reason is Refused.OWNER
     places.check(BEN)
-    let_go.set()
+    release.set()
     await asyncio.gather(*tasks)
     places.check(some)
     assert places.check_integrity() == []
 
 
-async def test_while_flex_requests_have_all_they_may_others_find_room() -> None:
-    """At work and in the queue; and whoever has the places, flex requests find none of the part kept."""
+async def test_flex_requests_leave_a_share_of_the_places_to_others() -> None:
+    """Both at work and in the queue. Flex requests get none of the reserved share, whoever has the other places."""
     places = Places(4, queue=4, queue_s=60, flex_share=0.75)
-    let_go, order = asyncio.Event(), list[str]()
-    tasks = [asyncio.create_task(hold(places, let_go, order, Owner(f"flex {i}"), flex=True)) for i in range(6)]
+    release, order = asyncio.Event(), list[str]()
+    tasks = [asyncio.create_task(hold(places, release, order, Owner(f"flex {i}"), flex=True)) for i in range(6)]
     await turns()
     assert (places.held, places.waiting) == (3, 3)
     with pytest.raises(NoPlace, match="fewer than 3 places") as raised:
         places.check(ANNE, flex=True)
     assert raised.value.reason is Refused.FLEX
-    tasks += [asyncio.create_task(hold(places, let_go, order, Owner(f"other {i}"))) for i in range(2)]
+    tasks += [asyncio.create_task(hold(places, release, order, Owner(f"other {i}"))) for i in range(2)]
     await turns()
     assert (places.held, places.waiting) == (4, 4)
     with pytest.raises(NoPlace) as raised:
         places.check(ANNE)
     assert raised.value.reason is Refused.PLACES
-    let_go.set()
+    release.set()
     await asyncio.gather(*tasks)
     assert order == [f"flex {i}" for i in range(3)] + ["other 0", "other 1"] + [f"flex {i}" for i in range(3, 6)]
     assert places.check_integrity() == []
 
 
-async def test_a_flex_request_that_waited_too_long_is_told_so() -> None:
+async def test_a_flex_request_that_times_out_gets_its_own_reason() -> None:
     places = Places(2, queue=2, queue_s=0.01, flex_share=0.5)
     async with places.hold(ANNE):
         with pytest.raises(NoPlace) as raised:
@@ -157,14 +157,14 @@ async def test_a_flex_request_that_waited_too_long_is_told_so() -> None:
             assert places.held == 2
 
 
-async def test_of_one_place_flex_requests_have_it_where_nobody_else_does() -> None:
+async def test_with_one_place_flex_requests_may_use_it() -> None:
     places = Places(1, flex_share=0.75)
     async with places.hold(ANNE, flex=True):
         assert places.held == 1
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
-async def test_many_come_and_go_at_random_and_nothing_is_left(share: float) -> None:
+async def test_random_arrivals_and_departures_leave_nothing(share: float) -> None:
     rng = random.Random(5)
     places = Places(4, queue=6, queue_s=0.01, flex_share=share)
     most = {False: 0, True: 0}
@@ -191,9 +191,9 @@ async def test_many_come_and_go_at_random_and_nothing_is_left(share: float) -> N
         places.check(Owner(str(owner), 1))
 
 
-async def test_a_change_lets_in_who_waits_and_takes_nothing_away() -> None:
-    places, let_go, order = Places(1, queue=2, queue_s=60), asyncio.Event(), list[str]()
-    tasks = [asyncio.create_task(hold(places, let_go, order, owner)) for owner in (ANNE, BEN, ANNE)]
+async def test_resizing_admits_waiters_and_interrupts_nothing() -> None:
+    places, release, order = Places(1, queue=2, queue_s=60), asyncio.Event(), list[str]()
+    tasks = [asyncio.create_task(hold(places, release, order, owner)) for owner in (ANNE, BEN, ANNE)]
     await turns()
     assert order == ["anne"]
 
@@ -206,6 +206,6 @@ async def test_a_change_lets_in_who_waits_and_takes_nothing_away() -> None:
     with pytest.raises(NoPlace):
         places.check(BEN)
 
-    let_go.set()
+    release.set()
     await asyncio.gather(*tasks)
     assert places.check_integrity() == []

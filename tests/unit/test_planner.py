@@ -1,4 +1,4 @@
-"""How a device's memory is split, by hand and for any sizes."""
+"""The split of a device's memory, against examples by hand and for random sizes."""
 
 import pytest
 from hypothesis import given
@@ -12,32 +12,32 @@ MIB = 1 << 20
 
 
 def role(name: str, layers: int, kv_heads: int, weights: int, tokens: float = 1.0, longest: int = 4096) -> Role:
-    """With heads of 128 numbers of 2 bytes, in blocks of 16 tokens."""
+    """A role with heads of 128 numbers of 2 bytes, in blocks of 16 tokens."""
     page = 2 * kv_heads * 128 * 2 * 16
     return Role(name, weights, 2 * GIB, KVGeometry((KVGroup(layers, page, 16),), layers * page), longest, tokens)
 
 
-def test_both_get_memory_for_the_same_paths() -> None:
+def test_both_engines_get_memory_for_the_same_number_of_tokens() -> None:
     generator, prm = split([role("generator", 28, 4, 15 * GIB), role("prm", 28, 8, 15 * GIB)], 80 * GIB)
-    # The reward model has twice the heads: its tokens take twice as much, and there are as many.
+    # The reward model has twice the heads: the same number of tokens takes twice the memory.
     assert generator.blocks == pytest.approx(prm.blocks, rel=1e-3)
     assert prm.kv_bytes == pytest.approx(2 * generator.kv_bytes, rel=1e-3)
     assert generator.kv_bytes + prm.kv_bytes == pytest.approx((0.95 * 80 - 34) * GIB, rel=0.01)
     assert generator.sequences == pytest.approx(generator.blocks / 256, rel=0.01)
 
 
-def test_or_for_as_many_as_were_seen() -> None:
+def test_both_engines_get_memory_in_the_measured_ratio_of_tokens() -> None:
     generator, prm = split([role("generator", 28, 4, GIB, tokens=300), role("prm", 28, 4, GIB, tokens=100)], 40 * GIB)
     assert generator.blocks == pytest.approx(3 * prm.blocks, rel=1e-3)
 
 
-def test_no_engine_gets_less_than_one_long_sequence() -> None:
+def test_every_engine_gets_memory_for_one_long_sequence() -> None:
     generator, prm = split([role("generator", 28, 4, GIB, tokens=1e6), role("prm", 28, 4, GIB)], 16 * GIB)
     assert prm.sequences == 1.0
     assert generator.sequences > 30
 
 
-def test_what_does_not_fit_says_by_how_much() -> None:
+def test_an_impossible_split_names_the_missing_bytes() -> None:
     roles = [role("generator", 28, 4, 15 * GIB), role("prm", 28, 4, 15 * GIB)]
     with pytest.raises(DoesNotFit, match="too few: weights and working memory take 36,507,222,016"):
         split(roles, 24 * GIB)
@@ -51,7 +51,7 @@ roles_ = st.builds(
 
 
 @given(roles=st.lists(roles_, min_size=1, max_size=3), device=st.integers(1, 192))
-def test_never_more_than_the_device_has(roles: list[Role], device: int) -> None:
+def test_the_split_never_exceeds_the_device(roles: list[Role], device: int) -> None:
     try:
         shares: list[Share] = split(roles, device * GIB)
     except DoesNotFit:

@@ -1,4 +1,4 @@
-"""A recording of trees covers every strategy and tells trees apart."""
+"""The recording of trees covers every strategy and detects different trees."""
 
 import json
 

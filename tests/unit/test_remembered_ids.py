@@ -1,4 +1,4 @@
-"""What a reward model's replica remembers of the texts that it read does not grow without end."""
+"""The memory in which a reward model's replica keeps the token ids of texts is bounded."""
 
 import tracemalloc
 
@@ -7,7 +7,7 @@ from deployments.engines.rewards.family import remembered_ids
 MOST_BYTES = 25_000_000
 
 
-def test_long_and_short_texts_take_what_is_said_at_most() -> None:
+def test_remembered_texts_take_at_most_the_stated_memory() -> None:
     for tokens, entries in ((1, 30_000), (12, 20_000), (1_000, 600)):
         tracemalloc.start()
         kept = remembered_ids()

@@ -1,4 +1,4 @@
-"""A replica whose engine is dead ends its process, whatever else goes wrong; one whose engine only refused stays."""
+"""A replica whose engine is dead ends its process in any case; one whose engine only refused a call stays."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ REQUEST = ScoreRequest("search", "question", (), 1.0)
 
 
 class Engine:
-    """Starts and scores as it is told."""
+    """Starts and scores as the test says."""
 
     silent_s = 0.0
     pressure = 0.25
@@ -55,7 +55,7 @@ class Exited(BaseException):
 
 @pytest.fixture
 def exits(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The statuses with which the process would have ended."""
+    """Exit statuses with which the process would have ended."""
     statuses: list[int] = []
 
     def leave(status: int) -> None:
@@ -89,7 +89,7 @@ async def test_a_call_that_fails_with_its_engine_ends_the_replica(exits: list[in
     assert exits == [replica.FAILED]
 
 
-async def test_a_call_that_is_refused_ends_nothing(exits: list[int]) -> None:
+async def test_a_refused_call_does_not_end_the_replica(exits: list[int]) -> None:
     made, engine = prm_replica()
     engine.failure = ScorerRefused("too long")
     with pytest.raises(ScorerRefused):
@@ -108,6 +108,6 @@ async def test_a_replica_without_calls_ends_with_its_engine_too(exits: list[int]
     assert exits == [replica.FAILED]
 
 
-async def test_it_tells_what_pools_grow_by() -> None:
+async def test_a_replica_reports_its_pressure() -> None:
     made, _ = prm_replica()
     assert await made.record_autoscaling_stats() == {PRESSURE: 0.25}

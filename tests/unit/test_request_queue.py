@@ -1,4 +1,4 @@
-"""The queue of an engine: who starts when, what memory and slots allow, and that every request ends once."""
+"""The queue of an engine: the order of requests, slots and KV memory; and every request ends once."""
 
 import asyncio
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ _numbers = count()
 def request(
     search_id: str = "search", path: Sequence[int] = (), growth: int = 1, lane: Lane = Lane.DEMAND
 ) -> EngineRequest:
-    """One with a prefix of its own unless ``path`` is given."""
+    """A request with a prefix of its own unless ``path`` is given."""
     token_ids = path or (1000 + next(_numbers),)
     return EngineRequest(search_id, None, token_ids, None, "", lane, lambda ended: None, growth=growth)
 
@@ -38,7 +38,7 @@ def submitted(queue: RequestQueue, *requests: EngineRequest) -> list[EngineReque
 
 
 def started(queue: RequestQueue) -> list[EngineRequest]:
-    """All that can start now."""
+    """Starts every request that can start now."""
     return list(iter(queue.start_next, None))
 
 
@@ -49,7 +49,7 @@ def names(requests: Sequence[EngineRequest]) -> str:
 # Slots and order.
 
 
-def test_no_more_start_than_the_engine_has_slots_for_and_each_end_starts_the_next() -> None:
+def test_requests_start_while_slots_are_free_and_each_end_starts_the_next() -> None:
     queue = RequestQueue(4, ahead=0.5)
     submitted(queue, *(request() for _ in range(10)))
     running = started(queue)
@@ -111,7 +111,7 @@ def test_alone_flex_requests_do_not_wait() -> None:
     assert len(started(queue)) == 4
 
 
-async def test_whoever_waits_for_the_next_gets_it_when_there_is_room() -> None:
+async def test_a_waiting_feeder_gets_the_next_request_once_it_can_start() -> None:
     queue = RequestQueue(1, ahead=0)
     waiting = asyncio.create_task(queue.next())
     await asyncio.sleep(0)
@@ -175,7 +175,7 @@ def test_memory_is_given_in_order_and_no_small_request_passes_a_large_one() -> N
     assert (queue.waited, large.waited, small.waited) == (2, True, True)
 
 
-def test_a_request_that_is_given_up_makes_room_for_those_behind_it() -> None:
+def test_an_aborted_request_frees_memory_for_those_behind_it() -> None:
     queue = clamped(4)
     first, large, small = submitted(queue, request(growth=10), request(growth=15), request())
     assert started(queue) == [first]
@@ -213,8 +213,8 @@ def test_an_optional_request_is_refused_without_memory_and_leaves_nothing_behind
         queue.submit(request(path=range(40)), reserve=True, optional=True)
 
 
-def test_one_that_has_its_memory_starts_though_one_without_is_before_it() -> None:
-    """Else each would wait for the other: the one for memory, the other for its turn."""
+def test_a_request_with_reserved_memory_may_overtake_one_without() -> None:
+    """Otherwise each would wait for the other: one for memory, the other for its turn."""
     queue = clamped(4)
     reserved = request("late", growth=12)
     for each in submitted(queue, *(request("late") for _ in range(TURN))):
@@ -228,7 +228,7 @@ def test_one_that_has_its_memory_starts_though_one_without_is_before_it() -> Non
     assert started(queue) == [early]
 
 
-def test_blocks_that_the_cache_holds_are_free_again_when_it_says_so() -> None:
+def test_blocks_withheld_by_the_cache_become_free_gradually() -> None:
     queue = clamped(10)
     clamp = queue.clamp
     assert clamp is not None
@@ -245,7 +245,7 @@ def test_blocks_that_the_cache_holds_are_free_again_when_it_says_so() -> None:
 
 
 def busy(requests: int) -> tuple[RequestQueue, KVClamp, list[EngineRequest]]:
-    """A hundred blocks, requests of two; and those that run."""
+    """A queue with a hundred blocks and ``requests`` requests of two blocks, and those that run."""
     queue = clamped(100)
     submitted(queue, *(request(growth=2 * BLOCK - 1) for _ in range(requests)))
     assert queue.clamp is not None
@@ -255,7 +255,8 @@ def busy(requests: int) -> tuple[RequestQueue, KVClamp, list[EngineRequest]]:
 def turn_over(
     queue: RequestQueue, clamp: KVClamp, running: list[EngineRequest], times: int, preempted: int = 0
 ) -> None:
-    """That many times as many requests end and come as run, ``preempted`` of which are put back each time."""
+    """Ends every running request ``times`` times over and replaces it by a new one; ``preempted`` are preempted each
+    time."""
     for _ in range(times):
         for _ in range(len(running)):
             queue.end(running.pop(0), Ending.FINISHED)
@@ -265,7 +266,7 @@ def turn_over(
         running += started(queue)
 
 
-def test_more_is_reserved_than_there_is_while_requests_wait_for_it() -> None:
+def test_overcommit_grows_while_requests_wait_for_memory() -> None:
     queue, clamp, running = busy(60)
     assert (len(running), queue.queued) == (49, 11)
 
@@ -284,7 +285,7 @@ def test_more_is_reserved_than_there_is_while_requests_wait_for_it() -> None:
     assert queue.check_integrity() == []
 
 
-def test_less_is_reserved_where_too_many_are_preempted() -> None:
+def test_overcommit_shrinks_if_too_many_requests_are_preempted() -> None:
     queue, clamp, running = busy(200)
     turn_over(queue, clamp, running, times=20)
     before = clamp.overcommit
@@ -297,7 +298,7 @@ def test_less_is_reserved_where_too_many_are_preempted() -> None:
     assert clamp.running <= 51
 
 
-def test_requests_that_wait_for_a_slot_only_are_no_reason_for_overcommit() -> None:
+def test_requests_that_wait_for_slots_only_cause_no_overcommit() -> None:
     queue = clamped(100, batch=4)
     submitted(queue, *(request() for _ in range(20)))
     for _ in range(10):
@@ -311,7 +312,7 @@ paths = st.lists(st.integers(0, 1), min_size=1, max_size=40)
 
 
 class Queue(RuleBasedStateMachine):
-    """Requests come, start, end, die in the queue: one always runs and nothing stays."""
+    """Requests are submitted, start, end and are aborted in the queue: one can always run, and nothing is left over."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -357,7 +358,7 @@ class Queue(RuleBasedStateMachine):
         self.queue.clamp.stepped(withheld, preempted)  # type: ignore[union-attr]
 
     @invariant()
-    def books_agree(self) -> None:
+    def counts_agree(self) -> None:
         clamp = self.queue.clamp
         assert clamp is not None
         assert len(self.queue) == len(self.alive)
@@ -380,7 +381,7 @@ TestQueue = Queue.TestCase
 
 @given(waits=st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 20)), min_size=1, max_size=8))
 @settings(max_examples=50)
-def test_all_that_is_submitted_starts(waits: list[tuple[str, int]]) -> None:
+def test_every_submitted_request_starts(waits: list[tuple[str, int]]) -> None:
     queue = clamped(8, batch=3)
     for search, number in waits:
         submitted(queue, *(request(search, growth=5) for _ in range(number)))

@@ -1,4 +1,5 @@
-"""Which replica gets a call: its search's home, unless that is far busier than others or the same has failed there."""
+"""The replica that gets a call: the home of its search, unless that is far busier than others or the call failed
+there."""
 
 import asyncio
 from collections import Counter
@@ -24,7 +25,7 @@ loads = st.lists(st.integers(0, 50), min_size=1, max_size=8)
 
 
 class Router:
-    """A router's view of some replicas, without Serve around it."""
+    """A router with some replicas, without Serve."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self.router: Any = object.__new__(HomeRouter)
@@ -36,14 +37,14 @@ class Router:
             _use_replica_queue_len_cache=False,
             _queue_len_gauge_last_update={},
         )
-        self.there_are(names)
+        self.set_replicas(names)
 
-    def there_are(self, names: Iterable[str]) -> None:
+    def set_replicas(self, names: Iterable[str]) -> None:
         self.replicas: list[Any] = [replica(name) for name in names]
         self.ranked("a search that notices it")
 
-    def have(self, calls: dict[str, int]) -> "Router":
-        """So many of this process's calls begin."""
+    def begin(self, calls: dict[str, int]) -> "Router":
+        """Begins ``calls[name]`` of this process's calls at each replica."""
         for name, count in calls.items():
             for _ in range(count):
                 self.router.on_send_request(_Name(name))
@@ -78,7 +79,7 @@ def replica(name: str) -> Any:
     return SimpleNamespace(replica_id=_Name(name), actor_id=name.encode())
 
 
-def test_engines_have_it_and_controllers_serves_own() -> None:
+def test_engines_use_the_home_router_and_controllers_serves_default() -> None:
     of: dict[str, Any] = {}
 
     def look(bound: Any) -> None:
@@ -94,7 +95,7 @@ def test_engines_have_it_and_controllers_serves_own() -> None:
     assert routers["SearchController"] is PowerOfTwoChoicesRequestRouter
 
 
-def test_searches_one_after_the_other_spread_over_the_replicas() -> None:
+def test_sequential_searches_are_spread_over_the_replicas() -> None:
     homes: Homes[str] = Homes()
     chosen = Counter(homes.choose(f"search {number}", dict.fromkeys(NAMES, 0)) for number in range(40))
 
@@ -111,7 +112,7 @@ def test_a_search_begins_at_the_least_busy_replica(load: list[int], others: int)
 
 
 @given(loads, st.data())
-def test_it_stays_until_that_has_more_than_its_share(load: list[int], data: st.DataObject) -> None:
+def test_a_search_stays_at_its_home_until_that_exceeds_its_share(load: list[int], data: st.DataObject) -> None:
     homes: Homes[int] = Homes()
     home = homes.choose("a search", dict(enumerate(load)))
     calls = dict(enumerate(data.draw(st.lists(st.integers(0, 50), min_size=len(load), max_size=len(load)))))
@@ -126,13 +127,13 @@ def test_it_stays_until_that_has_more_than_its_share(load: list[int], data: st.D
     assert homes.choose("a search", dict.fromkeys(calls, 0)) == chosen, "it does not go back and forth"
 
 
-def test_one_of_two_can_have_too_many() -> None:
+def test_the_limit_of_a_replica_depends_on_the_number_of_replicas() -> None:
     assert [most_calls({0: busy, 1: 0}) for busy in (1, 3, 7, 15)] == [2, 3, 6, 12]
     assert [most_calls({0: busy, 1: 0, 2: 0, 3: 0}) for busy in (1, 3, 7, 15)] == [1, 2, 4, 8]
 
 
 @given(loads, st.data())
-def test_it_goes_where_it_has_not_failed(load: list[int], data: st.DataObject) -> None:
+def test_a_call_goes_to_a_replica_on_which_it_has_not_failed(load: list[int], data: st.DataObject) -> None:
     homes: Homes[int] = Homes()
     calls = dict(enumerate(load))
     failed = data.draw(st.sets(st.sampled_from(list(calls))))
@@ -145,7 +146,7 @@ def test_it_goes_where_it_has_not_failed(load: list[int], data: st.DataObject) -
     assert chosen == homes.choose("a search", dict.fromkeys(calls, 0)), "and stays there"
 
 
-def test_a_replica_that_goes_moves_its_own_searches_only() -> None:
+def test_a_removed_replica_moves_only_its_own_searches() -> None:
     homes: Homes[str] = Homes()
     at = {number: homes.choose(str(number), dict.fromkeys(NAMES, 0)) for number in range(20)}
     left = dict.fromkeys(NAMES[1:], 0)
@@ -155,7 +156,7 @@ def test_a_replica_that_goes_moves_its_own_searches_only() -> None:
     assert NAMES[0] not in moved.values()
 
 
-def test_searches_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_searches_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.scaling.homes.REMEMBERED", 3)
     homes: Homes[str] = Homes()
     for search_id in "abcada":
@@ -164,21 +165,21 @@ def test_searches_of_long_ago_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> 
     assert list(homes._homes) == ["c", "d", "a"]
 
 
-def test_the_router_sends_a_search_home_and_then_to_any_two() -> None:
+def test_the_router_ranks_the_home_first_and_then_two_random_replicas() -> None:
     router = Router(NAMES)
     [[home], others] = router.ranked("a search")
 
     assert len(set(others)) == 2
-    router.have(dict.fromkeys(NAMES, 2))
+    router.begin(dict.fromkeys(NAMES, 2))
     assert router.ranked("a search")[0] == [home]
-    router.have({home: 5})
+    router.begin({home: 5})
     [elsewhere] = router.ranked("a search")[0]
     assert elsewhere != home
     router.ended({home: 7})
     assert router.ranked("a search")[0] == [elsewhere]
 
 
-def test_the_router_knows_replicas_by_what_calls_say_has_failed() -> None:
+def test_the_router_avoids_the_replicas_that_a_call_names() -> None:
     router = Router(NAMES)
     failed: list[str] = []
     for _ in NAMES:
@@ -189,25 +190,25 @@ def test_the_router_knows_replicas_by_what_calls_say_has_failed() -> None:
 
 
 @given(loads, loads)
-def test_calls_that_have_ended_are_not_at_work(began: list[int], ended: list[int]) -> None:
+def test_ended_calls_are_not_counted(began: list[int], ended: list[int]) -> None:
     names = [f"replica-{number}" for number in range(len(began))]
     ended = ended[: len(began)]
-    router = Router(names).have(dict(zip(names, began, strict=True))).ended(dict(zip(names, ended, strict=False)))
+    router = Router(names).begin(dict(zip(names, began, strict=True))).ended(dict(zip(names, ended, strict=False)))
 
     left = [max(0, one - other) for one, other in zip_longest(began, ended, fillvalue=0)]
     assert [router.router._calls[name] for name in names] == left
 
 
-def test_calls_of_replicas_that_are_gone_are_forgotten() -> None:
-    router = Router(NAMES).have(dict.fromkeys(NAMES, 3))
-    router.there_are(NAMES[:2])
+def test_calls_of_removed_replicas_are_forgotten() -> None:
+    router = Router(NAMES).begin(dict.fromkeys(NAMES, 3))
+    router.set_replicas(NAMES[:2])
     router.ended(dict.fromkeys(NAMES, 1))
-    router.there_are(NAMES)
+    router.set_replicas(NAMES)
 
     assert router.router._calls == dict(zip(NAMES, (2, 2, 0, 0), strict=True))
 
 
-def test_a_call_of_no_search_goes_to_the_less_busy_of_any_two() -> None:
+def test_a_call_without_a_search_goes_to_the_less_busy_of_two_random_replicas() -> None:
     router = Router(NAMES)
     canary: Any = SimpleNamespace(args=[20.0], routing_context=Context())
     chosen = [asyncio.run(router.router.choose_replicas(router.replicas, canary)) for _ in range(50)]
@@ -217,11 +218,11 @@ def test_a_call_of_no_search_goes_to_the_less_busy_of_any_two() -> None:
     assert {str(each.replica_id) for [rank] in chosen for each in rank} == set(NAMES)
 
 
-def test_where_there_are_none_there_is_none_to_choose() -> None:
+def test_without_replicas_none_is_chosen() -> None:
     assert Router([]).ranked("a search") == [[]]
 
 
-def test_what_a_call_says_of_itself() -> None:
+def test_the_search_and_failed_replicas_of_a_call_are_read() -> None:
     def call(**request: Any) -> Any:
         return SimpleNamespace(args=[SimpleNamespace(**request)])
 
@@ -231,7 +232,7 @@ def test_what_a_call_says_of_itself() -> None:
 
 
 @pytest.mark.asyncio
-async def test_calls_of_one_http_request_are_told_apart() -> None:
+async def test_calls_of_one_http_request_are_distinguished() -> None:
     matching = CallMatching()
     metadata: list[Any] = [SimpleNamespace(internal_request_id="the same") for _ in range(3)]
     calls = [PendingRequest(args=[], kwargs={}, metadata=each) for each in metadata]

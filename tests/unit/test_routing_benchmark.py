@@ -1,4 +1,4 @@
-"""What the benchmark of routers claims."""
+"""Claims of the routing benchmark."""
 
 import pytest
 
@@ -36,7 +36,7 @@ def held_of(seconds: dict[str, tuple[float, float]], noise: float) -> list[bool]
     ],
     ids=["much faster", "within noise", "a little faster", "worse elsewhere", "not near the best"],
 )
-def test_what_is_asked_of_the_router_that_is_served(
+def test_claims_about_the_served_router(
     ours: tuple[float, float], noise: float, near: list[bool], faster: bool, much: bool
 ) -> None:
     seconds = {DEFAULT: (1.0, 1.0), READY: (0.9, 1.0), OURS: ours}

@@ -1,4 +1,4 @@
-"""When two trees count as the same."""
+"""Equality of trees in the benchmark `same_trees`."""
 
 from typing import Any
 

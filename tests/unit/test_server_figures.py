@@ -1,4 +1,4 @@
-"""A cache server's own metrics, over its restarts and while it is away."""
+"""Metrics of a cache server, across its restarts and while it is unreachable."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from kvstore.server.figures import ServerFigures
 ADDRESS = CacheAddress("127.0.0.1", 5555, 8080)
 
 
-def said(used: int, written: int, other: int = 0) -> str:
+def metrics_text(used: int, written: int, other: int = 0) -> str:
     return f"""
 # HELP lmcache_mp_l1_memory_usage_bytes L1 memory
 # TYPE lmcache_mp_l1_memory_usage_bytes gauge
@@ -24,7 +24,7 @@ lmcache_mp_lookups_requests_total 155.0
 """
 
 
-def test_what_is_told_grows_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_keep_growing_across_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     answers: list[str | Exception] = []
 
     def answer(*_: Any) -> str:
@@ -35,18 +35,18 @@ def test_what_is_told_grows_over_a_restart(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(server_figures, "request_text", answer)
     figures = ServerFigures()
-    told = []
+    reported = []
     for each in (
-        said(4096, 3),
-        said(8192, 5, other=2),
+        metrics_text(4096, 3),
+        metrics_text(8192, 5, other=2),
         CacheServerError("away"),
         "lmcache_mp_l1_write_chunks_total{ is no such text",
-        said(0, 1),  # started again
-        said(64, 4),
+        metrics_text(0, 1),  # restarted
+        metrics_text(64, 4),
     ):
         answers.append(each)
         now = figures.read(ADDRESS)
-        told.append((now["lmcache_up"], now["lmcache_used_bytes"], now["lmcache_written_chunks"]))
+        reported.append((now["lmcache_up"], now["lmcache_used_bytes"], now["lmcache_written_chunks"]))
 
-    assert told == [(1, 4096, 3), (1, 8192, 7), (0, 8192, 7), (0, 8192, 7), (1, 0, 8), (1, 64, 11)]
+    assert reported == [(1, 4096, 3), (1, 8192, 7), (0, 8192, 7), (0, 8192, 7), (1, 0, 8), (1, 64, 11)]
     assert now.keys() == {"lmcache_up", "lmcache_used_bytes", "lmcache_written_chunks"}, "what it has told"

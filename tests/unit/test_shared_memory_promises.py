@@ -1,4 +1,4 @@
-"""Engines that start together on a node do not count on the same shared memory."""
+"""Engines that start together on a node do not rely on the same free shared memory."""
 
 import asyncio
 import os
@@ -12,24 +12,24 @@ from deployments.node_cache import CacheClient
 from kvstore.server import segments
 from kvstore.settings import CacheSettings
 
-NO_SUCH_PID = 2**22 + 1  # above the kernel's highest
+NO_SUCH_PID = 2**22 + 1  # above the kernel's maximum
 
 
 @pytest.fixture(autouse=True)
-def a_place_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def own_shared_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SHM", tmp_path)
     monkeypatch.setattr(node_cache, "free_bytes", lambda: 100)
 
 
 def earlier(size: int) -> segments.Reservation:
-    """Of a process that lives."""
+    """A reservation that a live process made a second ago."""
     promise = segments.Reservation(size, pid=1)
     second_ago = time.time_ns() - 1_000_000_000
     os.utime(promise._path, ns=(second_ago, second_ago))
     return promise
 
 
-def test_of_two_engines_that_start_together_the_later_one_leaves_room(tmp_path: Path) -> None:
+def test_the_later_of_two_starting_engines_counts_the_earlier_reservation(tmp_path: Path) -> None:
     (tmp_path / f"banyan_kv_{NO_SUCH_PID}_1024").touch()
     first = earlier(100)
     second = segments.Reservation(50)
@@ -44,7 +44,7 @@ def test_of_two_engines_that_start_together_the_later_one_leaves_room(tmp_path: 
     assert second.before() == 0
 
 
-async def test_one_that_does_not_fit_beside_another_waits_for_what_becomes_of_it() -> None:
+async def test_an_engine_that_does_not_fit_beside_another_waits_for_it() -> None:
     other, client = earlier(80), CacheClient(CacheSettings())
     waiting = asyncio.create_task(client._promised(50))
     await asyncio.sleep(0.1)
@@ -53,7 +53,7 @@ async def test_one_that_does_not_fit_beside_another_waits_for_what_becomes_of_it
     assert await asyncio.wait_for(waiting, 10) == 100
 
 
-async def test_it_does_not_wait_for_ever_nor_where_there_is_room(
+async def test_the_wait_is_limited_and_skipped_if_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     earlier(80)

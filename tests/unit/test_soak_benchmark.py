@@ -1,4 +1,4 @@
-"""What the soak makes of its samples."""
+"""The computations behind the figures of `benchmarks.soak`."""
 
 from typing import Any
 
@@ -32,14 +32,14 @@ def broken(figures: dict[str, Any]) -> list[str]:
     return [each["name"] for each in claims(figures) if not each["holds"]]
 
 
-def test_a_line_through_the_samples() -> None:
+def test_growth_is_the_slope_of_a_line_through_the_samples() -> None:
     assert trend(2.5).mb_per_minute == pytest.approx(2.5)
     assert trend(-1).mb_per_minute == pytest.approx(-1)
     assert trend(0, gained=5).descriptors_gained == 5
     assert len(trend(0).json["minutes"]) <= 120
 
 
-def test_a_level_run_holds_all_claims() -> None:
+def test_all_claims_hold_without_growth() -> None:
     assert broken(figures(trend(0.1), trend(-3), trend(0, role="lmcache server", mb=660.0))) == []
 
 
@@ -56,7 +56,7 @@ def test_a_level_run_holds_all_claims() -> None:
         (figures(trend(0), searches={"status 200": 9, "status 500": 1}), "every search"),
     ],
 )
-def test_what_is_lost_breaks_the_claim_about_it(lost: dict[str, Any], name: str) -> None:
+def test_a_leak_breaks_its_claim(lost: dict[str, Any], name: str) -> None:
     assert [each.startswith((name, "the " + name)) for each in broken(lost)] == [True]
 
 

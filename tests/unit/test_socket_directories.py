@@ -1,4 +1,4 @@
-"""Where engines keep their sockets: what lives keeps them, what is gone leaves none, however it went."""
+"""Directories of engines' sockets: kept while the owner lives, and removed afterwards, however it ended."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ time.sleep(600)
 """
 
 
-def test_a_directory_goes_with_its_engine(tmp_path: Path) -> None:
+def test_a_directory_is_removed_with_its_engine(tmp_path: Path) -> None:
     first, second = SocketDirectory(tmp_path), SocketDirectory(tmp_path)
     assert set(tmp_path.iterdir()) == {first.path, second.path}
     (first.path / "socket").touch()
@@ -29,7 +29,7 @@ def test_a_directory_goes_with_its_engine(tmp_path: Path) -> None:
     assert not any(tmp_path.iterdir())
 
 
-def test_what_a_killed_owner_leaves_goes_with_the_next_start(tmp_path: Path) -> None:
+def test_the_next_start_removes_the_directory_of_a_killed_owner(tmp_path: Path) -> None:
     others = tmp_path / "not-an-engines"
     others.mkdir()
     with subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)], stdout=subprocess.PIPE, text=True) as owner:
@@ -46,13 +46,13 @@ def test_what_a_killed_owner_leaves_goes_with_the_next_start(tmp_path: Path) -> 
     after.remove()
 
 
-def test_a_file_of_that_name_harms_nobody(tmp_path: Path) -> None:
+def test_a_file_with_the_prefix_is_ignored(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}notes").touch()
     SocketDirectory(tmp_path).remove()
     assert [path.name for path in tmp_path.iterdir()] == [f"{PREFIX}notes"]
 
 
-def test_vllm_is_told_unless_its_paths_would_be_too_long(tmp_path: Path) -> None:
+def test_vllm_gets_the_directory_unless_its_paths_would_be_too_long(tmp_path: Path) -> None:
     far = tmp_path / ("a" * 80)
     far.mkdir()
     short, long = SocketDirectory(Path("/tmp")), SocketDirectory(far)

@@ -1,4 +1,5 @@
-"""What clients leave is whole or not there, within its caps, its owner's alone, and gone when its time is over."""
+"""Stored files, batches and searches: complete or absent, within their caps, visible to their owner only, and removed
+after their time."""
 
 import errno
 import io
@@ -64,7 +65,7 @@ def store(tmp_path: Path) -> Store:
     return make(tmp_path)
 
 
-def test_a_path_is_absolute_or_begins_at_home() -> None:
+def test_a_path_must_be_absolute_or_begin_with_a_tilde() -> None:
     with pytest.raises(ValidationError, match="must be an absolute path"):
         StoreSettings.model_validate({"path": "here"})
     kept = StoreSettings.model_validate({"path": "~/x"}).path
@@ -73,7 +74,7 @@ def test_a_path_is_absolute_or_begins_at_home() -> None:
     assert Store.of(StoreSettings()) is None
 
 
-def test_another_nodes_directory_is_not_taken_for_ours(tmp_path: Path) -> None:
+def test_a_different_directory_on_another_node_is_detected(tmp_path: Path) -> None:
     ours = make(tmp_path / "ours")
     known = ours.prepare()
     assert make(tmp_path / "ours").prepare(known) == known
@@ -83,7 +84,7 @@ def test_another_nodes_directory_is_not_taken_for_ours(tmp_path: Path) -> None:
 
 
 class Keeping(RuleBasedStateMachine):
-    """Any uploads and deletions by two owners, beside a picture of what should be there."""
+    """Random uploads and deletions by two owners, compared with a model of what should exist."""
 
     FILES, EACH, ALL = 3, 100, 200
 
@@ -126,20 +127,20 @@ class Keeping(RuleBasedStateMachine):
         self.store.sweep()
 
     @invariant()
-    def everything_is_its_owners_alone(self) -> None:
+    def files_are_visible_to_their_owner_only(self) -> None:
         for owner, expected in getattr(self, "model", {}).items():
             files = self.store.owned(owner).files
             assert {each.id: files.path(each.id).read_bytes() for each in files.newest_first()} == expected
 
     @invariant()
-    def nothing_else_lies_around(self) -> None:
+    def nothing_else_exists(self) -> None:
         if hasattr(self, "store"):
             found = [path for path in (self.store._owners).rglob("*") if path.suffix == ".data"]
             assert len(found) == sum(map(len, self.model.values()))
             assert not list(self.store._owners.rglob(".draft-*"))
 
 
-def test_files_are_what_was_uploaded_whoever_does_what(tmp_path: Path) -> None:
+def test_files_always_match_the_model(tmp_path: Path) -> None:
     Keeping.root = tmp_path
     case = Keeping.TestCase
     case.settings = hypothesis_settings(max_examples=30, stateful_step_count=15, deadline=None)
@@ -148,7 +149,7 @@ def test_files_are_what_was_uploaded_whoever_does_what(tmp_path: Path) -> None:
 
 @given(name=st.text(max_size=60) | st.sampled_from(["../../x", "file-..", "file-" + "0" * 31 + "/", "/etc/passwd"]))
 @hypothesis_settings(max_examples=100, deadline=None)
-def test_no_name_leads_out_of_the_store(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_no_id_leads_out_of_the_store(tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
     store = make(tmp_path_factory.getbasetemp() / "names")
     for ask in (store.owned("a").files.get, store.owned("a").files.delete, store.owned("a").batches.get):
         with pytest.raises(NotThere):
@@ -158,7 +159,7 @@ def test_no_name_leads_out_of_the_store(tmp_path_factory: pytest.TempPathFactory
             store.owned(name)
 
 
-def test_many_uploads_at_once_pass_no_cap(tmp_path: Path) -> None:
+def test_concurrent_uploads_exceed_no_cap(tmp_path: Path) -> None:
     store = make(tmp_path, files_max=5)
     refused: list[Full] = []
 
@@ -178,7 +179,7 @@ def test_many_uploads_at_once_pass_no_cap(tmp_path: Path) -> None:
     assert len(refused) == 11
 
 
-def test_what_has_expired_is_gone_before_and_after_it_is_swept_away(tmp_path: Path) -> None:
+def test_expired_files_are_invisible_before_and_after_the_sweep(tmp_path: Path) -> None:
     store = make(tmp_path, keep_s=1.0)
     files = store.owned("a").files
     short = files.add(io.BytesIO(b"x"), "x")
@@ -196,7 +197,7 @@ def test_what_has_expired_is_gone_before_and_after_it_is_swept_away(tmp_path: Pa
     assert {path.name for path in (tmp_path / "owners").rglob("*") if path.is_file()} == {"lock"}
 
 
-def test_half_a_file_of_a_dead_process_is_swept_away_when_it_is_old(store: Store) -> None:
+def test_a_partial_file_of_a_dead_process_is_removed_once_it_is_old(store: Store) -> None:
     files = store.owned("a").files
     kept = files.add(io.BytesIO(b"x"), "x")
     directory = files.path(kept.id).parent
@@ -212,7 +213,7 @@ def test_half_a_file_of_a_dead_process_is_swept_away_when_it_is_old(store: Store
 
 
 class TestBatches:
-    def test_it_keeps_its_input_though_the_file_is_deleted(self, store: Store) -> None:
+    def test_a_batch_keeps_its_input_after_the_file_is_deleted(self, store: Store) -> None:
         files = store.owned("a").files
         file = files.add(io.BytesIO(b"line\n"), "x")
         batch = store.begin("a", batch_of(store, "a", file.id))
@@ -221,7 +222,7 @@ class TestBatches:
         assert batch.input_path.read_bytes() == b"line\n"
         assert batch.state == BatchState()
 
-    def test_where_files_are_too_long_together_none_begins(self, tmp_path: Path) -> None:
+    def test_a_batch_is_refused_if_its_input_exceeds_the_total_cap(self, tmp_path: Path) -> None:
         store = make(tmp_path, bytes_max=10)
         files = store.owned("a").files
         file = files.add(io.BytesIO(b"x"), "x")
@@ -231,7 +232,7 @@ class TestBatches:
             store.begin("a", batch_of(store, "a", file.id))
         assert store.pending() == []
 
-    def test_another_owners_file_is_no_file(self, store: Store) -> None:
+    def test_a_file_of_another_owner_does_not_exist(self, store: Store) -> None:
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
         with pytest.raises(NotThere):
             store.begin("b", batch_of(store, "b", file.id))
@@ -240,7 +241,7 @@ class TestBatches:
         with pytest.raises(NotThere):
             store.owned("b").batches.get(batch.record.id)
 
-    def test_the_oldest_waits_first_until_it_is_finished(self, store: Store) -> None:
+    def test_pending_batches_are_listed_oldest_first(self, store: Store) -> None:
         made = []
         for owner in ("b", "a", "b"):
             file = store.owned(owner).files.add(io.BytesIO(b"x"), "x")
@@ -252,7 +253,7 @@ class TestBatches:
         newest = [batch.record.id for batch in store.owned("b").batches.newest_first()]
         assert newest == [made[2], made[0]]
 
-    def test_a_mark_without_a_batch_is_removed_when_it_is_stale(self, store: Store, tmp_path: Path) -> None:
+    def test_a_stale_mark_without_a_batch_is_removed(self, store: Store, tmp_path: Path) -> None:
         mark = tmp_path / "pending" / f"{0:020}-a-{new_id('batch_')}"
         mark.touch()
         assert store.pending() == []
@@ -261,7 +262,7 @@ class TestBatches:
         assert store.pending() == []
         assert not mark.exists()
 
-    def test_there_are_no_more_than_may_be_and_the_oldest_that_has_ended_goes(self, tmp_path: Path) -> None:
+    def test_above_the_cap_the_oldest_ended_batch_is_removed(self, tmp_path: Path) -> None:
         store = make(tmp_path, batches_max=3)
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
         made = [store.begin("a", batch_of(store, "a", file.id)) for _ in range(3)]
@@ -274,7 +275,7 @@ class TestBatches:
         left = [batch.id for batch in store.owned("a").batches.newest_first()]
         assert left == [made[3].id, made[2].id, made[0].id]
 
-    def test_asked_to_end_it_says_so_until_the_runner_has(self, store: Store) -> None:
+    def test_a_batch_is_cancelling_until_its_runner_has_stopped(self, store: Store) -> None:
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
         batch = store.begin("a", batch_of(store, "a", file.id))
         batch.cancel()
@@ -288,7 +289,7 @@ class TestBatches:
             assert batch.state.status is ending
         assert batch.cancelled == first
 
-    def test_results_are_one_file_however_often_they_are_taken(self, store: Store, tmp_path: Path) -> None:
+    def test_results_are_added_only_once(self, store: Store, tmp_path: Path) -> None:
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
         batch = store.begin("a", batch_of(store, "a", file.id))
         batch.output_path.write_bytes(b"result\n")
@@ -299,7 +300,7 @@ class TestBatches:
         assert batch.result_id("error") != batch.result_id("output")
         assert [each.purpose for each in files.newest_first()] == ["batch_output", "batch"]
 
-    def test_results_are_there_whatever_is_swept_meanwhile(
+    def test_results_survive_a_concurrent_sweep(
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         results = tmp_path / "results"
@@ -318,9 +319,7 @@ class TestBatches:
         files.adopt(results, name, "o.jsonl")
         assert files.path(name).read_bytes() == b"result\n"
 
-    def test_one_that_was_added_before_something_failed_keeps_its_mark(
-        self, store: Store, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_batch_added_before_an_error_keeps_its_mark(self, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
 
         def failing(_: Batches) -> None:
@@ -334,7 +333,7 @@ class TestBatches:
         ]
         assert len(store.pending()) == 1
 
-    def test_its_work_is_dropped_once_or_twice(self, store: Store) -> None:
+    def test_dropping_a_batchs_work_can_be_repeated(self, store: Store) -> None:
         file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
         batch = store.begin("a", batch_of(store, "a", file.id))
         batch.output_path.write_bytes(b"result\n")
@@ -348,7 +347,7 @@ class TestBatches:
         assert (batch.record, batch.state.status) == (record, BatchStatus.COMPLETED)
 
 
-def test_what_is_no_owners_keeps_nobody_from_being_swept(store: Store, tmp_path: Path) -> None:
+def test_a_foreign_file_does_not_stop_the_sweep(store: Store, tmp_path: Path) -> None:
     (tmp_path / "owners" / ".DS_Store").touch()
     (tmp_path / "owners" / "a").write_text("no directory")
     files = store.owned("b").files
@@ -361,7 +360,7 @@ def test_what_is_no_owners_keeps_nobody_from_being_swept(store: Store, tmp_path:
     assert not draft.exists()
 
 
-def test_a_lease_is_one_processes_and_ends_with_it(store: Store) -> None:
+def test_a_lease_belongs_to_one_process_and_ends_with_it(store: Store) -> None:
     file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
     batch = store.begin("a", batch_of(store, "a", file.id))
     context = multiprocessing.get_context("spawn")
@@ -388,7 +387,7 @@ def _hold(path: Path, told: Any) -> None:
 
 @pytest.fixture
 def reading(store: Store) -> Iterator[list[Any]]:
-    """What somebody reads of a batch's state all the time meanwhile."""
+    """Reads a batch's state continuously within the block, and returns what was read."""
     file = store.owned("a").files.add(io.BytesIO(b"x"), "x")
     batch = store.begin("a", batch_of(store, "a", file.id))
     stop = threading.Event()
@@ -405,7 +404,7 @@ def reading(store: Store) -> Iterator[list[Any]]:
     thread.join()
 
 
-def test_a_state_is_read_whole_while_it_is_written(reading: list[Any]) -> None:
+def test_a_state_is_never_read_half_written(reading: list[Any]) -> None:
     batch = reading[0]
     for total in range(200):
         batch.tell(BatchState(status=BatchStatus.IN_PROGRESS, total=total))

@@ -1,4 +1,4 @@
-"""Which blocks only stores hold."""
+"""Blocks that only pending stores hold."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -10,11 +10,11 @@ from kvstore.connector.storing import StoringBlocks
 
 
 def pool(*holders: int) -> Any:
-    """Blocks and how many hold each."""
+    """A pool of blocks, each with its number of holders."""
     return SimpleNamespace(blocks=[SimpleNamespace(ref_cnt=count) for count in holders])
 
 
-def test_a_block_that_a_request_holds_as_well_is_not_counted() -> None:
+def test_blocks_that_a_request_also_holds_are_not_counted() -> None:
     storing = StoringBlocks()
     storing.begins("one", [0, 1])
     storing.begins("two", [1, 2])
@@ -29,10 +29,10 @@ def test_a_block_that_a_request_holds_as_well_is_not_counted() -> None:
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.lists(st.integers(0, 5), unique=True))))
-def test_what_ends_leaves_nothing(told: list[tuple[str, bool, list[int]]]) -> None:
+def test_the_count_equals_the_blocks_of_open_stores(events: list[tuple[str, bool, list[int]]]) -> None:
     storing = StoringBlocks()
     held: dict[str, list[int]] = {}
-    for name, begins, blocks in told:
+    for name, begins, blocks in events:
         if begins:
             storing.begins(name, blocks)
             held[name] = blocks

@@ -1,4 +1,4 @@
-"""When an engine counts as hung: not while it works, however long that takes, and not while it has nothing to do."""
+"""An engine counts as hung neither while it works, however long that takes, nor while it has nothing to do."""
 
 import signal
 import subprocess
@@ -14,7 +14,7 @@ STALL, STEP = 5.0, 20.0
 
 
 def looks(*, seconds: int, reports: int, progress: int, owes: bool, computes: bool) -> Iterable[str | None]:
-    """What is said at each of so many looks, a second apart; ``reports`` and ``progress`` are made between two."""
+    """Results of ``seconds`` looks, one per second; ``reports`` and ``progress`` are the gains between two looks."""
     detector = HangDetector(STALL, STEP)
     for second in range(1, seconds + 1):
         yield detector.look(Signs(second * reports, second * progress, owes), lambda: computes, 1.0)
@@ -24,38 +24,38 @@ def test_an_engine_at_work_never_hangs() -> None:
     assert not any(looks(seconds=100, reports=9, progress=5, owes=True, computes=False))
 
 
-def test_an_idle_engine_owes_nothing() -> None:
+def test_an_idle_engine_never_hangs() -> None:
     assert not any(looks(seconds=100, reports=0, progress=0, owes=False, computes=False))
 
 
-def test_one_that_neither_sends_nor_computes_hangs_after_stall_s() -> None:
-    said = list(looks(seconds=5, reports=0, progress=0, owes=True, computes=False))
-    assert said[:4] == [None] * 4
-    assert said[4] == "the engine hangs: it owes a reply and has done nothing for 5 s"
+def test_an_engine_that_neither_sends_nor_computes_hangs_after_stall_s() -> None:
+    results = list(looks(seconds=5, reports=0, progress=0, owes=True, computes=False))
+    assert results[:4] == [None] * 4
+    assert results[4] == "the engine hangs: it owes a reply and has done nothing for 5 s"
 
 
 @pytest.mark.parametrize("reports", [0, 1000], ids=["silent", "turning over"])
-def test_one_that_is_busy_without_progress_hangs_after_max_step_s(reports: int) -> None:
-    said = list(looks(seconds=20, reports=reports, progress=0, owes=True, computes=True))
-    assert said[:19] == [None] * 19
-    assert said[19] == "the engine hangs: no progress on its requests for 20 s"
+def test_an_engine_busy_without_progress_hangs_after_max_step_s(reports: int) -> None:
+    results = list(looks(seconds=20, reports=reports, progress=0, owes=True, computes=True))
+    assert results[:19] == [None] * 19
+    assert results[19] == "the engine hangs: no progress on its requests for 20 s"
 
 
-def test_a_sign_of_life_begins_the_silence_anew() -> None:
+def test_a_sign_of_life_restarts_the_silence() -> None:
     detector = HangDetector(STALL, STEP)
     for second in range(100):
         assert detector.look(Signs(second // 4, second // 4, owes=True), lambda: False, 1.0) is None
         assert detector.silent_s <= 4.0
 
 
-def test_processes_compute_wait_are_stopped_and_killed() -> None:
+def test_computing_waiting_stopped_and_killed_processes_are_recognized() -> None:
     child = subprocess.Popen(
         [sys.executable, "-c", "import sys\nsys.stdin.readline()\nwhile True: pass"], stdin=subprocess.PIPE, text=True
     )
     try:
         processes = EngineProcesses([child.pid])
         watched = psutil.Process(child.pid)
-        before = processes.computes(0.0)  # since its start
+        before = processes.computes(0.0)  # since the process started
         used = cpu_s(watched)
         while cpu_s(watched) == used and watched.status() != psutil.STATUS_SLEEPING:
             used = cpu_s(watched)

@@ -1,4 +1,4 @@
-"""Searches over the fakes of the unit tests, watched as a controller's are."""
+"""Searches over the fakes of the unit tests, with the telemetry of a controller."""
 
 from typing import Any
 
@@ -20,14 +20,14 @@ from tests.unit.search.search_fakes import PROMPT, FakeGenerator, FakeScorer
 QUESTION = "How many seconds has the secret question?"
 
 
-class Told:
-    """What was published: all values, by name and labels."""
+class Published:
+    """Everything that was published: values by name and labels."""
 
     def __init__(self) -> None:
         self._values: dict[tuple[str, Labels], list[float]] = {}
 
-    def __call__(self, metric: Metric) -> "ToldInstrument":
-        return ToldInstrument(self, metric)
+    def __call__(self, metric: Metric) -> "RecordingInstrument":
+        return RecordingInstrument(self, metric)
 
     def record(self, metric: Metric, value: float, labels: Labels) -> None:
         assert len(labels) == len(metric.labels)
@@ -50,13 +50,13 @@ class Told:
         self._values.clear()
 
 
-class ToldInstrument:
-    def __init__(self, told: Told, metric: Metric) -> None:
-        self._told = told
+class RecordingInstrument:
+    def __init__(self, published: Published, metric: Metric) -> None:
+        self._published = published
         self._metric = metric
 
     def record(self, value: float, labels: Labels) -> None:
-        self._told.record(self._metric, value, labels)
+        self._published.record(self._metric, value, labels)
 
 
 class BeamingGenerator(FakeGenerator):
@@ -65,10 +65,10 @@ class BeamingGenerator(FakeGenerator):
 
 
 class World:
-    """A service whose searches are watched."""
+    """A service whose searches are observed."""
 
     def __init__(self, traces: Traces | None = None, log: SearchLog | None = None) -> None:
-        self.metrics, self.told = Metrics(), Told()
+        self.metrics, self.published = Metrics(), Published()
         self.generator = BeamingGenerator()
         self.scorer = FakeScorer()
         self.telemetry = SearchTelemetry(self.metrics, traces, log)
@@ -87,8 +87,8 @@ class World:
         async with self.places.hold(Owner("one")) as place:
             return await self.service.search(SearchJob(search_id, QUESTION, PROMPT, wanted), place)
 
-    def published(self) -> Told:
-        """What is told now, and was not before."""
-        self.told.forget()
-        self.metrics.publish(self.told)
-        return self.told
+    def publish(self) -> Published:
+        """Publishes, and returns the values that are new."""
+        self.published.forget()
+        self.metrics.publish(self.published)
+        return self.published

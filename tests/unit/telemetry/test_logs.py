@@ -1,4 +1,4 @@
-"""Warnings name their search, and quote nobody unless that is wanted."""
+"""Log lines name their search, and quote no user unless configured to."""
 
 import asyncio
 import io
@@ -17,8 +17,8 @@ NAMES = (*logs.LOGGERS, "banyan.search")
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.StringIO, io.StringIO]]:
-    """The process's own stdout and stderr; the loggers are afterwards as they were."""
+def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[io.StringIO, io.StringIO]]:
+    """The process's own stdout and stderr. The loggers are restored afterwards."""
     out, err = io.StringIO(), io.StringIO()
     monkeypatch.setattr(sys, "__stdout__", out)
     monkeypatch.setattr(sys, "__stderr__", err)
@@ -40,7 +40,7 @@ def failed() -> None:
         logging.getLogger("banyan.http").exception("a request failed")
 
 
-async def test_a_warning_has_the_id_of_its_search(written: tuple[io.StringIO, io.StringIO]) -> None:
+async def test_a_warning_has_the_id_of_its_search(streams: tuple[io.StringIO, io.StringIO]) -> None:
     logs.configure(TelemetrySettings(), "WARNING")
 
     async def warn(search_id: str) -> None:
@@ -50,36 +50,36 @@ async def test_a_warning_has_the_id_of_its_search(written: tuple[io.StringIO, io
 
     await asyncio.gather(warn("one"), warn("two"))
     logging.getLogger("banyan.calls").warning("nobody's")
-    _, err = written
+    _, err = streams
     first, second, third = err.getvalue().splitlines()
     assert first.endswith("WARNING banyan.calls search one: expand failed")
     assert second.endswith("WARNING banyan.calls search two: expand failed")
     assert third.endswith("WARNING banyan.calls: nobody's")
 
 
-def test_an_error_is_told_without_its_words(written: tuple[io.StringIO, io.StringIO]) -> None:
+def test_an_error_is_logged_without_its_message(streams: tuple[io.StringIO, io.StringIO]) -> None:
     logs.configure(TelemetrySettings(), "WARNING")
     failed()
-    text = written[1].getvalue()
+    text = streams[1].getvalue()
     assert SECRET not in text
     assert text.index("KeyError (") < text.index("ValueError (")
     assert "in failed" in text
 
 
-def test_its_words_are_told_where_that_is_wanted(written: tuple[io.StringIO, io.StringIO]) -> None:
+def test_with_log_texts_the_message_is_logged(streams: tuple[io.StringIO, io.StringIO]) -> None:
     logs.configure(TelemetrySettings(log_texts=True), "WARNING")
     failed()
-    assert SECRET in written[1].getvalue()
+    assert SECRET in streams[1].getvalue()
 
 
-def test_lines_of_searches_come_out_whatever_the_level(written: tuple[io.StringIO, io.StringIO]) -> None:
+def test_lines_of_the_search_log_are_written_at_any_level(streams: tuple[io.StringIO, io.StringIO]) -> None:
     logs.configure(TelemetrySettings(), "ERROR")
     logging.getLogger("banyan.search").info("{}")
     logging.getLogger("banyan.calls").warning("not so bad")
-    assert [stream.getvalue() for stream in written] == ["{}\n", ""]
+    assert [stream.getvalue() for stream in streams] == ["{}\n", ""]
 
 
-def test_no_lines_of_searches_where_they_are_off(written: tuple[io.StringIO, io.StringIO]) -> None:
+def test_without_the_search_log_no_lines_are_written(streams: tuple[io.StringIO, io.StringIO]) -> None:
     logs.configure(TelemetrySettings(search_log=False), "DEBUG")
     logging.getLogger("banyan.search").info("{}")
-    assert written[0].getvalue() == ""
+    assert streams[0].getvalue() == ""

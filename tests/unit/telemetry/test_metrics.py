@@ -1,4 +1,4 @@
-"""Plain numbers, told to Ray as what is new."""
+"""Metrics are plain numbers; Ray gets their changes."""
 
 import asyncio
 import re
@@ -10,14 +10,14 @@ from deployments.telemetry import catalog
 from deployments.telemetry.catalog import METRICS, Kind, Metric
 from deployments.telemetry.engine_telemetry import EngineFigures
 from deployments.telemetry.metrics import Instrument, Metrics, NoMetrics
-from tests.unit.telemetry.telemetry_world import Told
+from tests.unit.telemetry.telemetry_world import Published
 
 ROW = re.compile(r"\| `(?P<name>ray_banyan_\w+)` \| (?P<kind>\w+) \| (?P<labels>[^|]*) \| (?P<help>[^|]+) \|")
 OPERATING = Path(__file__).parents[3] / "docs" / "operating.md"
 UNITS = ("_seconds", "_total", "_tokens", "_ratio", "_blocks", "_branches", "_calls", "_requests", "_places", "_bytes")
 
 
-def test_the_documentation_has_every_metric_and_no_other() -> None:
+def test_the_documentation_lists_exactly_the_metrics() -> None:
     rows = {row["name"]: row for row in ROW.finditer(OPERATING.read_text(encoding="utf-8"))}
     assert rows.keys() == {f"ray_{name}" for name in METRICS}
     for name, metric in METRICS.items():
@@ -27,7 +27,7 @@ def test_the_documentation_has_every_metric_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("metric", METRICS.values(), ids=lambda metric: metric.name)
-def test_names_have_units(metric: Metric) -> None:
+def test_metric_names_have_units(metric: Metric) -> None:
     if metric.kind is Kind.COUNTER:
         assert metric.name.endswith("_total")
     if metric.kind is Kind.HISTOGRAM:
@@ -36,75 +36,79 @@ def test_names_have_units(metric: Metric) -> None:
     assert metric.name.endswith((*UNITS, "_taken", "_entries", "_up"))
 
 
-def test_gauges_are_told_every_time_counters_when_they_moved() -> None:
+def test_gauges_are_always_published_and_counters_when_they_changed() -> None:
     metrics = Metrics()
     metrics.set(catalog.PLACES, 64)
     metrics.add(catalog.STEPS_SCORED, 0)
     metrics.total(catalog.PREEMPTIONS, 3)
-    told = Told()
-    metrics.publish(told)
-    assert (told.last(catalog.PLACES), told.last(catalog.STEPS_SCORED), told.last(catalog.PREEMPTIONS)) == (64, 0, 3)
+    published = Published()
+    metrics.publish(published)
+    assert (
+        published.last(catalog.PLACES),
+        published.last(catalog.STEPS_SCORED),
+        published.last(catalog.PREEMPTIONS),
+    ) == (64, 0, 3)
     metrics.total(catalog.PREEMPTIONS, 5)
-    told.forget()
-    metrics.publish(told)
-    assert told.names == {catalog.PLACES.name, catalog.PREEMPTIONS.name}
-    assert (told.all(catalog.PLACES), told.all(catalog.PREEMPTIONS)) == ([64], [2])
+    published.forget()
+    metrics.publish(published)
+    assert published.names == {catalog.PLACES.name, catalog.PREEMPTIONS.name}
+    assert (published.all(catalog.PLACES), published.all(catalog.PREEMPTIONS)) == ([64], [2])
 
 
-def test_nothing_is_kept_where_nothing_is_published() -> None:
+def test_without_publishing_nothing_is_kept() -> None:
     metrics = NoMetrics()
     metrics.add(catalog.STEPS_SCORED)
     metrics.set(catalog.PLACES, 1)
     metrics.observe(catalog.SCORE_SECONDS, 0.5)
     metrics.total(catalog.PREEMPTIONS, 1)
-    told = Told()
-    metrics.publish(told)
-    assert told.names == set()
+    published = Published()
+    metrics.publish(published)
+    assert published.names == set()
 
 
 async def test_publishing_goes_on_after_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("deployments.telemetry.metrics.PUBLISH_S", 0.001)
-    metrics, told = Metrics(), Told()
+    metrics, published = Metrics(), Published()
     metrics.add(catalog.STEPS_SCORED, 2)
     done = asyncio.Event()
-    metrics.read(lambda: done.set() if told.names else None)
+    metrics.read(lambda: done.set() if published.names else None)
     failing = [True]
 
     def instrument(metric: Metric) -> Instrument:
         if failing:
             failing.clear()
             raise RuntimeError("Ray is gone")
-        return told(metric)
+        return published(metric)
 
     publishing = asyncio.create_task(metrics.keep_publishing(instrument))
     async with asyncio.timeout(30):
         await done.wait()
     publishing.cancel()
-    assert told.sum(catalog.STEPS_SCORED) == 2
+    assert published.sum(catalog.STEPS_SCORED) == 2
 
 
-def test_an_engines_figures() -> None:
-    metrics, told = Metrics(), Told()
+def test_the_figures_of_an_engine_are_published() -> None:
+    metrics, published = Metrics(), Published()
     stats = {"running": 3, "waiting": 1, "total_blocks": 100, "free_blocks": 60, "preemptions": 0}
     stats |= {"prefix_hits": 7, "external_hits": 5, "engine_steps": 10, "engine_step_requests": 160}
     figures = EngineFigures(metrics, lambda: stats, 64)
     metrics.read(figures.read)
-    metrics.publish(told)
-    assert told.last(catalog.KV_USED) == 40
-    assert told.last(catalog.KV_FREE) == 60
-    assert told.last(catalog.BATCH_FILL) == 0.25
-    assert (told.sum(catalog.CACHED_TOKENS, "engine"), told.sum(catalog.CACHED_TOKENS, "lmcache")) == (7, 5)
-    assert told.all(catalog.PREEMPTIONS) == [0]
+    metrics.publish(published)
+    assert published.last(catalog.KV_USED) == 40
+    assert published.last(catalog.KV_FREE) == 60
+    assert published.last(catalog.BATCH_FILL) == 0.25
+    assert (published.sum(catalog.CACHED_TOKENS, "engine"), published.sum(catalog.CACHED_TOKENS, "lmcache")) == (7, 5)
+    assert published.all(catalog.PREEMPTIONS) == [0]
     stats |= {"engine_steps": 12, "engine_step_requests": 288}
-    metrics.publish(told)
-    assert told.last(catalog.BATCH_FILL) == 1.0
-    metrics.publish(told)
-    assert told.last(catalog.BATCH_FILL) == 0.0  # it did nothing
+    metrics.publish(published)
+    assert published.last(catalog.BATCH_FILL) == 1.0
+    metrics.publish(published)
+    assert published.last(catalog.BATCH_FILL) == 0.0  # no steps since
 
 
-def test_a_function_in_place_of_a_model_has_few_figures() -> None:
-    metrics, told = Metrics(), Told()
+def test_a_reward_function_has_only_some_figures() -> None:
+    metrics, published = Metrics(), Published()
     figures = EngineFigures(metrics, lambda: {"running": 2, "waiting": 0, "calls": 9}, 64)
     metrics.read(figures.read)
-    metrics.publish(told)
-    assert told.names == {catalog.RUNNING.name, catalog.WAITING.name}
+    metrics.publish(published)
+    assert published.names == {catalog.RUNNING.name, catalog.WAITING.name}

@@ -1,4 +1,4 @@
-"""Searches are counted and told of in the log, however they end."""
+"""Searches are counted and logged, however they end."""
 
 import asyncio
 import json
@@ -18,40 +18,40 @@ from tests.unit.search.search_fakes import broken
 from tests.unit.telemetry.telemetry_world import QUESTION, World
 
 
-async def test_a_search_is_counted_as_its_own_report_says() -> None:
+async def test_metrics_match_the_report_of_the_search() -> None:
     world = World()
     CLIENT_KEY.set("12345678")
     outcome = await world.search()
-    told = world.published()
-    assert told.sum(catalog.SEARCHES, "beam_search", "finished", "false") == 1
-    assert told.sum(catalog.GENERATED_TOKENS, "12345678") == outcome.cost.generated_tokens
-    assert told.sum(catalog.STEPS_WRITTEN) == outcome.cost.nodes
-    assert told.sum(catalog.STEPS_SCORED) == outcome.cost.scored_steps - outcome.cost.repeated_steps
-    assert told.sum(catalog.STEPS_REPEATED) == outcome.cost.repeated_steps
-    calls = [told.all(catalog.EXPAND_SECONDS, lane) for lane in ("first_steps", "demand")]
+    published = world.publish()
+    assert published.sum(catalog.SEARCHES, "beam_search", "finished", "false") == 1
+    assert published.sum(catalog.GENERATED_TOKENS, "12345678") == outcome.cost.generated_tokens
+    assert published.sum(catalog.STEPS_WRITTEN) == outcome.cost.nodes
+    assert published.sum(catalog.STEPS_SCORED) == outcome.cost.scored_steps - outcome.cost.repeated_steps
+    assert published.sum(catalog.STEPS_REPEATED) == outcome.cost.repeated_steps
+    calls = [published.all(catalog.EXPAND_SECONDS, lane) for lane in ("first_steps", "demand")]
     assert len(calls[0]) == 1  # the first steps
     assert sum(map(len, calls)) == outcome.cost.expand_calls
-    assert len(told.all(catalog.SCORE_SECONDS)) == outcome.cost.prm_calls
-    assert len(told.all(catalog.SEARCH_SECONDS, "beam_search")) == 1
-    assert told.sum(catalog.SEARCH_ROUNDS, "beam_search") >= 2
+    assert len(published.all(catalog.SCORE_SECONDS)) == outcome.cost.prm_calls
+    assert len(published.all(catalog.SEARCH_SECONDS, "beam_search")) == 1
+    assert published.sum(catalog.SEARCH_ROUNDS, "beam_search") >= 2
 
 
-async def test_counters_are_told_what_is_new_and_nothing_twice() -> None:
+async def test_counters_publish_only_changes() -> None:
     world = World()
     await world.search("s1")
-    world.published()
+    world.publish()
     await world.search("s2")
-    told = world.published()
-    assert told.sum(catalog.SEARCHES, "beam_search", "finished", "false") == 1
-    assert len(told.all(catalog.SEARCH_SECONDS, "beam_search")) == 1
-    assert world.published().names == set()
+    published = world.publish()
+    assert published.sum(catalog.SEARCHES, "beam_search", "finished", "false") == 1
+    assert len(published.all(catalog.SEARCH_SECONDS, "beam_search")) == 1
+    assert world.publish().names == set()
 
 
-async def test_a_scorer_that_is_gone_shows_as_degraded() -> None:
+async def test_a_lost_scorer_is_counted_as_degraded() -> None:
     world = World()
     world.scorer.spoil = broken
     await world.search()
-    assert world.published().sum(catalog.SEARCHES, "beam_search", "finished", "true") == 1
+    assert world.publish().sum(catalog.SEARCHES, "beam_search", "finished", "true") == 1
 
 
 async def test_a_search_that_fails_is_counted_by_its_error() -> None:
@@ -59,25 +59,25 @@ async def test_a_search_that_fails_is_counted_by_its_error() -> None:
     world.generator.fail_after = 0
     with pytest.raises(GeneratorError):
         await world.search()
-    assert world.published().sum(catalog.SEARCHES, "beam_search", "GeneratorError", "false") == 1
+    assert world.publish().sum(catalog.SEARCHES, "beam_search", "GeneratorError", "false") == 1
 
 
-async def test_a_limit_is_counted_by_what_it_limits() -> None:
+async def test_a_reached_limit_is_counted_by_its_name() -> None:
     world = World()
     world.generator.stall_after = 0
-    with pytest.raises(TimeoutError):  # what the client is told of a limit that is not its own
+    with pytest.raises(TimeoutError):  # the error for the client if the limit is not its own
         await world.search(budget={"seconds": 0.05})
-    assert world.published().sum(catalog.SEARCHES, "beam_search", "LimitReached:seconds", "false") == 1
+    assert world.publish().sum(catalog.SEARCHES, "beam_search", "LimitReached:seconds", "false") == 1
 
 
 async def test_a_partial_answer_is_counted_by_its_stop_reason() -> None:
     world = World()
     outcome = await world.search(budget={"nodes": 9})
     assert outcome.stop_reason == "nodes"
-    assert world.published().sum(catalog.SEARCHES, "beam_search", "nodes", "false") == 1
+    assert world.publish().sum(catalog.SEARCHES, "beam_search", "nodes", "false") == 1
 
 
-async def test_a_search_whose_client_has_gone_is_cancelled() -> None:
+async def test_a_search_whose_client_hung_up_is_counted_as_cancelled() -> None:
     world = World()
     world.generator.stall_after = 0
     searching = asyncio.create_task(world.search())
@@ -85,31 +85,31 @@ async def test_a_search_whose_client_has_gone_is_cancelled() -> None:
     searching.cancel()
     with pytest.raises(asyncio.CancelledError):
         await searching
-    assert world.published().sum(catalog.SEARCHES, "beam_search", "cancelled", "false") == 1
+    assert world.publish().sum(catalog.SEARCHES, "beam_search", "cancelled", "false") == 1
 
 
 async def test_tokens_of_completions_count_for_their_key() -> None:
     world = World()
     request = TokenBeamRequest("c1", (), TokenBeamSettings(width=1, max_tokens=1), 1.0)
     await world.watched.token_beam(request)
-    assert world.published().sum(catalog.GENERATED_TOKENS, "none") == 11
+    assert world.publish().sum(catalog.GENERATED_TOKENS, "none") == 11
 
 
-async def test_places_are_looked_at_when_metrics_are_published() -> None:
+async def test_places_are_read_when_metrics_are_published() -> None:
     world = World()
     world.metrics.read(ControllerFigures(world.metrics, world.places, LoopDelay()).read)
     world.generator.stall_after = 0
     searching = asyncio.create_task(world.search())
     await world.generator.stalled.wait()
-    told = world.published()
-    assert (told.last(catalog.PLACES), told.last(catalog.PLACES_TAKEN)) == (4, 1)
-    assert told.all(catalog.RETRIES, "expand") == [0]  # published before it first moves
+    published = world.publish()
+    assert (published.last(catalog.PLACES), published.last(catalog.PLACES_TAKEN)) == (4, 1)
+    assert published.all(catalog.RETRIES, "expand") == [0]  # published before its first change
     searching.cancel()
     await asyncio.wait([searching])
-    assert world.published().last(catalog.PLACES_TAKEN) == 0
+    assert world.publish().last(catalog.PLACES_TAKEN) == 0
 
 
-async def test_one_line_of_json_for_each_search(caplog: pytest.LogCaptureFixture) -> None:
+async def test_every_search_has_one_log_line_of_json(caplog: pytest.LogCaptureFixture) -> None:
     world = World(log=SearchLog())
     CLIENT_KEY.set("12345678")
     with caplog.at_level(logging.INFO, "banyan.search"):
@@ -139,7 +139,7 @@ async def test_one_line_of_json_for_each_search(caplog: pytest.LogCaptureFixture
     assert QUESTION not in caplog.text
 
 
-async def test_texts_are_in_the_log_where_they_are_asked_for(caplog: pytest.LogCaptureFixture) -> None:
+async def test_texts_are_logged_if_configured(caplog: pytest.LogCaptureFixture) -> None:
     world = World(log=SearchLog(texts=True))
     with caplog.at_level(logging.INFO, "banyan.search"):
         outcome = await world.search()

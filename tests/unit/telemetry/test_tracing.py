@@ -58,13 +58,13 @@ async def test_a_search_its_rounds_and_its_calls_are_one_trace() -> None:
     assert numbers == list(range(1, counts["round"] + 1))
 
 
-async def test_no_words_of_a_user_are_in_a_span() -> None:
+async def test_spans_contain_no_text_of_a_user() -> None:
     world = Traced()
     await world.search()
     assert QUESTION not in "".join(span.to_json() for span in world.spans)
 
 
-async def test_what_failed_says_so() -> None:
+async def test_failed_spans_have_an_error_status() -> None:
     world = Traced()
     world.generator.fail_after = 0
     with pytest.raises(GeneratorError):
@@ -73,7 +73,7 @@ async def test_what_failed_says_so() -> None:
     assert status["search"] == status["expand"] == (StatusCode.ERROR, "GeneratorError")
 
 
-async def test_a_call_that_no_search_makes_is_a_trace_of_its_own() -> None:
+async def test_a_call_outside_of_a_search_is_a_trace_of_its_own() -> None:
     world = Traced()
     world.scorer.spoil = broken
     job = ScoreJob(ScoreRequest("alone", "?", (ScoreItem(("step",)),), 1.0), prompt_tokens=1)
@@ -83,7 +83,7 @@ async def test_a_call_that_no_search_makes_is_a_trace_of_its_own() -> None:
     assert (span.name, span.parent) == ("score", None)
 
 
-def test_off_by_default_and_sent_where_the_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_are_off_by_default_and_sent_to_the_configured_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     assert AppConfig().telemetry.tracing is None
     sent: list[str | None] = []
 
