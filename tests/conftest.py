@@ -1,7 +1,7 @@
-"""What all tests have in common."""
+"""Settings that all tests share."""
 
 from hypothesis import settings
 
-# How long an example takes says something of the machine, and nothing of the code.
+# The duration of an example depends on the machine, not on the code.
 settings.register_profile("banyan", deadline=None)
 settings.load_profile("banyan")

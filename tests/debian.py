@@ -1,4 +1,4 @@
-"""Servers that tests talk to as Debian ships them: the installed ones, or unpacked from their packages."""
+"""Servers that tests use, as Debian ships them: installed, or unpacked from their packages."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ import pytest
 
 
 def program(name: str, packages: Sequence[str], directory: Path) -> tuple[str, dict[str, str]]:
-    """Its path and the environment that it wants; the test is skipped where there is neither.
+    """The program's path and environment. Skips the test if it cannot be had.
 
     Args:
         packages: what is unpacked into ``directory``, with the libraries that the program needs.

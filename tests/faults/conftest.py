@@ -1,7 +1,7 @@
 """One real application for all tests of faults: two generators, two reward models, a controller, LMCache, HTTP.
 
-Beside it, over the same engines, stand controllers with other settings: they cost seconds, engines a minute. By
-default all is short; `make test-faults` gives it longer.
+Further controllers with other settings share its engines: a controller starts in seconds, an engine takes a minute.
+The tests are short by default; `make test-faults` makes them longer.
 """
 
 from collections.abc import Iterator
@@ -28,13 +28,13 @@ ORDER = (
     "test_rolling_update.py",
     "test_nothing_left.py",
 )
-"""First what has a cluster of its own; then what harms least goes first, and the last one ends the application."""
+"""Tests with a cluster of their own come first; then the least harmful first. The last one ends the application."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-seconds", type=float, default=45.0, help="how long replicas are killed at random")
-    parser.addoption("--least-kills", type=int, default=1, help="killed is for longer, until there were so many")
-    parser.addoption("--schema-cases", type=int, default=100, help="requests made up from /openapi.json")
+    parser.addoption("--least-kills", type=int, default=1, help="kills go on longer, until there have been this many")
+    parser.addoption("--schema-cases", type=int, default=100, help="random requests from /openapi.json")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -50,7 +50,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def shared_memory_before() -> set[str]:
-    """What was in shared memory before the application was."""
+    """Names in shared memory before the application started."""
     return shared_memory()
 
 
@@ -72,7 +72,7 @@ def application(
 
 @pytest.fixture
 def whole(application: Application) -> Iterator[Application]:
-    """The application, idle and whole before and after the test."""
+    """The application, which must be idle and complete before and after the test."""
     application.wait_until_whole()
     yield application
     application.wait_until_whole()
@@ -80,7 +80,7 @@ def whole(application: Application) -> Iterator[Application]:
 
 @pytest.fixture(scope="session")
 def limited(application: Application) -> Iterator[Variant]:
-    """The same engines behind a controller that allows little."""
+    """The same engines behind a controller with small limits."""
     with small_limits(application) as variant:
         yield variant
 
@@ -92,6 +92,6 @@ def misbehaviour(tmp_path_factory: pytest.TempPathFactory) -> Misbehaviour:
 
 @pytest.fixture(scope="session")
 def with_reward_function(application: Application) -> Iterator[Variant]:
-    """The same generators behind a controller whose rewards come from a function; `misbehaviour` tells it how."""
+    """The same generators behind a controller whose rewards come from a function; `misbehaviour` sets its behaviour."""
     with faulty_prm(application) as variant:
         yield variant

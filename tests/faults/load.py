@@ -1,4 +1,4 @@
-"""Searches one after another from many clients at once, and what became of each."""
+"""Continuous searches from many concurrent clients, and the outcome of each."""
 
 import threading
 import time
@@ -14,19 +14,19 @@ from tests.serve.application import Application, request
 
 Json = dict[str, Any]
 GRACE_S = 30.0
-"""A request may take this much longer than its search."""
+"""Seconds that a request may take beyond the limit of its search."""
 
 
 class Outcome(NamedTuple):
-    """How a request ended."""
+    """Outcome of a request."""
 
     index: int
-    """Of its problem."""
+    """Index of its problem."""
     began: float
-    """Monotonic seconds."""
+    """Start in monotonic seconds."""
     seconds: float
     status: int | None = None
-    """None: no reply came, for the reason in ``error``."""
+    """None: there was no reply, for the reason in ``error``."""
     body: Any = None
     error: str | None = None
 
@@ -36,7 +36,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is an answer of a search that had all that it wanted."""
+        """Whether it is the answer of a search that finished and is not degraded."""
         return (
             self.status == 200
             and self.body["search"]["stop_reason"] == "finished"
@@ -45,7 +45,7 @@ class Outcome(NamedTuple):
 
     @property
     def is_typed(self) -> bool:
-        """Whether it is an answer, or an error in OpenAI's shape."""
+        """Whether it is an answer, or an error in OpenAI's format."""
         if self.status is None or not isinstance(self.body, dict):
             return False
         return self.status == 200 or set(self.body.get("error", ())) == {"message", "type", "param", "code"}
@@ -56,7 +56,7 @@ class Outcome(NamedTuple):
 
 
 class Load:
-    """The outcomes so far of searches that are made all the while."""
+    """Continuous searches, and their outcomes so far."""
 
     def __init__(self, application: Application, problems: Sequence[Problem], seed: int, **fields: Any) -> None:
         self._application = application
@@ -73,7 +73,7 @@ class Load:
         return list(self._outcomes)
 
     def once(self, client: httpx.Client, index: int) -> Outcome:
-        """One search of one of the problems, always under the same seed."""
+        """Searches one of the problems, always under the same seed."""
         body = request(self._problems[index], self._seed + index, **self._fields)
         started = time.monotonic()
         try:
@@ -85,7 +85,7 @@ class Load:
 
     @contextmanager
     def of(self, clients: int) -> Iterator[None]:
-        """So many clients at a time, until the end of the block; then those under way are awaited."""
+        """Keeps ``clients`` clients searching within the block, then waits for their last searches."""
         threads = [threading.Thread(target=self._ask, daemon=True) for _ in range(clients)]
         for thread in threads:
             thread.start()
@@ -104,7 +104,7 @@ class Load:
                 self._outcomes.append(self.once(client, next(self._numbers) % len(self._problems)))
 
 
-def told(outcomes: Sequence[Outcome], which: Callable[[Outcome], bool]) -> str:
-    """The first of those for which ``which`` does not hold, for an assertion's message."""
+def failures(outcomes: Sequence[Outcome], which: Callable[[Outcome], bool]) -> str:
+    """The first outcomes for which ``which`` does not hold, as an assertion's message."""
     bad = [each for each in outcomes if not which(each)]
     return f"{len(bad)} of {len(outcomes)}:\n" + "\n".join(map(str, bad[:8]))

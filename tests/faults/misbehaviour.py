@@ -1,4 +1,4 @@
-"""A reward function that does what a file says: it rewards, answers NaN, takes its time, fails, or never returns."""
+"""A reward function whose behaviour a file sets: it returns a reward or NaN, is slow, or fails."""
 
 import hashlib
 import os
@@ -12,7 +12,8 @@ SLOW_S = 2.0
 
 
 class Misbehaviour:
-    """The test's end: says how the function is to behave. Made before Ray starts, whose processes inherit its place."""
+    """The test's side: sets the behaviour of the function. Create it before Ray starts, whose processes inherit its
+    environment variable."""
 
     def __init__(self, directory: Path) -> None:
         self._file = directory / "behaviour"
@@ -21,7 +22,7 @@ class Misbehaviour:
 
     @contextmanager
     def __call__(self, behaviour: str) -> Iterator[None]:
-        """``nan``, ``slow``, ``gone`` or ``negative`` until the end of the block."""
+        """Behaves as ``nan``, ``slow``, ``gone`` or ``negative`` within the block."""
         self._say(behaviour)
         try:
             yield
@@ -35,7 +36,7 @@ class Misbehaviour:
 
 
 def reward(question: str, steps: Sequence[str]) -> float:
-    """The replica's end: a reward that depends on the texts only, or what the file says."""
+    """The replica's side: a reward that depends only on the texts, or what the file says."""
     behaviour = Path(os.environ[VARIABLE]).read_text()
     match behaviour:
         case "nan":

@@ -1,4 +1,4 @@
-"""Processes of an application and what they leave: who dies with whom, and what stays in shared memory."""
+"""Processes of an application: which of them end together, and what they leave in shared memory."""
 
 import re
 import time
@@ -25,7 +25,7 @@ class Replica(NamedTuple):
 
 
 def replicas(*deployments: str) -> list[Replica]:
-    """Those below this process, which started Ray. One that is just ending is left out."""
+    """Replicas below this process, which started Ray. A replica that is just ending is left out."""
     found = []
     for process in psutil.Process().children(recursive=True):
         try:
@@ -40,13 +40,13 @@ def replicas(*deployments: str) -> list[Replica]:
 
 def _engine(replica: psutil.Process) -> Iterator[psutil.Process]:
     for child in replica.children(recursive=True):
-        with suppress(psutil.Error):  # it ends just now, or has ended
+        with suppress(psutil.Error):  # the process is ending
             if is_engine(child):
                 yield child
 
 
 def below(process: psutil.Process) -> list[psutil.Process]:
-    """The process and all that it started and that still runs."""
+    """The process and its descendants that still run."""
     try:
         return [process, *process.children(recursive=True)]
     except psutil.NoSuchProcess:
@@ -54,7 +54,7 @@ def below(process: psutil.Process) -> list[psutil.Process]:
 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    """Those of them that still run: neither gone, nor zombies, nor another with the same number."""
+    """The processes that still run: neither gone, nor zombies, nor another process with the same pid."""
     return [each for each in processes if each.is_running() and _status(each) != psutil.STATUS_ZOMBIE]
 
 
@@ -66,12 +66,12 @@ def _status(process: psutil.Process) -> str:
 
 
 def shared_memory() -> set[str]:
-    """Names in shared memory, semaphores (``sem.…``) included."""
+    """Names in shared memory, including semaphores (``sem.…``)."""
     return {path.name for path in SHARED_MEMORY.iterdir()}
 
 
 def assert_none_unused(before: set[str]) -> None:
-    """Nothing is left in shared memory, within the time that the cache server's keeper takes to look."""
+    """Checks that nothing is left in shared memory once the cache server's keeper has had time to look."""
     deadline = time.monotonic() + REMOVED_WITHIN_S
     while unused := unused_since(before):
         assert time.monotonic() < deadline, f"left in shared memory: {sorted(unused)}"
@@ -79,8 +79,8 @@ def assert_none_unused(before: set[str]) -> None:
 
 
 def unused_since(before: set[str]) -> set[str]:
-    """Names in shared memory that are new, that no process maps or holds open, and whose creator, where they name one
-    (``lmcache_kv_PID_0``, ``sem.loky-PID-…``), has gone: nobody will ever remove them."""
+    """Names in shared memory that are new, that no process maps or holds open, and whose creator, if the name contains
+    its pid (``lmcache_kv_PID_0``, ``sem.loky-PID-…``), is gone: nothing will ever remove them."""
     new = shared_memory() - before
     if not new:
         return set()

@@ -1,4 +1,4 @@
-"""The node's cache server dies or stands still: searches are answered, and grow the same trees."""
+"""The node's cache server dies or is stopped: searches are answered with the same trees."""
 
 import os
 import signal
@@ -38,7 +38,7 @@ def test_no_search_and_no_tree_depends_on_the_cache_server(whole: Application, w
 
 
 def shared(application: Application) -> bool:
-    """Whether what one generator computes is read by the other."""
+    """Whether a generator reads what the other one has computed."""
     return all(tokens >= 288 for tokens in cached_by_prefix(application, calls=12)[1:])
 
 

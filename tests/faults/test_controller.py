@@ -1,4 +1,4 @@
-"""The controller dies with all its searches: clients learn it at once, and ours asks again for the same tree."""
+"""The controller dies with all its searches: clients learn of it at once, and our client retries to the same tree."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ def questions() -> list[Question]:
 
 
 async def streamed(client: Client, question: Question, killing: Killing | None) -> tuple[list[Event], Completion]:
-    """All events, the reply last; ``killing`` hears of steps."""
+    """All events, the reply last. ``killing`` is called at each step."""
     events: list[Event] = []
     async for event in client.stream(question):
         events.append(event)
@@ -76,8 +76,8 @@ def test_our_client_gets_the_same_trees(whole: Application) -> None:
     until(lambda: not running(killing.bereft), "what the controller had started has ended", 60.0)
 
 
-def test_any_client_learns_of_it_in_time(whole: Application) -> None:
-    """Streams and plain requests end with a 5xx or a closed connection; none waits for its deadline."""
+def test_any_client_gets_an_error_in_time(whole: Application) -> None:
+    """Streams and plain requests end with a 5xx or a closed connection; none waits until its deadline."""
     killing = Killing()
 
     async def plain(client: httpx.AsyncClient, question: Question) -> str:

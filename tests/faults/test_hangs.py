@@ -1,4 +1,4 @@
-"""A replica's process or its engine stands still: health checks find it, and every search is answered.
+"""A replica's process or its engine is stopped: health checks notice it, and every search is answered.
 
 `benchmarks.hangs` measures how soon.
 """
@@ -49,7 +49,7 @@ def test_searches_do_without_prms_that_hang_until_they_are_back(whole: Applicati
     without = whole.trees(questions, seed=400, during=suspend_all)
     assert any(reply["search"]["degraded"] for reply in without)
     assert all(reply["choices"][0]["message"]["content"] for reply in without)
-    # The first ones have waited for them; these no longer do.
+    # The first searches waited for the PRMs; these no longer do.
     assert all(reply["search"]["degraded"] for reply in whole.trees(questions, seed=500))
     until(lambda: not running([each for victim in victims for each in victim.engine]), "they have ended", REPAIR_S)
     until(lambda: not whole.chat(questions[0], 600)["search"]["degraded"], "a PRM is back", REPAIR_S, every_s=1.0)

@@ -1,4 +1,4 @@
-"""Replicas and engines die at random under load: every search is answered, and what answers is the same tree."""
+"""Replicas and engines are killed at random under load: every search is answered, always with the same tree."""
 
 import random
 import time
@@ -10,7 +10,7 @@ import psutil
 import pytest
 from ray import serve
 
-from tests.faults.load import Load, Outcome, told
+from tests.faults.load import Load, Outcome, failures
 from tests.faults.processes import Replica, assert_none_unused, below, replicas, running, shared_memory
 from tests.serve.application import REPAIR_S, Application, kill, problems, until
 
@@ -20,20 +20,20 @@ SEED = 7000
 
 
 class Kill(NamedTuple):
-    """One death, from then until another replica was at work (monotonic seconds)."""
+    """One kill, from its time until another replica was at work (monotonic seconds)."""
 
     what: str
     began: float
     ended: float
 
-    def told(self, outcomes: Sequence[Outcome]) -> str:
-        met = [each for each in outcomes if each.began < self.ended and each.began + each.seconds > self.began]
-        hurt = [each for each in met if not each.is_whole]
-        last = max((each.began + each.seconds - self.began for each in hurt), default=0.0)
-        longest = max((each.seconds for each in met), default=0.0)
+    def report(self, outcomes: Sequence[Outcome]) -> str:
+        during = [each for each in outcomes if each.began < self.ended and each.began + each.seconds > self.began]
+        incomplete = [each for each in during if not each.is_whole]
+        last = max((each.began + each.seconds - self.began for each in incomplete), default=0.0)
+        longest = max((each.seconds for each in during), default=0.0)
         return (
-            f"{self.what}: replaced after {self.ended - self.began:.1f} s, met by {len(met)} searches (the longest "
-            f"{longest:.1f} s), {len(hurt)} of them not whole, the last {last:.1f} s after the death"
+            f"{self.what}: replaced after {self.ended - self.began:.1f} s, during {len(during)} searches (the longest "
+            f"{longest:.1f} s), {len(incomplete)} of them incomplete, the last {last:.1f} s after the kill"
         )
 
 
@@ -42,39 +42,39 @@ def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config)
     before = shared_memory()
     load = Load(whole, problems(24, seed=71), SEED)
     undisturbed = {index: load.once(whole.http, index) for index in range(24)}
-    assert all(each.is_whole for each in undisturbed.values()), told(
+    assert all(each.is_whole for each in undisturbed.values()), failures(
         list(undisturbed.values()), lambda each: each.is_whole
     )
     kills: list[Kill] = []
-    bereft: list[psutil.Process] = []
-    luck = random.Random(1)
+    descendants: list[psutil.Process] = []
+    rng = random.Random(1)
     with load.of(CLIENTS):
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at or len(kills) < least:
-            victim = luck.choice(replicas(*ENGINES))
-            bereft += below(victim.process)
-            engine = bool(victim.engine) and luck.random() < 0.5
+            victim = rng.choice(replicas(*ENGINES))
+            descendants += below(victim.process)
+            engine = bool(victim.engine) and rng.random() < 0.5
             began = time.monotonic()
-            kill((luck.choice(victim.engine) if engine else victim.process).pid)
+            kill((rng.choice(victim.engine) if engine else victim.process).pid)
             until(lambda victim=victim: is_replaced(victim), f"a replica takes the place of {victim}", REPAIR_S)
             kills.append(Kill(f"{victim.deployment}'s {'engine' if engine else 'replica'}", began, time.monotonic()))
     outcomes = load.outcomes
     for each in kills:
-        print(each.told(outcomes))
+        print(each.report(outcomes))
     print(f"{len(outcomes)} searches, {Counter(each.status for each in outcomes)}, {len(kills)} kills")
-    assert all(each.is_typed for each in outcomes), told(outcomes, lambda each: each.is_typed)
+    assert all(each.is_typed for each in outcomes), failures(outcomes, lambda each: each.is_typed)
     answered = [each for each in outcomes if each.is_whole]
     assert all(each.tree == undisturbed[each.index].tree for each in answered), "a kill changed a tree"
     assert {each.index for each in answered} == set(undisturbed), "of each problem, one was searched to the end"
-    # With another replica of each kind at work, a death is nothing that a search should notice.
-    assert len(answered) == len(outcomes), told(outcomes, lambda each: each.is_whole)
+    # Each pool has another replica, so no search should notice a kill.
+    assert len(answered) == len(outcomes), failures(outcomes, lambda each: each.is_whole)
     whole.wait_until_whole()
-    until(lambda: not running(bereft), "what the dead had started has ended", 60.0)
+    until(lambda: not running(descendants), "processes below killed replicas have ended", 60.0)
     assert_none_unused(before)
 
 
 def is_replaced(victim: Replica) -> bool:
-    """Whether as many replicas as before run, and the victim's is not among them."""
+    """Whether as many replicas as before run, and the victim is not one of them."""
     states = serve.status().applications[Application.NAME].deployments[victim.deployment].replica_states
     at_work = replicas(victim.deployment)
     return (

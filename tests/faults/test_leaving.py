@@ -1,4 +1,4 @@
-"""Clients that hang up at any moment, or read slowly, leave nothing behind and slow nobody."""
+"""Clients that hang up at any moment, or read slowly, leave nothing behind and slow no other client down."""
 
 import json
 import random
@@ -21,7 +21,7 @@ SOCKET_S = 60.0
 
 @contextmanager
 def connected(application: Application, receive_bytes: int | None = None) -> Iterator[socket.socket]:
-    """A plain connection: the kernel says goodbye at the end of the block, and nobody before."""
+    """A plain connection, which the kernel closes at the end of the block."""
     address = urlsplit(application.url)
     connection = socket.socket()
     if receive_bytes is not None:
@@ -35,7 +35,7 @@ def connected(application: Application, receive_bytes: int | None = None) -> Ite
 
 
 def written(application: Application, seed: int, stream: bool, search: dict[str, object] = LONG) -> bytes:
-    """A whole request as it goes over the wire."""
+    """A complete request as bytes."""
     body = json.dumps(request(problems(1, seed=seed, level=5)[0], seed, search=search, stream=stream)).encode()
     head = (
         "POST /v1/chat/completions HTTP/1.1\r\n"
@@ -87,7 +87,7 @@ def in_the_stream(application: Application, seed: int) -> None:
 
 
 def half_closed(application: Application, seed: int) -> None:
-    """Says that it will send no more, and then goes."""
+    """Closes its sending side, and later the connection."""
     with connected(application) as connection:
         connection.sendall(written(application, seed, stream=True))
         connection.shutdown(socket.SHUT_WR)
@@ -106,15 +106,15 @@ STAGES: tuple[Callable[[Application, int], None], ...] = (
 
 
 @pytest.mark.parametrize("leave", STAGES)
-def test_who_hangs_up_leaves_nothing(whole: Application, leave: Callable[[Application, int], None]) -> None:
+def test_clients_that_hang_up_leave_nothing(whole: Application, leave: Callable[[Application, int], None]) -> None:
     with ThreadPoolExecutor(4) as pool:
         for _ in pool.map(lambda seed: leave(whole, seed), range(8)):
             pass
     until(whole.is_whole, "nothing runs and nothing is left", 30.0)
 
 
-def test_slow_readers_slow_nobody_and_end(whole: Application) -> None:
-    """Streams of which a few bytes are read a second: their searches end, and others do not wait for them."""
+def test_slow_readers_do_not_slow_others_and_their_searches_end(whole: Application) -> None:
+    """Streams that are read at a few bytes per second: their searches end, and others do not wait for them."""
     questions = problems(8, seed=85)
     undisturbed = whole.trees(questions, seed=600)
     readers = 8

@@ -1,8 +1,8 @@
-"""Three nodes, each with a generator and a cache server, and a second tier that they share: nodes die, a server stands
-still, the second tier is full, and every search is answered by the tree that grows undisturbed.
+"""Three nodes, each with a generator and a cache server, and a shared second tier: nodes die, a server is stopped, the
+second tier is full, and every search is answered with the undisturbed tree.
 
-The nodes are raylets of this machine. The head has the reward model and the controller, which a second replica of each
-would save as it does on one node (test_kills.py, test_controller.py).
+The nodes are raylets on this machine. The head has the reward model and the controller; second replicas of these would
+help as on one node (test_kills.py, test_controller.py).
 """
 
 import os
@@ -44,7 +44,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(3000)]
 SEARCHES = 64
 SEED = 500
 FREED_WITHIN_S = 60.0
-"""From the start of the replacement of a node on."""
+"""Seconds after the start of the node's replacement."""
 SECOND_TIER_MB = 1024
 NODE: Json = {"num_cpus": 2, "object_store_memory": 100 << 20, "include_dashboard": False}
 
@@ -58,7 +58,7 @@ class CacheServerOf(NamedTuple):
 
 
 class Nodes:
-    """The cluster, the application that is served on it, and what it answers undisturbed."""
+    """The cluster, the application on it, and its undisturbed trees."""
 
     def __init__(self, cluster: Cluster, application: Application, second_tier: Path) -> None:
         self.cluster = cluster
@@ -68,7 +68,7 @@ class Nodes:
         self.undisturbed = self.trees()
 
     def trees(self, during: Callable[[], None] | None = None, seed: int = SEED) -> list[Json]:
-        """All searches at once, over HTTP; each must be answered, and by a search that had all that it wanted."""
+        """Runs all searches at once over HTTP; each must finish and not be degraded."""
         replies = self.application.trees(self.problems, seed, during)
         ends = {(reply["search"]["stop_reason"], reply["search"]["degraded"]) for reply in replies}
         assert ends == {("finished", False)}
@@ -82,7 +82,7 @@ class Nodes:
         assert not different, f"{what} changed the trees of {different}"
 
     def cache_servers(self) -> dict[str, CacheServerOf]:
-        """Those that answer for themselves, by node id."""
+        """Cache servers that report their state, by node id."""
         found = {}
         for each in ray.util.list_named_actors(all_namespaces=True):
             if each["namespace"] == NAMESPACE:
@@ -105,7 +105,7 @@ class Nodes:
         return len(servers) == 3 and all(segments.mapped_by(each.pid) for each in servers)
 
     def kill_node_under_load(self, node: Any, what: str) -> None:
-        """Kills the node's processes while all searches are under way, and replaces it when they are answered."""
+        """Kills the node's processes while all searches are under way, and replaces the node once they are answered."""
         self.wait_until_whole()
         servers = self.cache_servers()
         mine = servers.pop(node.node_id)
@@ -129,7 +129,7 @@ class Nodes:
 
 @pytest.fixture(scope="module")
 def second_tier(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory with little room, where this user may mount one."""
+    """A small file system for the second tier, if this user may mount one."""
     path = tmp_path_factory.mktemp("second_tier")
     command = ["mount", "-t", "tmpfs", "-o", f"size={SECOND_TIER_MB}m", "tmpfs", str(path)]
     mounted = subprocess.run(command, capture_output=True, check=False).returncode == 0
@@ -183,11 +183,11 @@ def test_each_node_has_a_generator_and_a_cache_server_of_its_own(nodes: Nodes) -
     nodes.check(lambda: None, "undisturbed")
 
 
-def test_what_one_node_has_computed_the_others_read_for_the_same_key_alone(nodes: Nodes) -> None:
+def test_prefixes_are_shared_between_nodes_for_the_same_key_only(nodes: Nodes) -> None:
     application = nodes.application
 
     def everywhere(cached: Callable[[], list[int]]) -> tuple[list[int], bool]:
-        """What some calls found cached, and whether every node had one of them."""
+        """Cached tokens of several calls, and whether every node had one of them."""
         before = [replica["branches_finished"] for replica in application.status()["generator"]]
         found = cached()
         after = [replica["branches_finished"] for replica in application.status()["generator"]]
@@ -197,7 +197,7 @@ def test_what_one_node_has_computed_the_others_read_for_the_same_key_alone(nodes
         prefix = new_prefix()
         (first, *others), on_all = everywhere(lambda: cached_by_prefix(application, 16, prefix))
         assert first == 0
-        # Everybody else for the first time: what a node, its cache server or the second tier has is not theirs.
+        # Other tenants have not sent it before: what a node, its cache server or the second tier has is not theirs.
         strangers = [f"stranger {number}" for number in range(16)]
         found, strange_on_all = everywhere(lambda: cached_by_salt(application, prefix, strangers))
         assert found == [0] * len(strangers)
@@ -207,7 +207,7 @@ def test_what_one_node_has_computed_the_others_read_for_the_same_key_alone(nodes
     until(read_everywhere, "every node reads a prefix that one has computed", 90.0)
 
 
-def test_a_cache_server_that_stands_still_changes_no_tree(nodes: Nodes) -> None:
+def test_a_stopped_cache_server_changes_no_tree(nodes: Nodes) -> None:
     servers = nodes.cache_servers()
     node_id, stopped = min(servers.items())
     began = time.monotonic()
@@ -223,7 +223,7 @@ def test_a_cache_server_that_stands_still_changes_no_tree(nodes: Nodes) -> None:
     assert now == {each: server for each, server in servers.items() if each != node_id}
 
 
-def test_a_second_tier_that_is_full_changes_no_tree(nodes: Nodes) -> None:
+def test_a_full_second_tier_changes_no_tree(nodes: Nodes) -> None:
     if not os.path.ismount(nodes.second_tier):
         pytest.skip("this user cannot mount a small file system")
     rest = nodes.second_tier / "rest"
@@ -235,7 +235,7 @@ def test_a_second_tier_that_is_full_changes_no_tree(nodes: Nodes) -> None:
         assert os.statvfs(nodes.second_tier).f_bfree * os.statvfs(nodes.second_tier).f_bsize < 1 << 20
 
     before = nodes.cache_servers()
-    full = nodes.trees(fill, SEED + SEARCHES)  # other seeds: what is stored already would not be written
+    full = nodes.trees(fill, SEED + SEARCHES)  # with other seeds, since stored prefixes would not be written again
     stored = sum(1 for _ in nodes.second_tier.rglob("*.data"))
     nodes.check(lambda: None, "a full second tier")
     assert nodes.cache_servers() == before
@@ -249,7 +249,7 @@ def test_a_worker_node_is_killed(nodes: Nodes) -> None:
 
 
 def test_the_node_of_the_first_cache_server_is_killed(nodes: Nodes) -> None:
-    """No node's server was started from another's, so none goes with it, whichever it is."""
+    """No node's server was started from another node's, so none ends with another."""
     servers = nodes.cache_servers()
     workers = [node for node in nodes.cluster.worker_nodes if node.node_id in servers]
     first = min(workers, key=lambda node: psutil.Process(servers[node.node_id].pid).create_time())
@@ -257,7 +257,7 @@ def test_the_node_of_the_first_cache_server_is_killed(nodes: Nodes) -> None:
     nodes.check(lambda: None, "after two replacements")
 
 
-def test_what_differs_on_a_node_is_named(nodes: Nodes, tmp_path: Path) -> None:
+def test_differences_of_a_node_are_named(nodes: Nodes, tmp_path: Path) -> None:
     settings = GeneratorSettings()
     odd = nodes.cluster.add_node(**NODE, resources={"odd": 1}, env_vars={"RAY_SERVE_THROUGHPUT_OPTIMIZED": "0"})
     here = {"RAY_SERVE_THROUGHPUT_OPTIMIZED": os.environ["RAY_SERVE_THROUGHPUT_OPTIMIZED"]}
@@ -275,10 +275,10 @@ def test_what_differs_on_a_node_is_named(nodes: Nodes, tmp_path: Path) -> None:
             )
             with pytest.raises(RuntimeError):
                 serve.run(application, name=name, route_prefix=None)
-            told = serve.status().applications[name].deployments["Generator"].message
+            reason = serve.status().applications[name].deployments["Generator"].message
             serve.delete(name)
-            assert f"node 127.0.0.1 ({odd.node_id[:8]}): " in told, told
-            assert message in told
+            assert f"node 127.0.0.1 ({odd.node_id[:8]}): " in reason, reason
+            assert message in reason
     finally:
         nodes.cluster.remove_node(odd)
 

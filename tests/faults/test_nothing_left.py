@@ -1,4 +1,4 @@
-"""Last of all: the application ends, and so does all that it started."""
+"""Last test: the application ends, and with it everything that it started."""
 
 import psutil
 from ray import serve

@@ -1,4 +1,5 @@
-"""A reward model that answers nonsense, is slow, or is gone: searches end in time, say so, and tell nobody why."""
+"""A reward model that returns nonsense, is slow, or is gone: searches end in time and are marked, without internal
+details."""
 
 from typing import Any
 
@@ -9,7 +10,7 @@ from tests.faults.variants import Variant
 from tests.serve.application import BEAM, problems, request, until
 
 SECRET = "10.9.8.7"
-"""What the function says when it is gone."""
+"""Message of the function's error when it is gone."""
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def search(variant: Variant, **fields: Any) -> Any:
 
 
 @pytest.mark.parametrize("behaviour", ["nan", "negative", "gone"])
-def test_a_search_without_usable_rewards_answers_and_says_so(
+def test_a_search_without_usable_rewards_is_answered_and_degraded(
     searches: Variant, misbehaviour: Misbehaviour, behaviour: str
 ) -> None:
     well = search(searches).json()
@@ -41,7 +42,7 @@ def test_a_search_without_usable_rewards_answers_and_says_so(
 
 
 @pytest.mark.parametrize("behaviour", ["nan", "gone"])
-def test_scoring_alone_is_refused_without_the_words_of_what_failed(
+def test_a_failed_score_request_does_not_quote_the_internal_error(
     searches: Variant, misbehaviour: Misbehaviour, behaviour: str
 ) -> None:
     with misbehaviour(behaviour):
@@ -52,7 +53,7 @@ def test_scoring_alone_is_refused_without_the_words_of_what_failed(
     assert SECRET not in reply.text
 
 
-def test_a_slow_reward_model_costs_time_and_no_more_than_the_search_has(
+def test_a_slow_reward_model_does_not_exceed_the_time_of_the_search(
     searches: Variant, misbehaviour: Misbehaviour
 ) -> None:
     with misbehaviour("slow"):

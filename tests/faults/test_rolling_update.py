@@ -1,4 +1,4 @@
-"""All replicas are replaced by others while searches run, and every search is answered."""
+"""All replicas are replaced while searches run, and every search is answered."""
 
 from collections import Counter
 
@@ -6,7 +6,7 @@ import pytest
 from ray import serve
 
 from deployments.app import build
-from tests.faults.load import Load, told
+from tests.faults.load import Load, failures
 from tests.faults.processes import replicas
 from tests.serve.application import Application, cache_servers, problems
 
@@ -15,7 +15,7 @@ DEPLOYMENTS = ("Generator", "ProcessRewardModel", "SearchController")
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
-def test_an_update_answers_everybody(whole: Application) -> None:
+def test_every_search_is_answered_during_an_update(whole: Application) -> None:
     load = Load(whole, problems(16, seed=84), seed=500)
     undisturbed = [load.once(whole.http, index) for index in range(16)]
     before, servers = {each.process for each in replicas(*DEPLOYMENTS)}, cache_servers(whole)
@@ -29,5 +29,5 @@ def test_an_update_answers_everybody(whole: Application) -> None:
     print(f"{len(outcomes)} searches, {Counter(each.status for each in outcomes)}")
     assert not before & {each.process for each in replicas(*DEPLOYMENTS)}, "all replicas are new"
     assert cache_servers(whole) == servers != [], "what is computed alike is shared with what was before the update"
-    assert all(each.is_whole for each in outcomes), told(outcomes, lambda each: each.is_whole)
+    assert all(each.is_whole for each in outcomes), failures(outcomes, lambda each: each.is_whole)
     assert all(each.tree == undisturbed[each.index].tree for each in outcomes)

@@ -1,4 +1,4 @@
-"""Requests made up from the published schema, right ones and wrong ones: none ends in a 5xx, no engine restarts."""
+"""Random valid and invalid requests from the published schema: none gets a 5xx, and no engine restarts."""
 
 from collections import Counter
 from typing import Any
@@ -15,11 +15,11 @@ from tests.serve.application import until
 MODEL = "banyan-arithmetic"
 QUESTION = "Start with 1. Add 2. What is the result?"
 REQUEST_S = 60.0
-"""A request is allowed five seconds and some grace; this much shows that it hangs."""
+"""A request may take five seconds and some grace; this is long enough to prove a hang."""
 
 
 @pytest.mark.timeout(3600)
-def test_nothing_made_up_from_the_schema_fails_the_service(limited: Variant, pytestconfig: pytest.Config) -> None:
+def test_no_random_request_from_the_schema_fails_the_service(limited: Variant, pytestconfig: pytest.Config) -> None:
     document = limited.application.http.get(f"{limited.prefix}/openapi.json").json()
     operations = [found.ok() for found in schemathesis.openapi.from_dict(document).get_all_operations()]
     assert len(operations) >= 8
@@ -47,12 +47,12 @@ def has_body(operation: APIOperation) -> bool:
 
 
 def modes_of(operation: APIOperation) -> list[GenerationMode]:
-    """Where nothing can be wrong in a request, there are no wrong ones."""
+    """Requests that cannot be invalid have no invalid cases."""
     return list(GenerationMode) if has_body(operation) else [GenerationMode.POSITIVE]
 
 
 def answered(limited: Variant, operation: APIOperation, mode: GenerationMode, cases: int) -> list[int]:
-    """The statuses of so many requests."""
+    """Statuses of ``count`` requests."""
     statuses: list[int] = []
 
     @seed(1)
@@ -82,8 +82,8 @@ def answered(limited: Variant, operation: APIOperation, mode: GenerationMode, ca
 
 
 def aim(case: Case) -> None:
-    """What no schema can say and a request needs to get further: the model's name, whole numbers without a point, the
-    user's last word, and nothing in fields that may carry nothing."""
+    """Adjusts what no schema can express and a request needs to get further: the model's name, integers without a
+    decimal point, a final user message, and no value in fields that must be empty."""
     body: Any = case.body
     if not isinstance(body, dict):
         return

@@ -1,4 +1,4 @@
-"""Controllers with settings of their own over the engines of an application that runs."""
+"""Controllers with settings of their own over the engines of a running application."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ LIMITS = {"n": 4, "tokens": 200, "seconds": 5}
 
 
 class Variant:
-    """Where such a controller is asked."""
+    """Address of such a controller."""
 
     def __init__(self, application: Application, name: str) -> None:
         self.application = application
