@@ -1,4 +1,4 @@
-"""What the serve tests do with the application: ask it, look into it, and break it."""
+"""Helpers of the serve tests: send requests to the application, inspect it, and break it."""
 
 import asyncio
 import os
@@ -31,13 +31,13 @@ Json = dict[str, Any]
 T = TypeVar("T")
 BEAM: Json = {"strategy": "beam_search", "n": 8, "m": 4}
 STORED_S = 2.0
-"""A reply does not wait until what was computed for it has been stored."""
+"""Wait after a reply: a reply does not wait until its KV has been stored."""
 REPAIR_S = 240.0
-"""Longest wait for a replica to be replaced: an engine takes half a minute, on a busy machine two."""
+"""Longest wait for the replacement of a replica: an engine takes half a minute, on a busy machine two."""
 
 
 class Application:
-    """A running application, seen from outside (HTTP) and from Ray."""
+    """A running application, accessed over HTTP and through Ray."""
 
     NAME = "banyan"
 
@@ -49,7 +49,7 @@ class Application:
         self.config = config
         self.started_at = started_at
         self.http = self.client(httpx.Timeout(300.0))
-        # Handles belong to the loop of their first use, so all their uses share one that outlives every test.
+        # Handles belong to the event loop of their first use, so all uses share one loop that outlives every test.
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="handles", daemon=True).start()
 
@@ -71,8 +71,8 @@ class Application:
         return body
 
     def trees(self, problems: Sequence[Problem], seed: int, during: Callable[[], None] | None = None) -> list[Json]:
-        """Searches all problems at once and returns the replies with their trees; ``during`` is called
-        when the first search has ended and the others are under way."""
+        """Searches all problems at once and returns the replies with their trees. ``during`` is called when the first
+        search has ended and the others are under way."""
         with ThreadPoolExecutor(len(problems)) as pool:
             searches = [
                 pool.submit(self.chat, problem, seed + index, "/v1/search") for index, problem in enumerate(problems)
@@ -83,7 +83,7 @@ class Application:
             return [search.result() for search in searches]
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Runs what uses Serve handles."""
+        """Runs a coroutine that uses Serve handles."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout=300)
 
     def status(self) -> Json:
@@ -91,11 +91,11 @@ class Application:
         return status
 
     def generated_tokens(self) -> int:
-        """The generator engines' own counters, summed over replicas."""
+        """Sum of the generator engines' own counters."""
         return sum(replica["generated_tokens"] for replica in self.status()["generator"])
 
     def is_whole(self) -> bool:
-        """All replicas answer, nothing runs, nothing is left over."""
+        """Whether all replicas answer, nothing runs, and nothing is left over."""
         try:
             status: Json = self.http.get("/v1/status").raise_for_status().json()
         except httpx.HTTPError:  # the controller is being replaced
@@ -126,8 +126,8 @@ def tolerate_rays_warnings(item: pytest.Item) -> None:
 
 @contextmanager
 def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[Application]:
-    """The application for who has one of the two keys that are made in ``directory``, on a Ray of its own or on the
-    cluster that ``ray_arguments`` name, those of ``ray.init``."""
+    """The application, with two API keys that are created in ``directory``; on a Ray of its own, or on the cluster that
+    ``ray_arguments`` (for ``ray.init``) name."""
     os.environ.pop("BANYAN_API_KEYS", None)
     key, other_key = secrets.token_urlsafe(), secrets.token_urlsafe()
     keys_file = directory / "keys"
@@ -135,7 +135,7 @@ def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[A
     started_at = time.time()
     own = {"address": "local", "num_cpus": 8, "include_dashboard": False}
     ray.init(**(ray_arguments or own), log_to_driver=False)
-    port = free_port()  # once Ray has taken its own
+    port = free_port()  # after Ray has taken its ports
     try:
         serve.start(proxy_location="HeadOnly", http_options={"host": "127.0.0.1", "port": port})
         http = {**settings.get("http", {}), "api_keys_file": str(keys_file)}
@@ -165,7 +165,7 @@ def new_prefix() -> tuple[int, ...]:
 
 
 def cached_by_prefix(application: Application, calls: int, prefix: tuple[int, ...] = ()) -> list[int]:
-    """Cached tokens of a prefix, by default a new one, call after call, on whichever replica Serve picks."""
+    """Cached tokens of consecutive calls with one prefix, a new one by default, on the replicas that Serve chooses."""
     prefix = prefix or new_prefix()
     cached = cached_by_salt(application, prefix, [""])
     time.sleep(STORED_S)
@@ -173,7 +173,7 @@ def cached_by_prefix(application: Application, calls: int, prefix: tuple[int, ..
 
 
 def cached_by_salt(application: Application, prefix: tuple[int, ...], salts: Sequence[str]) -> list[int]:
-    """The same of a call for each of these tenants, in their order."""
+    """The same, with one call for each of these tenants in their order."""
     return application.run(_cached_by_call(application, prefix, salts))
 
 
@@ -191,7 +191,7 @@ async def _cached_by_call(application: Application, prefix: tuple[int, ...], sal
 
 
 def cache_servers(application: Application) -> list[psutil.Process]:
-    """The application's LMCache servers: they detach from what started them, so they are known by their age."""
+    """LMCache servers of the application. They detach from their parent, so they are recognized by their age."""
     return [process for process in psutil.process_iter() if _is_cache_server(process, application.started_at)]
 
 
@@ -208,7 +208,8 @@ def problems(count: int, seed: int, level: int | None = None) -> list[Problem]:
 
 
 def is_engine(process: psutil.Process) -> bool:
-    """Of a replica's children: by the title that vLLM gives it; or, should that not show, as what was spawned."""
+    """Whether a child of a replica is its engine: by the title that vLLM sets or, failing that, as a spawned
+    process."""
     command = " ".join(process.cmdline())
     return command.startswith("VLLM::") or "multiprocessing.spawn" in command
 
@@ -218,7 +219,7 @@ def kill(pid: int) -> None:
 
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 60.0, every_s: float = 0.2) -> None:
-    """Waits for ``condition``, which other processes bring about; fails the test after ``timeout_s``."""
+    """Waits until ``condition`` holds, which other processes bring about; fails the test after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < deadline, f"not within {timeout_s:g} s: {what}"

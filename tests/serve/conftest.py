@@ -10,7 +10,7 @@ from tests.serve.application import Application, running, tolerate_rays_warnings
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests with a Ray of their own go first: afterwards this process is the application's driver."""
+    """Tests with a Ray of their own go first, since afterwards this process is the application's driver."""
     here = Path(__file__).parent
     ours = [item for item in items if here in item.path.parents]
     for item in ours:
@@ -36,7 +36,7 @@ def application(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Applicatio
 
 @pytest.fixture
 def idle(application: Application) -> Iterator[Application]:
-    """The application, idle and whole before and after the test."""
+    """The application, which must be idle and complete before and after the test."""
     application.wait_until_whole()
     yield application
     application.wait_until_whole()

@@ -1,4 +1,4 @@
-"""Wrong input is the client's problem: a clear 4xx in OpenAI's shape, and the engines never notice."""
+"""Invalid input gets a clear 4xx in OpenAI's format, and the engines are not affected."""
 
 import json
 import socket
@@ -34,13 +34,13 @@ BAD: dict[str, tuple[int, str | None, Any]] = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_refused_and_the_engines_stay(idle: Application, case: str) -> None:
+def test_bad_requests_are_refused_and_the_engines_stay(idle: Application, case: str) -> None:
     status, param, body = BAD[case]
     refused_and_the_engines_stay(idle, f"Bearer {idle.key}", body, status, param)
 
 
 @pytest.mark.parametrize("key", [None, "Bearer guessed", "Basic {key}"])
-def test_no_key_where_one_is_wanted(idle: Application, key: str | None) -> None:
+def test_a_request_without_a_key_is_refused(idle: Application, key: str | None) -> None:
     refused_and_the_engines_stay(idle, key and key.format(key=idle.key), GOOD, 401, None)
     assert httpx.get(f"{idle.url}/v1/models").status_code == 401
     assert httpx.get(f"{idle.url}/health").status_code == 200
@@ -53,7 +53,7 @@ ORDERS = {
 }
 
 
-def test_a_request_gives_serve_no_orders(idle: Application) -> None:
+def test_clients_cannot_send_serves_control_headers(idle: Application) -> None:
     with idle.client(httpx.Timeout(60.0)) as client:
         reply = client.post("/v1/chat/completions", json=GOOD, headers=ORDERS)
         assert reply.status_code == 200, reply.text
@@ -67,7 +67,7 @@ def test_a_request_gives_serve_no_orders(idle: Application) -> None:
     until(lambda: idle.status()["searches"] == 0, "a search ends with its client, whatever the client said", 10.0)
 
 
-def test_slow_bodies_of_one_client_leave_the_others_served(idle: Application) -> None:
+def test_slow_bodies_of_one_client_do_not_block_others(idle: Application) -> None:
     url = httpx.URL(idle.url)
     head = (
         f"POST /v1/chat/completions HTTP/1.1\r\nhost: {url.host}\r\ncontent-type: application/json\r\n"

@@ -1,4 +1,4 @@
-"""The endpoint as the official client sees it, and what it says about its own cost."""
+"""The endpoint as the official client sees it, and the costs that it reports."""
 
 import time
 
@@ -63,7 +63,7 @@ def test_stream_is_live_and_complete(idle: Application, client: openai.OpenAI) -
     assert usage is not None
     assert len(steps) == len(set(steps)) == search["scored_steps"] + search["repeated_steps"]
     assert usage.completion_tokens == search["generated_tokens"] == idle.generated_tokens() - before
-    # Live: a share of the same request's own time, so a slow machine changes nothing.
+    # Live: relative to the request's own time, so that a slow machine changes nothing.
     assert first_step_at is not None
     assert first_step_at < total / 3
 
@@ -95,15 +95,15 @@ def test_every_strategy_answers(idle: Application, strategy: str) -> None:
     assert (reply["search"]["prm_calls"] > 0) == STRATEGIES[strategy].needs_rewards
 
 
-def test_log_probabilities_are_told_where_asked_for_and_change_nothing(idle: Application) -> None:
+def test_log_probabilities_are_returned_on_request_and_change_nothing(idle: Application) -> None:
     problem = problems(1, seed=16)[0]
     search = {"strategy": "beam_search", "n": 8}
     plain = idle.chat(problem, 3, "/v1/search", search=search)["tree"]["nodes"]
-    told = idle.chat(problem, 3, "/v1/search", search=search | {"logprobs": True})["tree"]["nodes"]
+    nodes = idle.chat(problem, 3, "/v1/search", search=search | {"logprobs": True})["tree"]["nodes"]
     assert {node["logprob"] for node in plain} == {None}
-    assert all(node["logprob"] <= 0 for node in told)
+    assert all(node["logprob"] <= 0 for node in nodes)
     own = {"logprob": None, "token_ids": None, "token_logprobs": None}
-    assert [node | own for node in told] == [node | own for node in plain]
+    assert [node | own for node in nodes] == [node | own for node in plain]
     assert not any("token_ids" in node for node in plain)
 
 

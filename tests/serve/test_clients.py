@@ -1,4 +1,4 @@
-"""What clients ask beyond a bare chat, of real engines: the official client's words, and one text by every way."""
+"""Requests beyond a plain chat, on real engines: the official client's fields, and the same text over every route."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def asked(problem: Problem, **fields: Any) -> Any:
     return {"model": MODEL, "messages": [{"role": "user", "content": problem.text}], "seed": 1, **fields}
 
 
-def test_one_seed_says_the_same_plain_streamed_by_chat_and_by_responses(
+def test_one_seed_gives_the_same_text_plain_or_streamed_by_chat_or_responses(
     idle: Application, client: openai.OpenAI
 ) -> None:
     problem = problems(1, seed=31, level=3)[0]
@@ -58,8 +58,10 @@ def test_choices_are_distinct_answers_and_change_nothing(idle: Application, clie
 
 
 @pytest.mark.parametrize("strategy", ["beam_search", "best_of_n"])
-def test_log_probabilities_are_the_answering_paths(idle: Application, client: openai.OpenAI, strategy: str) -> None:
-    """Step by step, and of whole solutions that are cut into steps."""
+def test_log_probabilities_belong_to_the_answering_path(
+    idle: Application, client: openai.OpenAI, strategy: str
+) -> None:
+    """For search by steps, and for whole solutions that are split into steps."""
     problem = problems(1, seed=33, level=2)[0]
     search = {"strategy": strategy, "n": 4}
     reply = client.chat.completions.create(**asked(problem, logprobs=True, extra_body={"search": search}))
@@ -73,12 +75,12 @@ def test_log_probabilities_are_the_answering_paths(idle: Application, client: op
     steps = {tuple(node["id"]): node for node in tree["tree"]["nodes"]}
     paths = [[steps[tuple(end["id"][:depth])] for depth in range(1, len(end["id"]) + 1)] for end in ends]
     sums = [sum(node["logprob"] for node in path) for path in paths if _text(path) == choice.message.content]
-    # The token that ends a solution says nothing, and counts in the tree.
+    # The token that ends a solution has no text, but it counts in the tree.
     total = sum(token.logprob for token in tokens)
     assert any(total - 0.7 < whole <= total + 1e-3 for whole in sums)
 
 
-def test_one_token_to_choose_from_is_greedy(idle: Application) -> None:
+def test_sampling_from_one_token_is_greedy(idle: Application) -> None:
     problem = problems(1, seed=34, level=2)[0]
     search = {"strategy": "best_of_n", "n": 4, "temperature": 1.0}
     greedy = idle.chat(problem, 5, search={"strategy": "greedy"})["choices"][0]["message"]["content"]
@@ -90,7 +92,7 @@ def test_one_token_to_choose_from_is_greedy(idle: Application) -> None:
         assert reply["choices"][0]["message"]["content"] == greedy
 
 
-def test_harder_thinking_spends_more(idle: Application, client: openai.OpenAI) -> None:
+def test_a_higher_effort_generates_more_tokens(idle: Application, client: openai.OpenAI) -> None:
     problem = problems(1, seed=35, level=4)[0]
     efforts: tuple[Any, ...] = ("low", "medium", "high")
     replies = [client.chat.completions.create(**asked(problem, reasoning_effort=effort)) for effort in efforts]
@@ -101,7 +103,7 @@ def test_harder_thinking_spends_more(idle: Application, client: openai.OpenAI) -
     assert block["stop_reason"] == StopReason.FINISHED
 
 
-def test_a_template_that_reads_nothing_more_says_so(idle: Application) -> None:
+def test_template_kwargs_that_the_template_does_not_read_are_noted(idle: Application) -> None:
     problem = problems(1, seed=36, level=1)[0]
     reply = idle.chat(problem, 1, chat_template_kwargs={"enable_thinking": False})
     assert reply["search"]["notes"] == [

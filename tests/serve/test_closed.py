@@ -1,4 +1,4 @@
-"""Who has no token gets nothing done on the cluster; other machines reach the replicas' ports and no others."""
+"""Without the token, nothing can be executed on the cluster; other machines reach only the replicas' ports."""
 
 import ipaddress
 import os
@@ -49,7 +49,8 @@ class Listener(NamedTuple):
 
 
 def listeners(since: float) -> Iterator[Listener]:
-    """Those of this process and of all that were started with its token, and of the cache servers, which are not."""
+    """Listening ports of this process, of the processes with its token, and of the cache servers, which do not have
+    it."""
     token = os.environ["RAY_AUTH_TOKEN_PATH"]
     for process in psutil.process_iter():
         try:
@@ -68,12 +69,12 @@ def listeners(since: float) -> Iterator[Listener]:
 
 @pytest.fixture
 def replica_ports(application: Application) -> list[Listener]:
-    """The ports to which replicas' callers send pickles, one a replica."""
+    """The ports to which callers send pickles, one for each replica."""
     return [each for each in listeners(application.started_at) if each.is_replica and not each.is_loopback]
 
 
-class Deed:
-    """Makes a directory where it is unpickled."""
+class Exploit:
+    """Creates a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,7 +93,7 @@ def test_only_the_replicas_ports_can_be_reached_from_outside(idle: Application, 
     assert len(replica_ports) == sum(len(idle.replica_pids(deployment)) for deployment in deployments)
 
 
-def test_what_reaches_a_replicas_port_is_unpickled_with_the_token_only(
+def test_a_replicas_port_unpickles_messages_only_with_the_token(
     idle: Application, replica_ports: list[Listener], tmp_path: Path
 ) -> None:
     token = Path(os.environ["RAY_AUTH_TOKEN_PATH"]).read_text()
@@ -101,16 +102,16 @@ def test_what_reaches_a_replicas_port_is_unpickled_with_the_token_only(
             stub = ASGIServiceStub(channel)
             for sent in ([], [("authorization", "Bearer guessed")], [("authorization", f"Bearer {token}")]):
                 deed = tmp_path / str(index)
-                request = ASGIRequest(pickled_request_metadata=pickle.dumps(Deed(deed)))
+                request = ASGIRequest(pickled_request_metadata=pickle.dumps(Exploit(deed)))
                 with pytest.raises(grpc.RpcError) as ended:
                     stub.HandleRequest(request, metadata=sent, timeout=CALL_S)
                 has_token = token in str(sent)
                 assert (ended.value.code() is grpc.StatusCode.UNAUTHENTICATED) == (not has_token)
-                # With the token it is done, which is why there is one.
+                # With the token it is executed, which is why there is a token.
                 assert deed.exists() == has_token
 
 
-def test_handles_are_for_who_has_the_token(idle: Application, tmp_path: Path) -> None:
+def test_handles_require_the_token(idle: Application, tmp_path: Path) -> None:
     other = tmp_path / "token"
     other.write_text("0" * 64)
     tokens = {"none": {"RAY_AUTH_MODE": "disabled"}, "another": {"RAY_AUTH_TOKEN_PATH": str(other)}, "ours": {}}
@@ -126,7 +127,7 @@ def test_handles_are_for_who_has_the_token(idle: Application, tmp_path: Path) ->
             timeout=120,
         )
 
-    with ThreadPoolExecutor(len(tokens)) as pool:  # who is refused is refused after twenty seconds
+    with ThreadPoolExecutor(len(tokens)) as pool:  # a refusal takes twenty seconds
         ended = dict(zip(tokens, pool.map(joined, tokens.values()), strict=True))
     assert ended["ours"].returncode == 0, ended["ours"].stderr
     assert "0" in ended["ours"].stdout.split()

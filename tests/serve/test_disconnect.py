@@ -1,4 +1,4 @@
-"""A client that goes away takes its search along, and nobody else's; a caller of the generator its branches."""
+"""A client that hangs up ends its own search and no other; a caller of the generator that leaves ends its branches."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -17,7 +17,7 @@ LONG = {"strategy": "beam_search", "n": 64, "m": 4, "max_depth": 40}
 
 
 def leave_a_stream(application: Application, seed: int) -> None:
-    """Reads until the first scored step, then hangs up."""
+    """Reads up to the first scored step, then hangs up."""
     body = request(problems(1, seed=seed, level=5)[0], seed, stream=True, search=LONG)
     with application.http.stream("POST", "/v1/chat/completions", json=body) as reply:
         for line in reply.iter_lines():
@@ -44,12 +44,12 @@ def nothing_runs(application: Application) -> bool:
 
 
 @pytest.mark.parametrize("leave", [leave_a_stream, leave_a_plain_request])
-def test_a_left_search_ends_everywhere(idle: Application, leave) -> None:  # type: ignore[no-untyped-def]
+def test_an_abandoned_search_ends_everywhere(idle: Application, leave) -> None:  # type: ignore[no-untyped-def]
     leave(idle, 21)
     until(lambda: nothing_runs(idle), "nothing runs after the client has left", 10.0)
 
 
-def test_twenty_leave_while_others_finish_unharmed(idle: Application) -> None:
+def test_twenty_clients_hang_up_while_others_finish_undisturbed(idle: Application) -> None:
     others = problems(8, seed=22)
     undisturbed = idle.trees(others, seed=5)
     with ThreadPoolExecutor(1) as pool:
@@ -69,7 +69,7 @@ def long_call() -> ExpandRequest:
 
 
 def branches(application: Application, figure: str) -> int:
-    """``alive`` or ``aborted``, of all generators."""
+    """Number of ``alive`` or ``aborted`` branches over all generators."""
     return sum(replica[f"branches_{figure}"] for replica in application.status()["generator"])
 
 

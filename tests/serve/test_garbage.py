@@ -1,4 +1,4 @@
-"""What calls to replicas leave in the controller until everything is collected: nothing that Serve keeps for a call."""
+"""Calls to replicas leave no objects of Serve in the controller until a full garbage collection."""
 
 from typing import Any
 
@@ -6,8 +6,8 @@ from deployments.calls.dismantle import CANCELLED_S
 from tests.serve.application import Application, problems, until
 
 
-def test_calls_are_freed_without_the_collector(idle: Application) -> None:
-    """Those that were answered at once, those that a search gave up at its end a little later."""
+def test_calls_are_freed_without_the_garbage_collector(idle: Application) -> None:
+    """Answered calls are freed at once; calls that a search cancels at its end, a little later."""
 
     def begin(_: Any) -> None:
         import gc

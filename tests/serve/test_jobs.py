@@ -1,4 +1,4 @@
-"""Jobs on the served application: batch files over HTTP, and through the controllers' handles, the same answers."""
+"""Jobs on the served application give the same answers over HTTP and through the controllers' handles."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from tests.serve.application import BEAM, Application, problems, request
 TIMEOUT_S = 120.0
 
 
-def test_a_batch_file_comes_back_as_the_same_requests_do(idle: Application, tmp_path: Path) -> None:
+def test_a_batch_file_gets_the_replies_of_the_same_requests(idle: Application, tmp_path: Path) -> None:
     asked = [request(problem, seed) for seed, problem in enumerate(problems(4, seed=61))]
     lines = [
         {"custom_id": f"r-{index}", "method": "POST", "url": "/v1/chat/completions", "body": body}
@@ -44,7 +44,7 @@ def test_a_batch_file_comes_back_as_the_same_requests_do(idle: Application, tmp_
     assert refused["response"]["body"]["error"]["param"] == "n"
 
 
-def test_handles_give_what_http_gives_and_refuse_what_it_refuses(idle: Application) -> None:
+def test_handles_return_and_refuse_the_same_as_http(idle: Application) -> None:
     problem = problems(1, seed=62)[0]
     question = Question(problem.text, {**BEAM, "logprobs": True}, seed=5, tree=True)
 
@@ -76,8 +76,8 @@ def test_handles_give_what_http_gives_and_refuse_what_it_refuses(idle: Applicati
         assert abs(sum(node.token_logprobs or ()) - node.logprob) < 1e-6
 
 
-def test_a_job_through_handles_uses_the_places_there_are(idle: Application, tmp_path: Path) -> None:
-    """More searches at once than there are places: refusals slow the job down, and every line has its result."""
+def test_a_job_through_handles_adapts_to_the_number_of_places(idle: Application, tmp_path: Path) -> None:
+    """With more concurrent searches than places, refusals slow the job down, and every line has its result."""
     given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     given.write_text("".join(json.dumps(problem.as_json()) + "\n" for problem in problems(12, seed=63)))
     found = look_at(given)
@@ -104,7 +104,7 @@ def test_a_job_through_handles_uses_the_places_there_are(idle: Application, tmp_
     strategy = parse_search(search).strategy
     assert strategy.name == "beam_search"
     for row in rows:
-        # What the strategy would have said of all its paths is what it did say.
+        # The vote over all paths of the row gives the answer of the row.
         paths = row["paths"]
         assert isinstance(paths, list)
         if paths and row["answer"] is not None:

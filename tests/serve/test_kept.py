@@ -1,4 +1,5 @@
-"""Files, batches and searches, served, by OpenAI's own client: one text by every way, no kill loses what was left."""
+"""Stored files, batches and searches through OpenAI's own client: the same text over every route, and no kill loses
+stored data."""
 
 import json
 from concurrent.futures import ThreadPoolExecutor
@@ -35,7 +36,7 @@ def ended(client: openai.OpenAI, batch_id: str) -> Any:
     def has_ended() -> bool:
         try:
             return client.batches.retrieve(batch_id).status in ("completed", "failed", "expired", "cancelled")
-        except (openai.APIConnectionError, openai.InternalServerError):  # the controller is being replaced
+        except (openai.APIConnectionError, openai.InternalServerError):  # while the controller is replaced
             return False
 
     until(has_ended, "the batch ends", BATCH_S)
@@ -46,8 +47,8 @@ def results(client: openai.OpenAI, batch: Any) -> list[Json]:
     return [json.loads(line) for line in client.files.content(batch.output_file_id).text.splitlines()]
 
 
-def test_one_seed_says_the_same_by_every_way(idle: Application, client: openai.OpenAI) -> None:
-    """Plain, streamed, by chat, by responses, and by a batch of either."""
+def test_one_seed_gives_the_same_text_over_every_route(idle: Application, client: openai.OpenAI) -> None:
+    """Plain, streamed, by chat, by responses, and by a batch of each."""
     problem = problems(1, seed=71, level=3)[0]
     chat: Any = {"model": MODEL, "messages": [{"role": "user", "content": problem.text}], "seed": 1}
     by_responses: Any = {"model": MODEL, "input": problem.text}
@@ -74,19 +75,19 @@ def test_one_seed_says_the_same_by_every_way(idle: Application, client: openai.O
     assert len(texts) == 5
     assert len(set(texts)) == 1, texts
     assert "\\boxed{" in (texts[0] or "")
-    # Those of a batch yielded to the others, and grew the same tree.
+    # The requests of batches are flex, and grow the same tree.
     assert [plain.service_tier, streamed.service_tier] == ["default"] * 2
     assert [line["response"]["body"]["service_tier"] for line in (by_chat, by_response)] == ["flex"] * 2
 
 
-def test_while_flex_requests_have_all_they_may_others_come_in(idle: Application, client: openai.OpenAI) -> None:
+def test_flex_requests_leave_places_to_others(idle: Application, client: openai.OpenAI) -> None:
     first, second = problems(2, seed=77, level=5)
     resize(idle, searches=2, flex_places=0.5)
     try:
         long = request(first, 1, stream=True, search=LONG, service_tier="flex")
         with idle.http.stream("POST", "/v1/chat/completions", json=long) as stream:
             steps = (line for line in stream.iter_lines() if '"search_event"' in line)
-            next(steps)  # dropped, they would close the stream, and end the search
+            next(steps)  # the iterator is kept: dropping it would close the stream and end the search
             small: Any = {"model": MODEL, "messages": [{"role": "user", "content": second.text}], "seed": 1}
             for _ in range(2):
                 with pytest.raises(openai.RateLimitError) as refused:
@@ -104,7 +105,7 @@ def test_while_flex_requests_have_all_they_may_others_come_in(idle: Application,
 
 
 def resize(application: Application, **settings: Any) -> None:
-    """As a ``user_config`` would."""
+    """Changes settings as a ``user_config`` would."""
 
     def change(replica: Any) -> None:
         replica._live.change(replica._live.now.model_copy(update=settings))
@@ -113,9 +114,9 @@ def resize(application: Application, **settings: Any) -> None:
 
 
 @pytest.mark.long
-def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: openai.OpenAI) -> None:
-    """Of the runner and of the controller, while they are at it. A search that runs is lost, and told as such; one that
-    had ended is still there."""
+def test_no_kill_loses_or_repeats_a_request(idle: Application, client: openai.OpenAI) -> None:
+    """Runner and controller are killed at work. A running search is lost and reported as such; one that has ended is
+    still there."""
     asked = [request(problem, seed) for seed, problem in enumerate(problems(40, seed=72))]
     finished = idle.chat(problems(1, seed=74)[0], 1, store=True)
     batch_id = begun(client, "/v1/chat/completions", [*asked, {**asked[0], "n": 0}])
@@ -126,11 +127,11 @@ def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: op
 
     until(lambda: done() >= 3, "some are done", every_s=0.05)
     wide = request(problems(1, seed=75, level=5)[0], 1, store=True, stream=True, search=WIDE)
-    # Serve closes the stream, or breaks it off.
+    # Serve closes the stream or breaks it off.
     with suppress(httpx.HTTPError), idle.http.stream("POST", "/v1/chat/completions", json=wide) as stream:
         lines = (line for line in stream.iter_lines() if '"search_event"' in line)
         lost = json.loads(next(lines).removeprefix("data: "))["id"]
-        until(lambda: told(idle, lost)["nodes"] > 0, "an event is kept", every_s=0.05)
+        until(lambda: stored_search(idle, lost)["nodes"] > 0, "an event is kept", every_s=0.05)
         for pid in idle.replica_pids("BatchRunner") + idle.replica_pids("SearchController"):
             kill(pid)
         for _ in lines:
@@ -142,13 +143,13 @@ def test_no_kill_loses_a_request_or_does_one_twice(idle: Application, client: op
     assert sorted(line["line"] for line in results(client, batch)) == list(range(1, 41))
     [wrong] = client.files.content(batch.error_file_id).text.splitlines()
     assert json.loads(wrong)["custom_id"] == "c-40"
-    assert told(idle, finished["id"])["reply"] == finished
-    shown = told(idle, lost)
+    assert stored_search(idle, finished["id"])["reply"] == finished
+    shown = stored_search(idle, lost)
     assert (shown["status"], shown["error"]["code"]) == ("failed", "search_lost")
     assert shown["nodes"] > 0
 
 
-def test_a_search_that_runs_is_followed(idle: Application) -> None:
+def test_a_running_search_can_be_followed(idle: Application) -> None:
     body = request(problems(1, seed=76, level=5)[0], 1, store=True, search=WIDE)
     with ThreadPoolExecutor(1) as pool:
         running = pool.submit(lambda: idle.http.post("/v1/chat/completions", json=body).json())
@@ -164,7 +165,7 @@ def test_a_search_that_runs_is_followed(idle: Application) -> None:
     assert json.loads(last)["search"]["reply"] == reply
 
 
-def told(application: Application, name: str) -> Json:
+def stored_search(application: Application, name: str) -> Json:
     shown: Json = application.http.get(f"/v1/searches/{name}").json()
     return shown
 
@@ -174,7 +175,7 @@ def newest(application: Application) -> Json:
     return listed[0] if listed else {"status": "none"}
 
 
-def test_it_ends_when_it_is_cancelled_and_nobody_else_sees_it(idle: Application, client: openai.OpenAI) -> None:
+def test_a_batch_can_be_cancelled_and_is_visible_to_its_owner_only(idle: Application, client: openai.OpenAI) -> None:
     asked = [request(problem, seed) for seed, problem in enumerate(problems(60, seed=73))]
     batch_id = begun(client, "/v1/chat/completions", asked)
     other = client.with_options(api_key=idle.other_key)
@@ -188,12 +189,12 @@ def test_it_ends_when_it_is_cancelled_and_nobody_else_sees_it(idle: Application,
     assert {json.loads(line)["error"]["code"] for line in errors} == {"batch_cancelled"}
     assert len(errors) + batch.request_counts.completed == 60
     assert [each.id for each in other.batches.list()] == []
-    [told] = idle.status()["batches"]
-    assert told.keys() == {"running", "waiting"}
+    [counts] = idle.status()["batches"]
+    assert counts.keys() == {"running", "waiting"}
 
 
-def test_a_long_file_comes_back_as_it_went(application: Application, client: openai.OpenAI) -> None:
-    """Through Serve's proxy, in pieces."""
+def test_a_long_file_is_returned_unchanged(application: Application, client: openai.OpenAI) -> None:
+    """It passes through Serve's proxy in pieces."""
     content = bytes(range(256)) * (8 << 12)
     file = client.files.create(file=("long.jsonl", content), purpose="batch")
     assert client.files.content(file.id).read() == content

@@ -1,4 +1,4 @@
-"""A line for each search, and nobody's words: in all files that Ray, vLLM, LMCache and we write."""
+"""Every search has one log line, and no log file of Ray, vLLM, LMCache or Banyan contains text of a user."""
 
 import json
 import secrets
@@ -14,7 +14,7 @@ from tests.serve.application import BEAM, Application, problems, request, until
 
 @pytest.fixture
 def logs(application: Application) -> Path:
-    """Ray's directory of logs, in which all processes of the application write."""
+    """Ray's log directory, to which all processes of the application write."""
     return Path(ray._private.worker._global_node.get_logs_dir_path())
 
 
@@ -27,7 +27,7 @@ def files_with(logs: Path, words: bytes) -> list[str]:
     return [str(file.relative_to(logs)) for file in logs.rglob("*") if file.is_file() and words in file.read_bytes()]
 
 
-def test_a_search_leaves_one_line_of_figures(application: Application, logs: Path) -> None:
+def test_every_search_has_one_log_line_with_its_figures(application: Application, logs: Path) -> None:
     [problem] = problems(1, seed=77)
     reply = application.chat(problem, seed=1)
     search_id = reply["id"].removeprefix("chatcmpl-")
@@ -40,7 +40,7 @@ def test_a_search_leaves_one_line_of_figures(application: Application, logs: Pat
     assert line["nodes"] == line["steps"] == reply["search"]["nodes"]
 
 
-def test_no_words_of_a_user_are_in_any_log(application: Application, logs: Path) -> None:
+def test_no_text_of_a_user_is_in_any_log(application: Application, logs: Path) -> None:
     [problem] = problems(1, seed=78)
     words = str(10**15 + secrets.randbelow(10**15))
     asked = [{"role": "user", "content": f"{problem.text} {words}"}]

@@ -1,4 +1,4 @@
-"""What is published is scraped after a load, from the node's own port, as a Prometheus would."""
+"""Published metrics are scraped after a load from the node's own port, as Prometheus would."""
 
 import time
 from collections import defaultdict
@@ -16,17 +16,17 @@ from deployments.telemetry.catalog import METRICS, Kind
 from tests.serve.application import Application, problems, request, until
 
 SCRAPED_S = 60.0
-"""Five seconds until replicas publish, ten until Ray's agent has it; on a busy machine more."""
-MAY_REST = {
-    "banyan_retries_total",  # no replica fails here
-    "banyan_preemptions_total",  # nor is there too little memory
+"""Replicas publish every five seconds, and Ray's agent has it after ten; a busy machine takes longer."""
+MAY_STAY_ZERO = {
+    "banyan_retries_total",  # no replica fails in this load
+    "banyan_preemptions_total",  # and memory suffices
     "banyan_clamp_held_back_branches_total",
     "banyan_clamp_given_back_branches_total",
     "banyan_recomputed_tokens_total",
     "banyan_engine_waiting_requests",
-    "banyan_search_queue_waiting_requests",  # there is no queue
+    "banyan_search_queue_waiting_requests",  # no queue is configured
 }
-"""What need not move under an ordinary load; it is published all the same."""
+"""Metrics that an ordinary load need not change; they are published all the same."""
 
 
 class Sample(NamedTuple):
@@ -35,11 +35,11 @@ class Sample(NamedTuple):
 
 
 Scrape = dict[str, list[Sample]]
-"""By the metric's own name: the values of counters and gauges, the counts of histograms."""
+"""Samples by metric name: values of counters and gauges, counts of histograms."""
 
 
 def scrape() -> Scrape:
-    """All that Banyan's replicas have published through any node."""
+    """All metrics that Banyan's replicas have published on any node."""
     found: Scrape = defaultdict(list)
     for node in ray.nodes():
         reply = httpx.get(f"http://{node['NodeManagerAddress']}:{node['MetricsExportPort']}/metrics", timeout=30)
@@ -56,7 +56,7 @@ def total(samples: list[Sample], **labels: str) -> float:
 
 
 def load(application: Application) -> None:
-    """Searches, one of a prompt that is new and worth storing, rewards from memory, and requests that are refused."""
+    """Runs searches, one with a new prompt that is long enough to store, cached rewards, and refused requests."""
     asked = problems(24, seed=900)
     new = [{"role": "system", "content": f"{uuid4()} " * 8}, {"role": "user", "content": asked[0].text}]
     application.chat(asked[0], seed=1, messages=new)
@@ -72,12 +72,12 @@ def load(application: Application) -> None:
 
 @pytest.fixture(scope="module")
 def scrapes(application: Application) -> list[Scrape]:
-    """Before a load, again and again while one is on, and when all of it must have been published."""
+    """Scrapes before a load, repeatedly during it, and once everything must have been published."""
     application.wait_until_whole()
     taken = [scrape()]
     with ThreadPoolExecutor(1) as pool:
         deadline = time.monotonic() + SCRAPED_S
-        while not (seen := moved(taken)) >= METRICS.keys() - MAY_REST and time.monotonic() < deadline:
+        while not (seen := moved(taken)) >= METRICS.keys() - MAY_STAY_ZERO and time.monotonic() < deadline:
             loading = pool.submit(load, application)
             while not loading.done():
                 time.sleep(0.5)
@@ -89,7 +89,7 @@ def scrapes(application: Application) -> list[Scrape]:
 
 
 def moved(taken: list[Scrape]) -> set[str]:
-    """Metrics that have had a value other than 0: counters that grew, gauges that showed something."""
+    """Metrics that changed: counters that grew, and gauges that were not 0."""
     before = taken[0]
     found = set()
     for name, metric in METRICS.items():
@@ -101,19 +101,19 @@ def moved(taken: list[Scrape]) -> set[str]:
 
 @pytest.mark.parametrize("name", METRICS)
 def test_every_metric_that_is_documented_is_published(name: str, scrapes: list[Scrape]) -> None:
-    """`tests/unit/telemetry` has them compared with docs/operating.md."""
+    """`tests/unit/telemetry` compares them with docs/operating.md."""
     assert scrapes[-1].get(name)
     for sample in scrapes[-1][name]:
         assert sample.labels.keys() >= {"application", "deployment", "replica", *METRICS[name].labels}
         assert sample.labels["deployment"] in METRICS[name].owner.value
 
 
-@pytest.mark.parametrize("name", sorted(METRICS.keys() - MAY_REST))
-def test_a_load_moves_it(name: str, scrapes: list[Scrape]) -> None:
+@pytest.mark.parametrize("name", sorted(METRICS.keys() - MAY_STAY_ZERO))
+def test_a_load_changes_every_metric(name: str, scrapes: list[Scrape]) -> None:
     assert name in moved(scrapes)
 
 
-def test_labels_say_who_and_why(application: Application, scrapes: list[Scrape]) -> None:
+def test_labels_name_the_key_and_the_reason(application: Application, scrapes: list[Scrape]) -> None:
     last = scrapes[-1]
     key = key_digest(application.key)[:8]
     assert total(last["banyan_generated_tokens_total"], key=key) > 0
@@ -123,11 +123,11 @@ def test_labels_say_who_and_why(application: Application, scrapes: list[Scrape])
     assert total(last["banyan_search_places"]) == application.config.controller.searches
 
 
-def test_engines_say_what_their_own_counters_say(application: Application) -> None:
+def test_engine_metrics_match_the_engines_own_counters(application: Application) -> None:
     application.wait_until_whole()
-    told = application.generated_tokens()
+    tokens = application.generated_tokens()
     name = "banyan_engine_generated_tokens_total"
-    until(lambda: total(scrape()[name], deployment="Generator") >= told, f"{name} is {told} or more", SCRAPED_S)
+    until(lambda: total(scrape()[name], deployment="Generator") >= tokens, f"{name} is {tokens} or more", SCRAPED_S)
     idle = scrape()
     for deployment in ("Generator", "ProcessRewardModel"):
         used, free, blocks = (

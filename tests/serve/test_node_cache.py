@@ -1,4 +1,4 @@
-"""The node's cache server belongs to the node: up before its replicas, back after a kill, gone with its application.
+"""The node's cache server: up before its replicas, restarted after a kill, and ended with its application.
 
 Dummy replicas without engines stand in for generators; Ray, Serve and LMCache are real.
 """
@@ -22,7 +22,7 @@ import pytest_asyncio
 import ray
 from ray.exceptions import RayActorError
 
-with warnings.catch_warnings(action="ignore"):  # Serve's own, about pydantic
+with warnings.catch_warnings(action="ignore"):  # Serve's own warning about pydantic
     from ray import serve
     from ray.serve.handle import DeploymentHandle
 
@@ -34,9 +34,9 @@ from kvstore.settings import CacheSettings
 
 SETTINGS = CacheSettings(l1_size_gb=0.0625)
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),  # handles belong to the loop of their first use
+    pytest.mark.asyncio(loop_scope="module"),  # handles belong to the event loop of their first use
     pytest.mark.timeout(600),
-    # Ray's own, about its sockets and its future defaults.
+    # Ray's own warnings about its sockets and its future defaults
     pytest.mark.filterwarnings("default::ResourceWarning", "default::FutureWarning", "default::DeprecationWarning"),
 ]
 WAIT_S = 180.0
@@ -44,7 +44,8 @@ ROOT = Path(__file__).parents[2]
 
 
 def application(settings: CacheSettings = SETTINGS, replicas: int = 2, shared_memory: int = 0) -> serve.Application:
-    """Sent to workers by value, which cannot import this module: it uses nothing else of it."""
+    """An application that is sent to workers by value, since they cannot import this module: it uses nothing else of
+    it."""
 
     @serve.deployment(num_replicas=replicas, ray_actor_options={"num_cpus": 0}, health_check_period_s=1)
     class Dummy:
@@ -81,15 +82,15 @@ async def handle() -> AsyncIterator[DeploymentHandle[Any]]:
 
 @asynccontextmanager
 async def running_ray() -> AsyncIterator[None]:
-    """A Ray of one's own, or that of another test module which is still there."""
+    """A Ray of its own, or the one that another test module has left running."""
     if ray.is_initialized():
         yield
         return
     with (
         pytest.MonkeyPatch.context() as patch,
-        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir,  # sockets want a short path
+        tempfile.TemporaryDirectory(prefix="ray", ignore_cleanup_errors=True) as temp_dir,  # sockets need a short path
     ):
-        patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")  # no load balancer has to notice
+        patch.setenv("RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S", "0")  # there is no load balancer
         ray.init(address="local", num_cpus=2, include_dashboard=False, _temp_dir=temp_dir)
         try:
             serve.start(proxy_location="Disabled")
@@ -100,7 +101,7 @@ async def running_ray() -> AsyncIterator[None]:
 
 
 async def report(handle: DeploymentHandle[Any]) -> dict[str, Any]:
-    """What a replica says, with the state of the only cache server."""
+    """What a replica reports, and the state of the only cache server."""
     async with asyncio.timeout(WAIT_S):
         (cache,) = caches()
         state: dict[str, Any] = await cache.state.remote()
@@ -108,18 +109,18 @@ async def report(handle: DeploymentHandle[Any]) -> dict[str, Any]:
 
 
 def caches() -> list[Any]:
-    """The actors of all cache servers."""
+    """Actors of all cache servers."""
     named = ray.util.list_named_actors(all_namespaces=True)
     found = []
     for each in named:
         if each["namespace"] == NAMESPACE:
-            with suppress(ValueError):  # it has ended since it was listed
+            with suppress(ValueError):  # the actor has ended since it was listed
                 found.append(ray.get_actor(**each))
     return found
 
 
 async def until(holds: Callable[[], Awaitable[bool]]) -> None:
-    """Wait for something that no process announces; fails after a bounded time."""
+    """Waits until a condition holds that no process announces; fails after a limited time."""
     async with asyncio.timeout(WAIT_S):
         while not await holds():
             await asyncio.sleep(0.1)
@@ -151,7 +152,7 @@ async def answers(address: CacheAddress) -> bool:
         return bool(reply.status == 200)
 
 
-async def test_the_server_is_up_before_the_replicas_and_shared_by_them(handle: DeploymentHandle[Any]) -> None:
+async def test_the_server_starts_before_the_replicas_which_share_it(handle: DeploymentHandle[Any]) -> None:
     seen: dict[int, dict[str, Any]] = {}
 
     async def both_seen() -> bool:
@@ -167,7 +168,7 @@ async def test_the_server_is_up_before_the_replicas_and_shared_by_them(handle: D
     assert first["pid"] == second["pid"]
 
 
-async def test_a_killed_server_is_back_on_the_same_port(handle: DeploymentHandle[Any]) -> None:
+async def test_a_killed_server_restarts_on_the_same_port(handle: DeploymentHandle[Any]) -> None:
     before = await report(handle)
     os.kill(before["pid"], signal.SIGKILL)
 
@@ -181,7 +182,7 @@ async def test_a_killed_server_is_back_on_the_same_port(handle: DeploymentHandle
     assert await answers(after["address"])
 
 
-async def test_a_killed_owner_is_replaced_and_the_server_back_on_the_same_port(
+async def test_a_killed_owner_is_replaced_and_the_server_restarts_on_the_same_port(
     handle: DeploymentHandle[Any],
 ) -> None:
     before = await report(handle)
@@ -193,7 +194,7 @@ async def test_a_killed_owner_is_replaced_and_the_server_back_on_the_same_port(
     async def owned_again() -> bool:
         try:
             now = await report(handle)
-        except RayActorError:  # it is being started
+        except RayActorError:  # while it is being started
             return False
         return bool(now["pid"] != before["pid"] and now["users"] == before["users"])
 
@@ -219,7 +220,7 @@ async def test_the_server_outlives_all_its_replicas_and_is_found_by_the_next(han
 
 
 @pytest.mark.long
-async def test_an_update_has_a_server_of_its_own_only_if_its_settings_differ(handle: DeploymentHandle[Any]) -> None:
+async def test_an_update_starts_a_new_server_only_if_its_settings_differ(handle: DeploymentHandle[Any]) -> None:
     before = await report(handle)
     again = await asyncio.to_thread(serve.run, application(), name="node-cache", route_prefix=None)
     assert (await report(again))["pid"] == before["pid"]
@@ -237,7 +238,7 @@ async def test_an_update_has_a_server_of_its_own_only_if_its_settings_differ(han
     assert await answers(after["address"])
 
 
-async def test_what_a_dead_engine_left_in_shared_memory_is_removed(handle: DeploymentHandle[Any]) -> None:
+async def test_shared_memory_of_a_dead_engine_is_removed(handle: DeploymentHandle[Any]) -> None:
     engine = await asyncio.create_subprocess_exec(
         sys.executable, "-c", "import os; open(f'/dev/shm/lmcache_kv_{os.getpid()}_0', 'x').close()"
     )
@@ -281,7 +282,7 @@ async def test_without_a_server_replicas_serve_unless_one_is_required(
         async with asyncio.timeout(WAIT_S):
             assert (await without.report.remote())["relied_on"] is None
         required = application(settings.model_copy(update={"required": True}), 1, shared_memory)
-        # Serve tells why, of a first deployment: replicas that fail give it up.
+        # Serve reports the reason for a first deployment: replicas that fail make it give up.
         with pytest.raises(RuntimeError):
             await asyncio.to_thread(serve.run, required, name="required", route_prefix=None)
         message = serve.status().applications["required"].deployments["Dummy"].message
@@ -299,7 +300,7 @@ async def test_without_a_server_replicas_serve_unless_one_is_required(
 
 @asynccontextmanager
 async def operators_own() -> AsyncIterator[CacheSettings]:
-    """The settings for a server that somebody else has started, as LMCache's documentation says."""
+    """Settings for a server that somebody else has started, as in LMCache's documentation."""
     port, http_port = free_port(), free_port()
     command = [str(Path(sys.executable).with_name("lmcache")), "server", "--host", "127.0.0.1", "--port", str(port)]
     command += ["--http-host", "127.0.0.1", "--http-port", str(http_port)]
@@ -377,7 +378,7 @@ async def test_the_server_ends_when_everything_is_killed() -> None:
         await await_end(server, guard)
 
 
-async def test_a_disabled_cache_asks_nobody() -> None:
+async def test_a_disabled_cache_contacts_no_server() -> None:
     client = CacheClient(CacheSettings(enabled=False))
     assert await client.attach() is None
     assert await client.keep()

@@ -1,5 +1,5 @@
-"""Ray Data pipelines on the served application, by ``ray.data.llm``: the example of its page as a program, and beside
-it a row that is refused."""
+"""Ray Data pipelines on the served application through ``ray.data.llm``: the example in the docs, run as a program, and
+a row that is refused."""
 
 import json
 import os
@@ -35,7 +35,7 @@ score(fields).write_json(f"{{here}}/scores")
 
 @pytest.fixture(scope="module")
 def directory(application: Application, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the pipelines ran, with what they wrote."""
+    """The directory in which the pipelines ran, with their output."""
     directory = tmp_path_factory.mktemp("pipeline")
     (directory / "problems.jsonl").write_text("".join(json.dumps(problem.as_json()) + "\n" for problem in ASKED))
     [example] = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
@@ -43,7 +43,7 @@ def directory(application: Application, tmp_path_factory: pytest.TempPathFactory
     done = subprocess.run(
         [sys.executable, "pipeline.py"],
         cwd=directory,
-        env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address},  # as `ray job submit` has it
+        env={**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address},  # as with `ray job submit`
         capture_output=True,
         text=True,
         timeout=RUN_S,
@@ -53,7 +53,7 @@ def directory(application: Application, tmp_path_factory: pytest.TempPathFactory
     return directory
 
 
-def test_rows_are_answered_as_their_requests_are(idle: Application, directory: Path) -> None:
+def test_rows_get_the_replies_of_their_requests(idle: Application, directory: Path) -> None:
     rows = {row["problem"]: row for row in pyarrow.parquet.read_table(directory / "answers").to_pylist()}
     assert rows.keys() == {problem.text for problem in ASKED}
     for problem in ASKED:
@@ -64,7 +64,7 @@ def test_rows_are_answered_as_their_requests_are(idle: Application, directory: P
         assert row["__inference_error__"] == ""
 
 
-def test_a_row_that_is_refused_says_why_and_the_others_are_answered(idle: Application, directory: Path) -> None:
+def test_a_refused_row_has_the_reason_and_the_others_are_answered(idle: Application, directory: Path) -> None:
     lines = [line for file in (directory / "scores").iterdir() for line in file.read_text().splitlines()]
     answered, refused = sorted(map(json.loads, lines), key=lambda row: str(row["__inference_error__"]))
     rewards = idle.http.post("/v1/score", json=SCORED).json()["rewards"]

@@ -1,4 +1,5 @@
-"""Which generator gets a call: its search's own, or another where that failed. What one computed, both have."""
+"""The generator that gets a call: the home of its search, or another one after a failure. Generators share computed
+prefixes."""
 
 import asyncio
 from typing import Any
@@ -20,7 +21,7 @@ def one_branch(search_id: str, *avoid: str, tokens: int = 1) -> ExpandRequest:
 
 
 async def writer(handle: Any, request: ExpandRequest) -> str:
-    """The replica that writes it."""
+    """The replica that writes the branch."""
     response = handle.expand.remote(request)
     async for _ in response:
         pass
@@ -29,10 +30,10 @@ async def writer(handle: Any, request: ExpandRequest) -> str:
     return found
 
 
-def test_a_search_stays_with_one_replica_and_a_call_that_failed_goes_to_another(idle: Application) -> None:
+def test_a_search_stays_at_its_home_and_a_failed_call_goes_to_another_replica(idle: Application) -> None:
     async def asked() -> list[tuple[set[str], str, str]]:
         handle = serve.get_deployment_handle("Generator", idle.NAME).options(stream=True)
-        for _ in range(PLACED):  # where replicas were replaced, searches begin on the new ones until they have as many
+        for _ in range(PLACED):  # new replicas get new searches until they have as many as the others
             await writer(handle, one_branch(uuid4().hex))
         searches = [uuid4().hex for _ in range(8)]
         homes = [{await writer(handle, one_branch(search)) for _ in range(4)} for search in searches]
@@ -48,7 +49,7 @@ def test_a_search_stays_with_one_replica_and_a_call_that_failed_goes_to_another(
     assert all(then == elsewhere for _, elsewhere, then in found), "the rest of the search goes there too"
 
 
-def test_calls_are_counted_until_they_end_however_they_do(idle: Application) -> None:
+def test_calls_are_counted_until_they_end(idle: Application) -> None:
     handle: Any = None
 
     def at_work() -> int:
@@ -81,6 +82,6 @@ def test_a_prefix_is_computed_once_for_all_replicas(idle: Application) -> None:
     cached = cached_by_prefix(idle, calls=16)
     after = [replica["branches_finished"] for replica in idle.status()["generator"]]
     assert all(now > then for then, now in zip(before, after, strict=True)), "both replicas were asked"
-    # The first call computes all of it; without LMCache the other replica's first call would as well.
+    # The first call computes all of the prefix; without LMCache the other replica's first call would as well.
     assert cached[0] == 0
     assert all(tokens >= 288 for tokens in cached[1:]), cached
