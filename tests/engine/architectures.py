@@ -1,5 +1,5 @@
-"""Public architectures at a size that starts at once, with weights of no meaning; run as a program, it starts vLLM with
-each that it is told to, one after the other, and prints what it expected of each KV cache and what there is."""
+"""Public architectures at a size that starts quickly, with random weights. As a program it starts vLLM with each named
+architecture, one after the other, and prints the expected and the actual KV cache."""
 
 import json
 import os
@@ -19,7 +19,7 @@ COMMON: dict[str, Any] = {
     "dtype": "float32",
 }
 LATENT_DTYPE, LATENT_BYTES = ("bfloat16", 2) if torch.cpu._is_amx_tile_supported() else ("float32", 4)
-"""Where the processor has AMX, vLLM's backend for latent vectors takes no float32."""
+"""Where the processor has AMX, vLLM's backend for latent vectors does not support float32."""
 LATENT = {"kv_lora_rank": 512, "q_lora_rank": 64, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64, "v_head_dim": 128}
 EXPERTS = {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 ALTERNATING = ["sliding_attention", "full_attention"] * 2
@@ -64,7 +64,7 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
 
 
 def write(architecture: str, directory: Path) -> str:
-    """A model's directory, without weights."""
+    """A model directory without weights."""
     directory.mkdir(parents=True, exist_ok=True)
     config = COMMON | {"architectures": [architecture]} | ARCHITECTURES[architecture]
     (directory / "config.json").write_text(json.dumps(config))
@@ -72,7 +72,7 @@ def write(architecture: str, directory: Path) -> str:
 
 
 def arguments(model: str) -> dict[str, Any]:
-    """As vLLM wants them."""
+    """Engine arguments for vLLM."""
     return {
         "model": model,
         "load_format": "dummy",

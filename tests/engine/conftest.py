@@ -1,7 +1,7 @@
-"""Engines shared by all tests here: one takes half a minute to start, so each kind starts once.
+"""Engines shared by all tests of this folder: an engine takes half a minute to start, so each kind starts once.
 
-The embedded models are used when they are there; until then tiny ones with random weights, which say
-nothing sensible but say it through the same code.
+The embedded models are used if they exist; otherwise tiny ones with random weights, whose output is nonsense but passes
+through the same code.
 """
 
 import tests.engine.without_compiler  # before torch is imported
@@ -29,7 +29,7 @@ from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """For imports and starts: warnings of vLLM and torch about themselves are no errors of ours."""
+    """Ignores warnings of vLLM and torch about themselves during imports and starts."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
@@ -42,11 +42,11 @@ with quiet():
     from deployments.engines.scoring import ScoringEngine
 
 SETTLE_S = 30.0
-"""The longest an engine may take to report that it is idle: generous, for a machine that is busy."""
+"""Longest time until an engine reports that it is idle; generous, for a busy machine."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """vLLM leaves its ZeroMQ contexts to the garbage collector, which tells during some later test."""
+    """vLLM leaves its ZeroMQ contexts to the garbage collector, whose warning appears in some later test."""
     here = Path(__file__).parent
     for item in items:
         if here in item.path.parents:
@@ -54,10 +54,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 async def stop(engine: "GenerationEngine | ScoringEngine") -> None:
-    """Shuts down and collects at once what vLLM leaves to the garbage collector, with its complaints."""
+    """Shuts the engine down, and collects at once what vLLM leaves to the garbage collector, without its warnings."""
     with quiet():
         engine.shutdown()
-        await asyncio.sleep(0)  # the tasks that were cancelled end
+        await asyncio.sleep(0)  # lets cancelled tasks end
         gc.collect()
 
 

@@ -1,4 +1,4 @@
-"""A model whose every next token depends on the last one only, with the probabilities that a test chooses."""
+"""A model in which each token depends only on the last one, with probabilities that a test chooses."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,11 +9,11 @@ from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 from tests.engine.vocabularies import token_id
 
 Chances = Mapping[str, Mapping[str, float]]
-"""For each token's text the probabilities of what follows it."""
+"""For each token's text, the probabilities of the next tokens."""
 
 
 def save_markov_model(directory: Path, tokenizer: PreTrainedTokenizerFast, chances: Chances) -> None:
-    """A Qwen2 of one layer that adds nothing: each token is a direction of its own, the head its logits."""
+    """A Qwen2 with one layer that adds nothing: each token is a direction of its own, and the head has its logits."""
     size = len(tokenizer)
     width = -(-size // 64) * 64
     config = Qwen2Config(
@@ -38,6 +38,6 @@ def save_markov_model(directory: Path, tokenizer: PreTrainedTokenizerFast, chanc
             parameter.zero_()
         model.model.norm.weight.fill_(1.0)
         model.model.embed_tokens.weight[:, :size] = torch.eye(size)
-        model.lm_head.weight[:, :size] = logits / width**0.5  # the norm makes a direction this long
+        model.lm_head.weight[:, :size] = logits / width**0.5  # the norm scales a direction to this length
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

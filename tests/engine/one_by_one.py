@@ -1,4 +1,4 @@
-"""Steps written one by one, by an engine that is nothing but vLLM's description of when it stops."""
+"""Steps written one by one, by a model of when a vLLM engine stops."""
 
 from collections.abc import Sequence
 
@@ -10,11 +10,11 @@ from deployments.engines.step_splitter import StepSplitter
 def one_by_one(
     splitter: StepSplitter, tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]
 ) -> list[tuple[int, ...]]:
-    """These tokens from an engine that is asked for a step at a time, and again as long as it has written none.
+    """Splits these tokens as an engine would write them that is asked for one step at a time, and asked again as long
+    as there is no step.
 
-    It stops at the first token of ``stop.token_ids`` and at the first with which its text contains one of
-    ``stop.strings``; the text of a request begins with its own first token.
-    """
+        A request stops at the first token of ``stop.token_ids``, and at the first token with which its text contains
+        one of ``stop.strings``; the text of a request begins with its own first token."""
     steps: list[tuple[int, ...]] = []
     start = asked = 0
     for end, token in enumerate(token_ids, 1):

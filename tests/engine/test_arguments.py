@@ -1,4 +1,4 @@
-"""What vLLM is told on a GPU, as far as that can be seen without one: no engine is started."""
+"""Arguments for vLLM on a GPU, as far as they can be checked without one: no engine is started."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from deployments.engines.settings import GeneratorSettings, ReplicaSettings
 
 
 @pytest.mark.parametrize(("num_gpus", "utilization"), [(0.5, 0.46), (0.25, 0.23)])
-def test_an_engine_on_a_part_of_a_device_is_told_to_keep_to_it(
+def test_an_engine_on_a_part_of_a_device_is_limited_to_it(
     monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: float, utilization: float
 ) -> None:
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)
@@ -23,7 +23,7 @@ def test_an_engine_on_a_part_of_a_device_is_told_to_keep_to_it(
 
 
 @pytest.mark.parametrize("num_gpus", [1, 2])
-def test_an_engine_on_whole_devices_has_vllms_own_default(
+def test_an_engine_on_whole_devices_has_vllms_default(
     monkeypatch: pytest.MonkeyPatch, generator_model: str, num_gpus: int
 ) -> None:
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 @pytest.fixture(autouse=True)
 def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own, which the other tests here do without."""
+    """The machine's own compiler, which the other tests here do without."""
     monkeypatch.delenv("CXX")
     monkeypatch.delenv("TORCH_COMPILE_DISABLE")
 
@@ -40,11 +40,11 @@ async def test_the_second_start_of_an_engine_compiles_nothing(
     assert len(code) == 1
     written = code[0].stat().st_mtime_ns, code[0].stat().st_ino
     await started_and_stopped(settings)
-    # An engine that compiles writes its code again.
+    # An engine that compiles would write its code again.
     assert (code[0].stat().st_mtime_ns, code[0].stat().st_ino) == written
 
 
-async def test_without_a_compiler_an_engine_runs_as_it_is(
+async def test_without_a_compiler_an_engine_runs_uncompiled(
     monkeypatch: pytest.MonkeyPatch, generator_model: str
 ) -> None:
     settings = GeneratorSettings(model=generator_model)
@@ -52,7 +52,8 @@ async def test_without_a_compiler_an_engine_runs_as_it_is(
     assert can_compile() is ("TORCH_COMPILE_DISABLE" not in engine_environment(settings))
     monkeypatch.setenv("CXX", "no-such-compiler")
     assert engine_args(settings, runner="generate").enforce_eager is True
-    # Log-probabilities would be compiled all the same: all other tests here run such engines, some with these.
+    # Log-probabilities would be compiled even then: all other tests here run such engines, some of them with
+    # log-probabilities.
     assert engine_environment(settings)["TORCH_COMPILE_DISABLE"] == "1"
     eager = GeneratorSettings(model=generator_model, engine_args={"enforce_eager": True})
     monkeypatch.delenv("CXX")

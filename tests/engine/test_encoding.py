@@ -21,12 +21,12 @@ def tokenizer() -> PreTrainedTokenizerFast:
     return build_tokenizer(200)
 
 
-def test_ordinary_text_is_tokenized_as_ever(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_ordinary_text_is_tokenized_as_usual(tokenizer: PreTrainedTokenizerFast) -> None:
     text = "Start with 5. Add 3.\n\nWhat is <the> result|> ?"
     assert ChatEncoder(tokenizer).encode_text(text) == tokenizer.encode(text, add_special_tokens=False)
 
 
-def test_a_chat_is_what_the_template_makes_of_it(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_chat_equals_the_output_of_the_template(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Start with 5."},
@@ -57,7 +57,7 @@ def test_invalid_unicode_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
         encoder.encode_chat([{"role": "user", "content": "\ud800"}])
 
 
-def test_a_template_is_told_what_it_reads_and_nothing_that_poses_as_a_turn(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_a_template_gets_the_kwargs_it_reads_but_no_messages(tokenizer: PreTrainedTokenizerFast) -> None:
     messages = [{"role": "user", "content": "x"}]
     plain = ChatEncoder(tokenizer).encode_chat(messages)
     assert ChatEncoder(tokenizer).template_variables == frozenset()
@@ -68,15 +68,15 @@ def test_a_template_is_told_what_it_reads_and_nothing_that_poses_as_a_turn(token
         encoder = ChatEncoder(tokenizer)
         assert encoder.template_variables == {"mood"}
         assert encoder.encode_chat(messages) == plain
-        told = encoder.encode_chat(messages, template_kwargs={"mood": "calm", "messages": []})
+        token_ids = encoder.encode_chat(messages, template_kwargs={"mood": "calm", "messages": []})
         posing = encoder.encode_chat(messages, template_kwargs={"mood": "<|im_end|>"})
     finally:
         tokenizer.chat_template = template
-    assert tokenizer.decode(told).endswith("<think>calm")
+    assert tokenizer.decode(token_ids).endswith("<think>calm")
     assert posing.count(tokenizer.eos_token_id) == plain.count(tokenizer.eos_token_id)
 
 
-def test_tokens_say_their_texts_and_special_ones_nothing(tokenizer: PreTrainedTokenizerFast) -> None:
+def test_tokens_have_their_texts_and_special_ones_none(tokenizer: PreTrainedTokenizerFast) -> None:
     ids = tokenizer.encode("6 * 7 = 42\n\n", add_special_tokens=False)
     assert "".join(ChatEncoder(tokenizer).token_texts(ids)) == "6 * 7 = 42\n\n"
     assert ChatEncoder(tokenizer).token_texts([tokenizer.eos_token_id]) == [""]

@@ -1,4 +1,4 @@
-"""An engine whose process dies: every call hears of it, and nothing is counted twice."""
+"""An engine whose process dies: every call fails, and nothing is counted twice."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,5 @@
-"""An engine whose process is stopped: it is found whether it works or not, killed, and every call hears of it."""
+"""An engine whose process is stopped: the hang is detected whether it works or not, the engine is killed, and every
+call fails."""
 
 import asyncio
 import os
@@ -29,7 +30,7 @@ from tests.engine.conftest import GenerationEngine, ScoringEngine, quiet, stop
 
 STALL_S = 3.0
 FOUND_S = 60.0
-"""Far more than ``STALL_S``: for a machine that is busy."""
+"""Far more than ``STALL_S``, for a busy machine."""
 
 pytestmark = [pytest.mark.long, pytest.mark.asyncio, pytest.mark.filterwarnings("ignore")]
 
@@ -45,7 +46,7 @@ class Stoppable:
         os.kill(self.process.pid, signal.SIGSTOP)
 
     async def is_found(self) -> None:
-        """Waits until the engine's process is gone; it counts as dead then."""
+        """Waits until the engine's process is gone; the engine then counts as dead."""
         async with asyncio.timeout(FOUND_S):
             while self.process.is_running() and self.process.status() != psutil.STATUS_ZOMBIE:
                 await asyncio.sleep(0.1)
@@ -110,8 +111,8 @@ async def test_a_scorer_that_is_stopped_at_work_fails_its_calls(scoring_engine: 
     await scoring_engine.is_found()
 
 
-async def test_an_engine_that_is_stopped_without_work_is_found_too(generation_engine: Stoppable) -> None:
-    await asyncio.sleep(STALL_S + 2)  # it has nothing to do, and nobody takes that for a hang
+async def test_an_engine_stopped_without_work_is_detected_too(generation_engine: Stoppable) -> None:
+    await asyncio.sleep(STALL_S + 2)  # without work it does not count as hung
     assert await generation_engine.engine.canary(60.0) < 60.0
     generation_engine.stop()
     await generation_engine.is_found()

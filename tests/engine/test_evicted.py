@@ -1,4 +1,4 @@
-"""Which paths an engine stores because it is about to lose them. LMCache's classes around a pool of plain objects."""
+"""Paths that an engine stores because it is about to evict them: LMCache's classes around a pool of plain objects."""
 
 import itertools
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ SIGNALS: Any = SimpleNamespace(blocked_request_ids=set(), finished_request_ids=s
 
 
 class Pool:
-    """Blocks with hashes, and the order in which the free ones are taken."""
+    """Blocks with hashes, and the order in which free blocks are taken."""
 
     def __init__(self, count: int = 200) -> None:
         self.blocks = [SimpleNamespace(block_id=n, block_hash=f"hash {n}", next_free_block=None) for n in range(count)]
@@ -57,7 +57,7 @@ def test_a_path_is_stored_once_when_its_last_block_is_about_to_be_taken(pool: Po
     assert stored(paths, 2) == ["far"]
 
 
-def test_a_path_that_is_offered_again_is_what_it_is_then(pool: Pool) -> None:
+def test_a_path_offered_again_replaces_its_old_blocks(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "path", [1, 2])
     offer(paths, pool, "path", [1, 2, 3])
@@ -70,7 +70,7 @@ def test_a_path_that_is_offered_again_is_what_it_is_then(pool: Pool) -> None:
     assert [list(hashes) for _, hashes in item.metadatas] == [[1, 2, 3]]
 
 
-def test_what_is_stored_now_waits_for_nothing_and_is_known(pool: Pool) -> None:
+def test_a_path_stored_at_once_is_not_pending_and_is_known(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     now: Any = SimpleNamespace(request_id="prompt")
     paths.store_now(now, {1: "hash 1", 2: "hash 2"})
@@ -91,7 +91,7 @@ def test_what_is_stored_now_waits_for_nothing_and_is_known(pool: Pool) -> None:
     assert not lookups.worth("hash 3")
 
 
-def test_what_was_taken_is_given_up(pool: Pool) -> None:
+def test_a_path_whose_blocks_were_taken_is_dropped(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "path", [1, 2])
     pool.blocks[2].block_hash = "another"
@@ -102,7 +102,7 @@ def test_what_was_taken_is_given_up(pool: Pool) -> None:
     assert (drained.items, drained.emptied_request_ids) == ([], ["path"])
 
 
-def test_of_the_same_path_one_is_enough(pool: Pool) -> None:
+def test_of_equal_paths_one_is_stored(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "first", [1, 2])
     offer(paths, pool, "again", [1, 2])
@@ -114,7 +114,7 @@ def test_of_the_same_path_one_is_enough(pool: Pool) -> None:
     assert drained.emptied_request_ids == ["first", "again"]
 
 
-def test_what_is_being_stored_waits_whatever_becomes_of_that(pool: Pool) -> None:
+def test_a_path_under_way_is_stored_again_if_the_store_fails(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "path", [1, 2])
     pool.frees(2, 1)
@@ -123,7 +123,7 @@ def test_what_is_being_stored_waits_whatever_becomes_of_that(pool: Pool) -> None
     assert stored(paths, 1) == ["path"]
 
 
-def test_a_block_without_a_hash_is_not_waited_for(pool: Pool) -> None:
+def test_a_path_with_an_unhashed_block_is_dropped(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     pool.blocks[2].block_hash = None
     offer(paths, pool, "path", [1, 2])
@@ -131,7 +131,7 @@ def test_a_block_without_a_hash_is_not_waited_for(pool: Pool) -> None:
     assert stored(paths, 2) == []
 
 
-def test_a_step_stores_no_more_than_it_may(pool: Pool) -> None:
+def test_a_step_stores_a_limited_number_of_paths(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     for block in range(MOST + 5):
         offer(paths, pool, f"path {block}", [block])
@@ -141,7 +141,7 @@ def test_a_step_stores_no_more_than_it_may(pool: Pool) -> None:
     assert len(stored(paths, MOST + 5)) == 5
 
 
-def test_lookups_in_vain_become_few_and_what_was_stored_is_always_looked_up(pool: Pool) -> None:
+def test_lookups_become_rare_after_misses_except_for_stored_prefixes(pool: Pool) -> None:
     paths = EvictedPaths(pool)
     offer(paths, pool, "path", [1, 2])
     pool.frees(2, 1)
@@ -158,7 +158,7 @@ def test_lookups_in_vain_become_few_and_what_was_stored_is_always_looked_up(pool
     assert lookups.worth("unknown")
 
 
-def test_what_nobody_comes_back_to_any_more_is_not_stored(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_older_than_the_usual_return_time_are_not_stored(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     monkeypatch.setattr(evicted.time, "monotonic", lambda: now)
     paths = EvictedPaths(pool)

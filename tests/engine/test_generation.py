@@ -1,4 +1,4 @@
-"""What the generation engine promises to a search, on a real vLLM engine."""
+"""Guarantees of the generation engine, on a real vLLM engine."""
 
 import asyncio
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 QUESTION = "Start with 5. Add 37. Multiply by 3. Subtract 40. What is the result?"
 MINUTES = 600.0
-"""A deadline that no test is meant to reach."""
+"""A deadline that no test should reach."""
 
 
 def prompt(engine: GenerationEngine, question: str = QUESTION) -> tuple[int, ...]:
@@ -41,7 +41,7 @@ def wanted(
 
 
 def rambling(prefix: Sequence[int], search_id: str = "search", deadline_s: float = MINUTES) -> ExpandRequest:
-    """One branch that ends soon and many that go on for long unless they are aborted."""
+    """One branch that ends soon, and many long ones that must be aborted."""
     request = wanted(
         prefix,
         range(64),
@@ -65,10 +65,10 @@ async def token_ids(engine: GenerationEngine, request: ExpandRequest) -> dict[tu
     return {(child.parent, child.index): child.steps[0].token_ids for child in await children(engine, request)}
 
 
-async def test_200_seeded_requests_with_aborts_among_them_write_the_same_three_times(
+async def test_200_seeded_requests_with_aborts_write_the_same_text_three_times(
     generation: GenerationEngine,
 ) -> None:
-    """A seeded request can kill a CPU engine under load; here it must not, and seeds must decide all."""
+    """A seeded request could kill a CPU engine under load; here it must not, and seeds alone must decide the text."""
     questions = [f"Start with {5 + i}." + " Add 12." * (3 * i) for i in range(4)]
     seeded = [wanted(prompt(generation, q), range(50), parent=(i,)) for i, q in enumerate(questions)]
 
@@ -101,7 +101,7 @@ async def test_200_seeded_requests_with_aborts_among_them_write_the_same_three_t
         assert (await token_ids(generation, alone)).items() <= rounds[0].items()
 
 
-async def test_each_branch_comes_once_and_says_how_its_step_ended(generation: GenerationEngine) -> None:
+async def test_each_branch_arrives_once_with_how_its_step_ended(generation: GenerationEngine) -> None:
     prefix = prompt(generation)
     delimiter = GeneratorSettings().step_delimiter
     arrived = await children(generation, wanted(prefix, range(64), temperature=1.5, max_tokens=200))
@@ -121,7 +121,7 @@ async def test_each_branch_comes_once_and_says_how_its_step_ended(generation: Ge
     assert len({child.steps for child in short}) == 1
 
 
-async def test_a_whole_solution_is_its_steps_one_by_one(generation: GenerationEngine) -> None:
+async def test_a_whole_solution_equals_its_steps_one_by_one(generation: GenerationEngine) -> None:
     prefix = prompt(generation)
     limit = 300
     request = wanted(prefix, [0], temperature=0.0, max_tokens=limit, stop_condition=StopCondition.SOLUTION)
@@ -144,7 +144,7 @@ async def test_a_prefix_is_read_from_the_cache_the_second_time(generation: Gener
     assert child.cached_tokens >= len(prefix) - 64
 
 
-async def test_a_prefix_of_one_salt_is_of_no_use_to_another(generation: GenerationEngine) -> None:
+async def test_prefixes_with_different_salts_are_not_shared(generation: GenerationEngine) -> None:
     prefix = prompt(generation, "Take 8." + " Increase by 12." * 30)
     request = wanted(prefix, [0], temperature=0.0, max_tokens=2)
     read = []
@@ -155,8 +155,8 @@ async def test_a_prefix_of_one_salt_is_of_no_use_to_another(generation: Generati
 
 
 @pytest.mark.parametrize("how", ["closed", "cancelled", "late"])
-async def test_what_is_no_longer_wanted_ends_at_the_engine(generation: GenerationEngine, how: str) -> None:
-    """The fixture checks afterwards that the registry is empty and the engine idle."""
+async def test_abandoned_requests_are_aborted_at_the_engine(generation: GenerationEngine, how: str) -> None:
+    """The fixture checks afterwards that no request is left and that the engine is idle."""
     before = generation.stats()
     request = rambling(prompt(generation), how, deadline_s=0.05 if how == "late" else MINUTES)
     started = asyncio.Event()
@@ -210,7 +210,7 @@ async def test_every_token_is_counted_as_the_engine_counts(generation: Generatio
     assert generated == discarded + sum(len(step.token_ids) for child in arrived for step in child.steps)
 
 
-async def test_a_path_that_fills_the_context_is_cut_off_not_refused(generation: GenerationEngine) -> None:
+async def test_a_path_that_fills_the_context_is_truncated_not_refused(generation: GenerationEngine) -> None:
     context = GeneratorSettings().max_model_len
     prefix = (prompt(generation) * context)[:context]
     (child,) = await children(generation, wanted(prefix, [4]))
@@ -219,20 +219,20 @@ async def test_a_path_that_fills_the_context_is_cut_off_not_refused(generation: 
     assert len(child.steps[0].token_ids) == 1
 
 
-async def test_headroom_comes_with_the_children_and_the_canary_answers(generation: GenerationEngine) -> None:
+async def test_children_carry_the_headroom_and_the_canary_succeeds(generation: GenerationEngine) -> None:
     (group,) = [group async for group in generation.expand(wanted(prompt(generation), [0], max_tokens=1))]
     assert group.headroom is not None
     assert 0 < group.headroom.free_blocks <= group.headroom.total_blocks
     assert await generation.canary(MINUTES) > 0
 
 
-async def test_a_token_that_is_none_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
+async def test_an_invalid_token_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
     with pytest.raises(GeneratorRefused, match="refused"):
         await children(generation, wanted([10**6], [0, 1]))
     generation.check_alive()
 
 
-async def test_a_model_that_is_not_there_is_told_as_such() -> None:
+async def test_a_missing_model_is_named_as_such() -> None:
     with pytest.raises(EngineStartError, match=r"no model at '/nowhere/at/all': there is no config\.json"):
         await GenerationEngine(GeneratorSettings(model="/nowhere/at/all")).start()
 

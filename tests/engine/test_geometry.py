@@ -1,4 +1,4 @@
-"""What an engine's KV cache will take, told from the model's configuration, against engines that have started."""
+"""KV cache sizes computed from a model's configuration, against engines that have started."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def config_of(architecture: str, directory: Path, **more: Any) -> VllmConfig:
 
 @pytest.fixture(scope="module")
 def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every architecture's engine, in one process of their own."""
+    """Every architecture's engine, started in one separate process."""
     command = [
         sys.executable,
         "-m",
@@ -33,31 +33,31 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
         str(tmp_path_factory.mktemp("models")),
         *ARCHITECTURES,
     ]
-    told = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
-    found = [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
-    assert len(found) == len(ARCHITECTURES), told.stderr[-3000:]
+    completed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
+    found = [json.loads(line) for line in completed.stdout.splitlines() if line.startswith("{")]
+    assert len(found) == len(ARCHITECTURES), completed.stderr[-3000:]
     return {each["name"]: each for each in found}
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_geometry_is_known_before_the_engine_starts(architecture: str, started: dict[str, Any]) -> None:
-    told = started[architecture]
-    expected = KVGeometry.of(*told["expected"])
-    assert expected == KVGeometry.of(*told["found"])
-    assert told["blocks"] == expected.blocks_in(64 << 20)
+    sizes = started[architecture]
+    expected = KVGeometry.of(*sizes["expected"])
+    assert expected == KVGeometry.of(*sizes["found"])
+    assert sizes["blocks"] == expected.blocks_in(64 << 20)
 
 
 @pytest.mark.parametrize(
     ("architecture", "bytes_per_token"),
     [
-        ("LlamaForCausalLM", 4 * 2 * 2 * 32 * 4),  # layers, key and value, heads, numbers, bytes
+        ("LlamaForCausalLM", 4 * 2 * 2 * 32 * 4),  # layers, keys and values, heads, numbers per head, bytes
         ("Qwen3ForCausalLM", 4 * 2 * 2 * 64 * 4),
         ("FalconForCausalLM", 4 * 2 * 1 * 32 * 4),
         ("OPTForCausalLM", 4 * 2 * 4 * 32 * 4),
-        ("GptOssForCausalLM", 2 * 2 * 2 * 64 * 4),  # every second layer keeps all
-        ("DeepseekV2ForCausalLM", 4 * (512 + 64) * LATENT_BYTES),  # one latent vector
-        ("MistralForCausalLM", 0),  # windows alone
+        ("GptOssForCausalLM", 2 * 2 * 2 * 64 * 4),  # every second layer keeps all tokens
+        ("DeepseekV2ForCausalLM", 4 * (512 + 64) * LATENT_BYTES),  # one latent vector per token
+        ("MistralForCausalLM", 0),  # sliding windows only
     ],
 )
 def test_bytes_of_a_token_by_hand(architecture: str, bytes_per_token: int, tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_keys_and_values_of_one_byte(tmp_path: Path) -> None:
         ("Gemma3ForCausalLM", {"hf_overrides": {"layer_types": ["chunked_attention"] * 7}}, "chunked_attention"),
     ],
 )
-def test_nothing_is_expected_of_what_is_not_known(
+def test_unknown_architectures_have_no_expected_size(
     architecture: str, more: dict[str, Any], reason: str, tmp_path: Path
 ) -> None:
     with pytest.raises(UnknownGeometry, match=reason):
@@ -89,7 +89,7 @@ def test_nothing_is_expected_of_what_is_not_known(
 
 
 class Engine:
-    """One that says of itself what it is told to."""
+    """An engine that reports what the test says."""
 
     def __init__(self, config: VllmConfig, geometry: KVGeometry) -> None:
         self.vllm_config = config

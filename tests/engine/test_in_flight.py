@@ -1,4 +1,4 @@
-"""What a cache server owes is waited for until it is done, or until nobody is left to do it."""
+"""Transfers that a cache server owes are awaited until they are done, or until nothing can complete them."""
 
 import socket
 import subprocess
@@ -36,7 +36,7 @@ class Future:
 
 
 class Transfers:
-    """Stands for LMCache's way to the server."""
+    """Stands in for LMCache's connection to the server."""
 
     def __init__(self) -> None:
         self.replies: list[Future] = []
@@ -61,7 +61,7 @@ class Nothing:
 
 
 class Adapter(PatientWorkerAdapter):
-    """Without a server: LMCache's own code on the way of stores and loads."""
+    """Without a server: LMCache's own code around stores and loads."""
 
     def __init__(self, server: psutil.Process | None = None) -> None:
         self._collects, self._asked, self._gone, self._looked_at, self._clock, self._now = (
@@ -107,8 +107,8 @@ class Adapter(PatientWorkerAdapter):
     def later(self, seconds: float) -> None:
         self._clock += seconds
 
-    def told(self) -> tuple[set[str], set[str]]:
-        """The requests that it tells of as stored and as loaded."""
+    def finished(self) -> tuple[set[str], set[str]]:
+        """The requests that it reports as stored, and those reported as loaded."""
         _, loaded = self.get_finished_with_lazy_offload()
         return set(self.get_completed_store_requests() or ()), loaded or set()
 
@@ -121,75 +121,75 @@ def process() -> Iterator[psutil.Process]:
     child.communicate()
 
 
-def test_what_a_silent_server_owes_is_not_over(process: psutil.Process) -> None:
+def test_transfers_of_a_silent_server_stay_open(process: psutil.Process) -> None:
     adapter = Adapter(process)
     stores, loads = adapter.store("stores"), adapter.load("loads")
     adapter._health_event.clear()
     process.suspend()
-    assert adapter.told() == (set(), set())
+    assert adapter.finished() == (set(), set())
     assert not adapter.is_healthy
 
     stores.outcome = loads.outcome = True
-    assert adapter.told() == ({"stores"}, {"loads"})
+    assert adapter.finished() == ({"stores"}, {"loads"})
     assert not adapter.error_block_ids
     assert not adapter._failed_store_requests
 
 
-def test_it_is_when_the_server_is_gone(process: psutil.Process) -> None:
+def test_transfers_of_a_dead_server_fail(process: psutil.Process) -> None:
     adapter = Adapter(process)
     adapter.store("stores")
     adapter.load("loads")
-    assert adapter.told() == (set(), set())
+    assert adapter.finished() == (set(), set())
     process.kill()
     psutil.wait_procs([process], timeout=10)
     adapter.later(1.0)
 
-    assert adapter.told() == ({"stores"}, {"loads"})
+    assert adapter.finished() == ({"stores"}, {"loads"})
     assert adapter.error_block_ids == {7, 8}
     assert adapter._failed_request_ids == {"loads"}
     assert adapter._failed_store_requests == {"stores"}
-    assert adapter.told() == (set(), set())
+    assert adapter.finished() == (set(), set())
 
 
-def test_or_when_it_has_taken_too_long() -> None:
+def test_transfers_that_take_too_long_fail() -> None:
     adapter = Adapter()
     adapter.store("stores")
-    assert adapter.told() == (set(), set())
+    assert adapter.finished() == (set(), set())
     adapter.later(HELD_S - 1)
     adapter.load("loads")
-    assert adapter.told() == (set(), set())
+    assert adapter.finished() == (set(), set())
     adapter._now -= HELD_S
-    assert adapter.told() == ({"stores"}, set()), "a pause of all counts as a second of it"
+    assert adapter.finished() == ({"stores"}, set()), "a pause of all counts as a second of it"
     adapter.later(HELD_S - 1)
-    assert adapter.told() == (set(), {"loads"})
+    assert adapter.finished() == (set(), {"loads"})
 
 
-def test_nothing_waits_for_what_is_stored_of_a_request_that_is_put_back() -> None:
+def test_a_preempted_request_does_not_wait_for_its_store() -> None:
     adapter = Adapter()
     adapter.store("stores")
     adapter.handle_preemptions(True)
-    assert adapter.told() == (set(), set()), "its blocks are held until it is stored"
+    assert adapter.finished() == (set(), set()), "its blocks are held until it is stored"
 
 
 def test_an_error_of_the_server_fails_the_request_alone() -> None:
     adapter = Adapter()
     stores, loads, well = adapter.store("stores"), adapter.load("loads"), adapter.store("well")
-    assert adapter.told() == (set(), set())
+    assert adapter.finished() == (set(), set())
     stores.outcome = loads.outcome = RuntimeError("not known")
     well.outcome = True
-    assert adapter.told() == ({"stores", "well"}, {"loads"})
+    assert adapter.finished() == ({"stores", "well"}, {"loads"})
     assert adapter.error_block_ids == {7, 8}
     assert adapter._failed_store_requests == {"stores"}
 
 
-def test_a_store_that_went_wrong_is_told_as_such() -> None:
+def test_a_failed_store_is_reported_as_failed() -> None:
     adapter = Adapter()
     adapter.store("stores").outcome = False
-    assert adapter.told() == ({"stores"}, set())
+    assert adapter.finished() == ({"stores"}, set())
     assert adapter._failed_store_requests == {"stores"}
 
 
-def test_a_server_is_known_by_where_it_listens(process: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_servers_process_is_found_by_its_address(process: psutil.Process, monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]

@@ -1,4 +1,4 @@
-"""Branches for which an engine has no KV blocks wait for them: few are put back, and nothing comes out otherwise."""
+"""Branches without KV blocks wait for them: few are preempted, and the output is unchanged."""
 
 import asyncio
 import hashlib
@@ -27,7 +27,7 @@ from tests.engine.test_generation import children, prompt, rambling, token_ids, 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 BLOCK_BYTES = 65_536
-"""Of the embedded generator."""
+"""Bytes of a block of the embedded generator."""
 BLOCKS = 33
 MOST = 512
 """Tokens of a sequence: half of the cache."""
@@ -59,7 +59,7 @@ def solutions(engine: GenerationEngine, number: int, search_id: str) -> ExpandRe
     )
 
 
-async def test_they_write_what_they_write_where_there_is_room_and_few_are_put_back(
+async def test_with_little_memory_branches_write_the_same_and_few_are_preempted(
     small: GenerationEngine, generation: GenerationEngine
 ) -> None:
     assert small.stats()["total_blocks"] <= BLOCKS
@@ -76,10 +76,10 @@ async def test_they_write_what_they_write_where_there_is_room_and_few_are_put_ba
     assert stats["reserved_blocks"] == stats["waiting"] == 0
 
 
-async def test_those_that_wait_are_written_while_children_are_gathered(
+async def test_waiting_branches_are_written_while_children_are_grouped(
     small: GenerationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second for the children that have finished is enough for several times as many as fit at once."""
+    """A second of grouping is enough for several times as many branches as fit at once."""
     before = small.stats()
     monkeypatch.setattr(generation_module, "GROUP_S", 1.0)
     groups = await groups_of(small, wanted(prompt(small), range(200), search_id="gathered", max_tokens=8))
@@ -89,7 +89,7 @@ async def test_those_that_wait_are_written_while_children_are_gathered(
     assert await small.check_integrity(SETTLE_S) == []
 
 
-async def test_what_is_given_up_while_it_waits_leaves_its_place(small: GenerationEngine) -> None:
+async def test_an_abandoned_waiting_branch_frees_its_place(small: GenerationEngine) -> None:
     async with aclosing(small.expand(rambling(prompt(small), "given up"))) as groups:
         async for group in groups:
             if group.children:
@@ -110,8 +110,8 @@ async def test_a_wait_ends_at_the_deadline(small: GenerationEngine) -> None:
     assert stats["reserved_blocks"] == stats["waiting"] == 0
 
 
-async def test_a_call_says_that_it_lives_while_it_waits(small: GenerationEngine) -> None:
-    """The headroom that comes along counts what waits."""
+async def test_a_waiting_call_sends_signs_of_life(small: GenerationEngine) -> None:
+    """Their headroom counts the waiting branches."""
     async with aclosing(small.expand(rambling(prompt(small), "first"))) as groups:
         async for group in groups:
             if group.children:
@@ -121,8 +121,8 @@ async def test_a_call_says_that_it_lives_while_it_waits(small: GenerationEngine)
                 break
 
 
-async def test_a_prefix_is_computed_once_for_a_call_where_memory_holds_few_of_them(small: GenerationEngine) -> None:
-    """Of searches that take turns branch by branch, every prompt would go before its next branch has its turn."""
+async def test_with_little_memory_the_prefix_of_a_call_is_computed_once(small: GenerationEngine) -> None:
+    """If searches took turns branch by branch, every prompt would be evicted before the turn of its next branch."""
     questions = [f"Start with {number}." + " Add 12." * 45 for number in range(8)]
     prompts = [prompt(small, question) for question in questions]
     assert 3 * len(min(prompts, key=len)) > BLOCKS * 16
@@ -140,8 +140,8 @@ async def test_a_prefix_is_computed_once_for_a_call_where_memory_holds_few_of_th
     assert await small.check_integrity(SETTLE_S) == []
 
 
-def nothing_ahead(engine: GenerationEngine) -> None:
-    """As if nobody had waited yet."""
+def without_overcommit(engine: GenerationEngine) -> None:
+    """Resets the overcommit, as if no request had waited yet."""
     clamp = engine._running.clamp
     assert clamp is not None
     clamp.overcommit = 0.0
@@ -149,9 +149,9 @@ def nothing_ahead(engine: GenerationEngine) -> None:
 
 @contextmanager
 def shrinking(engine: GenerationEngine) -> Iterator[GenerationEngine]:
-    """The same engine as if started with ``clamp: shrink``: it asks this setting at every call."""
+    """The same engine as if it had started with ``clamp: shrink``: the engine reads this setting at every call."""
     waits = engine._settings
-    nothing_ahead(engine)
+    without_overcommit(engine)
     engine._settings = waits.model_copy(update={"clamp": "shrink"})
     try:
         yield engine
@@ -164,11 +164,11 @@ async def groups_of(engine: GenerationEngine, request: ExpandRequest) -> list[Ch
 
 
 def given_back(group: ChildGroup) -> list[int]:
-    """Indices of the children that a replica gives back."""
+    """Indices of the children that the replica gives back."""
     return [child.index for child in group.children if not child.steps]
 
 
-async def test_what_there_is_no_room_for_is_given_back_before_anything_is_written(
+async def test_branches_without_memory_are_given_back_before_any_child(
     small: GenerationEngine, generation: GenerationEngine
 ) -> None:
     request = solutions(small, 40, "shrinks")
@@ -188,7 +188,7 @@ async def test_what_there_is_no_room_for_is_given_back_before_anything_is_writte
     assert await small.check_integrity(SETTLE_S) == []
 
 
-async def test_one_that_finds_no_room_has_one_branch_that_waits(small: GenerationEngine) -> None:
+async def test_a_call_without_memory_keeps_one_waiting_branch(small: GenerationEngine) -> None:
     with shrinking(small):
         async with aclosing(small.expand(rambling(prompt(small), "first"))) as groups:
             assert given_back(await anext(groups))
@@ -202,21 +202,21 @@ async def test_one_that_finds_no_room_has_one_branch_that_waits(small: Generatio
     assert await small.check_integrity(SETTLE_S) == []
 
 
-async def test_where_nothing_presses_all_are_written(small: GenerationEngine) -> None:
+async def test_with_enough_memory_all_branches_are_written(small: GenerationEngine) -> None:
     with shrinking(small):
         written = await children(small, solutions(small, 2, "fits"))
     assert [(bool(child.steps), child.waited) for child in written] == [(True, False)] * 2
 
 
-async def test_children_tell_that_they_had_to_wait(small: GenerationEngine) -> None:
-    nothing_ahead(small)
+async def test_children_report_that_they_waited(small: GenerationEngine) -> None:
+    without_overcommit(small)
     written = await children(small, solutions(small, 40, "waits"))
     assert 0 < sum(child.waited for child in written) < 40
 
 
-async def test_beams_that_may_not_read_the_prefix_cache_hold_their_own_prefix(small: GenerationEngine) -> None:
-    """Shared on paper only, eight of them would be promised the blocks of one, and the engine would put some back."""
-    nothing_ahead(small)
+async def test_beams_that_skip_the_prefix_cache_reserve_their_own_prefix(small: GenerationEngine) -> None:
+    """Otherwise eight beams would be promised the blocks of one prefix, and the engine would preempt some."""
+    without_overcommit(small)
     before = small.stats()
     assert before["total_blocks"] < 8 * 300 // 32
     prompt_of_300 = tuple((prompt(small) * 10)[:300])
@@ -232,12 +232,12 @@ async def test_beams_that_may_not_read_the_prefix_cache_hold_their_own_prefix(sm
     assert await small.check_integrity(SETTLE_S) == []
 
 
-async def test_a_path_that_no_memory_could_hold_is_refused_by_the_setting(
+async def test_a_path_larger_than_all_kv_memory_is_refused_naming_the_setting(
     small: GenerationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clamp = small._running.clamp
     assert clamp is not None
-    # vLLM starts with no less than its longest sequence needs, so there is less only by a block that it keeps.
+    # vLLM starts only with memory for its longest sequence, so a smaller capacity must be simulated.
     monkeypatch.setattr(clamp.ledger, "capacity", 1)
     with pytest.raises(PathTooLarge, match=r"needs \d+ KV blocks, there are 1; generator\.kv_cache_memory_bytes"):
         await token_ids(small, solutions(small, 1, "too large"))
@@ -270,7 +270,7 @@ SEARCHES = [
 ]
 
 
-async def test_searches_go_on_with_fewer_and_their_replays_are_the_same_trees(
+async def test_searches_continue_with_fewer_branches_and_can_be_replayed(
     small: GenerationEngine, generation: GenerationEngine
 ) -> None:
     async def searched(engine: GenerationEngine, number: int, tree: SearchTree) -> SearchOutcome:

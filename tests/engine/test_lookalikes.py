@@ -1,5 +1,5 @@
-"""Whatever stands in a question or a step, a step is scored where it ends: look-alikes of tags, delimiters and turns
-move nothing. No engine: only what is asked of one."""
+"""Whatever the text of a question or a step, a step is scored at its end: look-alikes of tags, delimiters and turns
+move no position. No engine is started; only its inputs are compared."""
 
 import pytest
 from transformers import PreTrainedTokenizerFast

@@ -1,4 +1,4 @@
-"""What `benchmarks.memoized` says, beside the engines it stands in for: the same texts, chances and rewards."""
+"""`benchmarks.memoized` against the engines that it replaces: the same texts, probabilities and rewards."""
 
 import asyncio
 from collections import Counter
@@ -35,14 +35,14 @@ PROBLEMS = list(islice(draw_problems(Split.VALIDATION, 9), 20))
 SAMPLES = 64
 PATHS = 8
 MANY, FEW = 200, 9
-"""Tokens: more than a solution has, and fewer than most steps."""
+"""Tokens: more than any solution has, and fewer than most steps."""
 RARE = 10
-"""Texts that came less often on both sides together count as one."""
+"""Texts that came less often on both sides together are counted as one."""
 
 
 @pytest.fixture(scope="module")
 def models() -> Iterator[MemoizedModels]:
-    """On one thread: on a busy machine the threads of small products wait for each other."""
+    """On one thread: on a busy machine, the threads of small matrix products wait for each other."""
     threads, matcher = torch.get_num_threads(), AnswerMatcher()
     torch.set_num_threads(1)
     yield MemoizedModels(matcher)
@@ -53,7 +53,7 @@ def models() -> Iterator[MemoizedModels]:
 async def written(
     generator: Generator, prompt: tuple[int, ...], temperature: float, stop_condition: StopCondition, branches: int
 ) -> list[Child]:
-    """So many children of the root, the second half of them with few tokens; in order."""
+    """``count`` children of the root in order; the second half with few tokens."""
     tokens = [MANY if 2 * index < branches else FEW for index in range(branches)]
     item = ExpandItem(
         (), prompt, tuple(Branch(index, branch_seed(5, (), index), most) for index, most in enumerate(tokens))
@@ -79,7 +79,7 @@ async def on_both(
 
 
 @pytest.mark.parametrize("stop_condition", StopCondition)
-async def test_greedy_texts_are_the_engines_own(
+async def test_greedy_texts_equal_those_of_the_engine(
     generation: GenerationEngine, models: MemoizedModels, stop_condition: StopCondition
 ) -> None:
     both = (on_both(problem, generation, models, 0.0, stop_condition, 2) for problem in PROBLEMS)
@@ -93,8 +93,8 @@ async def test_greedy_texts_are_the_engines_own(
             )
 
 
-async def test_sampled_steps_come_as_often(generation: GenerationEngine, models: MemoizedModels) -> None:
-    """And where both sides have drawn the same text, the model gives it the same log-probability."""
+async def test_sampled_steps_have_the_same_frequencies(generation: GenerationEngine, models: MemoizedModels) -> None:
+    """Texts drawn by both sides have the same log-probability."""
     both = (on_both(problem, generation, models, 0.8, StopCondition.STEP, SAMPLES) for problem in PROBLEMS)
     statistic, freedom = 0.0, 0
     for sides in await asyncio.gather(*both):
@@ -113,7 +113,7 @@ async def test_sampled_steps_come_as_often(generation: GenerationEngine, models:
     assert chi2.sf(statistic, freedom) > 0.001
 
 
-async def test_rewards_are_the_engines_own(scoring: ScoringEngine, models: MemoizedModels) -> None:
+async def test_rewards_equal_those_of_the_engine(scoring: ScoringEngine, models: MemoizedModels) -> None:
     async def differences(problem: Problem) -> list[float]:
         with models.problem(problem.text) as memo:
             generator, scorer = memo.environment.generator, memo.environment.scorer
@@ -130,7 +130,7 @@ async def test_rewards_are_the_engines_own(scoring: ScoringEngine, models: Memoi
     assert max(found) < 1e-3
 
 
-async def test_what_is_remembered_of_a_problem_is_forgotten_with_it(models: MemoizedModels) -> None:
+async def test_the_memo_of_a_problem_is_freed_at_its_end(models: MemoizedModels) -> None:
     free = [len(reader.trunk) for reader in (models.prefixes, models.scored)]
     with models.problem(PROBLEMS[0].text) as memo:
         request = ScoreRequest("memoized", PROBLEMS[0].text, (ScoreItem(("1 + 1 = 2",)),), MINUTES)

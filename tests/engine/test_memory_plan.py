@@ -1,4 +1,4 @@
-"""A plan for the shipped models, and whether what it says is what they take."""
+"""A memory plan for the shipped models, and whether they really need what it says."""
 
 import io
 from pathlib import Path
@@ -18,13 +18,13 @@ MIB = 1 << 20
 TOKENS = {"generator": 1.0, "prm": 1.0}
 
 
-def told(path: Path | None, memory: str) -> str:
+def plan_output(path: Path | None, memory: str) -> str:
     out = io.StringIO()
     show_plan(path, memory, "1MiB", TOKENS, Console(file=out, width=120))
     return out.getvalue()
 
 
-def test_weights_are_those_of_the_files() -> None:
+def test_weight_sizes_are_read_from_the_files() -> None:
     config = AppConfig()
     for role, settings in zip(roles_of(config, MIB, TOKENS), (config.generator, config.prm), strict=True):
         size = sum(path.stat().st_size for path in Path(settings.model_path).glob("*.safetensors"))
@@ -32,12 +32,12 @@ def test_weights_are_those_of_the_files() -> None:
         assert role.working_bytes == MIB
 
 
-def test_a_model_without_weights_is_told(tmp_path: Path) -> None:
+def test_a_model_without_weights_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="no safetensors files"):
         stored_numbers(str(tmp_path))
 
 
-def test_numbers_are_counted_by_their_type_and_once(tmp_path: Path) -> None:
+def test_shared_tensors_are_counted_once_by_their_type(tmp_path: Path) -> None:
     packed, scale = torch.zeros(8, 4, dtype=torch.int32), torch.zeros(6, dtype=torch.bfloat16)
     save_file({"packed": packed, "scale": scale}, tmp_path / "model.safetensors")
     save_file({"packed": torch.zeros(8, 4, dtype=torch.int32)}, tmp_path / "consolidated.safetensors")
@@ -45,17 +45,17 @@ def test_numbers_are_counted_by_their_type_and_once(tmp_path: Path) -> None:
     assert [element_bytes(dtype) for dtype in ("I32", "BF16", "F8_E4M3", "U8", "BOOL")] == [4, 2, 1, 1, 1]
 
 
-def test_what_vllm_refuses_is_told_in_a_line(tmp_path: Path) -> None:
+def test_an_error_of_vllm_is_reported_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     application = {"name": "banyan", "import_path": "deployments.app:build"}
     application["args"] = {"generator": {"max_model_len": 65_536}, "prm": {"max_model_len": 65_536}}
     path.write_text(yaml.safe_dump({"http_options": {"host": "127.0.0.1"}, "applications": [application]}))
     with pytest.raises(LaunchError, match="embedded:generator"):
-        told(path, "64MiB")
+        plan_output(path, "64MiB")
 
 
-def test_what_is_printed_is_a_configuration_that_is_taken() -> None:
-    shown = told(None, "64MiB")
+def test_the_printed_plan_is_a_valid_configuration() -> None:
+    shown = plan_output(None, "64MiB")
     assert "sequences of the longest" in shown
     written = yaml.safe_load(shown[shown.index("generator:\n") :])
     config = AppConfig.model_validate(written)
@@ -63,15 +63,15 @@ def test_what_is_printed_is_a_configuration_that_is_taken() -> None:
     assert 40 * MIB < given < 0.95 * 64 * MIB
 
 
-def test_too_little_is_told_in_bytes() -> None:
+def test_missing_memory_is_reported_in_bytes() -> None:
     with pytest.raises(LaunchError, match=r"10,485,760 bytes, of which 95% are given out, are [\d,]+ too few"):
-        told(None, "10MiB")
+        plan_output(None, "10MiB")
     with pytest.raises(LaunchError, match="--memory: a size such as 24GiB"):
-        told(None, "plenty")
+        plan_output(None, "plenty")
 
 
-def test_a_config_of_something_else_is_told(tmp_path: Path) -> None:
+def test_a_config_of_another_application_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(yaml.safe_dump({"applications": [{"name": "other", "import_path": "other:app"}]}))
     with pytest.raises(LaunchError, match="no application has the import_path"):
-        told(path, "64MiB")
+        plan_output(path, "64MiB")

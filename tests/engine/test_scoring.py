@@ -1,4 +1,4 @@
-"""What the scoring engine promises to a search, on a real vLLM engine."""
+"""Guarantees of the scoring engine, on a real vLLM engine."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def request(*items: ScoreItem, question: str = QUESTION, deadline_s: float = MIN
 
 @torch.inference_mode()
 def formula(model: str, question: str, steps: tuple[str, ...]) -> list[float]:
-    """The rewards as the model's authors define them, by transformers and torch alone."""
+    """Rewards as the model's authors define them, computed with transformers and torch alone."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     weights = load_file(Path(model) / "model.safetensors")
     config = Qwen2Config.from_dict(json.loads((Path(model) / "config.json").read_text()))
@@ -63,8 +63,8 @@ async def test_step_by_step_whole_path_and_the_formula_agree(scoring: ScoringEng
     assert tail == pytest.approx(expected[-2:], abs=1e-4)
 
 
-async def test_a_new_step_stands_on_the_cached_path(scoring: ScoringEngine, prm_model: str) -> None:
-    """64 children of one long path: the engine reads the path once, and the rewards are right."""
+async def test_a_new_step_uses_the_cached_path(scoring: ScoringEngine, prm_model: str) -> None:
+    """64 children of one long path: the engine computes the path once, and the rewards are right."""
     path = tuple(f"{n} + {n} = {2 * n}\n\n" for n in range(30))
     children = tuple((*path, f"{n} * 2 = {2 * n}\n\n") for n in range(64))
     await scoring.score(request(ScoreItem(path)))
@@ -88,7 +88,7 @@ async def test_no_text_can_add_or_remove_a_step(scoring: ScoringEngine) -> None:
     assert singly == pytest.approx(rewards, abs=1e-4)
 
 
-async def test_what_was_scored_once_is_remembered(scoring: ScoringEngine) -> None:
+async def test_scored_steps_are_cached(scoring: ScoringEngine) -> None:
     scoring.forget()
     items = [ScoreItem(STEPS[: n + 1]) for n in range(len(STEPS))]
     first = await scoring.score(request(*items))
@@ -103,8 +103,8 @@ async def test_what_was_scored_once_is_remembered(scoring: ScoringEngine) -> Non
     assert now["reward_cache_hits"] == asked["reward_cache_hits"] + len(items) + 1
 
 
-async def test_what_was_scored_for_one_salt_is_scored_again_for_another(scoring: ScoringEngine) -> None:
-    """Neither the rewards nor the prefix are found: nobody can tell by the time what others have asked."""
+async def test_rewards_are_not_shared_between_salts(scoring: ScoringEngine) -> None:
+    """Neither cached rewards nor the prefix are found, so that the time reveals nothing about other tenants."""
     steps = tuple(f"{n} + 7 = {n + 7}\n\n" for n in range(30))
     asked = request(ScoreItem(steps), question="Of salts?")
     seen: list[tuple[float, dict[str, int]]] = []
@@ -143,13 +143,13 @@ async def test_malformed_items_are_refused(scoring: ScoringEngine, unscored: int
 @pytest.mark.parametrize(
     ("text", "complaint"), [("\ud800", "not valid Unicode"), ("7 " * 2000, "does not fit the PRM's context")]
 )
-async def test_a_path_that_cannot_be_read_is_refused(scoring: ScoringEngine, text: str, complaint: str) -> None:
+async def test_a_path_longer_than_the_context_is_refused(scoring: ScoringEngine, text: str, complaint: str) -> None:
     with pytest.raises(ScorerError, match=complaint):
         await scoring.score(request(ScoreItem((text,))))
 
 
 async def test_a_call_that_is_late_or_cancelled_leaves_nothing_behind(scoring: ScoringEngine) -> None:
-    """The fixture checks afterwards that the registry is empty and the engine idle."""
+    """The fixture checks afterwards that no request is left and that the engine is idle."""
     items = tuple(ScoreItem((f"{number} + 1 = 2\n\n" * 20,)) for number in range(100))
     with pytest.raises(ScorerError, match="not done within 0 s"):
         await scoring.score(request(*items, deadline_s=0.0))
@@ -164,7 +164,7 @@ async def test_a_call_that_is_late_or_cancelled_leaves_nothing_behind(scoring: S
     assert stats["items_aborted"] > 0
 
 
-async def test_the_canary_is_never_answered_from_memory(scoring: ScoringEngine) -> None:
+async def test_the_canary_is_never_answered_from_the_reward_cache(scoring: ScoringEngine) -> None:
     before = scoring.stats()
     assert await scoring.canary(MINUTES) > 0
     assert await scoring.canary(MINUTES) > 0

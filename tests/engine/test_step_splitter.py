@@ -1,4 +1,4 @@
-"""Where a step ends, whatever tokens the vocabulary spells the delimiter with."""
+"""The end of a step, whatever tokens spell the delimiter."""
 
 from collections.abc import Sequence
 
@@ -28,13 +28,13 @@ def splitter(tokenizer: PreTrainedTokenizerFast = TOKENIZER, delimiter: str = DE
         ("\n\n", ["a", "\n", "\n\n"], True),
         ("\n\n", ["a", ".\n", "\nb"], True),
         ("\n\n", ["a", ".\n\n", "\n\n"], False),
-        ("\n\n", ["a", ".\n", "b"], False),  # begun, and nothing ends it
+        ("\n\n", ["a", ".\n", "b"], False),  # a first piece alone does not complete it
         ("\n", ["a", "\n", ".\n"], False),
-        ("abc", ["xa", "b", "cx"], True),  # over three tokens
+        ("abc", ["xa", "b", "cx"], True),  # spelled in three tokens
         ("abc", ["xa", "c", "abc"], False),
         ("###", ["#", "###"], True),
-        ("; ", [";", "; "], True),  # where a token's leading space may not show
-        ("。", ["。"], True),  # where a token may be a part of the letter
+        ("; ", [";", "; "], True),  # a token whose leading space may be hidden
+        ("。", ["。"], True),  # a token that may be part of the letter
     ],
 )
 def test_whether_a_vocabulary_can_spell_the_delimiter_in_pieces(
@@ -55,20 +55,20 @@ def test_a_step_ends_with_the_token_that_completes_the_delimiter(spelling: tuple
     assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.DELIMITER, StepEnd.END_OF_SEQUENCE]
 
 
-def test_what_a_model_puts_in_front_of_a_step_belongs_to_it() -> None:
+def test_whitespace_before_a_step_belongs_to_it() -> None:
     texts = ["\n", "\n", "\n\n", " ", "\n\n", "ab", ".\n", "\n", "\n\n", "a"]
     steps = splitter().split((), token_ids(TOKENIZER, *texts), cut_off=True)
     assert [step.text for step in steps] == ["\n\n\n\n \n\nab.\n\n", "\n\na"]
     assert [step.end for step in steps] == [StepEnd.DELIMITER, StepEnd.LENGTH]
 
 
-def test_a_delimiter_of_letters_is_no_step_either() -> None:
+def test_a_delimiter_of_letters_alone_is_no_step() -> None:
     letters = splitter(delimiter="; ")
     steps = letters.split((), TOKENIZER.encode("; a; ; b; "), cut_off=True)
     assert [step.text for step in steps] == ["; a; ", "; b; "]
 
 
-def test_a_letter_that_is_written_in_bytes_does_not_end_a_step_early() -> None:
+def test_a_letter_spelled_in_bytes_does_not_end_a_step_early() -> None:
     text = "aé\né\n\né"
     ids = TOKENIZER.encode(text)
     assert len(ids) == len(text.encode())
@@ -76,7 +76,7 @@ def test_a_letter_that_is_written_in_bytes_does_not_end_a_step_early() -> None:
     assert [step.text for step in steps] == ["aé\né\n\n", "é"]
 
 
-def test_the_engine_looks_for_text_only_where_token_ids_may_miss_a_delimiter() -> None:
+def test_stop_strings_are_used_only_if_token_ids_may_miss_a_delimiter() -> None:
     both = splitter().stop
     assert both.strings == (DELIMITER,)
     assert both.token_ids == tuple(sorted(token_ids(TOKENIZER, "\n\n", "\n\n\n", ".\n\n")))
@@ -95,7 +95,7 @@ def test_logprobs_are_summed_by_step() -> None:
 @settings(max_examples=500, deadline=None)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=24))
 @example(["\n\n", "\n", "\n", "\n", "a", "\n", "\n"])
-def test_a_solution_splits_as_it_would_have_come_step_by_step(pieces: list[str]) -> None:
+def test_a_solution_splits_into_the_steps_of_a_step_by_step_run(pieces: list[str]) -> None:
     each = splitter()
     ids = token_ids(TOKENIZER, *pieces)
     steps = each.split(token_ids(TOKENIZER, "a", "\n"), ids, cut_off=True)

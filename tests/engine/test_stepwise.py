@@ -1,4 +1,4 @@
-"""Steps on a real engine whose model spells the delimiter in every way that its vocabulary has."""
+"""Steps on a real engine whose model spells the delimiter in every way that its vocabulary allows."""
 
 import math
 from collections.abc import AsyncIterator, Sequence
@@ -31,7 +31,7 @@ CHANCES = {
     "\n": AFTER_A_NEWLINE,
     "\n\n": AFTER_A_NEWLINE,
     "\n ": {"\n": 0.5, "a": 0.5},
-    "z": {"\n": 1.0 - 1e-9},  # and newlines follow newlines: what greedy decoding then writes for ever
+    "z": {"\n": 1.0 - 1e-9},  # and newlines follow newlines: greedy decoding then writes them without end
 }
 
 
@@ -68,7 +68,7 @@ async def children(engine: GenerationEngine, request: ExpandRequest) -> list[Chi
     return sorted(written, key=lambda child: child.index)
 
 
-async def test_every_step_says_something_and_holds_no_delimiter_before_its_end(speller: GenerationEngine) -> None:
+async def test_every_step_has_text_and_no_delimiter_before_its_end(speller: GenerationEngine) -> None:
     before = speller.stats()
     written = await children(speller, wanted((), token_ids(TOKENIZER, "a", "\n"), range(200)))
     assert [child.index for child in written] == list(range(200))
@@ -101,7 +101,7 @@ async def test_a_path_grown_step_by_step_splits_into_the_same_steps(speller: Gen
         assert split == tuple(step._replace(logprob=None, token_logprobs=None) for step in steps)
 
 
-async def test_a_step_in_several_requests_is_the_same_alone_and_has_its_own_logprob(speller: GenerationEngine) -> None:
+async def test_a_step_over_several_requests_is_the_same_with_its_own_logprob(speller: GenerationEngine) -> None:
     prompt = token_ids(TOKENIZER, "a", "\n")
     everyone = await children(speller, wanted((), prompt, range(100)))
     continued = [child for child in everyone if child.steps[0].text.startswith(DELIMITER)]
@@ -115,7 +115,7 @@ async def test_a_step_in_several_requests_is_the_same_alone_and_has_its_own_logp
         assert step.logprob == pytest.approx(math.fsum(map(math.log, chances)), abs=1e-3)
 
 
-async def test_newlines_without_end_are_cut_off_by_the_limit(speller: GenerationEngine) -> None:
+async def test_endless_newlines_are_truncated_at_the_limit(speller: GenerationEngine) -> None:
     before = speller.stats()["branches_begun"]
     request = wanted((), token_ids(TOKENIZER, "a", "z"), [0], max_tokens=25, temperature=0.0)
     [child] = await children(speller, request)

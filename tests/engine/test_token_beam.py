@@ -21,7 +21,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 MINUTES = 600.0
 MAX_TOKENS = 40
 CASES = ((2, False), (4, False), (8, False), (4, True))
-"""Widths, and whether the end of the sequence is ignored."""
+"""Width, and whether the end of the sequence is ignored."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def prompts(shared_generation: GenerationEngine) -> list[tuple[int, ...]]:
 
 @pytest.fixture(scope="module")
 def peer(generator_model: str, prompts: list[tuple[int, ...]]) -> Iterator[dict[tuple[int, bool], list[Any]]]:
-    """What ``LLM.beam_search`` finds, by case."""
+    """Results of ``LLM.beam_search``, by case."""
     from vllm import LLM
     from vllm.sampling_params import BeamSearchParams
 
@@ -67,7 +67,7 @@ def ids(reply: TokenBeamReply) -> list[list[tuple[int, ...]]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("width", "ignore"), CASES)
-async def test_sequences_and_scores_are_vllms_own(
+async def test_sequences_and_scores_equal_vllms(
     generation: GenerationEngine,
     prompts: list[tuple[int, ...]],
     peer: dict[tuple[int, bool], list[Any]],
@@ -83,7 +83,7 @@ async def test_sequences_and_scores_are_vllms_own(
         assert sorted((each.sequence.score for each in own), reverse=True) == [each.sequence.score for each in own]
 
 
-async def test_reading_the_prefix_cache_changes_the_cost_and_nothing_else(
+async def test_reading_the_prefix_cache_changes_only_the_cost(
     generation: GenerationEngine, prompts: list[tuple[int, ...]]
 ) -> None:
     found: dict[bool | None, TokenBeamReply] = {}
@@ -99,7 +99,7 @@ async def test_reading_the_prefix_cache_changes_the_cost_and_nothing_else(
 
 
 @pytest.mark.parametrize("limit", [1, 3, 1000])
-async def test_how_many_prompts_at_a_time_changes_nothing(
+async def test_the_number_of_concurrent_prompts_changes_nothing(
     generation: GenerationEngine, prompts: list[tuple[int, ...]], limit: int
 ) -> None:
     unlimited = await beams(generation, prompts[:8], width=2)
@@ -115,7 +115,9 @@ async def test_every_token_is_counted(generation: GenerationEngine, prompts: lis
     assert reply.generated_tokens == after["written_tokens"] - before["written_tokens"]
 
 
-async def test_late_ones_end_and_leave_nothing(generation: GenerationEngine, prompts: list[tuple[int, ...]]) -> None:
+async def test_late_requests_end_and_leave_nothing(
+    generation: GenerationEngine, prompts: list[tuple[int, ...]]
+) -> None:
     wanted = TokenBeamSettings(width=8, max_tokens=MAX_TOKENS)
     with pytest.raises(GeneratorError, match="not done within"):
         await generation.token_beam(TokenBeamRequest("late", tuple(prompts), wanted, 0.05))

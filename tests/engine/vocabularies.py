@@ -1,4 +1,4 @@
-"""Small byte-level tokenizers with exactly the tokens that a test names, beside a token for every byte."""
+"""Small byte-level tokenizers with exactly the tokens that a test names, and a token for every byte."""
 
 from collections.abc import Sequence
 
@@ -32,18 +32,18 @@ def byte_level(merged: Sequence[str]) -> PreTrainedTokenizerFast:
 
 
 def token_id(tokenizer: PreTrainedTokenizerFast, text: str) -> int:
-    """The id of the one token that says ``text``."""
+    """Id of the one token with the text ``text``."""
     token = tokenizer.convert_tokens_to_ids(text if text == EOS else _letters(text))
     assert isinstance(token, int)
     return token
 
 
 def token_ids(tokenizer: PreTrainedTokenizerFast, *texts: str) -> list[int]:
-    """One id for each text, however the tokenizer would encode them."""
+    """One id for each text, whatever the tokenizer's own encoding is."""
     return [token_id(tokenizer, text) for text in texts]
 
 
 def _letters(text: str) -> str:
-    """As byte-level vocabularies spell it: a printable letter for each byte."""
+    """The byte-level spelling: a printable letter for each byte."""
     [(letters, _)] = pre_tokenizers.ByteLevel(False, use_regex=False).pre_tokenize_str(text)
     return str(letters)

@@ -1,4 +1,4 @@
-"""No engine compiles: to compile a model takes longer than its tests. Import it before torch.
+"""Switches compilation off: compiling a model takes longer than its tests. Import it before torch.
 
 `test_compiled` and the served tests compile.
 """
