@@ -1,4 +1,4 @@
-"""One cache server, watched by its keeper, and one model for all tests here."""
+"""One cache server, supervised by its keeper, and one model for all tests of this folder."""
 
 import asyncio
 import json
@@ -20,13 +20,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if here in item.path.parents:
             item.add_marker(pytest.mark.timeout(600))
-            # Those of vLLM and torch about themselves and each other are no errors of ours.
+            # vLLM and torch warn about themselves and each other.
             item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(scope="session", autouse=True)
 def environment() -> Iterator[None]:
-    """That of the engines here, and of the servers."""
+    """Environment of the engines and of the servers."""
     with pytest.MonkeyPatch.context() as patch, TemporaryDirectory() as sockets:
         for name, value in QUIET_ENVIRONMENT.items():
             patch.setenv(name, value)
@@ -49,7 +49,7 @@ SHAPE = {
 
 
 def saved(architecture: Any, config: Any, directory: Path) -> Path:
-    """A model with random weights, as a directory without a tokenizer."""
+    """A model directory with random weights and without a tokenizer."""
     import torch
 
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def model_with_windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Gemma 3, of which all layers but one look back over two blocks."""
+    """A Gemma 3 in which all layers but one have a sliding window of two blocks."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     config = Gemma3TextConfig(
@@ -87,7 +87,7 @@ def model_with_windows(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def keeper() -> Iterator[CacheKeeper]:
-    keeper = CacheKeeper(SETTINGS, probe_failures=10)  # some are missed on a busy machine, or by one that stands still
+    keeper = CacheKeeper(SETTINGS, probe_failures=10)  # a busy machine or a stopped server misses some
     keeper.start()
     yield keeper
     keeper.stop()

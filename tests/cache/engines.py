@@ -22,14 +22,14 @@ VOCABULARY = 384
 
 
 def prompt(seed: int, blocks: int = 8) -> list[int]:
-    """Token ids of that many whole blocks and one token more, which is always computed."""
+    """Token ids of ``blocks`` whole blocks and one more token, which is always computed."""
     return [(seed * 7919 + i * (seed + 31)) % (VOCABULARY - 1) + 1 for i in range(blocks * BLOCK + 1)]
 
 
 class Reply(NamedTuple):
     tokens: list[int]
     cached: int
-    """Prompt tokens taken from a cache, the engine's own or LMCache."""
+    """Prompt tokens from a cache, the engine's own or LMCache."""
 
 
 class Engine:
@@ -62,7 +62,8 @@ class Engine:
         return Reply(tokens, cached)
 
     async def compute(self, token_ids: list[int], max_tokens: int = 8, salt: str | None = None) -> Reply:
-        """As `ask`, when the engine's own cache has nothing: what the server has not is computed, and stored there."""
+        """Like `ask`, with an empty prefix cache in the engine: what the server does not have is computed, and stored
+        there."""
         while not await self.llm.reset_prefix_cache():
             await asyncio.sleep(0.05)
         return await self.ask(token_ids, max_tokens, salt=salt)
@@ -77,7 +78,7 @@ def engine_of(
     identity: str = "these weights",
     **arguments: Any,
 ) -> Iterator[Engine]:
-    """``arguments``: of the engine, other than by default."""
+    """``arguments``: engine arguments other than the defaults."""
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -107,7 +108,7 @@ def engine_of(
     try:
         yield engine
     finally:
-        with warnings.catch_warnings(action="ignore"):  # of sockets that vLLM leaves to the garbage collector
+        with warnings.catch_warnings(action="ignore"):  # about sockets that vLLM leaves to the garbage collector
             llm.shutdown()
             del engine.llm, llm
             gc.collect()
@@ -115,7 +116,7 @@ def engine_of(
 
 @contextmanager
 def together(*engines: AbstractContextManager[Engine]) -> Iterator[list[Engine]]:
-    """Started at the same time: each takes one core for twenty seconds."""
+    """Starts the engines at the same time: each takes one core for twenty seconds."""
     import vllm.v1.engine.async_llm  # noqa: F401  # which two threads had better not do at once
 
     with ExitStack() as stack, ThreadPoolExecutor() as threads:

@@ -1,4 +1,4 @@
-"""LMCache servers as these tests start them, and what one has."""
+"""Starting LMCache servers for these tests, and reading their state."""
 
 import itertools
 import json
@@ -13,7 +13,7 @@ from kvstore.settings import CacheSettings
 
 BLOCK = 32
 SETTINGS = CacheSettings(
-    # The heartbeat's interval is its deadline too: a shorter one is missed on a busy machine.
+    # The heartbeat's interval is also its deadline: a busy machine misses a shorter one.
     l1_size_gb=0.25,
     chunk_size=BLOCK,
     store="prefilled",
@@ -24,9 +24,9 @@ WAIT_S = 180.0
 
 
 def until(holds: Callable[[], bool], again: Callable[[], object] | None = None) -> None:
-    """Wait for something that no process announces; fails after a bounded time.
+    """Waits until a condition holds that no process announces; fails after a limited time.
 
-    ``again`` is called every few seconds: a server that counted as unhealthy for a moment was sent nothing.
+    ``again`` is called every few seconds: nothing was sent to a server that counted as unhealthy for a moment.
     """
     pause, deadline = threading.Event(), time.monotonic() + WAIT_S
     for tick in itertools.count(1):
@@ -43,9 +43,9 @@ def exists(pid: int) -> bool:
 
 
 def status(server: CacheServer) -> dict[str, Any]:
-    """Sizes in bytes, counts of objects, registered engines."""
-    told: dict[str, Any] = json.loads(request_text(server.address, "GET", "/status"))
-    return told
+    """Sizes in bytes, numbers of objects, registered engines."""
+    reported: dict[str, Any] = json.loads(request_text(server.address, "GET", "/status"))
+    return reported
 
 
 def clear(server: CacheServer) -> None:
@@ -54,19 +54,19 @@ def clear(server: CacheServer) -> None:
 
 
 def l1(server: CacheServer) -> dict[str, int]:
-    """Counts of the server's memory, by name."""
+    """Counters of the server's memory, by name."""
     counts: dict[str, int] = status(server)["storage_manager"]["l1_manager"]
     return counts
 
 
 def objects(server: CacheServer) -> int:
-    """That can be read: others are being written."""
+    """Number of objects that can be read; others are being written."""
     counts = l1(server)
     return counts["total_object_count"] - counts["staging_object_count"]
 
 
 def registered(server: CacheServer) -> set[int]:
-    """The engines that it knows; none while it does not answer."""
+    """Engines registered at the server; empty while it does not answer."""
     try:
         return set(status(server)["registered_gpu_ids"])
     except CacheServerError:
@@ -74,14 +74,14 @@ def registered(server: CacheServer) -> set[int]:
 
 
 def lookups(server: CacheServer) -> int:
-    """How often it was asked what it has of a prefix."""
-    threading.Event().wait(0.5)  # it counts a moment later
+    """Number of prefix lookups that the server has had."""
+    threading.Event().wait(0.5)  # the counter follows a moment later
     lines = request_text(server.address, "GET", "/metrics").splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("lmcache_mp_lookups_requests_total"))
 
 
 def empty(server: CacheServer) -> None:
-    """Clears until nothing is left: what is still being written when the server is told to clear, it keeps."""
+    """Clears until nothing is left: objects that are being written survive a clear."""
 
     def emptied() -> bool:
         clear(server)

@@ -1,4 +1,4 @@
-"""What lies behind a server's memory, on disk or in a Redis."""
+"""The second tier of a server, on disk or in Redis."""
 
 import asyncio
 import subprocess
@@ -19,7 +19,7 @@ from tests.debian import program
 
 
 class Tier(NamedTuple):
-    """A second tier: LMCache's settings of it, and how many objects it has."""
+    """A second tier: LMCache's settings for it, and the number of its objects."""
 
     adapter: dict[str, Any]
     stored: Callable[[], int]
@@ -55,7 +55,7 @@ def _answers(client: redis.Redis) -> bool:
 
 @pytest.mark.long
 @pytest.mark.parametrize("second_tier", [on_disk, in_redis])
-def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
+def test_the_second_tier_separates_salts_and_weights_across_a_restart(
     model: Path,
     runner: asyncio.Runner,
     tmp_path: Path,
@@ -67,7 +67,7 @@ def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
         server = stack.enter_context(CacheServer(settings))
         figures = ServerFigures()
 
-        # As before an update and after it, which has other weights under the same path.
+        # Before and after an update that puts other weights under the same path.
         identities = ("these weights", "other weights")
         of_each = (engine_of(model, server.address, identity=identity) for identity in identities)
         engine, other = stack.enter_context(together(*of_each))
@@ -86,11 +86,11 @@ def test_the_second_tier_keeps_salts_and_weights_apart_over_a_restart(
         assert cached("mine") == 8 * BLOCK
 
         def counted() -> bool:
-            told = figures.read(server.address)
-            return min(told.get(f"lmcache_second_tier_{event}_chunks", 0) for event in ("written", "read")) >= 8
+            counters = figures.read(server.address)
+            return min(counters.get(f"lmcache_second_tier_{event}_chunks", 0) for event in ("written", "read")) >= 8
 
         def from_the_second_tier() -> None:
-            clear(server)  # of the first one alone
+            clear(server)  # the objects of the first model only
             cached("mine")
 
         until(counted, again=from_the_second_tier)

@@ -1,4 +1,4 @@
-"""A cache server by itself, and its keeper."""
+"""A cache server alone, and its keeper."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from kvstore.server.cache_server import CacheKeeper, CacheServer, CacheServerErr
 from tests.cache.servers import BLOCK, SETTINGS, exists, status, until
 
 
-def test_it_answers_once_started_and_is_gone_once_stopped() -> None:
+def test_a_server_answers_once_started_and_is_gone_once_stopped() -> None:
     server = CacheServer(SETTINGS)
     address = server.start()
     pid = server.pid
@@ -25,7 +25,7 @@ def test_it_answers_once_started_and_is_gone_once_stopped() -> None:
     assert not server.alive()
 
 
-def test_it_shows_no_secret_of_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_has_no_secret_of_its_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("BANYAN_API_KEYS", "a-secret")
     with CacheServer(SETTINGS) as server:
         process = Path(f"/proc/{server.pid}")
@@ -33,7 +33,7 @@ def test_it_shows_no_secret_of_its_owner(monkeypatch: pytest.MonkeyPatch) -> Non
         assert b"a-secret" not in (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
 
 
-def test_the_log_says_why_it_does_not_start() -> None:
+def test_the_error_of_a_failed_start_quotes_the_log() -> None:
     settings = SETTINGS.model_copy(update={"l2_adapters": ({"type": "nothing-of-the-kind"},)})
     server = CacheServer(settings)
     with pytest.raises(CacheServerError, match="nothing-of-the-kind"):
@@ -49,7 +49,7 @@ def test_an_argument_that_the_server_does_not_know_is_named() -> None:
     server.stop()
 
 
-def test_further_arguments_reach_the_server() -> None:
+def test_extra_arguments_reach_the_server() -> None:
     arguments = {"eviction_policy": "ARC", "l1_use_lazy": True, "max_cpu_workers": 2}
     with CacheServer(SETTINGS.model_copy(update={"lmcache_args": arguments})) as server:
         command = Path(f"/proc/{server.pid}/cmdline").read_bytes().split(b"\0")
@@ -58,7 +58,7 @@ def test_further_arguments_reach_the_server() -> None:
         assert server.healthy()
 
 
-def test_the_keeper_brings_a_killed_server_back_at_its_address() -> None:
+def test_the_keeper_restarts_a_killed_server_at_its_address() -> None:
     keeper = CacheKeeper(SETTINGS)
     try:
         address = keeper.start()
@@ -67,7 +67,7 @@ def test_the_keeper_brings_a_killed_server_back_at_its_address() -> None:
         killed = time.monotonic()
         os.kill(first, signal.SIGKILL)
         until(lambda: keeper.restarts == 1)
-        # Or an engine whose heartbeat fell between would never know that it has to register again.
+        # Otherwise an engine without a heartbeat in between would not know that it has to register again.
         assert time.monotonic() - killed > 2 * SETTINGS.heartbeat_interval_s
         assert keeper.server.healthy()
         assert keeper.server.address == address

@@ -1,4 +1,4 @@
-"""What one engine has read another need not, and losing the server costs time only."""
+"""Prefixes that one engine has computed are not computed by another, and losing the server costs only time."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ BLOCKS = 192
 
 @pytest.fixture(scope="module")
 def engines(model: Path, keeper: CacheKeeper) -> Iterator[list[Engine]]:
-    """As they are served, and one whose model has a process of its own."""
+    """One engine as it is served, and one whose model runs in a separate process."""
     address = keeper.server.address
     memory = BLOCKS * 65_536
     apart = engine_of(model, address, kv_bytes=memory, distributed_executor_backend="mp")
@@ -28,7 +28,7 @@ def engines(model: Path, keeper: CacheKeeper) -> Iterator[list[Engine]]:
         yield both
 
 
-def test_what_one_engine_read_another_need_not(
+def test_a_prefix_computed_by_one_engine_is_loaded_by_another(
     engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     first, second = engines
@@ -46,7 +46,7 @@ def test_what_one_engine_read_another_need_not(
     assert runner.run(second.ask(kept)) == Reply(expected.tokens, 8 * BLOCK)
 
 
-def test_what_is_written_to_a_prompt_too_short_to_be_looked_up_is_shared_when_it_is_lost(
+def test_steps_below_a_prompt_too_short_for_a_lookup_are_shared_when_evicted(
     engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     first, second = engines
@@ -54,7 +54,7 @@ def test_what_is_written_to_a_prompt_too_short_to_be_looked_up_is_shared_when_it
     others = [prompt(seed, blocks=long) for seed in range(3000, 3004 + BLOCKS // long)]
 
     def write() -> Reply:
-        """And lose it to the others."""
+        """Writes the path again, and evicts it by other prompts."""
         written = runner.run(first.compute(short, max_tokens=2 * BLOCK))
         for other in others:
             runner.run(first.ask(other, max_tokens=1))
@@ -72,7 +72,7 @@ def test_what_is_written_to_a_prompt_too_short_to_be_looked_up_is_shared_when_it
     until(lambda: lookups(keeper.server) == before + 1)
 
 
-def test_what_one_salt_has_left_is_of_no_use_to_another(
+def test_prefixes_with_different_salts_are_not_shared(
     engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     first, second = engines
@@ -83,32 +83,33 @@ def test_what_one_salt_has_left_is_of_no_use_to_another(
     assert found == {None: 0, "yours": 0, "mine": 8 * BLOCK}
 
 
-def test_requests_given_up_while_their_prefix_loads_harm_nobody(
+def test_requests_aborted_while_their_prefix_loads_do_no_harm(
     engines: list[Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
-    """vLLM hears of such a request once, or its engine dies; and nothing that it looked up stays locked."""
+    """vLLM must be told once about such a request, or its engine dies; and none of its looked-up prefixes may stay
+    locked."""
     first, second = engines
-    die = random.Random(8)
+    rng = random.Random(8)
     loaded, before = 0, objects(keeper.server)
 
     async def give_up(token_ids: list[int]) -> None:
         asks = [asyncio.create_task(second.ask(token_ids)) for _ in range(8)]
-        await asyncio.sleep(die.uniform(0.0, 0.02))
+        await asyncio.sleep(rng.uniform(0.0, 0.02))
         for ask in asks:
             ask.cancel()
         await asyncio.wait(asks)
 
     for _ in range(25):
-        token_ids = [die.randrange(1, VOCABULARY - 1) for _ in range(8 * BLOCK + 1)]
+        token_ids = [rng.randrange(1, VOCABULARY - 1) for _ in range(8 * BLOCK + 1)]
         expected = runner.run(first.ask(token_ids))
-        # Not waited for longer: while a busy server counts as unhealthy, nothing is stored.
+        # Not awaited longer: nothing is stored while a busy server counts as unhealthy.
         runner.run(asyncio.sleep(0.3))
         runner.run(give_up(token_ids))
         reply = runner.run(second.ask(token_ids))
         assert reply.tokens == expected.tokens
         loaded += reply.cached > 0
     assert loaded > 5, "hardly any prefix was there to be loaded"
-    # All but what a server that counted as unhealthy was not told: of LMCache's own, every second object or more.
+    # Except objects of which an unhealthy server was not told: at least every second object is LMCache's own.
     until(lambda: l1(keeper.server)["read_locked_count"] <= (objects(keeper.server) - before) // 4)
 
 
@@ -133,7 +134,7 @@ def test_a_kill_in_mid_flight_fails_no_request_and_hits_resume(
 
     replies = runner.run(kill_amid_requests())
     assert [len(reply.tokens) for reply in replies] == [64] * 32
-    # Both engines were asked the same, and KV from a dying server must not change an answer; a rounding may.
+    # Both engines got the same requests. KV from a dying server must not change an answer; rounding may.
     same = [a.tokens == b.tokens for a, b in zip(replies[::2], replies[1::2], strict=True)]
     assert sum(same) >= 14
 

@@ -1,4 +1,4 @@
-"""A server that is slow, not dead."""
+"""A cache server that is slow, but not dead."""
 
 import asyncio
 import os
@@ -27,8 +27,8 @@ def settings_of(store: str) -> CacheSettings:
 
 @pytest.fixture(scope="module")
 def small_engines(model: Path, model_with_windows: Path, keeper: CacheKeeper) -> Iterator[dict[str, Engine]]:
-    """With little memory and a fast heartbeat, by what they store or have."""
-    dense = {"prefix_cache_retention_interval": None}  # or blocks behind the window have no hashes, and are not stored
+    """Engines with little memory and a fast heartbeat, by what they store or have."""
+    dense = {"prefix_cache_retention_interval": None}  # else blocks behind the window are not stored
     kinds: dict[str, tuple[Path, str, int, dict[str, Any]]] = {
         "evicted": (model, "evicted", 6 << 20, {}),
         "prefilled": (model, "prefilled", 6 << 20, {}),
@@ -43,8 +43,8 @@ def small_engines(model: Path, model_with_windows: Path, keeper: CacheKeeper) ->
 
 
 @contextmanager
-def standing_still(keeper: CacheKeeper) -> Iterator[None]:
-    """The server, for longer than is not noticed."""
+def stopped_server(keeper: CacheKeeper) -> Iterator[None]:
+    """Stops the server for longer than goes unnoticed."""
     pid = keeper.server.pid
     assert pid is not None
     os.kill(pid, signal.SIGSTOP)
@@ -55,38 +55,39 @@ def standing_still(keeper: CacheKeeper) -> Iterator[None]:
 
 
 class Paths:
-    """Of random tokens."""
+    """Random token paths."""
 
     def __init__(self, seed: str) -> None:
-        self._die = random.Random(seed)
+        self._rng = random.Random(seed)
 
     def some(self, blocks: int) -> list[int]:
-        """So many blocks and a token."""
-        return [self._die.randrange(1, VOCABULARY - 1) for _ in range(blocks * BLOCK + 1)]
+        """``blocks`` blocks and one token."""
+        return [self._rng.randrange(1, VOCABULARY - 1) for _ in range(blocks * BLOCK + 1)]
 
     async def push_out(self, engine: Engine) -> None:
-        """More than have room; too short to be kept when they are lost."""
+        """Evicts everything by other prompts, which are too short to be stored when they are evicted."""
         for _ in range(2):
             await asyncio.gather(*(engine.ask(self.some(8), max_tokens=1) for _ in range(8)))
 
 
-def test_a_server_that_stands_still_for_a_while_keeps_nothing_wrong(
+def test_a_stopped_server_stores_no_wrong_kv_of_evicted_paths(
     small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
-    """It copies from the engine's blocks itself, also what it was asked for long ago: they are still the same then."""
+    """The server itself copies from the engine's blocks, also long after it was asked to: they must still be the
+    same."""
     engine, paths = small_engines["evicted"], Paths("evicted")
 
     async def path_lost_while_it_stands_still() -> list[int]:
         path = paths.some(4)
         path += (await engine.ask(path, max_tokens=8 * BLOCK)).tokens
-        with standing_still(keeper):
+        with stopped_server(keeper):
             await paths.push_out(engine)
             await asyncio.sleep(UNNOTICED_S + 1)
-            await paths.push_out(engine)  # it gets what the engine takes for free
+            await paths.push_out(engine)  # now the engine could reuse blocks that it believes free
         return path
 
     found = 0
-    for _ in range(3):  # what comes while a busy server counts as lost is not stored
+    for _ in range(3):  # what arrives while a busy server counts as lost is not stored
         path = runner.run(path_lost_while_it_stands_still())
         runner.run(asyncio.sleep(UNNOTICED_S + 1))
         computed = runner.run(engine.compute(path, salt="computed"))
@@ -99,17 +100,17 @@ def test_a_server_that_stands_still_for_a_while_keeps_nothing_wrong(
 
 
 @pytest.mark.parametrize("kind", ["prefilled", "windows"])
-def test_nor_of_prompts_that_it_had_to_copy(
+def test_a_stopped_server_stores_no_wrong_kv_of_prompts(
     kind: str, small_engines: dict[str, Engine], keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
-    """Whose blocks the engine gives to others when the prompt is behind a window, or the request has ended."""
+    """The engine reuses their blocks once the prompt is behind a sliding window, or the request has ended."""
     engine, paths = small_engines[kind], Paths(kind)
 
     async def prompts_computed_when_it_stops() -> list[list[int]]:
         began, prompts = asyncio.Event(), [paths.some(12) for _ in range(4)]
         writing = [asyncio.create_task(engine.ask(each, max_tokens=3 * BLOCK, began=began)) for each in prompts]
-        await began.wait()  # it has been asked to store them, and copies one after the other
-        with standing_still(keeper):
+        await began.wait()  # the server has been asked to store them, and copies one after the other
+        with stopped_server(keeper):
             await asyncio.gather(*writing)
             await paths.push_out(engine)
             await asyncio.sleep(UNNOTICED_S + 1)
@@ -121,7 +122,7 @@ def test_nor_of_prompts_that_it_had_to_copy(
         prompts = runner.run(prompts_computed_when_it_stops())
         runner.run(asyncio.sleep(UNNOTICED_S + 1))
         for path in prompts:
-            # Each block of the last ones is within the window of what comes next behind it.
+            # Each block of the last ones is within the window of the tokens after it.
             starts = [path[: blocks * BLOCK + 1] for blocks in range(9, 13)]
             computed = [runner.run(engine.ask(start, salt="computed")).tokens for start in starts]
             replies = [runner.run(engine.compute(start)) for start in starts]

@@ -1,4 +1,4 @@
-"""What engines store: what they are about to lose, and prompts."""
+"""What engines store: paths that are about to be evicted, and prompts."""
 
 import asyncio
 import os
@@ -10,16 +10,16 @@ from tests.cache.engines import Reply, engine_of, prompt, together
 from tests.cache.servers import BLOCK, SETTINGS, empty, l1, lookups, objects, registered, until
 
 
-def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
+def test_a_lone_engine_stores_paths_that_are_about_to_be_evicted(
     model: Path, keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     assert keeper.server.address is not None
     settings = SETTINGS.model_copy(update={"store": "evicted", "least_tokens": 4 * BLOCK})
-    blocks = 32  # three such prompts with what is written to them
+    blocks = 32  # memory for three such prompts with what is written below them
     path, *others = (prompt(seed) for seed in range(901, 907))
-    strangers = registered(keeper.server)  # some of which are gone
+    strangers = registered(keeper.server)  # some of these engines are gone
     with engine_of(model, keeper.server.address, settings, kv_bytes=blocks * 65_536) as engine:
-        # It has stored nothing yet, and notices all the same.
+        # It has stored nothing yet, and still notices the restart.
         restarts, new = keeper.restarts, registered(keeper.server) - strangers
         assert len(new) == 1
         assert keeper.server.pid is not None
@@ -51,13 +51,13 @@ def test_an_engine_that_is_alone_stores_what_it_is_about_to_lose(
     assert 0 < loaded < len(path), "one of them had it loaded, the others found it in the engine"
 
 
-def test_prompts_are_shared_as_soon_as_they_are_computed_and_steps_when_they_are_lost(
+def test_prompts_are_stored_once_computed_and_steps_when_evicted(
     model: Path, keeper: CacheKeeper, runner: asyncio.Runner
 ) -> None:
     address = keeper.server.address
     assert address is not None
     settings = SETTINGS.model_copy(update={"store": "prefilled", "least_tokens": 4 * BLOCK})
-    # Three such prompts have room, and the prompts of one engine are computed in several steps.
+    # There is memory for three such prompts, and this engine computes a prompt in several steps.
     parts = {"max_num_batched_tokens": 3 * BLOCK, "enable_chunked_prefill": True}
     with together(
         engine_of(model, address, settings, kv_bytes=32 * 65_536, **parts), engine_of(model, address, settings)
@@ -74,8 +74,8 @@ def test_prompts_are_shared_as_soon_as_they_are_computed_and_steps_when_they_are
 
         for other in others:
             runner.run(first.ask(other, max_tokens=1))
-        # The prompts of the others, and of the first path what was written to it, which is lost; so is the short
-        # prompt, for which nobody would ask.
+        # Stored are the other prompts, and what was written below the first path, which is evicted. The short prompt is
+        # evicted too, but no engine would look it up.
         kept = 8 + 5 * 8 + 2
         until(lambda: objects(keeper.server) >= kept)
         runner.run(second.llm.reset_prefix_cache())
