@@ -1,4 +1,4 @@
-"""What clients were found to send, as it is kept for a test of every commit."""
+"""Request bodies recorded from clients, for a test that runs with every commit."""
 
 import json
 from collections.abc import Iterable
@@ -7,23 +7,23 @@ from typing import Any
 from tests.clients.commands import ROOT
 
 FILE = ROOT / "tests" / "unit" / "http" / "client_bodies.json"
-"""By client, pairs of path and body."""
+"""Pairs of path and body, by client."""
 
 
-def assert_recorded(client: str, asked: Iterable[tuple[str, dict[str, Any]]]) -> None:
-    """What a client asked, by path and body, is what the file has of it."""
-    sent = _distinct([[path, _normal(body)] for path, body in asked])
+def assert_recorded(client: str, requests: Iterable[tuple[str, dict[str, Any]]]) -> None:
+    """Checks that the requests of a client (path and body) are those in the file."""
+    sent = _distinct([[path, _normal(body)] for path, body in requests])
     assert sent == json.loads(FILE.read_text()).get(client), f"for {FILE}: {json.dumps(sent)}"
 
 
 def _distinct(members: list[Any]) -> list[Any]:
-    """Each once, in an order that says nothing of when it came."""
+    """Distinct values, in an order that does not depend on arrival."""
     once = {json.dumps(member, sort_keys=True): member for member in members}
     return [once[key] for key in sorted(once)]
 
 
 def _normal(body: dict[str, Any]) -> Any:
-    """A body as it is kept: without what an earlier reply has put into it."""
+    """A body as it is recorded: without values from earlier replies."""
 
     def without(part: Any) -> Any:
         if isinstance(part, list):

@@ -1,4 +1,4 @@
-"""What the tests of clients run: the ``banyan`` command, and programs in the environments of `make test-clients`."""
+"""Commands of the client tests: ``banyan``, and programs in the environments of `make test-clients`."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ RUN_S = 900.0
 
 
 def program_of(client: str, name: str) -> Path:
-    """A program of a client's own environment."""
+    """A program in a client's own environment."""
     program = ROOT / ".venv-clients" / client / "bin" / name
     assert program.is_file(), f"no {program}: `make test-clients` sets it up"
     return program
@@ -22,8 +22,8 @@ def banyan(directory: Path, *arguments: str) -> None:
 
 
 def run(command: list[str], directory: Path) -> None:
-    """Runs a command to its end; what it said is shown if it failed."""
-    # Nothing is to be fetched from anywhere, and nothing kept in the user's caches.
+    """Runs a command to its end; its output is shown if it fails."""
+    # No downloads, and nothing in the user's caches.
     offline = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "HF_HOME": str(directory / "huggingface")}
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""One application for all tests of clients, started as anybody starts it."""
+"""One application for all client tests, started as a user starts it."""
 
 import os
 import signal
@@ -20,16 +20,16 @@ STOP_S = 120.0
 
 @pytest.fixture(scope="session")
 def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of ``banyan serve`` with the configuration that ships with the project."""
+    """URL of ``banyan serve`` with the shipped configuration."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     directory = tmp_path_factory.mktemp("serve")
     output = directory / "output"
-    # A token of its own, and no keys that happen to be set here.
+    # A token of its own, and none of the API keys that may be set here.
     environment = {name: value for name, value in os.environ.items() if name != "BANYAN_API_KEYS"}
     environment["RAY_AUTH_TOKEN_PATH"] = str(directory / "token")
-    environment["HOME"] = str(directory)  # there clients leave files and batches
-    # In a session of its own: what it starts must not take this test's signals, nor be left behind.
+    environment["HOME"] = str(directory)  # where clients leave files and batches
+    # In a session of its own, so that it gets none of this test's signals and leaves no process behind.
     with output.open("wb") as file:
         process = subprocess.Popen(
             [sys.executable, "-m", "cluster.cli.main", "serve", "--config", str(CONFIG), "--port", str(port)],

@@ -1,4 +1,4 @@
-"""lm-eval as it is published, on a task of its own kind: its score is that of ``banyan eval`` on the same answers."""
+"""lm-eval as published, on a task of its own kind: its score equals that of ``banyan eval`` on the same answers."""
 
 import json
 from pathlib import Path
@@ -8,16 +8,16 @@ import pytest
 
 from tests.clients.bodies import assert_recorded
 from tests.clients.commands import HERE, banyan, program_of, run
-from tests.clients.tape import Tape, recording
+from tests.clients.replay_proxy import ReplayProxy, replaying
 
 PROBLEMS = 100
 
 pytestmark = pytest.mark.timeout(2400)
 
 
-def lm_eval(tape: Tape, model: str, directory: Path) -> tuple[float, dict[str, float]]:
-    """The task's score, and each problem's by its ``unique_id``."""
-    arguments = f"model={model},base_url={tape.url}/v1/chat/completions,num_concurrent=8,max_retries=1"
+def lm_eval(proxy: ReplayProxy, model: str, directory: Path) -> tuple[float, dict[str, float]]:
+    """Score of the task, and of each problem by its ``unique_id``."""
+    arguments = f"model={model},base_url={proxy.url}/v1/chat/completions,num_concurrent=8,max_retries=1"
     output = directory / "lm_eval"
     task = ["--tasks", "banyan_arithmetic", "--include_path", str(HERE), "--apply_chat_template"]
     logs = ["--output_path", str(output), "--log_samples"]
@@ -36,11 +36,13 @@ def asking(question: str, body: dict[str, Any]) -> dict[str, Any]:
     return {**body, "messages": [{**turn, "content": question}]}
 
 
-def banyan_eval(tape: Tape, strategy: str, directory: Path) -> tuple[float, dict[str, float]]:
-    """The same of ``banyan eval``."""
+def banyan_eval(proxy: ReplayProxy, strategy: str, directory: Path) -> tuple[float, dict[str, float]]:
+    """The same from ``banyan eval``."""
     report = directory / "eval.json"
     file = str(report)
-    banyan(directory, "eval", "--problems", "problems.jsonl", "--strategy", strategy, "--url", tape.url, "--json", file)
+    banyan(
+        directory, "eval", "--problems", "problems.jsonl", "--strategy", strategy, "--url", proxy.url, "--json", file
+    )
     written: dict[str, Any] = json.loads(report.read_text())
     [summary] = written["strategies"]
     return summary["right"] / summary["problems"], {row["problem_id"]: float(row["right"]) for row in written["rows"]}
@@ -50,21 +52,21 @@ def banyan_eval(tape: Tape, strategy: str, directory: Path) -> tuple[float, dict
     ("model", "strategy", "temperature"),
     [("banyan-arithmetic", "beam_search", 0.8), ("banyan-arithmetic:greedy", "greedy", 0.0)],
 )
-def test_its_score_is_banyan_evals_on_the_same_answers(
+def test_lm_eval_and_banyan_eval_give_the_same_score(
     endpoint: str, tmp_path: Path, model: str, strategy: str, temperature: float
 ) -> None:
     banyan(tmp_path, "problems", "--n", str(PROBLEMS), "--seed", "23", "--output", "problems.jsonl")
-    with recording(endpoint) as tape:
-        score, each = lm_eval(tape, model, tmp_path)
-        assert tape.failures == []
-        assert len(tape.requests) == PROBLEMS
-        assert_recorded("lm_eval", (("/v1/chat/completions", asking("6*7?", body)) for body in tape.requests))
-        for reply in tape.replies:
+    with replaying(endpoint) as proxy:
+        score, each = lm_eval(proxy, model, tmp_path)
+        assert proxy.failures == []
+        assert len(proxy.requests) == PROBLEMS
+        assert_recorded("lm_eval", (("/v1/chat/completions", asking("6*7?", body)) for body in proxy.requests))
+        for reply in proxy.replies:
             assert reply["search"]["strategy"] == strategy
             assert reply["search"]["temperature"] == temperature
             assert len(reply["search"]["notes"]) == (1 if temperature else 0)
-        own_score, own_each = banyan_eval(tape, strategy, tmp_path)
-        assert len(tape.replies) == PROBLEMS  # all of them off the tape
+        own_score, own_each = banyan_eval(proxy, strategy, tmp_path)
+        assert len(proxy.replies) == PROBLEMS  # all of them replayed
     print(f"{model}: lm-eval {score:.4f}, banyan eval {own_score:.4f}, {sum(each.values()):.0f} of {len(each)} right")
     assert len(each) == PROBLEMS
     assert each == own_each

@@ -1,5 +1,5 @@
-"""Training data as `banyan batch` exports it, read by those for whom it is: the loaders that TRL and verl publish, each
-in an environment of its own. What they make of it is compared with the trees, which are graded here by other means."""
+"""Training data exported by `banyan batch`, read by the published loaders of TRL and verl, each in an environment of
+its own. The result is compared with the trees, which are graded here independently."""
 
 import json
 import math
@@ -24,12 +24,12 @@ pytestmark = pytest.mark.timeout(1200)
 
 
 class TreePath(NamedTuple):
-    """One way through a tree to an end."""
+    """A path through a tree to an end."""
 
     problem: str
     steps: tuple[str, ...]
     labels: tuple[bool, ...]
-    """Of each step: whether a right solution lies at or below it."""
+    """For each step, whether a right solution lies at or below it."""
 
 
 class Tree(NamedTuple):
@@ -64,7 +64,7 @@ class Tree(NamedTuple):
 
 
 class Job(NamedTuple):
-    """A job's results, and where its exports lie."""
+    """A job's results, and the paths of its exports."""
 
     trees: list[Tree]
     exports: dict[str, Path]
@@ -76,7 +76,7 @@ def job(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
     banyan(directory, "problems", "--n", str(PROBLEMS), "--seed", "29", "--output", "problems.jsonl")
     exports = {"trl": directory / "trl.jsonl", "verl": directory / "verl.parquet"}
     for kind, file in exports.items():
-        # The second time all is done already, and only exported.
+        # The second run only exports, since all lines are done.
         search = ["--strategy", "dvts", "--n", "16", "--seed", "3", "--trees", "--url", endpoint]
         banyan(
             directory,
@@ -95,7 +95,7 @@ def job(endpoint: str, tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 
 def read_by(loader: str, export: Path, directory: Path) -> Any:
-    """What a loader tells of an export."""
+    """What a loader reports about an export."""
     told = directory / "told.json"
     program = HERE / "programs" / f"{loader}_loader.py"
     run([str(program_of(loader, "python")), str(program), str(export), str(TOKENIZER), str(told)], directory)
@@ -134,7 +134,7 @@ def test_verl_reads_a_prompt_for_every_tree(job: Job, tmp_path: Path) -> None:
 
 
 def path_of(row: list[tuple[str, int]], problems: list[str]) -> TreePath:
-    """A path out of what was tokenized of it: all up to the end of each labelled step, and its label."""
+    """A path from its tokens: everything up to the end of each labelled step, and its label."""
     [problem] = [each for each in problems if row[0][0].startswith(each)]
     ends = [problem, *(text for text, _ in row)]
     steps = [text.removeprefix(before) for before, text in pairwise(ends)]

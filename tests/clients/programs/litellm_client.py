@@ -4,14 +4,14 @@ import os
 import sys
 
 import litellm
-from told import QUESTION, SEED, tell
+from client_report import QUESTION, SEED, report
 
 litellm.telemetry = False
 model = f"openai/{os.environ['MODEL']}"
 messages = [{"role": "user", "content": QUESTION}]
 chat = {"model": model, "messages": messages, "seed": SEED, "num_retries": 0}
 responses = {"model": model, "input": QUESTION, "extra_body": {"seed": SEED}, "num_retries": 0}
-said = {
+texts = {
     "chat": litellm.completion(**chat).choices[0].message.content,
     "chat_streamed": "".join(
         chunk.choices[0].delta.content or "" for chunk in litellm.completion(**chat, stream=True) if chunk.choices
@@ -26,4 +26,4 @@ said = {
     .choices[0]
     .message.content,
 }
-tell(said, sys.argv[1])
+report(texts, sys.argv[1])

@@ -1,4 +1,4 @@
-"""TRL's trainer of process reward models: what it makes of an export, and whether it trains on it."""
+"""TRL's trainer of process reward models: how it reads an export, and whether it trains on it."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""verl's dataset of prompts to learn from by reinforcement: what it makes of an export, batched as its trainer does."""
+"""verl's dataset of prompts for reinforcement learning: how it reads an export, batched as its trainer does."""
 
 import json
 import sys

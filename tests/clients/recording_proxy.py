@@ -1,4 +1,4 @@
-"""A passage between clients and the endpoint: everything goes through as it comes, and what was asked is kept."""
+"""A recording proxy between clients and the endpoint: everything passes unchanged, and requests are recorded."""
 
 import asyncio
 import json
@@ -20,26 +20,26 @@ from deployments.admission.proxy import WORK
 START_S = 30.0
 REPLY_S = 600.0
 KEPT = ("authorization", "content-type")
-"""Headers that go through."""
+"""Headers that are passed on."""
 
 
-class Asked(NamedTuple):
-    """A request and how it was answered."""
+class Recorded(NamedTuple):
+    """A request, and the status of its reply."""
 
     path: str
     body: dict[str, Any]
     status: int
 
 
-class Passage:
-    """Notes every request for work on its way."""
+class RecordingProxy:
+    """Records every request for work."""
 
     def __init__(self, endpoint: str) -> None:
         self.url = ""
-        self.asked: list[Asked] = []
+        self.recorded: list[Recorded] = []
         self._endpoint = endpoint
 
-    async def passed(self, request: Request) -> StreamingResponse:
+    async def forward(self, request: Request) -> StreamingResponse:
         content = await request.body()
         client = httpx.AsyncClient(timeout=REPLY_S, trust_env=False)
         headers = {name: request.headers[name] for name in KEPT if name in request.headers}
@@ -49,7 +49,7 @@ class Passage:
             client.build_request(request.method, url, content=content, headers=headers), stream=True
         )
         if request.method == "POST" and request.url.path in WORK:
-            self.asked.append(Asked(request.url.path, json.loads(content), reply.status_code))
+            self.recorded.append(Recorded(request.url.path, json.loads(content), reply.status_code))
 
         async def pieces() -> AsyncIterator[bytes]:
             async with aclosing(client), aclosing(reply):
@@ -60,18 +60,18 @@ class Passage:
 
 
 @contextmanager
-def noting(endpoint: str) -> Iterator[Passage]:
-    """A passage to an endpoint, on a port of the loopback interface."""
-    passage = Passage(endpoint)
-    app = Starlette(routes=[Route("/{path:path}", passage.passed, methods=["DELETE", "GET", "POST"])])
-    with listening(app, "passage") as url:
-        passage.url = url
-        yield passage
+def recording_proxy(endpoint: str) -> Iterator[RecordingProxy]:
+    """A recording proxy in front of an endpoint, on a port of the loopback interface."""
+    proxy = RecordingProxy(endpoint)
+    app = Starlette(routes=[Route("/{path:path}", proxy.forward, methods=["DELETE", "GET", "POST"])])
+    with listening(app, "recording-proxy") as url:
+        proxy.url = url
+        yield proxy
 
 
 @contextmanager
 def listening(app: Starlette, name: str) -> Iterator[str]:
-    """The URL of an application that is served on a thread meanwhile."""
+    """Serves an application on a thread within the block; yields its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()

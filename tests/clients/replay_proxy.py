@@ -1,4 +1,4 @@
-"""A tape between clients and the endpoint: who asks what was asked before gets the reply that was given then."""
+"""A proxy between clients and the endpoint that replays its first reply to every repeated question."""
 
 import json
 from collections.abc import Iterator
@@ -11,17 +11,17 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from tests.clients.passage import REPLY_S, listening
+from tests.clients.recording_proxy import REPLY_S, listening
 
 
-class Tape:
-    """Records the first reply to every question under every model's name, and plays it to whoever asks again, whatever
-    else they ask for. What is not a question goes through."""
+class ReplayProxy:
+    """Records the first reply to every question for each model name, and replays it to every later request with that
+    question, whatever else the request contains. Other requests pass through."""
 
     def __init__(self, endpoint: str) -> None:
         self.url = ""
         self.requests: list[dict[str, Any]] = []
-        """The bodies of all questions, in order of arrival."""
+        """Bodies of all questions, in order of arrival."""
         self.failures: list[str] = []
         self._replies: dict[tuple[str, str], Response] = {}
         self._endpoint = endpoint
@@ -33,10 +33,10 @@ class Tape:
     async def chat(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append(body)
-        # The name without the alias: `banyan eval` says in the search field what lm-eval says in the model's name.
+        # The name without the alias: `banyan eval` puts into the search field what lm-eval puts into the model's name.
         key = (body["model"].partition(":")[0], body["messages"][-1]["content"])
         if key not in self._replies:
-            reply = await self._passed(request, json=body)
+            reply = await self._forward(request, json=body)
             if reply.status_code != httpx.codes.OK:
                 self.failures.append(bytes(reply.body).decode())
                 return reply
@@ -44,22 +44,22 @@ class Tape:
         return self._replies[key]
 
     async def other(self, request: Request) -> Response:
-        return await self._passed(request)
+        return await self._forward(request)
 
-    async def _passed(self, request: Request, **content: Any) -> Response:
+    async def _forward(self, request: Request, **content: Any) -> Response:
         async with httpx.AsyncClient(timeout=REPLY_S, trust_env=False) as client:
             reply = await client.request(request.method, f"{self._endpoint}{request.url.path}", **content)
         return Response(reply.content, reply.status_code, media_type=reply.headers.get("content-type"))
 
 
 @contextmanager
-def recording(endpoint: str) -> Iterator[Tape]:
-    """A new tape before an endpoint, on a port of the loopback interface."""
-    tape = Tape(endpoint)
+def replaying(endpoint: str) -> Iterator[ReplayProxy]:
+    """A new proxy in front of an endpoint, on a port of the loopback interface."""
+    proxy = ReplayProxy(endpoint)
     routes = [
-        Route("/v1/chat/completions", tape.chat, methods=["POST"]),
-        Route("/{path:path}", tape.other, methods=["GET"]),
+        Route("/v1/chat/completions", proxy.chat, methods=["POST"]),
+        Route("/{path:path}", proxy.other, methods=["GET"]),
     ]
-    with listening(Starlette(routes=routes), "tape") as url:
-        tape.url = url
-        yield tape
+    with listening(Starlette(routes=routes), "replay-proxy") as url:
+        proxy.url = url
+        yield proxy
