@@ -1,4 +1,4 @@
-"""The one shell of the tests of commands."""
+"""One shell for all tests of commands."""
 
 from collections.abc import Iterator
 

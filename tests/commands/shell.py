@@ -1,4 +1,4 @@
-"""A person at a shell, and the cluster that the shell starts."""
+"""A user's shell, and the cluster that it starts."""
 
 import os
 import subprocess
@@ -19,7 +19,8 @@ COMMAND_S = 300.0
 
 
 class Shell:
-    """A person's shells: each sources the environment anew. All that they start has the same, unusual HOME."""
+    """A user's shells: each sources the environment anew. All their processes have the same unusual HOME, by which they
+    are found."""
 
     def __init__(self, home: Path) -> None:
         self.home = home
@@ -40,8 +41,8 @@ class Shell:
             )
 
     def __call__(self, command: str) -> str:
-        """What the command wrote to stdout; it must succeed."""
-        # Into files: a process that goes on in the background would keep a pipe open.
+        """Output of a command on stdout; the command must succeed."""
+        # Into files: a process that stays in the background would keep a pipe open.
         files = [self.home / name for name in ("stdout", "stderr")]
         with files[0].open("wb") as stdout, files[1].open("wb") as stderr:
             ended = subprocess.run(
@@ -59,7 +60,7 @@ class Shell:
         return out
 
     def processes(self) -> list[psutil.Process]:
-        """All that these shells started and that still runs."""
+        """All processes that these shells started and that still run."""
         return [process for process in psutil.process_iter() if self._started(process)]
 
     def _started(self, process: psutil.Process) -> bool:
@@ -73,7 +74,7 @@ class Shell:
         return status
 
     def wait_for(self, wanted: str) -> dict[str, Any]:
-        """Polls ``serve status``, which nothing announces; the application's part of it."""
+        """Polls ``serve status`` for the application's part of it, since no event announces a change."""
         deadline = time.monotonic() + START_S
         while (status := self.status()).get("status") != wanted:
             assert time.monotonic() < deadline, status
@@ -83,7 +84,7 @@ class Shell:
 
 @contextmanager
 def head(shell: Shell) -> Iterator[None]:
-    """`ray start --head`. Not ended by `ray stop`, which would end every Ray of this machine."""
+    """`ray start --head`. It is not ended by `ray stop`, which would end every Ray on this machine."""
     shell("ray start --head")
     try:
         yield
@@ -105,15 +106,15 @@ def end(shell: Shell) -> None:
 
 
 def replicas(shell: Shell) -> dict[int, str]:
-    """Process ids of the replicas, with their names; Ray adds to these what a replica is doing."""
+    """Process ids of the replicas, with their names; Ray appends what a replica is doing."""
     names = {process.pid: " ".join(process.cmdline()).partition(".")[0].strip() for process in shell.processes()}
     return {pid: name for pid, name in names.items() if name.startswith("ray::ServeReplica:")}
 
 
-def until(condition: Callable[[], Any], told: Callable[[], str], timeout_s: float = START_S) -> Any:
-    """Waits for what other processes bring about; fails with ``told`` after ``timeout_s``."""
+def until(condition: Callable[[], Any], message: Callable[[], str], timeout_s: float = START_S) -> Any:
+    """Waits until a condition holds that other processes bring about; fails with ``message`` after ``timeout_s``."""
     deadline = time.monotonic() + timeout_s
     while not (found := condition()):
-        assert time.monotonic() < deadline, told()
+        assert time.monotonic() < deadline, message()
         time.sleep(0.2)
     return found

@@ -1,6 +1,6 @@
-"""The commands of docs/operating.md as a person types them, from a shell that sourced what they name.
+"""The commands of docs/operating.md as a user types them, in a shell that sourced what the docs name.
 
-Several minutes, Ray's own ports and port 8000, so not among the other tests: `make test-commands`.
+It takes several minutes, Ray's own ports and port 8000, so it is not among the other tests: `make test-commands`.
 """
 
 import json
@@ -20,40 +20,40 @@ from tests.commands.shell import COMMAND_S, ROOT, START_S, URL, Shell, head, rep
 
 DASHBOARD = "http://127.0.0.1:8265"
 ROTATE_S = 15.0
-"""How soon a key that was removed must be refused."""
+"""Time within which a removed key must be refused."""
 DEPLOYMENTS = 4
-"""Generator, reward model, controller and what does the batches: a replica each."""
+"""Generator, reward model, controller and batch runner: one replica each."""
 KEYS = {name: f"key-of-{name}-0123456789" for name in ("ann", "bob", "cleo")}
 
 pytestmark = pytest.mark.timeout(3000)
 
 
 def by_hand(shell: Shell, tmp_path: Path) -> None:
-    """Everything that docs/operating.md says about one machine, by hand."""
+    """All commands that docs/operating.md gives for one machine, typed by hand."""
     problems = tmp_path / "problems.jsonl"
     with head(shell):
         shell("serve deploy serve_config.yaml")
         shell.wait_for("RUNNING")
         assert httpx.get(f"{URL}/health", timeout=60).status_code == 200
         shell(f"banyan problems --n 4 --seed 1 --output {problems}")
-        told = shell(
+        output = shell(
             f"ray job submit -- banyan eval --url {URL} --problems {problems} --strategy greedy --strategy beam_search"
         )
-        assert "succeeded" in told
-        assert "beam_search" in told
+        assert "succeeded" in output
+        assert "beam_search" in output
         results = tmp_path / "results.jsonl"
-        told = shell(f"ray job submit -- banyan batch {problems} {results} --n 4")
-        assert "the application 'banyan' of this cluster, by its handles" in told
-        assert "4 lines: 4 results" in told
+        output = shell(f"ray job submit -- banyan batch {problems} {results} --n 4")
+        assert "the application 'banyan' of this cluster, by its handles" in output
+        assert "4 lines: 4 results" in output
         assert len(results.read_text().splitlines()) == 4
         assert httpx.get(f"{DASHBOARD}/api/version").status_code == 401
         token = shell("ray get-auth-token").strip()
-        cookie = {"ray-authentication-token": token}  # as its page sets it when the token is typed in
+        cookie = {"ray-authentication-token": token}  # as the docs do where the token is typed in
         assert httpx.get(f"{DASHBOARD}/api/version", cookies=cookie).status_code == 200
         shell("serve shutdown -y")
         running = shell.start("serve run serve_config.yaml", tmp_path / "serve_run")
         try:
-            shell.wait_for("RUNNING")  # the config's log level is WARNING, so `serve run` itself says nothing
+            shell.wait_for("RUNNING")  # the config's log level is WARNING, so `serve run` itself prints nothing
             assert httpx.get(f"{URL}/health", timeout=60).status_code == 200
         finally:
             running.send_signal(signal.SIGINT)
@@ -66,7 +66,7 @@ def test_by_hand_before_a_make_run(shell: Shell, tmp_path: Path) -> None:
 
 def test_make_run(shell: Shell, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    running = shell.start("banyan serve --config serve_config.yaml", log)  # what `make run` becomes
+    running = shell.start("banyan serve --config serve_config.yaml", log)  # what `make run` executes
     try:
         until(lambda: "Ctrl-C" in log.read_text() or running.poll() is not None, log.read_text)
         welcome = log.read_text()
@@ -76,7 +76,7 @@ def test_make_run(shell: Shell, tmp_path: Path) -> None:
         bearer = {"Authorization": f"Bearer {token}"}
         assert httpx.get(f"{DASHBOARD}/api/version").status_code == 401
         assert httpx.get(f"{DASHBOARD}/api/version", headers=bearer).status_code == 200
-        assert shell.status()["status"] == "RUNNING"  # the commands reach this one, too
+        assert shell.status()["status"] == "RUNNING"  # the same commands reach this application
     finally:
         running.send_signal(signal.SIGINT)
         assert running.wait(COMMAND_S) == 0, log.read_text()
@@ -87,7 +87,7 @@ def test_by_hand_after_a_make_run(shell: Shell, tmp_path: Path) -> None:
     by_hand(shell, tmp_path)
 
 
-def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Shell, tmp_path: Path) -> None:
+def test_keys_can_be_rotated_live_and_missing_ones_are_an_error(shell: Shell, tmp_path: Path) -> None:
     keys_file, config_file = tmp_path / "api.keys", tmp_path / "config.yaml"
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     config["applications"][0]["args"]["http"] = {"api_keys_file": str(keys_file)}
@@ -99,7 +99,7 @@ def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Sh
         shell(f"banyan keys --config {config_file} > {deployed} && serve deploy {deployed}")
 
     with head(shell):
-        # The task that builds finds no keys where it runs.
+        # The task that builds the application finds no keys where it runs.
         shell(f"serve deploy {config_file}")
         assert f"{keys_file} cannot be read on" in shell.wait_for("DEPLOY_FAILED")["message"]
 
@@ -120,7 +120,7 @@ def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Sh
         assert set(seen) == {200}
         assert replicas(shell) == before
 
-        # A controller that is told no keys though some were promised refuses to start, and says why.
+        # A controller that gets no keys although some were promised refuses to start, and says why.
         config["applications"][0]["deployments"] = [{"name": "SearchController", "user_config": {"keys": []}}]
         deployed.write_text(yaml.safe_dump(config))
         shell(f"serve deploy {deployed}")
@@ -137,7 +137,8 @@ def test_keys_change_while_it_serves_and_are_missed_where_they_are_not(shell: Sh
 
 
 def test_limits_and_replicas_change_while_it_serves(shell: Shell, tmp_path: Path) -> None:
-    """A limit, then one generator more, then one less, under load: no engine restarts and nobody notices."""
+    """A limit changes, then one generator is added, then one removed, under load: no engine restarts, and no client
+    notices."""
     keys_file, config_file, deployed = (tmp_path / name for name in ("api.keys", "config.yaml", "deployed.yaml"))
     keys_file.write_text(f"{KEYS['ann']}\n")
     config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
@@ -181,7 +182,7 @@ def test_limits_and_replicas_change_while_it_serves(shell: Shell, tmp_path: Path
 
 
 def answers(name: str | None, n: int = 4) -> int:
-    """The status that a search gets with that key, or none; 0 where none comes in time."""
+    """Status of a search with that key, or without one; 0 if there is no reply in time."""
     headers = {"Authorization": f"Bearer {KEYS[name]}"} if name else {}
     question = [{"role": "user", "content": "Take 12. Increase by 74. Take away 51. What do you get?"}]
     body = {"model": "banyan-arithmetic", "messages": question, "search": {"strategy": "beam_search", "n": n, "m": 2}}
@@ -193,7 +194,7 @@ def answers(name: str | None, n: int = 4) -> int:
 
 @contextmanager
 def load(name: str, clients: int = 4) -> Iterator[list[int]]:
-    """Clients that ask all the time; the statuses that they got."""
+    """Clients that send requests all the time; yields their statuses."""
     seen: list[int] = []
     ended = threading.Event()
 

@@ -1,6 +1,6 @@
-"""A job of the night: 500 problems by `ray job submit`, killed twice, and the generator killed under it.
+"""A job over 500 problems through `ray job submit`: it is killed twice, and so is the generator.
 
-Some five minutes, Ray's own ports and port 8000: `make test-commands`.
+It takes some five minutes, Ray's own ports and port 8000: `make test-commands`.
 """
 
 import json
@@ -17,7 +17,7 @@ from tests.commands.shell import URL, Shell, head, replicas, until
 
 PROBLEMS = 500
 SAMPLE = 50
-"""Solved again, undisturbed."""
+"""Problems that are solved again, undisturbed."""
 SEED = 3
 
 pytestmark = pytest.mark.timeout(3000)
@@ -32,7 +32,7 @@ def test_a_job_is_killed_twice_and_its_generator_once(shell: Shell, tmp_path: Pa
         return results.read_bytes().count(b"\n") if results.exists() else 0
 
     def start(job: str, count: int) -> psutil.Process:
-        """The job's process, once so many lines are done."""
+        """The job's process, once ``lines`` lines are done."""
         shell(f"ray job submit --no-wait --submission-id {job} -- {command}")
         batch = until(lambda: process_of(shell, results), lambda: shell(f"ray job logs {job}"))
         until(lambda: done() >= count or not batch.is_running(), lambda: f"{done()} lines are done")
@@ -59,9 +59,9 @@ def test_a_job_is_killed_twice_and_its_generator_once(shell: Shell, tmp_path: Pa
         print(f"the generator's only replica killed at {done()} lines")
         until(lambda: not batch.is_running(), lambda: f"{done()} lines are done")
         seconds, spent = time.monotonic() - began, clock.spent()
-        told = shell("ray job logs third")
-        assert end_of("third") == "SUCCEEDED", told
-        assert "are done already" in told
+        output = shell("ray job logs third")
+        assert end_of("third") == "SUCCEEDED", output
+        assert "are done already" in output
 
         lines = read(results)
         assert sorted(line["line"] for line in lines) == list(range(1, PROBLEMS + 1))
@@ -86,7 +86,7 @@ def test_a_job_is_killed_twice_and_its_generator_once(shell: Shell, tmp_path: Pa
 
 
 def is_summed_up(summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
-    """What the summary says is what the lines say."""
+    """Checks that the summary agrees with the lines."""
     assert summary["complete"]
     assert summary["lines"] == {"all": PROBLEMS, "results": PROBLEMS, "errors": {}, "missing": 0}
     graded = summary["graded"]
@@ -99,13 +99,13 @@ def is_summed_up(summary: dict[str, Any], lines: list[dict[str, Any]]) -> None:
 
 
 def over(shell: Shell, job: str) -> str | None:
-    """What Ray says of a job that has ended."""
-    told = shell(f"ray job status {job}").upper()
-    return next((status for status in ("SUCCEEDED", "FAILED", "STOPPED") if status in told), None)
+    """Ray's status of a job, if it has ended."""
+    output = shell(f"ray job status {job}").upper()
+    return next((status for status in ("SUCCEEDED", "FAILED", "STOPPED") if status in output), None)
 
 
 def process_of(shell: Shell, results: Path) -> psutil.Process | None:
-    """That of the job itself, not of the shell that Ray starts it from."""
+    """The job's own process, not the shell from which Ray starts it."""
     for process in shell.processes():
         try:
             program, *arguments = process.cmdline() or [""]

@@ -1,6 +1,6 @@
-"""A batch file of 200,000 lines, of which one in a hundred is wrong: all of these are named, and memory stays flat.
+"""A batch file of 200,000 lines, one in a hundred invalid: all invalid lines are reported, and memory stays flat.
 
-Some minutes, against an endpoint that answers at once: `make test-commands`.
+It takes some minutes, with an endpoint that answers at once: `make test-commands`.
 """
 
 import json
@@ -22,12 +22,13 @@ LINES = 200_000
 WRONG_EVERY = 100
 SAMPLE_S = 0.5
 MAX_MB = 8.0
-"""That the second half of the file may add. Of a line nothing is kept but a bit; 100 bytes of each would be 10 MB."""
+"""Most MB that the second half of the file may add. Only one bit is kept per line; 100 bytes for each would be 10
+MB."""
 
 pytestmark = pytest.mark.timeout(3000)
 
 
-def test_every_wrong_line_is_named_in_flat_memory(tmp_path: Path) -> None:
+def test_every_invalid_line_is_reported_in_flat_memory(tmp_path: Path) -> None:
     given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     results, errors, _ = paths(out)
     wrong = cycle(WRONG)
@@ -40,7 +41,7 @@ def test_every_wrong_line_is_named_in_flat_memory(tmp_path: Path) -> None:
             file.write(line + b"\n")
 
     sizes: list[tuple[int, float]] = []
-    """The output's bytes, and the process' resident MB."""
+    """Bytes of the output, and resident MB of the process."""
     with listening() as endpoint, (tmp_path / "log").open("wb") as log:
         command = [sys.executable, "-m", "cluster.cli.main", "batch", given, out, "--url", endpoint.url]
         with subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as job:
@@ -52,7 +53,7 @@ def test_every_wrong_line_is_named_in_flat_memory(tmp_path: Path) -> None:
                     with suppress(subprocess.TimeoutExpired):
                         job.wait(SAMPLE_S)
             finally:
-                job.kill()  # one that has ended is not there to be killed
+                job.kill()  # no effect if it has ended
         assert job.returncode == 0, (tmp_path / "log").read_text()
 
     named = {error["line"]: error["reason"] for error in read_lines(errors)}
@@ -61,7 +62,7 @@ def test_every_wrong_line_is_named_in_flat_memory(tmp_path: Path) -> None:
     answered = [line["line"] for line in read_lines(results)]
     assert sorted(answered + list(named)) == list(range(1, LINES + 1))
 
-    # While it runs; when the process ends it is a zombie without memory.
+    # Only while it runs: when the process ends, it is a zombie without memory.
     half = [(at, size) for at, size in sizes if at >= results.stat().st_size / 2 and size > 0]
     slope, _ = np.polyfit(*zip(*half, strict=True), 1)
     gained, (first, last) = slope * results.stat().st_size / 2, (half[0][1], half[-1][1])

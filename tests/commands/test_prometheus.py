@@ -1,5 +1,5 @@
-"""A Prometheus, as Debian ships it, finds the application through Ray's file and has every metric. Not among the other
-tests: it starts Ray's dashboard, and fetches Prometheus where it is not installed.
+"""A Prometheus, as Debian ships it, finds the application through Ray's file and gets every metric. It is not among the
+other tests, since it starts Ray's dashboard, and downloads Prometheus where it is not installed.
 
     python -m pytest tests/commands/test_prometheus.py -s
 """
@@ -32,7 +32,7 @@ QUERIES = (
 pytestmark = [
     pytest.mark.timeout(900),
     *(
-        pytest.mark.filterwarnings(f"default::{category}")  # Ray's own
+        pytest.mark.filterwarnings(f"default::{category}")  # Ray's own warning
         for category in ("ResourceWarning", "FutureWarning", "DeprecationWarning")
     ),
 ]
@@ -40,18 +40,18 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The program."""
+    """Path of the program."""
     found, _ = program("prometheus", ["prometheus"], tmp_path_factory.mktemp("prometheus"))
     return found
 
 
 @pytest.fixture(scope="module")
 def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Application, Path]]:
-    """The application on a Ray with its dashboard, which writes the file; and Ray's directory."""
+    """The application on a Ray with its dashboard, which writes the file; yields Ray's directory."""
     from ray._private.worker import global_worker
 
     dashboard: dict[str, Any] = {"include_dashboard": True, "dashboard_port": free_port()}
-    # A lone generator would store what it is about to lose: nothing here, and of that nothing is counted.
+    # A lone generator would store only what it evicts: nothing here, so that nothing would be counted.
     stored = {"cache": {"store": "prefilled", "least_tokens": 16}}
     with running(stored, tmp_path_factory.mktemp("keys"), address="local", num_cpus=8, **dashboard) as application:
         yield application, Path(global_worker.node.get_session_dir_path())
@@ -59,7 +59,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Applicat
 
 @contextmanager
 def scraping(program: str, session_dir: Path, directory: Path) -> Iterator[httpx.Client]:
-    """Prometheus, told what docs/operating.md says; its API."""
+    """Prometheus with the configuration of docs/operating.md; yields its API."""
     discovery = session_dir / "prom_metrics_service_discovery.json"
     scrape = {"job_name": "banyan", "scrape_interval": "2s", "file_sd_configs": [{"files": [str(discovery)]}]}
     (directory / "prometheus.yml").write_text(yaml.safe_dump({"scrape_configs": [scrape]}))
@@ -78,7 +78,7 @@ def scraping(program: str, session_dir: Path, directory: Path) -> Iterator[httpx
 def query(http: httpx.Client, promql: str) -> list[dict[str, Any]]:
     try:
         reply = http.get("/api/v1/query", params={"query": promql})
-    except httpx.ConnectError:  # it is starting
+    except httpx.ConnectError:  # while it starts
         return []
     result: list[dict[str, Any]] = reply.raise_for_status().json()["data"]["result"]
     return result
