@@ -1,4 +1,4 @@
-"""What `scripts/models` fetched: `make test-models` runs it first."""
+"""Models that `scripts/models` has fetched; `make test-models` runs it first."""
 
 import warnings
 from pathlib import Path
@@ -7,14 +7,14 @@ import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # what vLLM's imports say about torch is no error of ours
+    warnings.simplefilter("ignore")  # vLLM's imports warn about torch
     import deployments.engines.lifecycle  # noqa: F401
 
 MODELS = Path(__file__).resolve().parents[2] / ".models"
 
 
 def model_directory(name: str) -> Path:
-    """A fetched model or tokenizer; a test without it fails, it is not skipped."""
+    """A fetched model or tokenizer. Without it a test fails; it is not skipped."""
     directory = MODELS / name
     if not directory.is_dir():
         pytest.fail(f"there is no {directory}: `make test-models` fetches it")

@@ -1,4 +1,4 @@
-"""The input of Skywork's PRM in the vocabulary that it was trained with."""
+"""Input of Skywork's PRM with the vocabulary that it was trained with."""
 
 from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from tests.engine.published import skywork_input
@@ -13,11 +13,11 @@ STEPS = [
 ]
 
 
-def test_it_is_the_published_one() -> None:
+def test_the_input_equals_the_published_one() -> None:
     tokenizer = load_tokenizer("Qwen2.5")
-    tokenizer.bos_token = "<|endoftext|>"  # Skywork's tokenizer has one, Qwen's has none
+    tokenizer.bos_token = "<|endoftext|>"  # Skywork's tokenizer has a BOS token, Qwen's has none
     newline = tokenizer.encode("\n")
-    assert len(tokenizer.encode(".\n")) == 1  # so the input differs from that of the whole text
+    assert len(tokenizer.encode(".\n")) == 1  # so that the input differs from that of the whole text
     ids, flags = skywork_input(tokenizer, QUESTION, "\n".join(step.strip() for step in STEPS))
     [query] = ValueHead(ValueHeadSettings(model="any"), tokenizer).queries(QUESTION, STEPS, len(STEPS))
     assert query.token_ids == ids

@@ -1,4 +1,4 @@
-"""A published checkpoint served by YAML alone: SmolLM2-135M-Instruct, which writes the delimiter in two tokens."""
+"""A published checkpoint served through YAML alone: SmolLM2-135M-Instruct, which writes the delimiter in two tokens."""
 
 import json
 import signal
@@ -25,7 +25,7 @@ DELIMITER = "\n\n"
 
 
 def edited_config() -> dict[str, Any]:
-    """`serve_config.yaml` with another generator, and a function in the PRM's place."""
+    """`serve_config.yaml` with another generator, and a function instead of a PRM."""
     config: dict[str, Any] = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
     args = config["applications"][0]["args"]
     args["generator"] |= {
@@ -40,7 +40,7 @@ def edited_config() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of `banyan serve --config`, in a process of its own."""
+    """URL of `banyan serve --config`, in a process of its own."""
     directory = tmp_path_factory.mktemp("smollm2")
     config, log, port = directory / "serve_config.yaml", directory / "log", free_port()
     config.write_text(yaml.safe_dump(edited_config()))
@@ -69,7 +69,7 @@ def wait_until_healthy(url: str, served: subprocess.Popen[bytes], log: Path) -> 
 
 
 @pytest.mark.timeout(1500)
-def test_no_step_of_a_beam_search_goes_on_behind_a_delimiter(url: str) -> None:
+def test_no_step_of_a_beam_search_continues_after_a_delimiter(url: str) -> None:
     body = {
         "model": "smollm2",
         "messages": [{"role": "user", "content": QUESTION}],

@@ -1,4 +1,4 @@
-"""Steps in the vocabularies of published models."""
+"""Steps with the vocabularies of published models."""
 
 import random
 
@@ -18,7 +18,7 @@ TEXTS = [
     "The answer is \\(56\\). naïve café, 答案是 56。",
 ]
 VOCABULARIES = {"Qwen2.5": True, "Llama-3.1": True, "DeepSeek": True, "SmolLM2-135M-Instruct": False}
-"""Whether the tokenizer itself writes the delimiter between two steps as one token, or into one with what is before."""
+"""Whether the tokenizer writes the delimiter between two steps as one token, or merges it with the text before."""
 
 
 @pytest.fixture(scope="module", params=VOCABULARIES)
@@ -40,7 +40,7 @@ def encoded(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
-def test_every_one_of_them_can_spell_the_delimiter_in_pieces(
+def test_every_vocabulary_can_spell_the_delimiter_in_pieces(
     name: str, tokenizer: PreTrainedTokenizerBase, splitter: StepSplitter
 ) -> None:
     print(f"{name}: {len(splitter.stop.token_ids)} tokens of {len(tokenizer)} contain the delimiter")
@@ -51,7 +51,7 @@ def test_every_one_of_them_can_spell_the_delimiter_in_pieces(
     assert written_as_one is VOCABULARIES[name]
 
 
-def test_a_solution_splits_into_its_steps_as_the_tokenizer_writes_it(
+def test_a_solution_splits_into_its_steps_as_the_tokenizer_encodes_it(
     tokenizer: PreTrainedTokenizerBase, splitter: StepSplitter
 ) -> None:
     ids = encoded(tokenizer, "".join(TEXTS))
@@ -63,14 +63,16 @@ def test_a_solution_splits_into_its_steps_as_the_tokenizer_writes_it(
 def test_a_solution_splits_into_its_steps_newline_by_newline(
     tokenizer: PreTrainedTokenizerBase, splitter: StepSplitter
 ) -> None:
-    """``.\\n`` and then ``\\n``, which a model of any of these vocabularies may write."""
+    """``.
+    `` and then ``
+    ``, which a model with any of these vocabularies may write."""
     lines = "".join(TEXTS).splitlines(keepends=True)
     ids = [token for line in lines for token in encoded(tokenizer, line)]
     assert not set(splitter.stop.token_ids) & set(ids)
     assert [step.text for step in splitter.split((), ids, cut_off=True)] == TEXTS
 
 
-def test_random_tokens_split_as_they_would_have_come_step_by_step(
+def test_random_tokens_split_into_the_steps_of_a_step_by_step_run(
     tokenizer: PreTrainedTokenizerBase, splitter: StepSplitter
 ) -> None:
     rng = random.Random(8)
