@@ -103,7 +103,7 @@ def test_yaml_examples_match_the_configuration(block: Block) -> None:
         for deployment in shown["deployments"]:
             assert deployment["name"] in DEPLOYMENTS
             if told := deployment.get("user_config"):
-                changed_settings(AppConfig(), read_user_config(whole(told)))
+                changed_settings(AppConfig(), read_user_config(with_full_digests(told)))
     elif kind == "http_options":
         assert ray_runtime.parse({**shown, "applications": []}).http_options.ssl_certfile
     elif kind != "scrape_configs":  # Prometheus's own: tests/commands gives it to one

@@ -279,15 +279,15 @@ async def test_a_minute_is_a_minute_when_the_clock_is_set_back(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world = make_world(records=[limited(MINE, tokens_per_minute=5)])
-    assert (await Call(world, whole(), key=MINE).ended()).status == 200
+    assert (await Call(world, body_parts(), key=MINE).ended()).status == 200
     now = time.time
     monkeypatch.setattr(time, "time", lambda: now() - 3600)
-    refused = await Call(world, whole(), key=MINE).ended()
+    refused = await Call(world, body_parts(), key=MINE).ended()
     assert refused.status == 429
     assert int(refused.headers["retry-after"]) <= 60
     elapsed = time.monotonic
     monkeypatch.setattr(quotas, "time", SimpleNamespace(monotonic=lambda: elapsed() + 61))
-    assert (await Call(world, whole(), key=MINE).ended()).status == 200
+    assert (await Call(world, body_parts(), key=MINE).ended()).status == 200
 
 
 async def test_scores_count_for_the_minute_by_their_texts(make_world: MakeWorld) -> None:
