@@ -8,6 +8,7 @@ file, written first, holds the job's `Identity`: a job cannot resume with other 
 import fcntl
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -120,7 +121,9 @@ class Outputs:
                     _cut_torn_line(file)
                     self._count(name)
                 self._bytes = sum(os.fstat(file).st_size for file in (self._results, self._errors))
-                self._opened = opened.pop_all()
+                # Closed with this object at the latest: a caller that is cancelled while a thread opens the files never
+                # gets it, and they would stay locked.
+                self._close = weakref.finalize(self, opened.pop_all().close)
         except OSError as error:
             raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
@@ -130,7 +133,7 @@ class Outputs:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._opened.close()
+        self._close()
 
     def put(self, line: dict[str, Any]) -> None:
         """Appends the result of one input line.

@@ -470,6 +470,14 @@ class TestResuming:
         with Outputs(out, identity(given), 1), pytest.raises(OutputError, match="another job is writing"):
             Outputs(out, identity(given), 1)
 
+    def test_files_that_nobody_holds_are_not_locked(self, tmp_path: Path) -> None:
+        """As when a caller is cancelled while a thread opens them."""
+        given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+        given.write_text(json.dumps(request(0)))
+        Outputs(out, identity(given), 1)
+        with Outputs(out, identity(given), 1) as outputs:
+            assert outputs.done.count == 0
+
     def test_a_duplicated_output_line_is_found(self, tmp_path: Path) -> None:
         given, out = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
         given.write_text(json.dumps(request(0)))
