@@ -8,8 +8,8 @@ at a time over HTTP. Each side is an application of its own, in turns, with the 
 
 ``replicas``: the prompts are sent to a new generator, then again, after it was killed and replaced, after two more were
 added, and after the application was deleted and deployed again, where LMCache has a second tier in files. Once two were
-added, some searches still go to the first generator, which has had their prompts all the time; those that began on an
-added one are also reported separately.
+added, some searches still go to the first generator, which already has their prompts; searches that began on an added
+generator are also reported separately.
 
 ``returns``: MCTS with KV memory for only some of the searches, timed from one expansion to the next. When a search
 comes back to a path, others have evicted it. Expansions that waited while prompts were computed for the first time,

@@ -50,8 +50,8 @@ DEFAULT, OURS = "power of two", "home"
 ROUTER_FILE = "BANYAN_BENCHMARK_ROUTER_FILE"
 """Environment variable with the path of the file that names the active router."""
 MIN_OF_FASTEST, MIN_GAIN = 0.97, 1.1
-"""Bounds on our router's speed: near the fastest router everywhere, and so much faster than every ready-made one
-somewhere that a router of our own is worth it."""
+"""What our router must reach: under every load at least this share of the fastest router's throughput, and under one
+load at least this multiple of every ready-made router's. Otherwise a router of our own is not worth its code."""
 LOADS: dict[str, tuple[int, int]] = {"even": (16, 16), "skewed": (128, 4)}
 """Beam width of one search in eight, and of the others."""
 COUNTERS = ("prefix_queries", "prefix_hits", "external_hits", "prompt_tokens", "generated_tokens", "recomputed_tokens")

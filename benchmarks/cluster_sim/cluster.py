@@ -102,8 +102,8 @@ class AtHome:
 
 
 class Routers(NamedTuple):
-    """Routers of the generators and of the reward models, each made from a seed. The defaults are those that are
-    served."""
+    """Makes the routers of generators and reward models, each from a seed. The defaults are those of the served
+    application."""
 
     generators: Callable[[int], Router] = AtHome
     scorers: Callable[[int], Router] = AtHome

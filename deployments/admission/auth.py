@@ -34,7 +34,8 @@ def check_operator(scope: Scope) -> None:
     """
     key = key_of(scope)
     host, *_ = scope.get("client") or ("",)
-    if not (is_loopback(host) or host == JOBS_CLIENT[0] if key is None else key.operator):
+    is_local = is_loopback(host) or host == JOBS_CLIENT[0]
+    if not (is_local if key is None else key.operator):
         raise Forbidden("only the operator may read this: with a key marked as operator, or without keys from loopback")
 
 

@@ -80,8 +80,8 @@ class StoreAccess:
         return await _in_time(self._in_turn(owner, work), DISK_S)
 
     async def copy(self, work: Callable[[], T], size: int) -> T:
-        """Like `do`, for work that copies ``size`` bytes, of which each owner may have `MAX_UPLOADS`: the timeout
-        allows for `MIN_COPY_BYTES_PER_S`."""
+        """Like `do`, for work that copies ``size`` bytes: it has threads of its own, and its timeout allows for
+        `MIN_COPY_BYTES_PER_S`. The caller limits how many copies an owner has in progress (`uploads`)."""
         copied = asyncio.get_running_loop().run_in_executor(_COPIES, work)
         return await _in_time(copied, DISK_S + size / MIN_COPY_BYTES_PER_S)
 

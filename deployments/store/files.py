@@ -191,12 +191,12 @@ class Files:
 
 def link_or_copy(path: Path, target: Path) -> None:
     """Hard-links or copies ``path`` to ``target``, which outlives it. Replaces no existing ``target``."""
-    with suppress(FileExistsError):
-        try:
-            os.link(path, target)
-        except FileExistsError:
-            raise
-        except OSError:  # the file system has no hard links
+    try:
+        os.link(path, target)
+    except FileExistsError:
+        return
+    except OSError:  # the file system has no hard links
+        with suppress(FileExistsError):
             _copy(path, target)
 
 

@@ -109,7 +109,8 @@ def test_requests_aborted_while_their_prefix_loads_do_no_harm(
         assert reply.tokens == expected.tokens
         loaded += reply.cached > 0
     assert loaded > 5, "hardly any prefix was there to be loaded"
-    # Except objects of which an unhealthy server was not told: at least every second object is LMCache's own.
+    # All locks are released but those that an unhealthy server was not told of. LMCache's own connector leaves at least
+    # every second object locked.
     until(lambda: l1(keeper.server)["read_locked_count"] <= (objects(keeper.server) - before) // 4)
 
 

@@ -15,7 +15,7 @@ def test_a_lone_engine_stores_paths_that_are_about_to_be_evicted(
 ) -> None:
     assert keeper.server.address is not None
     settings = SETTINGS.model_copy(update={"store": "evicted", "least_tokens": 4 * BLOCK})
-    blocks = 32  # memory for three such prompts with what is written below them
+    blocks = 32  # room for three such prompts and their output
     path, *others = (prompt(seed) for seed in range(901, 907))
     strangers = registered(keeper.server)  # some of these engines are gone
     with engine_of(model, keeper.server.address, settings, kv_bytes=blocks * 65_536) as engine:

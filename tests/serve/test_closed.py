@@ -1,6 +1,5 @@
 """Without the token, nothing can be executed on the cluster; other machines reach only the replicas' ports."""
 
-import ipaddress
 import os
 import pickle
 import subprocess
@@ -17,6 +16,7 @@ import ray
 from ray.serve.generated.serve_pb2 import ASGIRequest
 from ray.serve.generated.serve_pb2_grpc import ASGIServiceStub
 
+from deployments.admission.auth import is_loopback
 from tests.serve.application import Application
 
 CALL_S = 20.0
@@ -41,12 +41,6 @@ class Listener(NamedTuple):
     def is_replica(self) -> bool:
         return self.process.startswith("ray::ServeReplica:")
 
-    @property
-    def is_loopback(self) -> bool:
-        address = ipaddress.ip_address(self.host)
-        mapped = getattr(address, "ipv4_mapped", None)
-        return (mapped or address).is_loopback
-
 
 def listeners(since: float) -> Iterator[Listener]:
     """Listening ports of this process, of the processes with its token, and of the cache servers, which do not have
@@ -70,7 +64,7 @@ def listeners(since: float) -> Iterator[Listener]:
 @pytest.fixture
 def replica_ports(application: Application) -> list[Listener]:
     """The ports to which callers send pickles, one for each replica."""
-    return [each for each in listeners(application.started_at) if each.is_replica and not each.is_loopback]
+    return [each for each in listeners(application.started_at) if each.is_replica and not is_loopback(each.host)]
 
 
 class Exploit:
@@ -88,7 +82,7 @@ def test_only_the_replicas_ports_can_be_reached_from_outside(idle: Application, 
     assert any("gcs_server" in each.process for each in everything)
     assert any("raylet" in each.process for each in everything)
     assert any("lmcache" in each.process for each in everything)
-    assert [each for each in everything if not each.is_loopback and each not in replica_ports] == []
+    assert [each for each in everything if not is_loopback(each.host) and each not in replica_ports] == []
     deployments = ("Generator", "ProcessRewardModel", "SearchController", "BatchRunner")
     assert len(replica_ports) == sum(len(idle.replica_pids(deployment)) for deployment in deployments)
 

@@ -9,7 +9,7 @@ from tests.unit.documentation.pages import PAGES, ROOT, Mention, anchors, links,
 FOLDERS = [path.name for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
 FILE = re.compile(rf"(?:{'|'.join(FOLDERS)})(?:/[\w.*-]+)+/?")
 MADE = ("benchmarks/results",)
-"""Folders with files that benchmarks create; only those that the docs quote are kept."""
+"""Folders of files that benchmarks write. Only files that the docs quote are in the repository."""
 
 
 @pytest.mark.parametrize("link", links(), ids=str)
