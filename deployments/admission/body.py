@@ -3,9 +3,9 @@
 import asyncio
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
@@ -24,6 +24,10 @@ _THREADS = ThreadPoolExecutor(2, thread_name_prefix="requests")
 MAX_FIELDS = 1000
 """Maximum fields of one JSON object. No valid request has more, and pydantic builds an error for every unknown field
 although only the first is reported."""
+MAX_DEPTH = 64
+"""Maximum nesting of objects and lists, the body itself included."""
+MAX_ELEMENTS = 250_000
+"""Maximum number of fields and list elements of a body. More than the token ids in a megabyte of prompts."""
 
 TAG = "«"
 """Prefix of the names of union members. pydantic puts these names into an error's path; `dotted` removes them,
@@ -38,25 +42,37 @@ async def read_by(work: Callable[[bytes], T], body: bytes) -> T:
 
 
 def check_media(headers: Headers) -> None:
-    """Checks the content type.
+    """Checks the content type and encoding.
 
     Raises:
-        UnsupportedMedia: the body is not declared as JSON.
+        UnsupportedMedia: the body is not declared as JSON, or it is compressed.
     """
+    check_encoding(headers)
     media = headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "application/json" and not (media.startswith("application/") and media.endswith("+json")):
         raise UnsupportedMedia(f"the body must be application/json, not {media or 'undeclared'}")
+
+
+def check_encoding(headers: Headers) -> None:
+    """Checks that the body is not compressed.
+
+    Raises:
+        UnsupportedMedia: it is.
+    """
+    encoding = headers.get("content-encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise UnsupportedMedia(f"the body must not be compressed: Content-Encoding is {encoding[:40]!r}")
 
 
 def parsed_object(raw: bytes) -> dict[str, Any]:
     """Parses a body's JSON object and checks every string and number in it.
 
     Raises:
-        BadRequest: the body is not a JSON object, or contains NaN, an infinity, a NUL, half a surrogate pair or an
-            object with more than `MAX_FIELDS` fields.
+        BadRequest: the body is not a JSON object in UTF-8, contains NaN, an infinity, a NUL or half a surrogate pair,
+            or is over `MAX_DEPTH`, `MAX_ELEMENTS` or, in one of its objects, `MAX_FIELDS`.
     """
     try:
-        value = json.loads(raw)
+        value = json.loads(raw.decode("utf-8-sig"))
     except UnicodeDecodeError:
         raise BadRequest("the body is not UTF-8", code="invalid_json") from None
     except json.JSONDecodeError as error:
@@ -69,8 +85,7 @@ def parsed_object(raw: bytes) -> dict[str, Any]:
         raise BadRequest("the body holds a number that is too long", code="invalid_json") from None
     if not isinstance(value, dict):
         raise BadRequest("the body must be a JSON object", code="invalid_json")
-    for path, fault in _faults(value):
-        raise BadRequest(f"{dotted(path) or 'the body'} {fault}", dotted(path))
+    _Check().value(value)
     return value
 
 
@@ -117,27 +132,51 @@ def fault_in_text(text: str) -> str | None:
     return None
 
 
-def _faults(value: Any) -> Iterator[tuple[Path, str]]:
-    """Yields the path and the error of each invalid value. Iterative: a body may be nested as deeply as JSON allows."""
-    stack: list[tuple[Path, Any]] = [((), value)]
-    while stack:
-        path, part = stack.pop()
-        if isinstance(part, str):
-            if fault := fault_in_text(part):
-                yield path, fault
-        elif isinstance(part, float):
-            if not math.isfinite(part):
-                yield path, "must be a finite number"
-        elif isinstance(part, dict):
-            if len(part) > MAX_FIELDS:
-                yield path, f"has {len(part)} fields; {MAX_FIELDS} are allowed"
-                return
-            for key in part:
-                if fault := fault_in_text(key):
-                    yield path, f"has a field whose name {fault}"
-            stack.extend(((*path, key), member) for key, member in part.items())
-        elif isinstance(part, list):
-            stack.extend(((*path, index), member) for index, member in enumerate(part))
+class _Check:
+    """Checks every value of a body. There is one path, of the value at hand: a path for each value would take gigabytes
+    for a deep list of many numbers."""
+
+    def __init__(self) -> None:
+        self._path: list[str | int] = []
+        self._elements = 0
+
+    def value(self, value: Any) -> None:
+        """Checks a value and all below it.
+
+        Raises:
+            BadRequest: one of them is invalid.
+        """
+        if isinstance(value, str):
+            if fault := fault_in_text(value):
+                self._refuse(fault)
+        elif isinstance(value, float):
+            if not math.isfinite(value):
+                self._refuse("must be a finite number")
+        elif isinstance(value, dict | list):
+            self._members(value)
+
+    def _members(self, value: dict[str, Any] | list[Any]) -> None:
+        if len(self._path) >= MAX_DEPTH:
+            self._refuse(f"is nested too deeply; {MAX_DEPTH} levels are allowed")
+        self._elements += len(value)
+        if self._elements > MAX_ELEMENTS:
+            self._refuse(f"brings the body over {MAX_ELEMENTS} values")
+        if isinstance(value, dict):
+            if len(value) > MAX_FIELDS:
+                self._refuse(f"has {len(value)} fields; {MAX_FIELDS} are allowed")
+            for name in value:
+                if fault := fault_in_text(name):
+                    self._refuse(f"has a field whose name {fault}")
+        members: Iterable[tuple[str | int, Any]] = value.items() if isinstance(value, dict) else enumerate(value)
+        for key, member in members:
+            if isinstance(member, str | float | dict | list):
+                self._path.append(key)
+                self.value(member)
+                self._path.pop()
+
+    def _refuse(self, fault: str) -> NoReturn:
+        path = dotted(tuple(self._path))
+        raise BadRequest(f"{path or 'the body'} {fault}", path)
 
 
 def _short(text: str, max_chars: int = 80) -> str:

@@ -15,7 +15,8 @@ ServiceTier = Annotated[
     Field(description="flex: of lower priority, let in where places are left. All others of OpenAI's are default."),
 ]
 """The values that OpenAI's clients may send."""
-_MAY_SAY_FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"')
+_MAY_SAY_FLEX = re.compile(rb'"service_tier"\s*:\s*"flex"|\\u00[567]')
+"""Matches the field, and letters written as escapes (``fl\\u0065x``), in which it may hide."""
 
 
 def may_ask_flex(body: bytes) -> bool:
@@ -33,7 +34,10 @@ def flex_unless_said(body: bytes) -> bytes:
     given = _parsed(body)
     if not given or given.get("service_tier") is not None:
         return body
-    return json.dumps({**given, "service_tier": FLEX}).encode()
+    try:
+        return json.dumps({**given, "service_tier": FLEX}).encode()
+    except RecursionError:  # deeper than any valid body
+        return body
 
 
 def _parsed(body: bytes) -> dict[str, Any]:

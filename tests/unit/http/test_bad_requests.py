@@ -2,7 +2,9 @@
 
 import json
 import threading
+import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -10,7 +12,7 @@ import pytest
 from http_world import World, chat
 from pydantic import ValidationError
 
-from deployments.admission.body import INLINE_BYTES, MAX_FIELDS
+from deployments.admission.body import INLINE_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, parsed_object
 from deployments.admission.errors import BadRequest
 from deployments.http.schema import ChatRequest
 from search.errors import GeneratorError, PathTooLarge, ScorerError
@@ -197,7 +199,67 @@ async def test_hostile_bodies_get_a_short_clear_error(world: World, case: str) -
     assert world.generator.calls == 0
 
 
-async def test_any_unicode_text_is_accepted(world: World) -> None:
+DEEP = b'{"a": ' + b"[" * 900 + b",".join([b"0"] * 20_000) + b"]" * 900 + b"}"
+
+
+async def test_a_deep_and_wide_body_takes_neither_memory_nor_the_event_loop(
+    make_world: Callable[..., World], tmp_path: Path
+) -> None:
+    world = make_world(store={"path": str(tmp_path / "store")})
+    async with world.client as client:
+        for path in (CHAT, "/v1/responses", "/v1/search", "/v1/completions", "/v1/score", "/v1/batches"):
+            tracemalloc.start()
+            reply = await client.post(path, content=DEEP, headers={"content-type": "application/json"})
+            _, peak = tracemalloc.get_traced_memory()
+            tracemalloc.stop()
+            assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_value")
+            assert f"{MAX_DEPTH} levels are allowed" in reply.json()["error"]["message"]
+            assert peak < 4 << 20
+
+
+@pytest.mark.parametrize("path", [CHAT, "/v1/batches"])
+async def test_long_bodies_are_parsed_in_a_thread(
+    make_world: Callable[..., World], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    threads = set()
+    loads = json.loads
+
+    def noted(raw: Any) -> Any:
+        threads.add(threading.current_thread() is threading.main_thread())
+        return loads(raw)
+
+    world = make_world(store={"path": str(tmp_path / "store")})
+    monkeypatch.setattr(json, "loads", noted)
+    async with world.client as client:
+        reply = await client.post(path, content=DEEP, headers={"content-type": "application/json"})
+    assert (reply.status_code, threads) == (400, {False})
+
+
+async def test_depth_and_elements_are_allowed_up_to_their_limits() -> None:
+    def checked(value: Any) -> None:
+        parsed_object(json.dumps({"a": value}).encode())
+
+    checked(nested(MAX_DEPTH - 1, 1))
+    checked([0] * (MAX_ELEMENTS - 1))
+    with pytest.raises(BadRequest, match="nested too deeply"):
+        checked(nested(MAX_DEPTH, 1))
+    for wide in ([0] * MAX_ELEMENTS, [[], {}, [1] * (MAX_ELEMENTS - 3)]):
+        with pytest.raises(BadRequest, match=f"over {MAX_ELEMENTS} values"):
+            checked(wide)
+
+
+async def test_the_path_of_a_fault_is_its_own() -> None:
+    for value, param in (
+        ({"a": [[1, "x"], {"b": [1, 2, float("nan")]}]}, "a.1.b.2"),
+        ({"a": [[], {}, [["\0"]]], "b": "\0"}, "a.2.0.0"),
+        ({"a": [[{}], 1.5, "x"], "b": {"c": {"\0": 1}}}, "b.c"),
+    ):
+        with pytest.raises(BadRequest) as raised:
+            parsed_object(json.dumps(value).encode())
+        assert raised.value.param == param
+
+
+async def test_any_text_is_a_text(world: World) -> None:
     for text in (
         "\u202e\u2066 6*7?\u0007",
         "🏴󠁧󠁢󠁥󠁮󠁧󠁿" * 20,

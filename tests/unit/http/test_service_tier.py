@@ -136,6 +136,21 @@ def test_a_body_is_flex_if_its_top_level_field_says_so(body: Any, indent: int | 
     assert json.loads(flex_unless_said(raw)) == (body | {"service_tier": "flex"} if unsaid else body)
 
 
+@pytest.mark.parametrize(
+    "written", [r'"service_tier": "fl\u0065x"', r'"service\u005Ftier": "flex"', r'"\u0073ervice_tier":"flex"']
+)
+def test_flex_may_be_written_with_escapes(written: str) -> None:
+    raw = b"{%b}" % written.encode()
+    assert may_ask_flex(raw)
+    assert asks_flex(raw)
+    assert not may_ask_flex(json.dumps(chat(user="Größe: 5 < 6")).encode()), "other escapes cost no parsing"
+
+
+def test_a_body_too_deep_to_be_written_again_stays_as_it_is() -> None:
+    deep = b'{"a": ' + b"[" * 975 + b"]" * 975 + b"}"
+    assert flex_unless_said(deep) == deep
+
+
 @given(raw=st.binary(max_size=40))
 def test_invalid_json_is_not_flex_and_stays_unchanged(raw: bytes) -> None:
     broken = b'{"service_tier": "flex", ' + raw + b"{"
