@@ -1,8 +1,8 @@
 """Reads request bodies with limits on size, time and number, so that slow bodies do not block other clients."""
 
 import asyncio
-from collections import Counter
 from collections.abc import AsyncGenerator
+from typing import NamedTuple
 
 from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
@@ -17,6 +17,8 @@ GRACE_S = 5.0
 """Seconds before the minimum rate applies."""
 BODIES_PER_REQUEST = 4
 """Bodies read at once, as a multiple of the requests that may work or wait. One client alone gets half of them."""
+PATIENCE_S = 1.0
+"""When all slots are taken, a body in transit for longer than this gives up its slot to a client that has none."""
 MIN_BYTES_PER_S = 16_384
 """Minimum rate of a body; a slower one times out."""
 
@@ -25,13 +27,16 @@ class Bodies:
     """Limits the bodies that one controller reads at once, by client: an API key or an address.
 
     A client may start another body while it has fewer in progress than there are free slots. So one client alone gets
-    half of the slots, the next one half of the rest, and so on: slow bodies of a few clients do not block the others.
+    half of the slots, the next one half of the rest, and so on. A client without a slot gets one even if all are
+    taken: then the body that has been in transit longest times out, if that is longer than `PATIENCE_S`. So a few
+    slow clients, each with its share, do not block the others.
     """
 
     def __init__(self, live: LiveSettings) -> None:
         """``live``: for the size limit of a body and the number of slots."""
         self._live = live
-        self._reading: Counter[str] = Counter()
+        self._reading: dict[asyncio.Timeout, _Slot] = {}
+        """The longest in transit first."""
 
     @property
     def _limit(self) -> int:
@@ -42,20 +47,48 @@ class Bodies:
 
         Raises:
             BodyTooLarge: the declared length is over the limit and nothing was read, or the bytes read are.
-            Busy: the client sends too many bodies at once; nothing was read.
+            Busy: the client sends too many bodies at once, or all slots are taken; nothing was read.
             BodyTimeout: the body arrives too slowly.
             ClientDisconnect: the client has disconnected.
         """
         check_declared(scope, self._limit)
-        if self._reading[client] >= BODIES_PER_REQUEST * self._live.now.most_inside - self._reading.total():
-            raise Busy(f"{self._reading[client]} bodies are on their way already; send fewer at a time", "bodies")
-        self._reading[client] += 1
+        self._make_room(client)
+        limit = asyncio.timeout(None)
         try:
-            return b"".join([part async for part in arriving(receive, self._limit, BODY_TIMEOUT_S)])
+            async with limit:
+                self._reading[limit] = _Slot(client, asyncio.get_running_loop().time())
+                return b"".join([part async for part in arriving(receive, self._limit, BODY_TIMEOUT_S)])
+        except TimeoutError:
+            raise BodyTimeout("the request body came too slowly; others waited for its slot") from None
         finally:
-            self._reading[client] -= 1
-            if not self._reading[client]:
-                del self._reading[client]
+            self._reading.pop(limit, None)
+
+    def _make_room(self, client: str) -> None:
+        """Makes sure that there is a slot for the client.
+
+        Raises:
+            Busy: there is none.
+        """
+        own = sum(slot.client == client for slot in self._reading.values())
+        free = BODIES_PER_REQUEST * self._live.now.most_inside - len(self._reading)
+        if own < free:
+            return
+        now = asyncio.get_running_loop().time()
+        slowest, slot = next(iter(self._reading.items()))
+        if own:
+            raise Busy(f"{own} bodies are on their way already; send fewer at a time", "bodies")
+        if now - slot.since < PATIENCE_S:
+            raise Busy("too many bodies of other clients are on their way; try again shortly", "bodies")
+        del self._reading[slowest]
+        slowest.reschedule(now)
+
+
+class _Slot(NamedTuple):
+    """The slot of one body in transit."""
+
+    client: str
+    since: float
+    """The event loop's time, seconds."""
 
 
 async def arriving(receive: Receive, most: int, longest_s: float) -> AsyncGenerator[bytes, None]:
