@@ -26,7 +26,7 @@ from search.tools.import_path import imported_function
 class LimitSettings(Settings):
     """Caps no request may pass."""
 
-    body_bytes: int = Field(1 << 20, ge=1024, le=1 << 30)
+    body_bytes: int = Field(1 << 20, ge=1024, le=1 << 24)
     n: int = Field(256, ge=1, le=256)
     depth: int = Field(100, ge=1, le=100)
     step_tokens: int = Field(2048, ge=1)

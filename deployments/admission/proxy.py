@@ -1,4 +1,5 @@
-"""Middleware of Serve's HTTP proxy: drops harmful headers and refuses requests that controllers would refuse.
+"""Middleware of Serve's HTTP proxy: drops harmful headers and refuses requests that controllers would refuse. Also
+installs the proxy's HTTP protocol and its limits on bodies.
 
 ``RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH`` (`deployments/startup/environment.sh`) names this module. It runs in the
 proxy's process, so it imports next to nothing.
@@ -16,6 +17,9 @@ from starlette.datastructures import MutableHeaders
 from starlette.middleware import Middleware
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.admission import protocol
+from deployments.admission.proxy_bodies import BodyLimits
 
 ORDERS = frozenset({b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"})
 """Request headers that control Serve: ignore a client's disconnect, change the timeout, choose a replica by its model.
@@ -49,8 +53,10 @@ SAID = {
 
 
 def middlewares() -> list[Middleware]:
-    """Returns the proxy's middleware. Serve calls this when a proxy starts."""
-    return [Middleware(DropOrders), Middleware(ProxyAdmission)]
+    """Returns the proxy's middleware, the innermost first, and installs its protocol. Serve calls this when a proxy
+    starts, before it starts uvicorn."""
+    protocol.install()
+    return [Middleware(DropOrders), Middleware(ProxyAdmission), Middleware(BodyLimits)]
 
 
 class DropOrders:
@@ -116,7 +122,7 @@ class ProxyAdmission:
         """Refused requests not yet reported to a controller, by reason."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].endswith(WORK):
+        if scope["type"] != "http" or scope["method"] != "POST" or not scope["path"].rstrip("/").endswith(WORK):
             await self._app(scope, receive, send)
             return
         client = _client(scope)

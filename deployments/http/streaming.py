@@ -15,8 +15,9 @@ from deployments.service.searches import SearchJob
 from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
 from search.tools.tasks import ended
 
-PING_S = 10.0
-"""Seconds of silence before a comment is sent: proxies close connections that are idle for about half a minute."""
+PING_S = 5.0
+"""Seconds of silence before a comment is sent. Proxies close connections that are idle for about half a minute, and
+sending is how `deployments.admission.protocol` finds that a client is gone."""
 SEND_TIMEOUT_S = 60.0
 """A client that reads nothing for this long counts as disconnected."""
 

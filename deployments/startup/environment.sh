@@ -10,8 +10,8 @@ export RAY_SERVE_THROUGHPUT_OPTIMIZED=1
 # The line above would turn this on: a second open port for each controller, and shutdowns half a minute longer.
 export RAY_SERVE_ENABLE_DIRECT_INGRESS=0
 
-# Serve's proxy obeys control headers of a request, such as to ignore that its client has disconnected. These
-# middlewares keep clients from sending them.
+# Serve's proxy obeys control headers of a request, such as to ignore that its client has disconnected, and limits
+# neither headers nor bodies. These middlewares drop such headers and set limits.
 export RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH=deployments.admission.proxy:middlewares
 
 # Ray runs code that is sent to its ports, and replicas unpickle data sent to theirs: both require the token. `make

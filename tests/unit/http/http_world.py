@@ -16,6 +16,7 @@ from fastapi import FastAPI
 from cluster.client.client import Client
 from deployments.admission.auth import ApiKeys
 from deployments.admission.keys import key_record
+from deployments.admission.proxy import middlewares
 from deployments.config import AppConfig, KeyRecord
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
@@ -274,11 +275,14 @@ class World:
 
 @asynccontextmanager
 async def served(world: World) -> AsyncIterator[str]:
-    """The endpoint on a real socket."""
+    """The endpoint on a real socket, behind the protocol and the middleware of the proxy."""
+    app: Any = world.app
+    for each in middlewares():
+        app = each.cls(app, *each.args, **each.kwargs)
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        server = uvicorn.Server(uvicorn.Config(world.app, log_level="error", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         yield f"http://127.0.0.1:{listener.getsockname()[1]}"
         server.should_exit = True

@@ -21,6 +21,7 @@ from deployments.admission.proxy import (
     is_harmless,
     middlewares,
 )
+from deployments.admission.proxy_bodies import BodyLimits
 from deployments.service.places import NoPlace, Refused
 from deployments.startup.environment import variables
 from search.tools.import_path import imported
@@ -60,7 +61,7 @@ async def test_serves_control_headers_and_invalid_utf8_are_dropped(name: bytes, 
 async def test_serve_loads_the_middleware_and_has_no_other_control_headers() -> None:
     path = variables()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert imported(path) is middlewares
-    assert [each.cls for each in middlewares()] == [DropOrders, ProxyAdmission]
+    assert [each.cls for each in middlewares()] == [DropOrders, ProxyAdmission, BodyLimits]
     from ray.serve._private import constants
 
     orders = [value for name, value in vars(constants).items() if name.startswith("SERVE_HTTP_REQUEST_")]
@@ -71,7 +72,31 @@ async def test_serve_loads_the_middleware_and_has_no_other_control_headers() -> 
     assert not is_harmless(f"{constants.SERVE_INGRESS_ROUTER_HEADER_PREFIX}x".encode(), b"1")
 
 
-def behind_proxy(world: World) -> World:
+async def test_serves_own_server_runs_the_protocol() -> None:
+    from ray.serve._private.http_util import start_asgi_http_server
+    from ray.serve.config import HTTPOptions
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        body = (await receive())["body"]
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": body})
+
+    options = HTTPOptions(host="127.0.0.1", port=0)
+    options.middlewares.extend(middlewares())  # as Serve does with what the callback returns
+    serving, server = await start_asgi_http_server(app, options, event_loop=asyncio.get_running_loop())
+    while not server.started:
+        await asyncio.sleep(0.001)
+    reader, writer = await asyncio.open_connection(*server.servers[0].sockets[0].getsockname())
+    headers = "Host: x\r\nConnection: Upgrade, close\r\nUpgrade: h2c\r\nContent-Length: 5"
+    writer.write(f"POST / HTTP/1.1\r\n{headers}\r\n\r\nhello".encode())
+    async with asyncio.timeout(10):
+        assert b"hello" in await reader.read()
+    writer.close()
+    server.should_exit = True
+    await serving
+
+
+def behind_a_door(world: World) -> World:
     world.app = ProxyAdmission(world.app)  # type: ignore[assignment]
     return world
 

@@ -11,6 +11,7 @@ import openai
 import pytest
 from http_world import DEPTH, STEP_TOKENS, World, chat, generator_is_dead, served
 
+from deployments.admission import protocol
 from deployments.http import streaming, tree_reply
 from search.answers import equivalence
 from search.errors import ScorerError
@@ -178,8 +179,10 @@ async def test_usage_is_streamed_only_on_request(world: World) -> None:
     assert all("usage" not in chunk for chunk in received[:-1])
 
 
-async def test_an_idle_stream_sends_pings(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert streaming.PING_S == 10.0
+async def test_a_stream_that_has_nothing_to_say_says_so_by_comments(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert streaming.PING_S == 5.0
     monkeypatch.setattr(streaming, "PING_S", 0.01)
     world.generator.gate.clear()
     lines = []
@@ -433,7 +436,11 @@ async def test_the_official_client_sends_developer_messages_stops_and_history(wo
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_hangs_up_cancels_its_search(world: World, stream: bool) -> None:
+async def test_a_client_that_goes_away_ends_its_search(
+    world: World, stream: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "CHECK_S", 0.05)
+    monkeypatch.setattr(streaming, "PING_S", 0.05)
     world.generator.gate.clear()
     async with served(world) as url:
         host, port = url.removeprefix("http://").split(":")
