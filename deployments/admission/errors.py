@@ -98,6 +98,13 @@ class BadRequest(ApiError):
     status, type, default_code = 400, "invalid_request_error", "invalid_value"
 
 
+def context_exceeded(context_tokens: int, fault: str, param: str) -> BadRequest:
+    """Returns the error of a prompt that does not fit. It begins with OpenAI's words: clients such as LiteLLM look for
+    them, to send the request to a model with a larger context."""
+    message = f"This model's maximum context length is {context_tokens} tokens; {fault}"
+    return BadRequest(message, param, "context_length_exceeded")
+
+
 class Unauthorized(ApiError):
     status, type, default_code = 401, "authentication_error", "invalid_api_key"
 
@@ -130,7 +137,7 @@ class BodyTooLarge(ApiError):
     """The body is over its size limit.
 
     The reply has no ``Connection: close``: closing while the client still sends would reset the connection
-    before it reads the error. The server discards the rest of the body as it arrives.
+    before it reads the error. The proxy discards the rest of the body for a while (`protocol.REQUEST_S`).
     """
 
     status, type, default_code = 413, "invalid_request_error", "body_too_large"
@@ -205,6 +212,17 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError("internal error; the server's log has the details")
 
 
+ROUTE_ENDS = ("/completions", "/responses", "/search", "/score", "/models", "/files", "/batches", "/searches")
+"""Ends of our routes. A path that is no route and ends so was made from a wrong base URL."""
+
+
+def _base_url_hint(scope: Scope) -> str:
+    """Returns how a client's base URL should be, if the path looks like ``/v1`` missing or doubled in it."""
+    if not scope["path"].endswith(ROUTE_ENDS):
+        return ""
+    return f"; the base URL of a client must be http://HOST:PORT{scope.get('root_path', '')}/v1, with /v1 once"
+
+
 def install(app: FastAPI) -> None:
     """Registers handlers that send every error of ``app`` in OpenAI's shape, the framework's errors included."""
 
@@ -213,9 +231,10 @@ def install(app: FastAPI) -> None:
 
     async def framework(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
+        path = request.scope["path"]
         message = {
-            404: f"no such route: {request.method} {request.url.path}",
-            405: f"{request.method} is not allowed for {request.url.path}",
+            404: f"no such route: {request.method} {path}{_base_url_hint(request.scope)}",
+            405: f"{request.method} is not allowed for {path}",
         }.get(error.status_code, str(error.detail))
         reply = NotFound(message, code={404: "unknown_url", 405: "method_not_allowed"}.get(error.status_code))
         return ErrorResponse(reply, error.status_code, dict(error.headers or {}))

@@ -12,7 +12,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from deployments.admission.body import fault_in_text
+from deployments.admission.body import check_encoding, fault_in_text
 from deployments.admission.errors import BadRequest, Unavailable, UnsupportedMedia
 from deployments.admission.limits import arriving, check_declared
 from deployments.http.endpoint import KeptHere
@@ -178,6 +178,7 @@ async def _form(request: Request, kept: StoreAccess) -> FormData:
     media = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if media != "multipart/form-data":
         raise UnsupportedMedia(f"the body must be multipart/form-data, not {media or 'undeclared'}")
+    check_encoding(request.headers)
     most = kept.store.settings.file_bytes_max + MULTIPART_BYTES
     check_declared(request.scope, most)
     parts = arriving(request.receive, most, UPLOAD_TIMEOUT_S)

@@ -5,7 +5,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from deployments.admission.errors import BadRequest
+from deployments.admission.errors import BadRequest, context_exceeded
 from deployments.admission.service_tier import DEFAULT, FLEX
 from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
@@ -143,12 +143,8 @@ class Jobs:
             raise BadRequest(f"{message}; at most {limits.tokens} here", "max_tokens", "above_limit")
         for index, prompt in enumerate(prompts):
             if len(prompt) + body.max_tokens > self._context:
-                raise BadRequest(
-                    f"prompt {index} has {len(prompt)} tokens and {body.max_tokens} are asked for; "
-                    f"the context holds {self._context}",
-                    "prompt",
-                    "context_length_exceeded",
-                )
+                fault = f"prompt {index} has {len(prompt)} tokens and {body.max_tokens} are asked for"
+                raise context_exceeded(self._context, fault, "prompt")
         limit = body.concurrency_limit
         # More prompts at once than the engine's batch holds would gain nothing and keep other searches waiting.
         max_prompts = max(1, self._batch // width)
@@ -183,8 +179,8 @@ class Jobs:
         return ScoreJob(ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane), tokens)
 
     def _too_long(self, tokens: str) -> BadRequest:
-        message = f"the prompt has {tokens} tokens; the context of {self._search_context} leaves no room to answer"
-        return BadRequest(message, "messages", "context_length_exceeded")
+        fault = f"the prompt has {tokens}, which leaves no room to answer"
+        return context_exceeded(self._search_context, fault, "messages")
 
     def _cache_salt(self, key: KeyRecord | None) -> str:
         """Returns the key's salt of the prefix cache, so that reply times reveal nothing about other keys' prompts."""
@@ -204,8 +200,7 @@ class Jobs:
             return tuple(prompt)
         min_tokens = len(prompt) // self._encoder.longest_token
         if min_tokens > self._context:
-            message = f"{path} has more than {min_tokens} tokens; the context holds {self._context}"
-            raise BadRequest(message, path, "context_length_exceeded")
+            raise context_exceeded(self._context, f"{path} has more than {min_tokens}", path)
         if not (ids := self._tokens(path, prompt)):
             raise BadRequest(f"{path} has no tokens", path)
         return ids

@@ -13,6 +13,7 @@ from deployments.admission.auth import ApiKeys, RequireKey, check_operator, key_
 from deployments.admission.body import validated
 from deployments.admission.disconnect import while_connected
 from deployments.admission.middleware import Admission, place_of
+from deployments.admission.normalize import Normalize
 from deployments.admission.proxy import WORK
 from deployments.admission.refusals import CountRefusals
 from deployments.http import batches, files, replies, searches
@@ -33,7 +34,7 @@ router = APIRouter()
 
 def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     """Returns the endpoint as an ASGI application. Without ``keys`` it checks none, for trusted callers."""
-    app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None)
+    app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None, redirect_slashes=False)
     app.state.endpoint = endpoint
     # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
     for each in (router, files.router, batches.router, searches.router):
@@ -47,7 +48,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
         if isinstance(route, APIRoute) and route.endpoint in bodies:
             route.openapi_extra = search_body(bodies[route.endpoint], endpoint.strategies)
     errors.install(app)
-    # The middleware added last runs first: count refusals, then check the key, then read the body and take a place.
+    # The middleware added last runs first: normalize, count refusals, check the key, read the body and take a place.
     app.add_middleware(
         Admission,
         paths=WORK,
@@ -58,6 +59,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys)
     app.add_middleware(CountRefusals, refused=endpoint.refused)
+    app.add_middleware(Normalize)
     return app
 
 
