@@ -93,8 +93,13 @@ async def _trickle(writer: asyncio.StreamWriter, body: bytes, every_s: float) ->
 
 
 def head_of(length: int, path: str = PATH, method: str = "POST", key: str | None = None) -> bytes:
-    """``key``: an API key, if the application asks for one."""
-    lines = [f"{method} {path} HTTP/1.1", "host: banyan", "content-type: application/json", f"content-length: {length}"]
+    """``key``: an API key, where they are wanted."""
+    lines = [
+        f"{method} {path} HTTP/1.1",
+        "host: localhost",
+        "content-type: application/json",
+        f"content-length: {length}",
+    ]
     if key is not None:
         lines.append(f"authorization: Bearer {key}")
     return "\r\n".join((*lines, "", "")).encode()

@@ -6,6 +6,7 @@ Checked when the application is built; a wrong value is refused with its path an
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationInfo, field_validator
 
@@ -209,6 +210,17 @@ class ControllerSettings(Settings):
         return extract_answer if self.answer_extractor is None else imported_function(self.answer_extractor)
 
 
+def _is_origin(given: str) -> str:
+    parts = urlsplit(given)
+    if given != "*" and (not parts.hostname or given != f"{parts.scheme}://{parts.netloc}".lower()):
+        raise ValueError("an origin is scheme://host or scheme://host:port in lower case, without a path; or *")
+    return given
+
+
+Origin = Annotated[str, Field(max_length=256), AfterValidator(_is_origin)]
+"""Origin of web pages as browsers send it, or ``*`` for all."""
+
+
 class HttpSettings(Settings):
     """The endpoint."""
 
@@ -219,6 +231,12 @@ class HttpSettings(Settings):
     allow_anonymous: bool = Field(False, description="Serve other machines although there are no API keys.")
     allow_unauthenticated_cluster: bool = Field(
         False, description="Serve on a Ray cluster without token authentication: something else guards its ports."
+    )
+    allowed_origins: tuple[Origin, ...] = Field(
+        (),
+        max_length=64,
+        description="Origins whose web pages may use the endpoint (CORS), such as https://app.example:8443; * for all. "
+        "Without API keys other pages are refused, and so are names in Host that are of none of these origins.",
     )
     isolate_keys: bool = Field(
         True, description="What one API key leaves in caches is of no use to another, which so cannot time it."

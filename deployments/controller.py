@@ -125,6 +125,8 @@ class SearchControllerReplica:
             loop_delay=self._loop_delay,
             refused=self._telemetry.refused,
             kept=StoreAccess(store, self._live) if store else None,
+            allowed_origins=config.http.allowed_origins,
+            host=self._host,
         )
         self._inside = InProcessEndpoint(self._app(None), self._keys)
         self._garbage.start()

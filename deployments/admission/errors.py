@@ -3,7 +3,7 @@
 ApiError                     status  type                   code
 ├─ BadRequest                400     invalid_request_error  (given)
 ├─ Unauthorized              401     authentication_error   invalid_api_key
-├─ Forbidden                 403     permission_error       operator_only
+├─ Forbidden                 403     permission_error       (given)
 ├─ NotFound                  404     invalid_request_error  (given)
 ├─ BodyTimeout               408     invalid_request_error  request_timeout
 ├─ Conflict                  409     invalid_request_error  (given)
@@ -114,7 +114,7 @@ class Unauthorized(ApiError):
 
 
 class Forbidden(ApiError):
-    """The key may not do that."""
+    """The key, or the page that sends the request, may not do that."""
 
     status, type, default_code = 403, "permission_error", "operator_only"
 

@@ -1,7 +1,7 @@
 """The services that route handlers use, and their FastAPI dependencies."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Protocol, TypeVar
 
@@ -45,6 +45,10 @@ class Endpoint:
     """Called with status, reason and number of refused requests, for the metrics."""
     kept: StoreAccess | None = None
     """The store of files, batches and searches; None if there is no store."""
+    allowed_origins: Sequence[str] = ()
+    """Origins of the web pages that may use the endpoint."""
+    host: str | None = None
+    """Host at which Serve's proxies listen; None without proxies."""
     started: int = field(default_factory=lambda: int(time.time()))
     """Unix seconds."""
 

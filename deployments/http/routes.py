@@ -14,10 +14,11 @@ from deployments.admission.body import validated
 from deployments.admission.disconnect import while_connected
 from deployments.admission.middleware import Admission, place_of
 from deployments.admission.normalize import Normalize
+from deployments.admission.origins import CheckOrigin
 from deployments.admission.proxy import WORK
 from deployments.admission.refusals import CountRefusals
 from deployments.http import batches, files, replies, searches
-from deployments.http.documentation import body_of, search_body
+from deployments.http.documentation import add_page, body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.kept_search import KeptSearch
 from deployments.http.replies import json_response
@@ -34,8 +35,9 @@ router = APIRouter()
 
 def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     """Returns the endpoint as an ASGI application. Without ``keys`` it checks none, for trusted callers."""
-    app = FastAPI(title="Banyan", docs_url="/docs", redoc_url=None, redirect_slashes=False)
+    app = FastAPI(title="Banyan", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.endpoint = endpoint
+    add_page(app)
     # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
     for each in (router, files.router, batches.router, searches.router):
         app.router.routes += map(copy, each.routes)
@@ -48,7 +50,8 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
         if isinstance(route, APIRoute) and route.endpoint in bodies:
             route.openapi_extra = search_body(bodies[route.endpoint], endpoint.strategies)
     errors.install(app)
-    # The middleware added last runs first: normalize, count refusals, check the key, read the body and take a place.
+    # The middleware added last runs first: normalize, count refusals, check the origin and the key, read the body and
+    # take a place.
     app.add_middleware(
         Admission,
         paths=WORK,
@@ -58,6 +61,7 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     )
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys)
+        app.add_middleware(CheckOrigin, keys=keys, allowed=endpoint.allowed_origins, host=endpoint.host)
     app.add_middleware(CountRefusals, refused=endpoint.refused)
     app.add_middleware(Normalize)
     return app

@@ -190,14 +190,14 @@ class World:
         records: Sequence[KeyRecord] = (),
         **controller: Any,
     ) -> None:
-        isolate_keys = controller.pop("isolate_keys", True)
+        http = {"isolate_keys": controller.pop("isolate_keys", True), **controller.pop("http", {})}
         limits = {"body_bytes": 64 * 1024, "seconds": 20.0, **controller.pop("limits", {})}
         self.config = AppConfig.model_validate(
             {
                 "generator": {"served_name": "m", "max_model_len": 512},
                 "controller": {"default_search": {"strategy": "beam_search", "n": 4, "m": 2}, "limits": limits}
                 | controller,
-                "http": {"canary_timeout_s": 0.1, "canary_every_s": 0, "isolate_keys": isolate_keys},
+                "http": {"canary_timeout_s": 0.1, "canary_every_s": 0, **http},
             }
         )
         self.encoder = Letters()
@@ -231,6 +231,7 @@ class World:
             strategies=settings.catalog,
             loop_delay=self.loop_delay,
             kept=StoreAccess(self.store, self.live) if self.store else None,
+            allowed_origins=self.config.http.allowed_origins,
         )
         self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, self.known)
@@ -256,7 +257,7 @@ class World:
 
     @property
     def client(self) -> httpx.AsyncClient:
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://banyan", timeout=30)
+        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://localhost", timeout=30)
 
     def client_of(self, owner: str) -> Client:
         """A client like the batch runner's, which sends requests for the owner of a batch."""

@@ -121,7 +121,7 @@ async def test_below_a_route_prefix_the_rules_are_the_same(make_world: MakeWorld
     """Serve leaves the prefix in the path, and also passes it as the root path."""
     world = make_world(keys=["k" * 20])
     transport = httpx.ASGITransport(world.app, root_path="/banyan")
-    async with httpx.AsyncClient(transport=transport, base_url="http://banyan") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/banyan/health")).status_code == 200
         assert (await client.post(f"/banyan{CHAT}", json=chat())).status_code == 401
         authorized = {"Authorization": f"Bearer {'k' * 20}"}

@@ -328,7 +328,7 @@ async def test_messages_of_internal_errors_are_logged_but_not_sent(
     else:
         world.generator.error = error
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(world.app, raise_app_exceptions=False), base_url="http://banyan"
+        transport=httpx.ASGITransport(world.app, raise_app_exceptions=False), base_url="http://localhost"
     ) as client:
         for path, body in ((CHAT, chat()), (CHAT, chat(stream=True)), ("/v1/search", chat())):
             reply = await client.post(path, json=body)

@@ -56,7 +56,7 @@ async def kept(matcher: AnswerMatcher, tmp_path: Path) -> AsyncIterator[World]:
 
 
 def client_of(world: World, key: str = KEY) -> openai.AsyncOpenAI:
-    return openai.AsyncOpenAI(base_url="http://banyan/v1", api_key=key, max_retries=0, http_client=world.client)
+    return openai.AsyncOpenAI(base_url="http://localhost/v1", api_key=key, max_retries=0, http_client=world.client)
 
 
 @asynccontextmanager

@@ -117,7 +117,7 @@ async def test_a_dead_generator_is_503(world: World) -> None:
 
 async def test_the_official_client(world: World) -> None:
     async with world.client as http:
-        client = openai.AsyncOpenAI(base_url="http://banyan/v1", api_key="unused", http_client=http, max_retries=0)
+        client = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key="unused", http_client=http, max_retries=0)
         reply = await client.completions.create(
             model="m", prompt="abc", n=2, best_of=2, extra_body={"use_beam_search": True}
         )

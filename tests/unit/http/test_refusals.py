@@ -43,7 +43,7 @@ class Counted:
 
     def client(self) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(self.app, raise_app_exceptions=False)
-        return httpx.AsyncClient(transport=transport, base_url="http://banyan", timeout=30)
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=30)
 
     async def post(self, key: str = KEY, **fields: Any) -> int:
         async with self.client() as client:

@@ -446,7 +446,8 @@ async def test_a_client_that_goes_away_ends_its_search(
         host, port = url.removeprefix("http://").split(":")
         body = json.dumps(chat(stream=stream)).encode()
         head = (
-            f"POST {CHAT} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+            f"POST {CHAT} HTTP/1.1\r\nhost: localhost\r\n"
+            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         _, writer = await asyncio.open_connection(host, int(port))
         writer.write(head.encode() + body)

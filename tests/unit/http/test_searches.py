@@ -126,8 +126,8 @@ async def test_a_search_is_stored_only_on_request_and_for_its_key_alone(kept: Wo
     assert (await get(kept, "/v1/searches", OTHER)).json()["data"] == []
 
 
-async def test_responses_and_trees_are_stored_too(kept: World) -> None:
-    client = openai.AsyncOpenAI(base_url="http://banyan/v1", api_key=KEY, http_client=kept.client, max_retries=0)
+async def test_responses_and_trees_are_kept_too(kept: World) -> None:
+    client = openai.AsyncOpenAI(base_url="http://localhost/v1", api_key=KEY, http_client=kept.client, max_retries=0)
     response = await client.responses.create(model="m", input="6*7?", store=True, extra_body={"seed": 1})
     assert response.store is True
     shown = await stored_search(kept, response.id)
