@@ -210,6 +210,9 @@ class ControllerSettings(Settings):
         return extract_answer if self.answer_extractor is None else imported_function(self.answer_extractor)
 
 
+UnknownFields = Literal["ignore", "refuse"]
+
+
 def _is_origin(given: str) -> str:
     parts = urlsplit(given)
     if given != "*" and (not parts.hostname or given != f"{parts.scheme}://{parts.netloc}".lower()):
@@ -237,6 +240,9 @@ class HttpSettings(Settings):
         max_length=64,
         description="Origins whose web pages may use the endpoint (CORS), such as https://app.example:8443; * for all. "
         "Without API keys other pages are refused, and so are names in Host that are of none of these origins.",
+    )
+    unknown_fields: UnknownFields = Field(
+        "ignore", description="Whether unknown fields of a request are ignored, with a note in the reply, or refused."
     )
     isolate_keys: bool = Field(
         True, description="What one API key leaves in caches is of no use to another, which so cannot time it."

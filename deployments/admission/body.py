@@ -5,7 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
@@ -72,7 +72,7 @@ def parsed_object(raw: bytes) -> dict[str, Any]:
             or is over `MAX_DEPTH`, `MAX_ELEMENTS` or, in one of its objects, `MAX_FIELDS`.
     """
     try:
-        value = json.loads(raw.decode("utf-8-sig"))
+        value = json.loads(raw.decode("utf-8-sig"), parse_float=_number)
     except UnicodeDecodeError:
         raise BadRequest("the body is not UTF-8", code="invalid_json") from None
     except json.JSONDecodeError as error:
@@ -89,14 +89,22 @@ def parsed_object(raw: bytes) -> dict[str, Any]:
     return value
 
 
-def validated(model: type[Model], value: dict[str, Any]) -> Model:
-    """Validates ``value`` as an instance of ``model``.
+def _number(text: str) -> float:
+    """Returns a number with a point or an exponent. JSON knows one kind of number: ``64.0`` is the integer 64, as some
+    clients write it. Beyond 53 bits a float says no particular integer."""
+    number = float(text)
+    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
+
+
+def validated(model: type[Model], value: dict[str, Any], extra: Literal["allow"] | None = None) -> Model:
+    """Validates ``value`` as an instance of ``model``. With ``extra`` at ``allow``, unknown fields are kept in
+    ``model_extra``, at every level.
 
     Raises:
         BadRequest: a field is invalid; names the path of the first one.
     """
     try:
-        return model.model_validate(value)
+        return model.model_validate(value, extra=extra)
     except ValidationError as error:
         raise refused(error) from None
 

@@ -11,9 +11,10 @@ from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
 from deployments.http.choices import ChoiceOptions
 from deployments.http.conversation import question, turns
+from deployments.http.fields import unknown_notes
 from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
-from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
+from deployments.http.schema import Body, ChatRequest, CompletionBody, ScoreBody
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
@@ -54,6 +55,8 @@ class Jobs:
         self._keeps = config.controller.store.path is not None
         self._planner = planner
         self._encoder = encoder
+        self.unknown_fields = config.http.unknown_fields
+        """What becomes of unknown fields of a request."""
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless a request may name this model."""
@@ -95,8 +98,12 @@ class Jobs:
             flex=request.service_tier == FLEX,
         )
 
-    def head(self, request: ChatRequest, job: SearchJob, reply_id: str) -> Head:
-        """Returns the part of the reply that is known before the search begins."""
+    def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:
+        """Returns the part of the reply that is known before the search begins.
+
+        Args:
+            said: The client's own request where ``request`` was made from it.
+        """
         strategy = job.settings.strategy
         return Head(
             reply_id=reply_id,
@@ -106,7 +113,12 @@ class Jobs:
             n=getattr(strategy, "n", 1),
             prompt_tokens=len(job.prompt),
             temperature=strategy.temperature,
-            notes=(*notes(request, job.settings), *self._template_notes(request), *self._store_notes(request)),
+            notes=(
+                *notes(request, job.settings),
+                *self._template_notes(request),
+                *self._store_notes(request),
+                *unknown_notes(said or request),
+            ),
             wanted=ChoiceOptions(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
             service_tier=FLEX if job.flex else DEFAULT,
         )

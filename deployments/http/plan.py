@@ -16,7 +16,9 @@ from pydantic import ValidationError
 from deployments.admission.body import refused
 from deployments.admission.errors import BadRequest, NotFound
 from deployments.config import AppConfig, ControllerSettings, Effort, LimitSettings
+from deployments.http.fields import nearest, unknown_field
 from deployments.http.schema import ChatRequest
+from search.budget import Budget
 from search.ports import Sampling
 from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search
 from search.strategies.catalog import STRATEGIES, Catalog
@@ -91,7 +93,7 @@ class Planner:
         try:
             return merged, parse_search(merged.flat, self._strategies)
         except ValidationError as error:
-            raise merged.refused(error) from None
+            raise merged.refused(error, self._strategies) from None
 
     def _capped(self, merged: "_Merged", settings: SearchSettings, limits: LimitSettings) -> SearchSettings:
         """Refuses a client's value above its cap; lowers a default above its cap to the cap."""
@@ -143,7 +145,7 @@ class _Merged:
         first = setting.partition(".")[0]
         return self.origins.get(setting) or self.origins.get(first) or f"search.{setting}"
 
-    def refused(self, error: ValidationError) -> BadRequest:
+    def refused(self, error: ValidationError, strategies: Catalog) -> BadRequest:
         """Converts a validation error; its path is the field that the client wrote."""
         reply = refused(error)
         written = reply.param or "search"
@@ -153,7 +155,18 @@ class _Merged:
             path = self.path("n")
         if path.startswith("search.") and path.count(".") < written.count(".") + 1:
             path = f"search.{written}"
+        if reply.code == "unknown_parameter":
+            return unknown_field(path, self._meant(written, strategies))
         return BadRequest(reply.message.replace(written, path, 1), path, reply.code)
+
+    def _meant(self, unknown: str, strategies: Catalog) -> str | None:
+        """Returns the setting of which an unknown one may be a misspelling."""
+        if unknown.startswith("budget."):
+            meant = nearest(unknown.removeprefix("budget."), Budget.model_fields)
+            return meant and f"search.budget.{meant}"
+        own = strategies[self.flat["strategy"]].model_fields.keys() - {"name"}
+        meant = nearest(unknown, {"strategy", *SHARED_SETTINGS, *own})
+        return meant and f"search.{meant}"
 
 
 class Excess(NamedTuple):
@@ -178,14 +191,17 @@ def excesses(settings: SearchSettings, limits: LimitSettings) -> list[Excess]:
 
 
 def notes(request: ChatRequest, settings: SearchSettings) -> tuple[str, ...]:
-    """Returns the reply's notes on the temperature in force."""
+    """Returns the reply's notes on the temperature in force, and on log-probabilities that are not reported."""
     strategy = settings.strategy
+    found: tuple[str, ...] = ()
     if request.temperature == 0 and strategy.temperature > 0 and "temperature" not in (request.search or {}):
         why = "would make every sample of this search the same"
-        return (f"temperature 0 {why}: {strategy.temperature:g} is in force; search.temperature is taken as it is",)
-    if strategy.temperature == 0 and strategy.branches:
-        return ("at temperature 0 every sample of this search is the same",)
-    return ()
+        found = (f"temperature 0 {why}: {strategy.temperature:g} is in force; search.temperature is taken as it is",)
+    elif strategy.temperature == 0 and strategy.branches:
+        found = ("at temperature 0 every sample of this search is the same",)
+    if request.logprobs and request.top_logprobs:
+        found += ("top_logprobs: alternatives to the written tokens are not reported",)
+    return found
 
 
 def default_of(effort: Effort | None, controller: ControllerSettings) -> Mapping[str, Any]:

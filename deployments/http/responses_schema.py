@@ -6,12 +6,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from deployments.admission.body import TAG, validated
+from deployments.admission.body import TAG
 from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
-from deployments.config import Effort
+from deployments.config import Effort, UnknownFields
+from deployments.http.fields import RESPONSES_FIELDS, parsed
 from deployments.http.schema import (
-    IGNORED,
     MAX_TEMPLATE_KWARGS,
     MAX_TOP_K,
     Body,
@@ -19,31 +19,20 @@ from deployments.http.schema import (
     Role,
     Scalar,
     Unread,
-    refuse_unsupported,
 )
 
-RESPONSES_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "background": (False,),
-    "context_management": ([],),
-    "conversation": (),
-    "max_tool_calls": (),
-    "moderation": (),
-    "parallel_tool_calls": (True, False),
-    "previous_response_id": (),
-    "prompt": (),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "truncation": ("disabled",),
-}
-"""Unsupported fields of the API, with the values (besides null) that have no effect and are accepted."""
-RESPONSES_IGNORED = IGNORED | {"prompt_cache_options", "prompt_cache_retention"}
-UNSUPPORTED_REASONS = {
-    "previous_response_id": "no response is stored here: send the conversation in input",
-    "conversation": "no conversation is stored here: send it in input",
-    "background": "a response is not stored here, so nothing can be asked for later",
-}
 LOGPROBS = "message.output_text.logprobs"
+Includable = Literal[
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "file_search_call.results",
+    "message.input_image.image_url",
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.action.sources",
+    "web_search_call.results",
+]
+"""The values that OpenAI's clients may send."""
 
 
 class Part(Body):
@@ -64,18 +53,20 @@ class InputMessage(Body):
 
     type: Literal["message"] = "message"
     role: Role
-    content: Annotated[
-        Annotated[str, Tag(f"{TAG}text")]
-        | Annotated[list[Part], Field(min_length=1, fail_fast=True), Tag(f"{TAG}parts")],
-        Discriminator(_kind_of_content),
-    ]
+    content: (
+        Annotated[
+            Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Part], Field(fail_fast=True), Tag(f"{TAG}parts")],
+            Discriminator(_kind_of_content),
+        ]
+        | None
+    ) = Field(description="Null and [] are for messages of the assistant.")
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Unread = None
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
 
 
 class ReasoningItem(Body):
@@ -106,6 +97,8 @@ def _kind_of_input(given: Any) -> str:
 
 class Reasoning(Body):
     effort: Effort | None = None
+    context: Unread = None
+    mode: Literal["standard"] | None = None
     summary: Unread = None
     generate_summary: Unread = None
 
@@ -138,9 +131,8 @@ class ResponsesRequest(Body):
     service_tier: ServiceTier | None = None
     store: bool | None = Field(None, description="Whether the search is kept, for GET /v1/searches/{id}.")
     metadata: dict[str, str] | None = Field(None, description="Comes back with the response.")
-    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = Field(
-        None, description="Encrypted content: there is none, so none is included."
-    )
+    include: list[Includable] | None = Field(None, description="Of all but the logprobs there is nothing to include.")
+    top_logprobs: int | None = Field(None, ge=0, le=1, description="No alternatives to the tokens are reported.")
     max_output_tokens: int | None = Field(None, ge=1, description="Tokens the whole search may generate.")
     reasoning: Reasoning | None = None
     text: TextSettings | None = None
@@ -153,18 +145,13 @@ class ResponsesRequest(Body):
     search: dict[str, Any] | None = None
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> "ResponsesRequest":
+    def parse(cls, body: dict[str, Any], unknown: UnknownFields = "ignore") -> "ResponsesRequest":
         """Validates a body.
 
         Raises:
             BadRequest: a field is invalid or not supported; names the path of the first one.
         """
-        refuse_unsupported(body, RESPONSES_NEUTRAL, UNSUPPORTED_REASONS)
-        ignored = RESPONSES_IGNORED - cls.model_fields.keys()
-        request = validated(cls, {k: v for k, v in body.items() if k not in ignored and k not in RESPONSES_NEUTRAL})
-        if request.stream_options is not None and not request.stream:
-            raise BadRequest("stream_options is for streamed replies only", "stream_options")
-        return request
+        return parsed(cls, body, RESPONSES_FIELDS, unknown)
 
     def chat(self) -> ChatRequest:
         """Returns the chat request for the same search.
@@ -180,17 +167,23 @@ class ResponsesRequest(Body):
             "logprobs": (LOGPROBS in self.include or None) if self.include else None,
         }
         same_fields = (
-            *("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs"),
+            *("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "top_logprobs"),
             *("search", "stream", "store", "service_tier"),
         )
         with spoken_of(self):
             return ChatRequest.parse(given | {name: getattr(self, name) for name in same_fields})
 
-    def _messages(self) -> list[dict[str, str]]:
-        instructions = [] if not self.instructions else [{"role": "system", "content": self.instructions}]
+    def _messages(self) -> list[dict[str, str | None]]:
+        instructions: list[dict[str, str | None]] = []
+        if self.instructions:
+            instructions = [{"role": "system", "content": self.instructions}]
         if isinstance(self.input, str):
             return [*instructions, {"role": "user", "content": self.input}]
-        messages = [{"role": item.role, "content": item.text} for item in self.input if isinstance(item, InputMessage)]
+        messages = [
+            {"role": item.role, "content": None if item.content is None else item.text}
+            for item in self.input
+            if isinstance(item, InputMessage)
+        ]
         if not messages:
             raise BadRequest("the input has no message", "input")
         return [*instructions, *messages]

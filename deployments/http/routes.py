@@ -100,13 +100,13 @@ async def responses(request: Request, served: Served) -> Response:
     """As chat completions, in the words of OpenAI's Responses API: text in, text out."""
 
     def prepare(given: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest, SearchJob]:
-        asked = ResponsesRequest.parse(given)
+        asked = ResponsesRequest.parse(given, served.jobs.unknown_fields)
         chat = asked.chat()
         with spoken_of(asked):
             return asked, chat, served.jobs.search(chat, key_of(request.scope))
 
     asked, chat, job = await served.prepared(request, prepare)
-    head = served.jobs.head(chat, job, f"resp_{job.search_id}")
+    head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
     searching = _searching(request, served, chat, head)
     reply = Responses(asked, job.settings, head, stored=searching is not served.searches)
     if asked.stream:
@@ -120,7 +120,7 @@ async def text_completions(request: Request, served: Served) -> Response:
     """Token-level beam search: each prompt's likeliest continuations."""
 
     def prepare(given: dict[str, Any]) -> tuple[CompletionBody, CompletionJob]:
-        body = CompletionBody.parse(given)
+        body = CompletionBody.parse(given, served.jobs.unknown_fields)
         return body, served.jobs.completion(body, key_of(request.scope))
 
     body, job = await served.prepared(request, prepare)
@@ -182,7 +182,7 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
     """
 
     def prepare(given: dict[str, Any]) -> tuple[ChatRequest, SearchJob]:
-        chat = ChatRequest.parse(given)
+        chat = ChatRequest.parse(given, served.jobs.unknown_fields)
         return chat, served.jobs.search(chat, key_of(request.scope))
 
     return await served.prepared(request, prepare)

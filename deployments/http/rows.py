@@ -1,6 +1,6 @@
 """Answers rows of a Ray Data pipeline, which the serve deployment stage of ``ray.data.llm`` sends by handle.
 
-A row has the request's body in one field, because the stage adds fields of its own, which the endpoint would refuse.
+A row has the request's body in one field, because the stage adds fields of its own, which are not the request's.
 The body is JSON text, because Arrow would change objects: each gets the fields of all others, as null, and lists become
 arrays. The stage sends a row only once, so a row without a place is retried here. Rows are flex unless their body names
 a ``service_tier``.

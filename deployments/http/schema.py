@@ -1,61 +1,35 @@
 """Request bodies: the part of OpenAI's chat completions that a search supports, and Banyan's own requests."""
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, Tag, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    WithJsonSchema,
+)
 from pydantic_core import PydanticCustomError
 
-from deployments.admission.body import TAG, validated
+from deployments.admission.body import TAG
 from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
-from deployments.config import Effort
+from deployments.config import Effort, UnknownFields
+from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
-IGNORED = frozenset({"metadata", "prompt_cache_key", "safety_identifier", "store", "user"})
-"""Fields that do not change an answer: accepted with any value."""
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "audio": (),
-    "best_of": (1,),
-    "frequency_penalty": (0,),
-    "function_call": ("none",),
-    "functions": ([],),
-    "logit_bias": ({},),
-    "modalities": (["text"],),
-    "parallel_tool_calls": (True, False),
-    "prediction": (),
-    "presence_penalty": (0,),
-    "response_format": ({"type": "text"},),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
-    "top_logprobs": (0,),
-    "verbosity": (),
-    "web_search_options": (),
-}
-"""Unsupported fields of OpenAI's API, with the values (besides null) that have no effect and are accepted."""
+def _without_empty(given: Any) -> Any:
+    texts = [given] if isinstance(given, str) else given
+    return [text for text in texts if text != ""] if isinstance(texts, list) else texts
 
 
-def refuse_unsupported(
-    body: Mapping[str, Any], neutral: Mapping[str, tuple[Any, ...]], why: Mapping[str, str] = MappingProxyType({})
-) -> None:
-    """Refuses unsupported fields that have an effect.
-
-    Args:
-        neutral: The unsupported fields, each with its values that have no effect.
-        why: The reasons why some of them are not supported.
-
-    Raises:
-        BadRequest: an unsupported field has another value.
-    """
-    for field, neutral_values in neutral.items():
-        if body.get(field) is not None and body[field] not in neutral_values:
-            reason = f": {why[field]}" if field in why else ""
-            raise BadRequest(f"{field} is not supported{reason}", field, "unsupported_parameter")
-
-
+Stop = Annotated[StopTexts, BeforeValidator(_without_empty)]
+"""Empty texts are left out: some clients send ``[""]`` for none."""
 MAX_CHOICES = 128
 """OpenAI's limit of ``n``."""
 MAX_TOP_K = 1 << 20
@@ -63,7 +37,7 @@ MAX_TEMPLATE_KWARGS = 32
 
 
 class Body(BaseModel):
-    """Base of requests: no coercion ("16" is not 16, true is not 1), no unknown field."""
+    """Base of requests: no coercion ("16" is not 16, true is not 1), and no unknown field unless `parsed` allows it."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
@@ -78,8 +52,7 @@ def _kind(content: Any) -> str:
 
 
 Content = Annotated[
-    Annotated[str, Tag(f"{TAG}text")]
-    | Annotated[list[TextPart], Field(min_length=1, fail_fast=True), Tag(f"{TAG}parts")],
+    Annotated[str, Tag(f"{TAG}text")] | Annotated[list[TextPart], Field(fail_fast=True), Tag(f"{TAG}parts")],
     Discriminator(_kind),
 ]
 
@@ -93,8 +66,8 @@ Role = Annotated[Literal["system", "developer", "user", "assistant"], AfterValid
 
 
 def _check_empty(value: Any) -> None:
-    if value is not None and value != []:
-        raise PydanticCustomError("unsupported_parameter", "not supported in a message, unless null or []")
+    if value not in EMPTY:
+        raise PydanticCustomError("unsupported_parameter", "not supported in a message, unless null or empty")
 
 
 def _is_scalar(value: Any) -> Any:
@@ -105,7 +78,7 @@ def _is_scalar(value: Any) -> Any:
 
 Scalar = Annotated[Any, AfterValidator(_is_scalar), WithJsonSchema({"type": ["string", "number", "boolean", "null"]})]
 MustBeEmpty = Annotated[Any, AfterValidator(_check_empty)]
-"""A field of a message that clients send back as they got it. Only null and [] are accepted."""
+"""A field of a message that clients send back as they got it. Only null and empty values are accepted."""
 Unread = Annotated[Any, Field(description="Accepted whatever it says; no model is told of it.")]
 
 
@@ -113,7 +86,7 @@ class Message(Body):
     """One turn of the conversation; also one that an earlier reply had, with all that OpenAI's clients keep of it."""
 
     role: Role
-    content: Content
+    content: Content | None = Field(description="Null and [] are for messages of the assistant.")
     name: str | None = None
     reasoning: Unread = None
     reasoning_content: Unread = None
@@ -125,12 +98,13 @@ class Message(Body):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
 
 
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+    continuous_usage_stats: Unread = None
 
 
 class ChatRequest(Body):
@@ -143,7 +117,7 @@ class ChatRequest(Body):
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
     temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = Field(None, gt=0, le=1)
-    stop: StopTexts | None = Field(
+    stop: Stop | None = Field(
         None, strict=False, description="A text or up to four: the answering text ends before the first of them."
     )
     max_tokens: int | None = Field(None, ge=1, description="Longest path that may answer, tokens.")
@@ -154,6 +128,7 @@ class ChatRequest(Body):
     top_k: int | None = Field(None, ge=-1, le=MAX_TOP_K, description="0 and -1: all tokens.")
     min_p: float | None = Field(None, ge=0, le=1)
     logprobs: bool | None = Field(None, description="Log-probabilities of the answering path's tokens.")
+    top_logprobs: int | None = Field(None, ge=0, le=1, description="No alternatives to the tokens are reported.")
     reasoning_effort: Effort | None = Field(None, description="One of the operator's presets.")
     service_tier: ServiceTier | None = None
     store: bool | None = Field(None, description="Whether events and reply are kept, for GET /v1/searches/{id}.")
@@ -163,24 +138,20 @@ class ChatRequest(Body):
     search: dict[str, Any] | None = None
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> "ChatRequest":
+    def parse(cls, body: dict[str, Any], unknown: UnknownFields = "ignore") -> "ChatRequest":
         """Validates a body.
 
         Raises:
             BadRequest: a field is invalid or not supported; names the path of the first one.
         """
-        refuse_unsupported(body, NEUTRAL)
-        ignored = IGNORED - cls.model_fields.keys()
-        known = {key: value for key, value in body.items() if key not in ignored and key not in NEUTRAL}
-        request = validated(cls, known)
+        request = parsed(cls, body, CHAT_FIELDS, unknown)
         if request.messages[-1].role != "user":
             last = len(request.messages) - 1
             raise BadRequest("the last message must be the user's", f"messages.{last}.role")
         for index, message_ in enumerate(request.messages):
-            if not message_.text.strip() and message_.role == "user":
+            is_empty = not message_.text.strip() if message_.role == "user" else message_.content is None
+            if is_empty and message_.role != "assistant":
                 raise BadRequest("the message is empty", f"messages.{index}.content")
-        if request.stream_options is not None and not request.stream:
-            raise BadRequest("stream_options is for streamed replies only", "stream_options")
         return request
 
 
@@ -201,17 +172,13 @@ class CompletionBody(Body):
     service_tier: ServiceTier | None = None
 
     @classmethod
-    def parse(cls, body: dict[str, Any]) -> "CompletionBody":
+    def parse(cls, body: dict[str, Any], unknown: UnknownFields = "ignore") -> "CompletionBody":
         """Validates a body.
 
         Raises:
             BadRequest: a field is invalid or not supported; names the path of the first one.
         """
-        for field in ("stream", "echo", "logprobs", "suffix"):
-            if body.get(field):
-                raise BadRequest(f"{field} is not supported", field, "unsupported_parameter")
-        ignored = (*IGNORED, "stream", "echo", "logprobs", "suffix", "seed")
-        request = validated(cls, {key: value for key, value in body.items() if key not in ignored})
+        request = parsed(cls, body, COMPLETION_FIELDS, unknown)
         if request.best_of is not None and request.best_of < request.n:
             raise BadRequest(f"best_of must be at least n = {request.n}, not {request.best_of}", "best_of")
         return request

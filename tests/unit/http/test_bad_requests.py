@@ -66,11 +66,12 @@ def message(content: Any) -> dict[str, Any]:
         (chat(max_tokens=0), 400, "max_tokens"),
         (chat(max_completion_tokens=10**12), 400, "max_completion_tokens"),
         (chat(stream="yes"), 400, "stream"),
-        (chat(stream_options={"include_usage": True}), 400, "stream_options"),
+        (chat(stream=True, stream_options={"include_usage": "yes"}), 400, "stream_options.include_usage"),
         (chat(n=0), 400, "n"),
         (chat(n=129), 400, "n"),
         (chat(n=True), 400, "n"),
-        (chat(stop=["x", ""]), 400, "stop.1"),
+        (chat(stop=["x", "", 1]), 400, "stop.1"),
+        (chat(search={"stop": [""]}), 400, "search.stop.0"),
         (chat(logprobs=1), 400, "logprobs"),
         (chat(logprobs=True, top_logprobs=2), 400, "top_logprobs"),
         (chat(tools=[{"type": "function"}]), 400, "tools"),
@@ -162,7 +163,6 @@ def nested(depth: int, inner: Any) -> Any:
 
 
 HOSTILE: dict[str, str | bytes] = {
-    "a name of 50 kB": json.dumps(chat(**{"x" * 50_000: 1})),
     "a name of 50 kB in search": json.dumps(chat(search={"x" * 50_000: 1})),
     "a model of 50 kB": json.dumps(chat(model="m" * 50_000)),
     "a strategy of 50 kB": json.dumps(chat(search={"strategy": "x" * 50_000})),
@@ -175,7 +175,7 @@ HOSTILE: dict[str, str | bytes] = {
     "nested 900 deep where nothing is read": json.dumps(chat(audio=nested(900, 1))),
     "a budget that is a list": json.dumps(chat(search={"budget": [1, 2]})),
     "names of paths": json.dumps(chat(search={"a.b.c": 1, "__class__": 1, "«tag»": 1})),
-    "format strings": json.dumps(chat(**{"{0.__class__}%s%n": 1})),
+    "format strings": json.dumps(chat(search={"{0.__class__}%s%n": 1})),
     "the last of two models": json.dumps(chat())[:-1] + ', "model": "other"}',
     "UTF-16": json.dumps(chat(top_k="x")).encode("utf-16"),
     "a mark of the byte order": b"\xef\xbb\xbf" + json.dumps(chat(top_k="x")).encode(),

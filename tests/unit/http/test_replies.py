@@ -432,7 +432,7 @@ async def test_the_official_client_sends_developer_messages_stops_and_history(wo
         refusal: Any = {"role": "assistant", "content": None, "refusal": "I will not."}
         with pytest.raises(openai.BadRequestError) as raised:
             await client.chat.completions.create(model="m", messages=[*turns, refusal, question])
-        assert raised.value.param == "messages.2.content"
+        assert raised.value.param == "messages.2.refusal"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -187,14 +187,17 @@ async def test_logprobs_are_returned_if_included(world: World) -> None:
 async def test_fields_that_clients_always_send_are_accepted(world: World) -> None:
     usual = {
         "background": False,
-        "include": ["reasoning.encrypted_content"],
+        "include": ["reasoning.encrypted_content", "web_search_call.action.sources"],
+        "max_tool_calls": 3,
         "metadata": {"run": "7"},
         "parallel_tool_calls": True,
         "previous_response_id": None,
         "prompt_cache_key": "k",
         "service_tier": "auto",
         "store": True,
+        "stream_options": {"include_obfuscation": False},
         "text": {"format": {"type": "text"}, "verbosity": "medium"},
+        "top_logprobs": 0,
         "tool_choice": "auto",
         "tools": [],
         "truncation": "disabled",
@@ -203,6 +206,28 @@ async def test_fields_that_clients_always_send_are_accepted(world: World) -> Non
     response = await posted(world, **usual)
     assert response["metadata"] == {"run": "7"}
     assert response["store"] is False, "nothing is stored, and it says so"
+    assert response["search"]["notes"] == ["store: nothing is kept here"]
+
+
+async def test_unknown_fields_are_ignored_wherever_they_are_and_named_in_the_notes(world: World) -> None:
+    output = [{"type": "output_text", "text": "42", "cache_control": {"type": "ephemeral"}}]
+    conversation = [
+        {**USER, "agent": "cli"},
+        {"type": "reasoning", "summary": [], "format": "unknown"},
+        {"type": "message", "role": "assistant", "content": output, "provider_data": {}},
+        {"role": "assistant", "content": None},
+        {"role": "assistant", "content": []},
+        USER,
+    ]
+    response = await posted(world, input=conversation, weather="fine", nothing=None)
+    [note] = response["search"]["notes"]
+    assert note == (
+        "unknown fields have no effect here: input.agent, input.content.cache_control, input.format, weather"
+    )
+    assistant = [{"role": "assistant", "content": text} for text in ("42", "", "")]
+    completion = await chatted(world, messages=[USER, *assistant, USER])
+    assert response["usage"]["input_tokens"] == completion["usage"]["prompt_tokens"]
+    assert text(response) == completion["choices"][0]["message"]["content"]
 
 
 @pytest.mark.parametrize(
@@ -214,16 +239,23 @@ async def test_fields_that_clients_always_send_are_accepted(world: World) -> Non
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "json_object"}}}, "text.format.type"),
-        ({"include": ["file_search_call.results"]}, "include.0"),
+        ({"include": ["message.output_text.logprob"]}, "include.0"),
         ({"reasoning": {"effort": "minimal"}}, "reasoning.effort"),
         ({"reasoning": {"effort": "extreme"}}, "reasoning.effort"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"max_output_tokens": 10**12}, "max_output_tokens"),
         ({"temperature": 3}, "temperature"),
         ({"search": {"n": 0}}, "search.n"),
-        ({"weather": "fine"}, "weather"),
+        ({"max_ouput_tokens": 5}, "max_ouput_tokens"),
+        ({"max_tokens": 5}, "max_tokens"),
+        ({"messages": [USER]}, "messages"),
+        ({"reasoning": {"efort": "low"}}, "reasoning.efort"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
         ({"n": 2}, "n"),
-        ({"stream_options": {"include_obfuscation": False}}, "stream_options"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"input": [{**USER, "content": None}]}, "input.0.content"),
+        ({"input": [{**USER, "content": []}]}, "input.0.content"),
+        ({"input": [{"role": "system", "content": None}, USER]}, "input.0.content"),
         ({"input": ""}, "input"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
