@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from cluster.client.errors import ClientError, Disconnected, ProtocolError, Refused, TooLate, Unreachable
+from cluster.client.proxies import check_proxies
 from cluster.client.replies import AnswerText, Completion, Event, Question, Restarted, SearchBlock, Usage
 from cluster.client.retries import Retries, worth_another_try
 from cluster.client.wire import (
@@ -51,7 +52,7 @@ class Client:
             at once, for a caller that has to slow down other requests, too.
 
     Raises:
-        ClientError: the URL or the key cannot be used.
+        ClientError: the URL, the key or a proxy that the environment names cannot be used.
     """
 
     def __init__(
@@ -71,6 +72,8 @@ class Client:
         self._reached = False
         self._model: str | None = None
         loopback = _check_url(self.url)
+        if not loopback:
+            check_proxies()
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.url,

@@ -228,3 +228,48 @@ def test_an_unreachable_endpoint_is_named(nobody: str) -> None:
 def test_an_invalid_url_is_a_client_error(url: str) -> None:
     with pytest.raises(ClientError):
         asyncio.run(ask(url))
+
+
+class TestProxies:
+    """The environment's proxies are checked where the client is made, and named where they cannot be used."""
+
+    REMOTE = "http://example.invalid"
+
+    @pytest.fixture(autouse=True)
+    def no_proxies(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name in ("http", "https", "all", "no"):
+            monkeypatch.delenv(f"{name}_proxy", raising=False)
+            monkeypatch.delenv(f"{name.upper()}_PROXY", raising=False)
+
+    @pytest.mark.parametrize(
+        ("variable", "value", "reason"),
+        [
+            ("ALL_PROXY", "socks5://127.0.0.1:9", r"ALL_PROXY cannot be used: .*'socksio' package is not installed"),
+            ("HTTP_PROXY", "socks4://127.0.0.1:9", "HTTP_PROXY cannot be used: Unknown scheme"),
+            ("https_proxy", "http://[::1", "HTTPS_PROXY cannot be used: Invalid IPv6"),
+            ("ALL_PROXY", "http://127.0.0.1:99999", "ALL_PROXY cannot be used: Port out of range"),
+            ("NO_PROXY", "localhost,[::1]", r"NO_PROXY cannot be used: .*IPv6 addresses stand there without brackets"),
+            ("no_proxy", "fe80::/10", "NO_PROXY cannot be used: .*without brackets, port and prefix length"),
+        ],
+    )
+    def test_one_that_cannot_be_used_is_named(
+        self, variable: str, value: str, reason: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv(variable, value)
+        with pytest.raises(ClientError, match=f"the environment's {reason}") as refused:
+            Client(self.REMOTE)
+        assert "\n" not in str(refused.value)
+        Client("http://127.0.0.1:9")  # no proxy is asked for what is on this machine
+        Client("http://[::1]:9")
+
+    def test_a_password_is_not_repeated(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ALL_PROXY", "socks4://me:secret@proxy.invalid:9")
+        with pytest.raises(ClientError, match="ALL_PROXY") as refused:
+            Client(self.REMOTE)
+        assert "secret" not in str(refused.value)
+
+    def test_those_that_can_be_used_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ALL_PROXY", "127.0.0.1:9")
+        monkeypatch.setenv("NO_PROXY", "fe80::1,::1,localhost,.internal,10.0.0.0/8")
+        with pytest.raises(Unreachable):
+            asyncio.run(ask(self.REMOTE))
