@@ -3,23 +3,31 @@
 Checked when the application is built; a wrong value is refused with its path and what is allowed.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, ValidationInfo, field_validator
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
-from deployments.engines.settings import GeneratorSettings, ReplicaSettings, Settings
+from deployments.engines.settings import (
+    EngineSettings,
+    GeneratorSettings,
+    Location,
+    ReplicaSettings,
+    Settings,
+    with_nearest_names,
+)
 from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
-from search.budget import MAX_SECONDS
+from search.budget import MAX_SECONDS, Budget
 from search.run.environment import AnswerExtractor, Fallback
-from search.settings import parse_search
+from search.settings import SHARED_SETTINGS, parse_search
 from search.strategies.catalog import Catalog, catalog_of
 from search.tools.import_path import imported_function
 
@@ -53,8 +61,20 @@ LiveName = Literal["searches", "flex_places", "queue", "max_loop_delay_s", "defa
 
 def _valid_search(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
     if "strategies" in info.data:  # missing where the strategies themselves were refused
-        parse_search(given, catalog_of(info.data["strategies"]))
+        strategies = catalog_of(info.data["strategies"])
+        try:
+            parse_search(given, strategies)
+        except ValidationError as error:
+            raise with_nearest_names(error, partial(_search_names, given, strategies)) from None
     return given
+
+
+def _search_names(given: dict[str, Any], strategies: Catalog, path: Location) -> Iterable[str]:
+    """Names of the settings at a path of a search whose strategy there is."""
+    if path == ("budget",):
+        return Budget.model_fields
+    own = (name for name in strategies[given["strategy"]].model_fields if name != "name")
+    return () if path else ["strategy", *own, *SHARED_SETTINGS]
 
 
 Search = Annotated[dict[str, Any], AfterValidator(_valid_search)]
@@ -296,6 +316,14 @@ class AppConfig(Settings):
             return self.generator.max_model_len
         read = self.prm.max_model_len - self.prm.format_tokens(self.controller.limits.depth)
         return min(self.generator.max_model_len, read)
+
+    def missing_models(self) -> list[str]:
+        """A line for each model directory that is not on this machine, with the path of its setting."""
+        return [
+            f"{name}.model: no model in the directory {engine.model}; a hub id, or a directory with a config.json"
+            for name, engine in (("generator", self.generator), ("prm", self.prm))
+            if isinstance(engine, EngineSettings) and engine.is_missing
+        ]
 
 
 class KeyLimits(Settings):

@@ -9,7 +9,7 @@ The parsed form is nested, with the strategy as an object. An error's path is th
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
@@ -97,9 +97,7 @@ class SearchSettings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _take_flat(
-        cls, given: Any, handler: ModelWrapValidatorHandler["SearchSettings"], info: ValidationInfo
-    ) -> "SearchSettings":
+    def _take_flat(cls, given: Any, handler: ModelWrapValidatorHandler[Self], info: ValidationInfo) -> Self:
         if not isinstance(given, Mapping) or isinstance(given.get("strategy"), Strategy | Mapping):
             return handler(given)
         try:

@@ -43,7 +43,8 @@ def engine_args(
     Raises:
         EngineStartError: the model directory holds no model, or an argument is unknown or forbidden.
     """
-    _check_model(settings.model_path)
+    if settings.is_missing:  # vLLM would call it a malformed or unreachable hub id
+        raise EngineStartError(f"no model at {settings.model_path!r}: there is no config.json")
     args: dict[str, Any] = {
         "model": settings.model_path,
         "runner": runner,
@@ -129,10 +130,3 @@ def _gpu_args(settings: EngineSettings) -> dict[str, Any]:
     gpus = settings.replicas.num_gpus
     # vLLM refuses to start unless this much of the device is free, even where the KV memory is given.
     return {"gpu_memory_utilization": round(GPU_SHARE * gpus, 3)} if 0 < gpus < 1 else {}
-
-
-def _check_model(path: str) -> None:
-    """Reports a missing model directory as such: vLLM would call it a malformed or unreachable hub id."""
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    if looks_local and not (Path(path) / "config.json").is_file():
-        raise EngineStartError(f"no model at {path!r}: there is no config.json")

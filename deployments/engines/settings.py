@@ -1,9 +1,21 @@
 """The settings of one engine, checked without vLLM. The application's settings tree is ``deployments.config``."""
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    ModelWrapValidatorHandler,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from search.tools.nearest import no_such
 
 Runner: TypeAlias = Literal["generate", "pooling"]
 """vLLM's way to run a model: ``generate`` writes tokens, ``pooling`` returns numbers for the tokens of a prompt."""
@@ -22,10 +34,46 @@ SystemPrompt: TypeAlias = Annotated[
 ]
 
 
+Location: TypeAlias = tuple[int | str, ...]
+
+
+def with_nearest_names(error: ValidationError, known: Callable[[Location], Iterable[str]]) -> ValidationError:
+    """Returns ``error`` with the nearest name, or all names, in the message about each unknown setting. ``known``
+    returns the names of the settings at a path; none where it does not know them."""
+    faults: list[InitErrorDetails] = []
+    for each in error.errors(include_url=False):
+        path, message = each["loc"], each["msg"]
+        if each["type"] == "extra_forbidden" and (names := known(path[:-1])):
+            message = no_such("setting", path[-1], names)
+        fault = PydanticCustomError(each["type"], "{message}", {"message": message})
+        faults.append(InitErrorDetails(type=fault, loc=path, input=each["input"]))
+    return ValidationError.from_exception_data(error.title, faults)
+
+
 class Settings(BaseModel):
     """Base of every node of the tree: frozen, no unknown keys, no NaN."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _name_the_nearest(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        try:
+            return handler(given)
+        except ValidationError as error:
+            raise with_nearest_names(error, cls._names_at) from None
+
+    @classmethod
+    def _names_at(cls, path: Location) -> Iterable[str]:
+        """Names of the settings below ``path``, as far as its annotations are plain models: others name their own."""
+        model: Any = cls
+        for name in path:
+            field = model.model_fields.get(name)
+            model = field.annotation if field is not None else None
+            if not (isinstance(model, type) and issubclass(model, BaseModel)):
+                return ()
+        names: Iterable[str] = model.model_fields
+        return names
 
 
 class ReplicaSettings(Settings):
@@ -105,6 +153,13 @@ class EngineSettings(Settings):
         if self.model.startswith("embedded:"):
             return str(EMBEDDED_MODELS / self.model.removeprefix("embedded:"))
         return self.model
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether ``model`` is written as a directory, and this machine has no model there."""
+        path = self.model_path
+        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+        return looks_local and not (Path(path) / "config.json").is_file()
 
     @property
     def kv_settings(self) -> str:

@@ -55,9 +55,46 @@ def test_a_family_takes_its_own_settings_and_refuses_those_of_others_by_their_pa
     assert type(settings) is FAMILIES[family]
     for name, value in ALL.items():
         if name not in OWN[family]:
-            assert faults(prm(family, **OWN[family], **{name: value})) == {
-                f"prm.{name}": "Extra inputs are not permitted"
-            }
+            [(path, message)] = faults(prm(family, **OWN[family], **{name: value})).items()
+            assert path == f"prm.{name}"
+            assert message.startswith("no such setting; ")
+
+
+@pytest.mark.parametrize(
+    ("given", "path", "message"),
+    [
+        ({"generater": {}}, "generater", "did you mean generator?"),
+        ({"generator": {"modle": "x"}}, "generator.modle", "did you mean model?"),
+        ({"prm": {"max_modle_len": 1}}, "prm.max_modle_len", "did you mean max_model_len?"),
+        ({"prm": {"family": "function", "function": "a:b", "functoin": 1}}, "prm.functoin", "did you mean function?"),
+        ({"generator": {"replicas": {"min_replica": 1}}}, "generator.replicas.min_replica", "mean min_replicas?"),
+        ({"cache": {"chunksize": 32}}, "cache.chunksize", "did you mean chunk_size?"),
+        ({"cache": {"zzz": 1}}, "cache.zzz", "there are: enabled, required, l1_size_gb"),
+        ({"controller": {"store": {"pth": "/x"}}}, "controller.store.pth", "did you mean path?"),
+        (
+            {"controller": {"default_search": {"strategy": "dvts", "temprature": 1}}},
+            "controller.default_search.temprature",
+            "did you mean temperature?",
+        ),
+        (
+            {"controller": {"efforts": {"low": {"strategy": "greedy", "budget": {"tokns": 1}}}}},
+            "controller.efforts.low.budget.tokns",
+            "did you mean tokens?",
+        ),
+        ({"telemetry": {"tracing": {"ration": 1}}}, "telemetry.tracing.ration", "did you mean ratio?"),
+    ],
+)
+def test_a_name_that_does_not_exist_is_told_the_nearest(given: dict[str, Any], path: str, message: str) -> None:
+    [(where, said)] = faults(given).items()
+    assert where == path
+    assert said.startswith("no such setting; ")
+    assert message in said
+
+
+def test_what_else_is_wrong_beside_an_unknown_name_is_told_too() -> None:
+    found = faults({"generator": {"modle": "x", "max_model_len": 1}})
+    assert found.keys() == {"generator.modle", "generator.max_model_len"}
+    assert "greater than or equal to 64" in found["generator.max_model_len"]
 
 
 @pytest.mark.parametrize("name", ["model", "max_model_len", "engine_args", "kv_cache_memory_bytes"])
