@@ -1,40 +1,63 @@
 """Reads a Serve config file and checks it as far as possible before anything starts."""
 
 import os
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from inspect import isclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-import yaml
-from pydantic import ValidationError
+from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from cluster.launch.errors import LaunchError
+from cluster.launch.yaml_file import read_yaml
+from deployments.startup.environment import set_environment
+from search.tools.nearest import no_such
 
 if TYPE_CHECKING:
     from deployments.config import AppConfig
 
 BUILDER = "deployments.app:build"
 CONTROLLER = "SearchController"
+DEPLOYMENTS = ("Generator", "ProcessRewardModel", CONTROLLER)
+BATCH_RUNNER = "BatchRunner"
+"""The deployment that only an application with a store has."""
 DEFAULT: dict[str, Any] = {
     "http_options": {"host": "127.0.0.1"},
     "applications": [{"name": "banyan", "route_prefix": "/", "import_path": BUILDER}],
 }
-SERVES_HOST = "0.0.0.0"
-"""Serve's default host."""
-MAX_BYTES = 1 << 20
+HOST = re.compile(r"[\w.:%-]+")
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class HttpOptions(BaseModel):
+    """Serve's address: its defaults, with the bounds that it does not check."""
+
+    host: str = "0.0.0.0"
+    port: int = Field(8000, ge=1, le=65535)
+
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, host: str) -> str:
+        if not HOST.fullmatch(host):
+            raise ValueError("must be an address (IPv6 without brackets: ::1) or a host's name")
+        return host
 
 
 def read_config(
     path: Path | None, host: str | None = None, port: int | None = None, *, keys_to_come: bool = False
 ) -> dict[str, Any]:
     """Returns the file's content, or without a file the application with its defaults. ``host`` and ``port`` replace
-    those in ``http_options``. ``keys_to_come``: whether the ``user_config`` may lack keys, since it gets them later.
+    those in ``http_options``. ``keys_to_come``: whether the ``user_config`` may lack keys, since the config is
+    completed and deployed later, perhaps from another machine.
 
     Raises:
         LaunchError: the file cannot be read or is invalid; the message names the field and what is allowed.
     """
-    config = _load(path) if path else DEFAULT
+    config = read_yaml(path) if path else DEFAULT
     source = str(path or "the default configuration")
+    _refuse(f"{source}: ", _names_unknown_to_serve(config))
     applications = config.get("applications") if isinstance(config, dict) else None
     if not isinstance(applications, list) or not applications:
         raise LaunchError(f"{source} names no applications")
@@ -44,13 +67,17 @@ def read_config(
     if bool(options.get("ssl_keyfile")) != bool(options.get("ssl_certfile")):
         raise LaunchError(f"{source}: http_options: TLS needs both ssl_keyfile and ssl_certfile")
     options = options | {name: value for name, value in (("host", host), ("port", port)) if value is not None}
+    address = _checked(f"{source}: http_options", HttpOptions, options)
     for index, application in enumerate(applications):
         if not isinstance(application, dict):
             raise LaunchError(f"{source}: applications.{index} must be a mapping")
         if application.get("import_path") == BUILDER:
-            args = _checked_args(f"{source}: applications.{index}.args", application.get("args") or {})
-            reached_at = options.get("host", SERVES_HOST)
-            _check_user_config(f"{source}: applications.{index}", application, args, reached_at, keys_to_come)
+            where = f"{source}: applications.{index}"
+            args = _checked_args(where, application)
+            _check_deployments(where, application, args, address.host, keys_to_come)
+            # The engines of a cluster that is joined, or deployed to later, may have their models on other machines.
+            if not keys_to_come and not os.environ.get("RAY_ADDRESS"):
+                _refuse(f"{where}.args.", args.missing_models())
     return {**config, "http_options": options}
 
 
@@ -62,44 +89,78 @@ def app_config(config: Mapping[str, Any]) -> "AppConfig":
     """
     for index, application in enumerate(config["applications"]):
         if application.get("import_path") == BUILDER:
-            return _checked_args(f"applications.{index}.args", application.get("args") or {})
+            return _checked_args(f"applications.{index}", application)
     raise LaunchError(f"no application has the import_path {BUILDER}")
 
 
-def _load(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            content = file.read(MAX_BYTES + 1)
-        if len(content) > MAX_BYTES:
-            raise LaunchError(f"{path} is longer than {MAX_BYTES:,} bytes")
-        return yaml.safe_load(content.decode("utf-8"))
-    except OSError as error:
-        raise LaunchError(f"cannot read {path}: {error.strerror or error}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
-        raise LaunchError(f"{path} is not YAML: {error}") from error
-
-
-def _checked_args(where: str, args: object) -> "AppConfig":
+def _checked_args(where: str, application: Mapping[str, Any]) -> "AppConfig":
     from deployments.config import AppConfig
 
+    return _checked(f"{where}.args", AppConfig, application.get("args") or {})
+
+
+def _checked(where: str, model: type[M], given: object) -> M:
     try:
-        return AppConfig.model_validate(args)
+        return model.model_validate(given)
     except ValidationError as error:
         wrong = [f"{where}.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
         raise LaunchError("\n".join(wrong)) from error
 
 
-def _check_user_config(
+def _refuse(where: str, faults: Iterable[str]) -> None:
+    """Raises a LaunchError with a line for each fault, if there are any."""
+    if lines := [f"{where}{fault}" for fault in faults]:
+        raise LaunchError("\n".join(lines))
+
+
+def _names_unknown_to_serve(config: object) -> Iterator[str]:
+    """Names in the file that Serve does not know, and would ignore."""
+    set_environment()
+    from ray.serve.schema import ServeDeploySchema  # imported here: takes seconds
+
+    return _unknown_names(ServeDeploySchema, config, "")
+
+
+def _unknown_names(model: type[BaseModel], given: object, path: str) -> Iterator[str]:
+    if isinstance(given, list):
+        for index, each in enumerate(given):
+            yield from _unknown_names(model, each, f"{path}{index}.")
+    if not isinstance(given, Mapping):
+        return
+    for name, value in given.items():
+        if name not in model.model_fields:
+            yield f"{path}{name}: {no_such('setting', name, model.model_fields)}"
+        elif inner := _models_in(model.model_fields[name].annotation):
+            yield from _unknown_names(inner[0], value, f"{path}{name}.")
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    """Models that an annotation names: itself, as what a list contains, or as an alternative."""
+    if isclass(annotation) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for each in get_args(annotation) for model in _models_in(each)]
+
+
+def _check_deployments(
     where: str, application: dict[str, Any], args: "AppConfig", host: str, keys_to_come: bool
 ) -> None:
-    """Checks what a controller would refuse only after everything else has started. Keys that are read at build time
-    are not checked: the application may be built on another machine."""
+    """Checks what Serve or a controller would refuse only after everything else has started. Keys that are read at
+    build time are not checked: the application may be built on another machine."""
     from deployments.admission.keys import ENVIRONMENT
     from deployments.startup.access import AccessError, changed_settings, read_user_config, require_keys
 
     deployments = application.get("deployments") or []
     if not isinstance(deployments, list) or not all(isinstance(each, dict) for each in deployments):
         raise LaunchError(f"{where}.deployments must be a list of mappings")
+    known = DEPLOYMENTS if args.controller.store.path is None else (*DEPLOYMENTS, BATCH_RUNNER)
+    _refuse(
+        f"{where}.deployments.",
+        (
+            f"{index}.name: {each['name']}: {no_such('deployment', each['name'], known)}"
+            for index, each in enumerate(deployments)
+            if "name" in each and each["name"] not in known
+        ),
+    )
     user_config = next(
         (each["user_config"] for each in deployments if each.get("name") == CONTROLLER and "user_config" in each), None
     )

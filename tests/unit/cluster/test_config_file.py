@@ -1,7 +1,10 @@
 """A config file is checked before anything starts; errors name the path of the setting."""
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 from ray.serve.config import HTTPOptions
@@ -12,15 +15,89 @@ from cluster.launch.errors import LaunchError
 from cluster.launch.key_records import with_key_records
 from deployments.admission.keys import key_record
 
+OURS = "import_path: 'deployments.app:build'"
+
+
+@pytest.fixture(autouse=True)
+def own_environment() -> Iterator[None]:
+    """Reading a config sets the environment in which Ray may be imported."""
+    with patch.dict(os.environ):
+        os.environ.pop("RAY_ADDRESS", None)
+        yield
+
+
 WRONG = {
-    "an unknown key": ("applications: [{import_path: 'deployments.app:build', args: {generater: {}}}]", "generater"),
+    "an unknown key": (
+        f"applications: [{{{OURS}, args: {{generater: {{}}}}}}]",
+        "applications.0.args.generater: no such setting; did you mean generator?",
+    ),
+    "args by another name": (
+        f"applications: [{{{OURS}, arg: {{}}}}]",
+        "applications.0.arg: no such setting; did you mean args?",
+    ),
+    "applications by another name": (
+        f"aplications: [{{{OURS}}}]",
+        "aplications: no such setting; did you mean applications?",
+    ),
+    "an option of http that is none": (
+        f"http_options: {{port: 8000, prt: 8001}}\napplications: [{{{OURS}}}]",
+        "http_options.prt: no such setting; did you mean port?",
+    ),
+    "a port beyond the last": (
+        f"http_options: {{host: 127.0.0.1, port: 99999}}\napplications: [{{{OURS}}}]",
+        "http_options.port: Input should be less than or equal to 65535",
+    ),
+    "a host in brackets": (
+        f"http_options: {{host: '[::1]'}}\napplications: [{{{OURS}}}]",
+        "http_options.host: Value error, must be an address (IPv6 without brackets: ::1)",
+    ),
+    "a deployment that is none": (
+        f"applications: [{{{OURS}, deployments: [{{name: SearchControler}}]}}]",
+        "applications.0.deployments.0.name: SearchControler: no such deployment; did you mean SearchController?",
+    ),
+    "a deployment that only a store has": (
+        f"applications: [{{{OURS}, deployments: [{{name: BatchRunner}}]}}]",
+        "deployments.0.name: BatchRunner: no such deployment; there are: Generator, ProcessRewardModel, SearchContr",
+    ),
+    "a deployment's option that is none": (
+        f"applications: [{{{OURS}, deployments: [{{name: Generator, num_replica: 2}}]}}]",
+        "applications.0.deployments.0.num_replica: no such setting; did you mean num_replicas?",
+    ),
+    "one of an option that is none": (
+        f"applications: [{{{OURS}, deployments: [{{name: Generator, autoscaling_config: {{max_replica: 2}}}}]}}]",
+        "applications.0.deployments.0.autoscaling_config.max_replica: no such setting; did you mean max_replicas?",
+    ),
+    "a live setting that is none": (
+        f"applications: [{{{OURS}, deployments: [{{name: SearchController, user_config: {{contoller: {{}}}}}}]}}]",
+        "user_config.contoller: no such setting; did you mean controller?",
+    ),
+    "a name that is given twice": (
+        f"applications:\n- {OURS}\n  args:\n    generator: {{max_model_len: 512}}\n    prm: {{}}\n    generator: {{}}",
+        "applications.0.args.generator: given twice, in line 4 and in line 6",
+    ),
+    "a variable": (
+        f"applications: [{{{OURS}, args: {{generator: {{model: '${{MODEL}}'}}}}}}]",
+        "applications.0.args.generator.model: ${MODEL}: variables are not expanded",
+    ),
+    "a variable without braces": (
+        f"http_options: {{port: $PORT}}\napplications: [{{{OURS}}}]",
+        "http_options.port: $PORT: variables are not expanded",
+    ),
+    "a variable within a value": (
+        f"applications: [{{{OURS}, args: {{controller: {{store: {{path: '/data/${{USER}}'}}}}}}}}]",
+        "applications.0.args.controller.store.path: /data/${USER}: variables are not expanded",
+    ),
+    "a directory that is not there": (
+        f"http_options: {{host: '::1'}}\napplications: [{{{OURS}, args: {{generator: {{model: ./not-there}}}}}}]",
+        "applications.0.args.generator.model: no model in the directory ./not-there",
+    ),
     "a value out of bounds": (
         "applications: [{import_path: 'deployments.app:build', args: {controller: {limits: {n: 0}}}}]",
         "args.controller.limits.n: Input should be greater than or equal to 1",
     ),
     "a setting of another reward family": (
         "applications: [{import_path: 'deployments.app:build', args: {prm: {labels: [a, b]}}}]",
-        "args.prm.labels: Extra inputs are not permitted",
+        "args.prm.labels: no such setting; there are: model, dtype",
     ),
     "no applications": ("{}", "names no applications"),
     "a list": ("[]", "names no applications"),
@@ -40,7 +117,40 @@ def test_errors_name_the_path_of_the_setting(tmp_path: Path, content: str, messa
     assert str(path) in str(refused.value)
 
 
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_what_is_no_mistake_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"""
+http_options: {{host: localhost, port: 8000}}
+applications:
+- {OURS}
+  runtime_env: {{env_vars: {{LD_LIBRARY_PATH: "${{LD_LIBRARY_PATH}}:/opt"}}}}
+  args:
+    controller: {{prompt: {{system: "Write ${{x}}$."}}, store: {{path: /tmp/store}}}}
+  deployments:
+  - {{name: BatchRunner, ray_actor_options: {{num_cpus: 1}}}}
+  - name: Generator
+    autoscaling_config: &range {{min_replicas: 1, max_replicas: 2}}
+  - {{name: ProcessRewardModel, autoscaling_config: {{<<: *range, max_replicas: 3}}}}
+""")
+    scaled = read_config(path)["applications"][0]["deployments"]
+    assert scaled[2]["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 3}
+
+
+def test_an_application_that_starts_on_a_cluster_may_have_its_models_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(
+        f"applications: [{{{OURS}, args: {{http: {{allow_anonymous: true}}, prm: {{model: /elsewhere}}}}}}]"
+    )
+    with pytest.raises(LaunchError, match=r"args\.prm\.model: no model in the directory /elsewhere"):
+        read_config(path)
+    assert read_config(path, keys_to_come=True)["applications"]
+    monkeypatch.setenv("RAY_ADDRESS", "auto")
+    assert read_config(path)["applications"]
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(LaunchError, match="cannot read"):
         read_config(tmp_path / "missing.yaml")
 
@@ -56,7 +166,6 @@ def test_without_a_file_the_defaults_are_served() -> None:
     assert read_config(None, "127.0.0.1", 1234)["applications"][0]["import_path"] == "deployments.app:build"
 
 
-OURS = "import_path: 'deployments.app:build'"
 RECORD = f"{{digest: '{'0' * 64}', cache_salt: '{'1' * 32}'}}"
 KEY = "0123456789abcdef"
 

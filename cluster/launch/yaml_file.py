@@ -1,0 +1,63 @@
+"""Reads a YAML file, and refuses what YAML itself takes without a word."""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cluster.launch.errors import LaunchError
+
+MAX_BYTES = 1 << 20
+VARIABLE = re.compile(r"\$\{\w+\}|^\$\w+$")
+VERBATIM = frozenset({"runtime_env", "prompt", "system_prompt"})
+"""Names below which such texts are no mistake: Ray expands variables in the first, prompts contain formulas."""
+
+
+def read_yaml(path: Path) -> Any:
+    """Returns the file's content.
+
+    Raises:
+        LaunchError: it cannot be read, is not YAML, gives a name twice, or has a variable as a value.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            raise LaunchError(f"{path} is longer than {MAX_BYTES:,} bytes")
+        loader = yaml.SafeLoader(content.decode("utf-8"))
+        try:
+            root = loader.get_single_node()
+            if root is None:
+                return None
+            if faults := [f"{path}: {fault}" for fault in _faults(root, (), set())]:
+                raise LaunchError("\n".join(faults))
+            return loader.construct_document(root)
+        finally:
+            loader.dispose()
+    except OSError as error:
+        raise LaunchError(f"cannot read {path}: {error.strerror or error}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise LaunchError(f"{path} is not YAML: {error}") from error
+
+
+def _faults(node: yaml.Node, path: tuple[str, ...], seen: set[int]) -> Iterator[str]:
+    """Yields a line for each name that is given twice, of which YAML keeps the last, and for each variable, which it
+    does not expand. ``seen``: ids of nodes that are not looked at again, since an alias repeats its node."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.MappingNode):
+        lines: dict[str, int] = {}
+        for key, value in node.value:
+            place, line = (*path, str(key.value)), key.start_mark.line + 1
+            if place[-1] in lines:
+                yield f"{'.'.join(place)}: given twice, in line {lines[place[-1]]} and in line {line}"
+            lines.setdefault(place[-1], line)
+            yield from _faults(value, place, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, each in enumerate(node.value):
+            yield from _faults(each, (*path, str(index)), seen)
+    elif VARIABLE.search(node.value) and not VERBATIM & {*path}:
+        yield f"{'.'.join(path)}: {node.value}: variables are not expanded in this file; write the value itself"
