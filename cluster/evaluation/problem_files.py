@@ -1,16 +1,23 @@
-"""Problem files: JSON lines or Parquet with ``problem`` and ``answer``, as MATH-500 and ``banyan problems`` write them,
-or ``question`` and a solution that ends in ``#### 42``, as GSM8K has them.
+r"""Problem files: JSON lines or Parquet.
+
+They have ``problem`` and ``answer``, as MATH-500 and ``banyan problems`` write them, ``problem`` and a ``solution``
+with ``\boxed{42}``, as MATH, or ``question`` and a solution that ends in ``#### 42``, as GSM8K.
 
 A bad line is reported by its number and the reason. The caller chooses whether to skip it or to refuse the whole file,
 which happens before any request is sent.
 """
 
+import codecs
 import hashlib
 import json
+import math
 from collections.abc import Iterator
 from enum import StrEnum
+from io import BufferedReader
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
+
+from search.answers.extraction import boxed_answer
 
 MAX_LINE_BYTES = 1 << 20
 MAX_PROBLEMS = 100_000
@@ -18,6 +25,15 @@ MAX_BAD_LINES = 1_000
 PARQUET = ".parquet"
 PARQUET_ROWS = 256
 """Rows held in memory at once."""
+OTHER_FORMATS = {
+    codecs.BOM_UTF16_LE: "UTF-16 text; convert it: iconv -f UTF-16 -t UTF-8",
+    codecs.BOM_UTF16_BE: "UTF-16 text; convert it: iconv -f UTF-16 -t UTF-8",
+    b"{\0": "UTF-16 text; convert it: iconv -f UTF-16LE -t UTF-8",
+    b"\0{": "UTF-16 text; convert it: iconv -f UTF-16BE -t UTF-8",
+    b"\x1f\x8b": "compressed by gzip; unpack it: gunzip --keep",
+    b"PAR1": "a Parquet file; give it a name that ends in .parquet",
+}
+"""By their first bytes, what files are that one may take for JSON lines, and what to do."""
 FINAL_ANSWER = "####"
 """Marker before the answer at the end of GSM8K's solutions."""
 
@@ -114,37 +130,66 @@ def read_records(path: Path) -> Iterator[Record | BadLine]:
     """Streams the non-empty lines of a file, or the rows of one whose name ends in ``.parquet``.
 
     Raises:
-        ProblemFileError: a ``.parquet`` file is not valid Parquet.
+        ProblemFileError: a ``.parquet`` file is not valid Parquet, or another file is no text in UTF-8.
         OSError: the file cannot be read.
     """
     if path.suffix == PARQUET:
         yield from _rows(path)
         return
     with path.open("rb") as file:
+        check_format(path, file)
         for number, line in enumerate(_lines(file), start=1):
             if line is None or line.strip():
                 yield _record(number, line)
+
+
+def check_format(path: Path, file: BufferedReader) -> None:
+    """Checks that ``file``, opened at ``path`` and not read yet, is not one of `OTHER_FORMATS`: each of its lines would
+    be bad.
+
+    Raises:
+        ProblemFileError: it is; the message says what it is and what to do.
+    """
+    if (name := other_format(file)) is not None:
+        raise ProblemFileError(f"{path} is {name}")
+
+
+def other_format(file: BufferedReader) -> str | None:
+    """What a file is by its first bytes, and what to do about it; None if it may be JSON lines. Reads nothing of it."""
+    head = file.peek(max(map(len, OTHER_FORMATS)))
+    return next((name for magic, name in OTHER_FORMATS.items() if head.startswith(magic)), None)
 
 
 def parse_problem(record: Record) -> EvalProblem | BadLine:
     """The problem in a record."""
     number, fields = record
     name = "problem" if "problem" in fields or "question" not in fields else "question"
-    if reason := _reason(fields, name, "text"):
-        return BadLine(number, reason)
-    answer = fields.get("answer")
-    if isinstance(answer, int | float) and not isinstance(answer, bool):
-        answer = str(answer)
-    if isinstance(answer, str) and FINAL_ANSWER in answer:
-        answer = answer.rpartition(FINAL_ANSWER)[2].strip()
-    if reason := _reason({**fields, "answer": answer} if "answer" in fields else fields, "answer", "text or a number"):
-        return BadLine(number, reason)
-    if fields.get("unique_id") is not None and (reason := _reason(fields, "unique_id", "text")):
-        return BadLine(number, reason)
+    fields = {**fields, **_as_text(fields)}
+    reason = _reason(fields, name, "text") or _reason(fields, "answer", "text or a finite number")
+    if reason is None and fields.get("unique_id") is not None:
+        reason = _reason(fields, "unique_id", "text or an integer")
+    if reason is not None:
+        boxless = reason == "no 'answer'" and "solution" in fields
+        return BadLine(number, reason + (r", and no \boxed{answer} in 'solution'" if boxless else ""))
     level = fields.get("level")
     unique_id = fields.get("unique_id") or hashlib.sha256(fields[name].encode()).hexdigest()[:16]
     known_level = level if isinstance(level, int | str) and not isinstance(level, bool) else None
-    return EvalProblem(unique_id, fields[name], str(answer), known_level)
+    return EvalProblem(unique_id, fields[name], fields["answer"], known_level)
+
+
+def _as_text(fields: dict[str, Any]) -> dict[str, str]:
+    """The answer and the id of a record as text, as far as they are written otherwise and mean a text."""
+    found: dict[str, str] = {}
+    answer, unique_id, solution = (fields.get(name) for name in ("answer", "unique_id", "solution"))
+    if isinstance(answer, int | float) and not isinstance(answer, bool) and math.isfinite(answer):
+        found["answer"] = str(answer)
+    elif isinstance(answer, str) and FINAL_ANSWER in answer:
+        found["answer"] = answer.rpartition(FINAL_ANSWER)[2].strip()
+    elif answer is None and isinstance(solution, str) and (boxed := boxed_answer(solution)) is not None:
+        found["answer"] = boxed
+    if isinstance(unique_id, int) and not isinstance(unique_id, bool):
+        found["unique_id"] = str(unique_id)
+    return found
 
 
 def _rows(path: Path) -> Iterator[Record]:
@@ -208,6 +253,8 @@ def _kind(value: object) -> str:
             return "null"
         case bool():
             return "a boolean"
+        case float() if not math.isfinite(value):
+            return f"{value}"
         case int() | float():
             return "a number"
         case str():

@@ -12,6 +12,7 @@ from cluster.evaluation.problem_files import (
     EvalProblem,
     ProblemFileError,
     Record,
+    check_format,
     parse_problem,
     read_records,
 )
@@ -76,6 +77,8 @@ def look_at(path: Path, kind: InputKind | None = None) -> JobInput:
     lines = last = number = 0
     try:
         with path.open("rb") as file:
+            if path.suffix != PARQUET:
+                check_format(path, file)
             begins, empty = True, True
             while piece := file.readline(MAX_LINE_BYTES + 1):
                 digest.update(piece)

@@ -3,7 +3,7 @@
 import hashlib
 from pathlib import Path
 
-from cluster.evaluation.problem_files import BadLine, EvalProblem, ProblemFileError
+from cluster.evaluation.problem_files import BadLine, EvalProblem, ProblemFileError, other_format
 from cluster.jobs.formats import InputKind
 from cluster.jobs.inputs import Item, JobInput, look_at
 from deployments.store import LineError
@@ -18,6 +18,11 @@ def checked(path: Path, endpoint: str, most: int) -> JobInput | list[LineError]:
     Raises:
         OSError: it cannot be read.
     """
+    with path.open("rb") as file:
+        name = other_format(file)
+    if name is not None:
+        message = f"the file is {name.partition(';')[0]}, and JSON lines in UTF-8 are wanted"
+        return [LineError(code="invalid_file", message=message)]
     try:
         given = look_at(path, InputKind.OPENAI)
     except ProblemFileError as error:
