@@ -45,7 +45,7 @@ class Request:
 
 def run_batch(request: Request, url: str | None, config: Path | None, console: Console) -> None:
     """Runs the lines of a job that are not done yet, then prints a summary of the whole job. Without a URL it uses the
-    application of the cluster it runs on, or one of its own.
+    application of the cluster it runs on, or the one at the default address, or one of its own.
 
     Ends the command with status 1 if the service is gone, or no line has a result.
     """
@@ -53,7 +53,7 @@ def run_batch(request: Request, url: str | None, config: Path | None, console: C
     problems = given.kind is InputKind.PROBLEMS
     if not problems and (request.settings.trees or request.export_file):
         refuse("--trees and --export are for problems; what requests of a batch file return, they say themselves")
-    with target(url, config, console) as driven:
+    with target(url, config, request.api_key, console) as driven:
         done = asyncio.run(_do(request, given, driven, console))
     for table in summary_tables(done.summary):
         console.print(table)

@@ -58,7 +58,7 @@ class Results:
 
 def run_evaluation(request: Request, url: str | None, config: Path | None, console: Console) -> None:
     """Runs an evaluation, prints its table and writes its files. Without a URL it uses the application of the cluster
-    it runs on, or one of its own.
+    it runs on, or the one at the default address, or one of its own.
 
     Wrong options and files are refused before anything is started or sent. Ends the command with status 1 if every
     request failed.
@@ -72,7 +72,7 @@ def run_evaluation(request: Request, url: str | None, config: Path | None, conso
     with _training_file(request.export_file) as export:
         results = Results(export=export)
         try:
-            with target(url, config, console) as driven:
+            with target(url, config, request.api_key, console) as driven:
                 results.endpoint = driven.name
                 asyncio.run(_ask_all(request, driven, file.problems, results, console))
                 complete = True

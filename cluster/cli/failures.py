@@ -16,7 +16,6 @@ from cluster.evaluation.search_field import SearchFieldError
 from cluster.jobs.outputs import OutputError
 from cluster.launch.errors import LaunchError
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 MAX_BAD_LINES = 20
 
 

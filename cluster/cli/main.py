@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.cli.failures import DEFAULT_URL, plain_failures, refuse
+from cluster.cli.defaults import DEFAULT_CONFIG, DEFAULT_URL, config_file
+from cluster.cli.failures import plain_failures, refuse
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
 from deployments.embedded.problems import LEVELS, Split, draw_problems
 from kvstore.memory.planner import TOKENS
 
-DEFAULT_CONFIG = Path("serve_config.yaml")
 MAX_DRAWN = 10_000
 MAX_N = 256
 MAX_SEED = 2**53 - 1
@@ -35,6 +35,13 @@ Key = Annotated[str | None, typer.Option(envvar="BANYAN_API_KEY", help="The endp
 N = Annotated[int, typer.Option(min=1, max=MAX_N, help="Paths to grow, where the strategy takes a number.")]
 Tokens = Annotated[
     float, typer.Option(min=0.001, max=1e12, help="Tokens that it was seen to hold, against the other's.")
+]
+Url = Annotated[
+    str | None,
+    typer.Option(
+        help=f"Unset: the application of the cluster it runs on, one at {DEFAULT_URL}, else one of its own.",
+        show_default=False,
+    ),
 ]
 Timeout = Annotated[float, typer.Option(min=0.1, max=MAX_SECONDS, help="Deadline of one request, seconds.")]
 Config = Annotated[
@@ -56,7 +63,7 @@ def serve(
     from cluster.cli.serve import serve_until_interrupted
 
     with plain_failures():
-        serve_until_interrupted(_config(config), host, port, api_key, Console(file=sys.stdout))
+        serve_until_interrupted(config_file(config), host, port, api_key, Console(file=sys.stdout))
 
 
 @app.command()
@@ -69,7 +76,8 @@ def keys(config: Config = None) -> None:
 
     with plain_failures():
         typer.echo(
-            yaml.safe_dump(with_key_records(read_config(_config(config), keys_to_come=True)), sort_keys=False), nl=False
+            yaml.safe_dump(with_key_records(read_config(config_file(config), keys_to_come=True)), sort_keys=False),
+            nl=False,
         )
 
 
@@ -89,7 +97,7 @@ def plan(
 
     with plain_failures():
         tokens = {"generator": generator_tokens, "prm": prm_tokens}
-        show_plan(_config(config), memory, working, tokens, Console(file=sys.stdout))
+        show_plan(config_file(config), memory, working, tokens, Console(file=sys.stdout))
 
 
 @app.command()
@@ -182,7 +190,7 @@ def evaluate(
     ],
     n: N = 16,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
-    url: Annotated[str | None, typer.Option(help="Unset: the cluster's, or its own.", show_default=False)] = None,
+    url: Url = None,
     config: Config = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Every problem's row.", show_default=False)] = None,
     export: Annotated[
@@ -218,7 +226,7 @@ def evaluate(
         api_key=api_key,
     )
     with plain_failures():
-        run_evaluation(request, url, None if url else _config(config), Console(file=sys.stdout))
+        run_evaluation(request, url, config, Console(file=sys.stdout))
 
 
 @app.command()
@@ -240,10 +248,7 @@ def batch(
     ] = "beam_search",
     n: N = 16,
     seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Every problem's seed follows from it.")] = 0,
-    url: Annotated[
-        str | None,
-        typer.Option(help="Unset: the application of the cluster it runs on, else one of its own.", show_default=False),
-    ] = None,
+    url: Url = None,
     config: Config = None,
     kind: Annotated[
         InputKind | None,
@@ -297,7 +302,7 @@ def batch(
             timeout_s=timeout,
             api_key=api_key,
         )
-        run_batch(request, url, None if url else _config(config), Console(file=sys.stdout))
+        run_batch(request, url, config, Console(file=sys.stdout))
 
 
 def _writable(path: Path) -> Path:
@@ -307,10 +312,6 @@ def _writable(path: Path) -> Path:
     if path.is_dir():
         refuse(f"cannot write {path}: it is a directory")
     return path
-
-
-def _config(given: Path | None) -> Path | None:
-    return DEFAULT_CONFIG if given is None and DEFAULT_CONFIG.is_file() else given
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import httpx
 from rich.console import Console
 from rich.text import Text
 
+from cluster.cli.defaults import DEFAULT_URL
 from cluster.launch.application import Running, serving
 from cluster.launch.config_file import read_config
 
@@ -25,9 +26,8 @@ def serve_until_interrupted(
     """Serves until a signal ends it; returns when every process is gone.
 
     Raises:
-        LaunchError: it could not be started.
+        LaunchError: the configuration is wrong, or the application could not be started.
     """
-    settings = read_config(config, host, port)
     status = console.status("starting")
     shown = ""
 
@@ -42,7 +42,7 @@ def serve_until_interrupted(
             status.start()
 
     try:
-        with status, serving(settings, tell) as running:
+        with status, serving(read_config(config, host, port), tell) as running:
             status.stop()
             console.print(welcome(running, _model(running.url, api_key)), soft_wrap=True)
             while True:
@@ -59,16 +59,15 @@ def welcome(running: Running, model: str) -> Text:
         "search": {"strategy": "beam_search", "n": 16},
         "seed": 1,
     }
-    solve_url = "" if running.url == "http://127.0.0.1:8000" else f" --url {running.url}"
+    solve_url = "" if running.url == DEFAULT_URL else f" --url {shlex.quote(running.url)}"
     text = Text()
     text.append(f"Banyan serves {model} on {running.url}", style="bold green")
     text.append(f" after {running.seconds:.0f} s. In another terminal:\n\n")
     text.append("watch a tree grow\n", style="dim")
     text.append(f"  {command()} solve {shlex.quote(EXAMPLE)}{solve_url}\n\n")
     text.append("with curl\n", style="dim")
-    text.append(
-        f"  curl -s {running.url}/v1/chat/completions -H {shlex.quote(JSON)} -d {shlex.quote(json.dumps(body))}\n"
-    )
+    chat_url = shlex.quote(f"{running.url}/v1/chat/completions")  # shells read the brackets of an IPv6 address
+    text.append(f"  curl -s {chat_url} -H {shlex.quote(JSON)} -d {shlex.quote(json.dumps(body))}\n")
     text.append("\n")
     text.append("with the openai client\n", style="dim")
     text.append(f'  client = openai.OpenAI(base_url="{running.url}/v1", api_key="unused")\n')

@@ -23,7 +23,7 @@ SHUTDOWN_S = 60.0
 HEALTH_S = 30.0
 POLL_S = 0.25
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}
+REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Loopback address for each address that means all interfaces."""
 
 OnProgress = Callable[[str], None]
@@ -46,6 +46,12 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
+
+
+def url_of(host: str, port: int, root_path: str = "", scheme: str = "http") -> str:
+    """The URL at which this machine reaches an endpoint that listens on ``host``."""
+    reachable = REACHABLE.get(host, host)
+    return f"{scheme}://{f'[{reachable}]' if ':' in reachable else reachable}:{port}{root_path}"
 
 
 @contextmanager
@@ -72,7 +78,7 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
             if (file := getattr(parsed.http_options, name)) and not os.access(file, os.R_OK):
                 raise LaunchError(f"http_options.{name}: {file} cannot be read")
     scheme = "https" if parsed.http_options.ssl_certfile else "http"
-    url = f"{scheme}://{REACHABLE.get(host, host)}:{port}{parsed.http_options.root_path}"
+    url = url_of(host, port, parsed.http_options.root_path, scheme)
     with _interruptible() as hold, no_process_left() as processes:
         try:
             on_progress("starting Ray")
@@ -91,13 +97,15 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
 
 
 def _check_port(host: str, port: int) -> None:
-    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind((host, port))
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise LaunchError(f"cannot listen on {host}:{port} ({reason}); name another with --port") from error
+    except (OSError, OverflowError) as error:  # also where this machine has no IPv6
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LaunchError(
+            f"cannot listen on {host}, port {port} ({reason}); name another with --host or --port"
+        ) from error
 
 
 def _wait_healthy(url: str, deadline: float, logs: str) -> None:

@@ -14,6 +14,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from cluster.launch.application import url_of
+
 STEPS = (((0,), "1 + 1 = 2\n\n", 0.95, False), ((1,), "1 + 1 = 3\n\n", 0.12, False), ((0, 0), r"\boxed{2}", 0.97, True))
 
 
@@ -68,6 +70,8 @@ class Endpoint:
     only_pings: bool = False
     """Streams send pings and nothing else."""
     api_key: str | None = None
+    owner: str = "banyan"
+    """Of the model, as the endpoint tells it."""
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def search_block(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +102,8 @@ class Endpoint:
     async def models(self, request: Request) -> Response:
         if self.api_key and request.headers.get("authorization") != f"Bearer {self.api_key}":
             return _error(401, "wrong API key")
-        return JSONResponse({"object": "list", "data": [{"id": "stand-in", "object": "model"}]})
+        model = {"id": "stand-in", "object": "model", "owned_by": self.owner}
+        return JSONResponse({"object": "list", "data": [model]})
 
     async def health(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})
@@ -190,8 +195,8 @@ def _error(status: int, message: str, headers: dict[str, str] | None = None) -> 
 
 
 @contextmanager
-def listening() -> Iterator[Endpoint]:
-    """A new stand-in on a port of its own."""
+def listening(host: str = "127.0.0.1") -> Iterator[Endpoint]:
+    """A fresh stand-in on a port of its own."""
     stand_in = Endpoint()
     routes = [
         Route("/v1/models", stand_in.models),
@@ -207,13 +212,13 @@ def listening() -> Iterator[Endpoint]:
             started.set()
 
     config = uvicorn.Config(
-        Starlette(routes=routes), port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
+        Starlette(routes=routes), host, port=0, log_level="critical", lifespan="off", timeout_graceful_shutdown=1
     )
     server = Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     assert started.wait(10)
-    stand_in.url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    stand_in.url = url_of(host, server.servers[0].sockets[0].getsockname()[1])
     yield stand_in
     server.should_exit = True
     thread.join(10)

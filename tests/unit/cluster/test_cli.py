@@ -2,11 +2,12 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from endpoint_stand_in import Endpoint, tree_of
+from endpoint_stand_in import Endpoint, listening, tree_of
 from typer.testing import CliRunner, Result
 
 from cluster.cli.main import app
@@ -105,6 +106,13 @@ class TestSolve:
         assert "--api-key" in banyan("solve", "?", "--url", endpoint.url).stderr
         assert banyan("solve", "?", "--url", endpoint.url, "--api-key", "secret").exit_code == 0
 
+    def test_says_which_proxy_of_the_environment_cannot_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
+        result = banyan("solve", "?", "--url", "http://example.invalid")
+        assert result.exit_code == 1
+        [line] = result.stderr.splitlines()
+        assert line.startswith("banyan: the environment's ALL_PROXY cannot be used: ")
+
     def test_refuses_an_unknown_strategy_without_asking(self, endpoint: Endpoint) -> None:
         result = banyan("solve", "?", "--url", endpoint.url, "--strategy", "magic")
         assert result.exit_code == 2
@@ -180,6 +188,69 @@ class TestEval:
         unwritable = banyan(*arguments, "--json", str(tmp_path / "missing" / "out.json"))
         assert unwritable.exit_code == 2
         assert "no such directory" in unwritable.stderr
+
+
+class TestDefaultAddress:
+    """Without --url: what runs at the default address if it is Banyan, else an application of its own."""
+
+    @pytest.fixture(autouse=True)
+    def default(self, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.delenv("RAY_ADDRESS", raising=False)
+        monkeypatch.setattr("cluster.cli.endpoint.DEFAULT_URL", endpoint.url)
+
+    @pytest.fixture
+    def own(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Endpoint, list[Path | None]]]:
+        """The application that the command would start, and the configs with which it was started."""
+        started: list[Path | None] = []
+        with listening() as other:
+
+            def start(_stack: Any, config: Path | None, _console: Any) -> str:
+                started.append(config)
+                return other.url
+
+            monkeypatch.setattr("cluster.cli.endpoint._own_application", start)
+            yield other, started
+
+    @pytest.mark.parametrize("command", ["eval", "batch"])
+    def test_the_application_there_is_used_and_named(
+        self, command: str, endpoint: Endpoint, problem_file: Path, tmp_path: Path
+    ) -> None:
+        report = tmp_path / "report.json"
+        given = ("--problems", str(problem_file)) if command == "eval" else (str(problem_file), str(tmp_path / "out"))
+        result = banyan(command, *given, "--strategy", "greedy", "--json", str(report))
+        assert result.exit_code == 0
+        assert result.stdout.startswith(f"the application at {endpoint.url}\n")
+        assert len(endpoint.requests) == 6
+        settings: dict[str, Any] = json.loads(report.read_text())["settings"]
+        assert settings["endpoint"] == endpoint.url
+
+    def test_one_that_wants_a_key_says_so(self, endpoint: Endpoint, problem_file: Path) -> None:
+        endpoint.api_key = "secret"
+        arguments = ("eval", "--problems", str(problem_file), "--strategy", "greedy")
+        refused = banyan(*arguments)
+        assert refused.exit_code == 1
+        assert "--api-key" in refused.stderr
+        assert banyan(*arguments, "--api-key", "secret").exit_code == 0
+
+    @pytest.mark.parametrize("why", ["another server", "nobody", "a config"])
+    def test_otherwise_one_of_its_own_is_started(
+        self,
+        why: str,
+        endpoint: Endpoint,
+        nobody: str,
+        own: tuple[Endpoint, list[Path | None]],
+        problem_file: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        other, started = own
+        endpoint.owner = "vllm" if why == "another server" else "banyan"
+        if why == "nobody":
+            monkeypatch.setattr("cluster.cli.endpoint.DEFAULT_URL", nobody)
+        config = ("--config", "mine.yaml") if why == "a config" else ()
+        result = banyan("eval", "--problems", str(problem_file), "--strategy", "greedy", *config)
+        assert result.exit_code == 0
+        assert started == [Path("mine.yaml") if config else None]
+        assert (len(endpoint.requests), len(other.requests)) == (0, 6)
 
 
 class TestExport:

@@ -1,8 +1,9 @@
-"""What `banyan serve` prints can be typed as it stands, and what Ray writes is nobody else's."""
+"""`banyan serve`: what it prints can be typed, where it listens it is reached, what Ray writes is nobody else's."""
 
 import datetime as dt
 import json
 import shlex
+import socket
 import ssl
 import sys
 import tempfile
@@ -20,10 +21,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 from cryptography.x509.oid import NameOID
+from endpoint_stand_in import listening
+from typer.testing import CliRunner
 
+from cluster.cli.main import app
 from cluster.cli.serve import command, welcome
 from cluster.launch import application, ray_runtime
-from cluster.launch.application import Running
+from cluster.launch.application import Running, url_of
 from cluster.launch.errors import LaunchError
 from cluster.launch.private_directory import private_directory
 
@@ -140,3 +144,44 @@ def test_an_endpoint_with_a_certificate_is_waited_for(tmp_path: Path) -> None:
     """Though the certificate is of another name, and signed by nobody that is known here."""
     with healthy(tmp_path) as url:
         application._wait_healthy(url, time.monotonic() + 20, "/logs")
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:8000/x"),
+        ("0.0.0.0", "http://127.0.0.1:8000/x"),
+        ("localhost", "http://localhost:8000/x"),
+        ("::1", "http://[::1]:8000/x"),
+        ("::", "http://[::1]:8000/x"),
+        ("fd00::2", "http://[fd00::2]:8000/x"),
+    ],
+)
+def test_the_url_of_an_address_is_one_at_which_this_machine_reaches_it(host: str, url: str) -> None:
+    assert url_of(host, 8000, "/x") == url
+
+
+@pytest.mark.skipif(not Path("/proc/net/if_inet6").is_file(), reason="no IPv6 here")
+def test_an_address_of_ipv6_is_polled_shown_for_shells_and_asked() -> None:
+    with listening("::1") as endpoint:
+        application._wait_healthy(endpoint.url, time.monotonic() + 10, "/logs")
+        shown = welcome(Running(endpoint.url, None, "/logs", 3.0), "m").plain
+        solve = next(line for line in shown.splitlines() if " solve " in line)
+        assert f"--url '{endpoint.url}'" in solve  # unquoted, a shell would look for files of that pattern
+        assert f"curl -s '{endpoint.url}/v1/chat/completions'" in shown
+        answered = CliRunner().invoke(app, shlex.split(solve)[1:])
+        assert "answer     2" in answered.stdout
+
+
+def test_an_address_that_cannot_be_listened_on_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    with listening() as endpoint:
+        port = int(endpoint.url.rpartition(":")[2])
+        with pytest.raises(LaunchError, match=rf"cannot listen on 127\.0\.0\.1, port {port} \(Address already in use"):
+            application._check_port("127.0.0.1", port)
+
+    def without_ipv6(family: int) -> socket.socket:
+        raise OSError(97, "Address family not supported by protocol")
+
+    monkeypatch.setattr(socket, "socket", without_ipv6)
+    with pytest.raises(LaunchError, match=r"cannot listen on ::1, port 8000 \(Address family not supported"):
+        application._check_port("::1", 8000)
