@@ -175,11 +175,11 @@ async def test_slow_bodies_of_many_clients_leave_a_seat_for_others(
     slow = [Call(world, [b"{"], client=f"slow {index // 4}") for index in range(16)]
     await until(lambda: sum(call.status == 429 for call in slow) == 8)
     assert [call.status for call in slow].count(None) == 8, "four, two, one and one"
-    hasty = await Call(world, whole(), client="hasty").ended()
+    hasty = await Call(world, body_parts(), client="hasty").ended()
     assert hasty.status == 429, "for a moment they may just be bodies on their way"
     monkeypatch.setattr(limits, "PATIENCE_S", 0.0)
     for index in range(3):
-        assert (await Call(world, whole(), client=f"quick {index}").ended()).status == 200
+        assert (await Call(world, body_parts(), client=f"quick {index}").ended()).status == 200
     await until(lambda: slow[0].status is not None)
     assert (slow[0].status, slow[0].error["code"]) == (408, "request_timeout")
     assert [call.status for call in slow].count(408) == 1, "its seat is enough for one after the other"

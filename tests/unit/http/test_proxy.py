@@ -96,7 +96,7 @@ async def test_serves_own_server_runs_the_protocol() -> None:
     await serving
 
 
-def behind_a_door(world: World) -> World:
+def behind_proxy(world: World) -> World:
     world.app = ProxyAdmission(world.app)  # type: ignore[assignment]
     return world
 
