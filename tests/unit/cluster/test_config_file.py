@@ -224,7 +224,7 @@ def test_half_a_certificate_is_refused(tmp_path: Path, name: str) -> None:
 def test_a_misspelt_option_of_serves_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "serve.yaml"
     path.write_text(f"http_options: {{host: 127.0.0.1, ssl_keyfil: x, ssl_certfil: y}}\napplications: [{{{OURS}}}]")
-    with pytest.raises(LaunchError, match=r"http_options\.ssl_certfil is unknown; allowed are .*ssl_certfile"):
+    with pytest.raises(LaunchError, match=r"http_options\.ssl_certfil: no such setting; did you mean ssl_certfile\?"):
         ray_runtime.parse(read_config(path))
 
 

@@ -167,29 +167,29 @@ async def test_slow_bodies_leave_seats_for_other_clients_and_time_out(
     assert (await Call(world, body_parts(), client="slow").ended()).status == 200
 
 
-async def test_slow_bodies_of_many_clients_leave_a_seat_for_others(
+async def test_slow_bodies_of_many_clients_leave_a_slot_for_others(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "PATIENCE_S", 1000.0)
-    world = make_world(searches=2)  # so eight seats
+    world = make_world(searches=2)  # so eight slots
     slow = [Call(world, [b"{"], client=f"slow {index // 4}") for index in range(16)]
     await until(lambda: sum(call.status == 429 for call in slow) == 8)
     assert [call.status for call in slow].count(None) == 8, "four, two, one and one"
     hasty = await Call(world, body_parts(), client="hasty").ended()
-    assert hasty.status == 429, "for a moment they may just be bodies on their way"
+    assert hasty.status == 429, "within PATIENCE_S no body loses its slot"
     monkeypatch.setattr(limits, "PATIENCE_S", 0.0)
     for index in range(3):
         assert (await Call(world, body_parts(), client=f"quick {index}").ended()).status == 200
     await until(lambda: slow[0].status is not None)
     assert (slow[0].status, slow[0].error["code"]) == (408, "request_timeout")
-    assert [call.status for call in slow].count(408) == 1, "its seat is enough for one after the other"
+    assert [call.status for call in slow].count(408) == 1, "one slot serves one client after another"
     refused = await Call(world, [b"{"], client="slow 1").ended()
-    assert refused.status == 429, "no seat is taken away for a client that has one"
+    assert refused.status == 429, "a client with a slot takes none from another"
     for call in slow:
-        await call.gone()
+        await call.hang_up()
 
 
-async def test_a_body_has_its_time_in_total_and_a_least_rate(
+async def test_a_body_has_a_total_time_limit_and_a_minimum_rate(
     make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits, "GRACE_S", 0.2)

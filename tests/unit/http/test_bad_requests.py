@@ -224,9 +224,9 @@ async def test_long_bodies_are_parsed_in_a_thread(
     threads = set()
     loads = json.loads
 
-    def noted(raw: Any) -> Any:
+    def noted(raw: Any, **hooks: Any) -> Any:
         threads.add(threading.current_thread() is threading.main_thread())
-        return loads(raw)
+        return loads(raw, **hooks)
 
     world = make_world(store={"path": str(tmp_path / "store")})
     monkeypatch.setattr(json, "loads", noted)

@@ -86,7 +86,7 @@ async def test_the_status_is_the_operators(matcher: AnswerMatcher) -> None:
 async def test_without_keys_the_status_is_this_machines(matcher: AnswerMatcher, address: str, status: int) -> None:
     world = World(matcher)
     transport = httpx.ASGITransport(world.app, client=(address, 1))
-    async with httpx.AsyncClient(transport=transport, base_url="http://banyan") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/v1/status")).status_code == status
         assert (await client.get("/v1/models")).status_code == 200
 

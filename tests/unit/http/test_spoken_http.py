@@ -36,7 +36,7 @@ async def raw(url: str, *parts: bytes, close: bool = False) -> bytes:
 
 
 def head(*headers: str, path: str = CHAT, version: str = "1.1") -> bytes:
-    lines = [f"POST {path} HTTP/{version}", "Host: banyan", "Content-Type: application/json", *headers]
+    lines = [f"POST {path} HTTP/{version}", "Host: localhost", "Content-Type: application/json", *headers]
     return "\r\n".join([*lines, "", ""]).encode()
 
 
@@ -115,7 +115,7 @@ async def test_a_trailing_slash_is_no_other_route(make_world: MakeWorld) -> None
         world.generator.gate.set()
         assert (await working).status_code == 200
     transport = httpx.ASGITransport(world.app, root_path="/banyan")
-    async with httpx.AsyncClient(transport=transport, base_url="http://banyan") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         assert (await client.get("/banyan/health/")).status_code == 200
 
 
@@ -135,7 +135,7 @@ async def test_a_wrong_base_url_is_told_the_right_one(world: World, path: str) -
         assert "base URL" not in (await client.get("/v1/nowhere")).json()["error"]["message"]
         assert "base URL" not in (await client.get(CHAT)).json()["error"]["message"]
     transport = httpx.ASGITransport(world.app, root_path="/banyan")
-    async with httpx.AsyncClient(transport=transport, base_url="http://banyan") as client:
+    async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
         error = (await client.post(f"/banyan{path}", json=chat())).json()["error"]
         assert "http://HOST:PORT/banyan/v1" in error["message"]
 
