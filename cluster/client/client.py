@@ -72,6 +72,7 @@ class Client:
         self._reached = False
         self._model: str | None = None
         loopback = _check_url(self.url)
+        is_tls = self.url.startswith("https:")
         if not loopback:
             check_proxies()
         try:
@@ -80,6 +81,7 @@ class Client:
                 headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
                 limits=httpx.Limits(max_connections=connections),
                 trust_env=not loopback,  # a proxy cannot reach this machine's own loopback
+                verify=httpx.create_ssl_context() if is_tls else True,  # reads SSL_CERT_FILE without `trust_env`, too
                 transport=transport,
             )
         except (httpx.InvalidURL, ValueError) as error:

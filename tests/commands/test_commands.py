@@ -5,6 +5,7 @@ It takes several minutes, Ray's own ports and port 8000, so it is not among the 
 
 import json
 import signal
+import ssl
 import threading
 import time
 from collections.abc import Iterator
@@ -81,6 +82,39 @@ def test_make_run(shell: Shell, tmp_path: Path) -> None:
         running.send_signal(signal.SIGINT)
         assert running.wait(COMMAND_S) == 0, log.read_text()
     assert not (shell.home / ".ray").exists()
+
+
+def test_with_a_certificate_keys_are_encrypted(shell: Shell, tmp_path: Path) -> None:
+    """TLS in Serve's own proxies, as docs/operating.md has it: by the certificate only, and nothing without it."""
+    certificate, key, config_file = tmp_path / "certificate.pem", tmp_path / "key.pem", tmp_path / "config.yaml"
+    shell(
+        f"openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=localhost -addext subjectAltName=DNS:localhost "
+        f"-keyout {key} -out {certificate}"
+    )
+    config = yaml.safe_load((ROOT / "serve_config.yaml").read_text())
+    config["http_options"] |= {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+    config_file.write_text(yaml.safe_dump(config))
+    log = tmp_path / "log"
+    running = shell.start(f"env BANYAN_API_KEYS={KEYS['ann']} banyan serve --config {config_file}", log)
+    try:
+        until(lambda: "Ctrl-C" in log.read_text() or running.poll() is not None, log.read_text)
+        welcome = log.read_text()
+        assert running.poll() is None, welcome
+        assert "https://127.0.0.1:8000" in welcome
+        url = "https://localhost:8000"
+        with httpx.Client(verify=ssl.create_default_context(cafile=certificate)) as client:
+            models = f"{url}/v1/models"
+            assert client.get(models).status_code == 401
+            assert client.get(models, headers={"Authorization": f"Bearer {KEYS['ann']}"}).status_code == 200
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
+            httpx.get(models)
+        with pytest.raises(httpx.TransportError):
+            httpx.get("http://localhost:8000/v1/models")
+        solved = shell(f"env SSL_CERT_FILE={certificate} BANYAN_API_KEY={KEYS['ann']} banyan solve '2+3' --url {url}")
+        assert "tokens" in solved
+    finally:
+        running.send_signal(signal.SIGINT)
+        assert running.wait(COMMAND_S) == 0, log.read_text()
 
 
 def test_by_hand_after_a_make_run(shell: Shell, tmp_path: Path) -> None:
