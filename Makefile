@@ -56,15 +56,23 @@ CLIENTS := $(notdir $(basename $(wildcard requirements/clients/*.lock)))
 # Loaders of training data need torch, and take .venv's, behind what their own locks say: another one would be hundreds of
 # megabytes, and which build of it this machine needs only scripts/setup knows.
 LOADERS := trl verl
+# Only where there is npm; their tests are skipped where there is no Node.js.
+NODE_CLIENTS := $(if $(shell command -v npm),$(notdir $(patsubst %/,%,$(dir $(wildcard requirements/clients/*/package-lock.json)))))
 PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-test-clients: setup $(CLIENTS:%=.venv-clients/%/.done) ## clients and loaders, as published, with the served application (not in test)
+test-clients: setup $(CLIENTS:%=.venv-clients/%/.done) $(NODE_CLIENTS:%=.venv-clients/%/.done) ## clients and loaders, as published, with the served application (not in test)
 	$(PYTEST) tests/clients -s $(ARGS)
 
 .venv-clients/%/.done: requirements/clients/%.lock
 	$(BIN)/python -m venv --clear $(@D)
 	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
 	$(if $(filter $*,$(LOADERS)),$(BIN)/python $(PACKAGES) >"$$($(@D)/bin/python $(PACKAGES))/behind.pth")
+	touch $@
+
+$(NODE_CLIENTS:%=.venv-clients/%/.done): .venv-clients/%/.done: requirements/clients/%/package-lock.json
+	mkdir -p $(@D)
+	cp $(<D)/package.json $< $(@D)
+	cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
 check: setup ## format, lint, types, and which package may import which

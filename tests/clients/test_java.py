@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from tests.clients.commands import HERE
-from tests.clients.programs.told import QUESTION, SEED
+from tests.clients.programs.client_report import QUESTION, SEED
 
 MODEL = "banyan-arithmetic"
 RUN_S = 300.0

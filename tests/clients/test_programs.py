@@ -7,6 +7,7 @@ sends them.
 
 import json
 import os
+import shutil
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,17 +15,23 @@ from typing import Any
 import pytest
 
 from tests.clients.bodies import assert_recorded
-from tests.clients.commands import HERE, program_of
+from tests.clients.commands import HERE, ROOT, program_of
+from tests.clients.programs.client_report import QUESTION, SEED
 from tests.clients.recording_proxy import RecordingProxy, recording_proxy
 
 MODEL = "banyan-arithmetic"
 RUN_S = 300.0
+NODE_MODULES = ROOT / ".venv-clients" / "vercel_ai" / "node_modules"
 SEEDED = {
     "openai": {"chat", "chat_streamed", "responses", "responses_streamed", "batch", "batch_responses"},
     "langchain": {"chat", "chat_streamed", "responses", "responses_streamed"},
     "litellm": {"chat", "chat_streamed", "responses", "responses_streamed"},
     # Its provider sends neither a seed nor extra fields with responses.
     "inspect_ai": {"chat", "chat_streamed", "evaluation"},
+    "llama_index": {"chat", "chat_streamed", "complete", "complete_streamed", "responses", "responses_streamed"},
+    # Neither sends a seed with responses.
+    "llm": {"chat", "chat_streamed"},
+    "vercel_ai": {"chat", "chat_streamed", "openai_chat", "openai_chat_streamed"},
 }
 """The routes over which each client can send a seed."""
 
@@ -46,7 +53,11 @@ def run(client: str, proxy: RecordingProxy, directory: Path) -> dict[str, str]:
         "HOME": str(directory),
         "PYTHONPATH": str(HERE / "programs"),
         "MODEL": MODEL,
+        "QUESTION": QUESTION,
+        "SEED": str(SEED),
         "LOGS": str(directory / "logs"),
+        "LLM_USER_PATH": str(directory),
+        "NODE_PATH": str(NODE_MODULES),
         "OPENAI_BASE_URL": url,
         "OPENAI_API_BASE": url,
         "OPENAI_API_KEY": "none",
@@ -58,7 +69,7 @@ def run(client: str, proxy: RecordingProxy, directory: Path) -> dict[str, str]:
         "LANGSMITH_TRACING": "false",
     }
     done = subprocess.run(
-        [str(program_of(client, "python")), str(HERE / "programs" / f"{client}_client.py"), str(file)],
+        [*program(client), str(file)],
         cwd=directory,
         env=environment,
         capture_output=True,
@@ -69,6 +80,17 @@ def run(client: str, proxy: RecordingProxy, directory: Path) -> dict[str, str]:
     assert done.returncode == 0, done.stdout + done.stderr
     texts: dict[str, str] = json.loads(file.read_text())
     return texts
+
+
+def program(client: str) -> list[str]:
+    """The command of a client's program."""
+    if client != "vercel_ai":
+        return [str(program_of(client, "python")), str(HERE / "programs" / f"{client}_client.py")]
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("there is no Node.js")
+    assert NODE_MODULES.is_dir(), f"no {NODE_MODULES}: `make test-clients` sets it up"
+    return [node, str(HERE / "programs" / "vercel_ai_client.cjs")]
 
 
 @pytest.mark.parametrize("client", SEEDED)
