@@ -34,8 +34,8 @@ test-cache: setup ## the tests with LMCache between engines; not beside others, 
 test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
 
-test-faults: setup ## what dies, hangs, attacks and leaves, at length: half an hour
-	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 -m '' $(ARGS)
+test-faults: setup ## what dies, hangs, attacks and leaves, at length: forty minutes
+	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --fuzz-seconds 600 -m '' $(ARGS)
 
 test-faults-short: setup ## the same for ten minutes: before a change is landed
 	$(PYTEST) tests/faults $(ARGS)

@@ -18,6 +18,7 @@ from tests.serve.application import Application, running, tolerate_rays_warnings
 ORDER = (
     "test_nodes.py",
     "test_hostile.py",
+    "test_raw_bytes.py",
     "test_schema.py",
     "test_leaving.py",
     "test_reward_function.py",
@@ -35,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-seconds", type=float, default=45.0, help="how long replicas are killed at random")
     parser.addoption("--least-kills", type=int, default=1, help="kills go on longer, until there have been this many")
     parser.addoption("--schema-cases", type=int, default=100, help="random requests from /openapi.json")
+    parser.addoption("--fuzz-seconds", type=float, default=20.0, help="how long raw bytes are sent to the proxy")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +45,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in ours:
         tolerate_rays_warnings(item)
         if item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(1200 + item.config.getoption("--kill-seconds")))
+            item.add_marker(
+                pytest.mark.timeout(1200 + max(map(item.config.getoption, ("--kill-seconds", "--fuzz-seconds"))))
+            )
     others = [item for item in items if item not in ours]
     items[:] = [*others, *sorted(ours, key=lambda item: ORDER.index(item.path.name))]
 
