@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, field_validator
 
 from deployments.admission.body import TAG
 from deployments.admission.errors import BadRequest
@@ -63,6 +63,16 @@ class InputMessage(Body):
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Unread = None
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_no_reference(cls, kind: Any) -> Any:
+        if kind == "item_reference":
+            raise ValueError(
+                "'item_reference' gives an item's id, but no items are stored: send the item itself, as clients do "
+                "when they set store to false"
+            )
+        return kind
 
     @property
     def text(self) -> str:

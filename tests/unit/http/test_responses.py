@@ -280,6 +280,13 @@ async def test_previous_response_id_is_refused_with_the_reason(world: World) -> 
     assert "no response is stored here: send the conversation in input" in error["message"]
 
 
+async def test_a_reference_to_an_item_is_refused_with_the_reason(world: World) -> None:
+    """The Vercel AI SDK sends one for each earlier message, unless its client sets ``store`` to false."""
+    error = await refused(world, input=[USER, {"type": "item_reference", "id": "msg_1"}, USER])
+    assert error["param"] == "input.1.type"
+    assert "send the item itself" in error["message"]
+
+
 async def test_instructions_may_be_refused_as_a_system_message(make_world: Callable[..., World]) -> None:
     world = make_world(prompt={"system": "Think.", "client_system": "refuse"})
     assert (await refused(world, instructions="Be brief."))["param"] == "instructions"
