@@ -61,7 +61,7 @@ from search.settings import SearchSettings, parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.strategies.base import Expansion, Strategy
 from search.strategies.catalog import STRATEGIES, catalog_of
-from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
+from search.tree import Node, NodeStatus, Prefill, SearchTree, Step, StepEnd
 
 __all__ = [
     "STRATEGIES",
@@ -81,6 +81,7 @@ __all__ = [
     "LimitReached",
     "Node",
     "NodeStatus",
+    "Prefill",
     "PromptTooLong",
     "RoundStarted",
     "Sampling",

@@ -89,6 +89,9 @@ class SearchSettings(BaseModel):
     logprobs: bool = Field(
         False, strict=True, description="Whether the tree has its steps' log-probabilities, whatever the strategy."
     )
+    score_prefill: bool = Field(
+        True, strict=True, description="Whether the rewards of a prefill's steps are part of every path's score."
+    )
     kv_usage: bool = Field(
         False,
         strict=True,

@@ -53,13 +53,18 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
       same text and end counts.
     - ``token_ids``, ``token_logprobs``: present only if the tokens' log-probabilities are known.
 
-    ``given_back`` are the ids of children that were given back. ``TreeView`` reads this format.
+    ``given_back`` are the ids of children that were given back, ``prefill_rewards`` the rewards of the prefill's steps,
+    present only if there are any. ``TreeView`` reads this format.
     """
-    return {
-        "version": SNAPSHOT_VERSION,
-        "nodes": list(nodes_as_json(tree)),
-        "given_back": [list(node_id) for node_id in given_back(tree)],
-    }
+    return {"version": SNAPSHOT_VERSION, "nodes": list(nodes_as_json(tree)), **rest_as_json(tree)}
+
+
+def rest_as_json(tree: SearchTree) -> dict[str, Any]:
+    """The fields of ``tree_as_json`` after the nodes."""
+    rewards = list(tree.root.prefill_rewards)
+    return {"given_back": [list(node_id) for node_id in given_back(tree)]} | (
+        {"prefill_rewards": rewards} if rewards else {}
+    )
 
 
 def given_back(tree: SearchTree) -> list[NodeId]:
@@ -128,6 +133,8 @@ class TreeView(BaseModel):
     nodes: list[WrittenNode]
     given_back: list[Annotated[NodeId, Field(min_length=1)]] = []
     """Ids of children that were given back."""
+    prefill_rewards: list[Annotated[float, Field(ge=0.0, le=1.0)]] = []
+    """Rewards of the prefill's steps that are part of every path's score."""
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
@@ -155,6 +162,7 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
     """
     tree = SearchTree(seed)
     tree.merges_siblings = merges_siblings
+    tree.root.prefill_rewards = tuple(view.prefill_rewards)
     given_back = _by_parent(view.given_back)
     tree.restore_given_back((), given_back.get((), []))
     # Parents before children, siblings and lookaheads in their order.

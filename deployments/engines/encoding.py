@@ -7,7 +7,7 @@ is cut after its first character before it is tokenized, so its letters reach th
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import TemplateError
 
@@ -20,6 +20,19 @@ _BUILTIN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt",
 """Variables of chat templates that are set by transformers."""
 
 
+class _Guard(NamedTuple):
+    """Tokens that no text may become."""
+
+    pattern: re.Pattern[str]
+    """Matches the text of any of them, the longest first."""
+    ids: frozenset[int]
+
+    @classmethod
+    def of(cls, tokens: Mapping[str, int]) -> "_Guard":
+        longest_first = sorted(tokens, key=len, reverse=True)
+        return cls(re.compile("|".join(map(re.escape, longest_first)) or r"(?!)"), frozenset(tokens.values()))
+
+
 class ChatEncoder:
     """Encodes chats and plain texts for one tokenizer."""
 
@@ -28,11 +41,11 @@ class ChatEncoder:
         added = tokenizer.get_added_vocab()
         # Runs of whitespace are added tokens in some vocabularies; they end no turn.
         guarded = {text: token for text, token in added.items() if text.strip()}
-        self._guarded_ids = frozenset(guarded.values())
+        special = {token for token, details in tokenizer.added_tokens_decoder.items() if details.special}
         self._texts: dict[int, str] = {}
         """Cache of decoded tokens: decoding a token takes longer than everything else that is done with it."""
-        longest_first = sorted(guarded, key=len, reverse=True)
-        self._guarded = re.compile("|".join(map(re.escape, longest_first)) or r"(?!)")
+        self._guarded = _Guard.of(guarded)
+        self._special = _Guard.of({text: token for text, token in guarded.items() if token in special})
 
     @property
     def vocabulary(self) -> int:
@@ -44,14 +57,18 @@ class ChatEncoder:
         """Upper bound on the characters of a token: a text has at least its length over this many tokens."""
         return max(map(len, self._tokenizer.get_vocab()))
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, written: bool = False) -> list[int]:
         """Ids of a text, without any special token even if the text spells one.
+
+        ``written``: as the model would have written it. Added tokens that are not special, such as ``<think>``, are
+        then tokens, because they are part of the text of what a model writes.
 
         Raises:
             ValueError: the text is not valid Unicode.
         """
-        ids = self._encode(self._cut(text))
-        if not self._guarded_ids.isdisjoint(ids):
+        guard = self._special if written else self._guarded
+        ids = self._encode(self._cut(text, guard))
+        if not guard.ids.isdisjoint(ids):
             raise ValueError("the text cannot be encoded without special tokens")
         return ids
 
@@ -85,9 +102,11 @@ class ChatEncoder:
         Raises:
             ValueError: the text is not valid Unicode, or the template refuses the messages.
         """
-        cut = [{"role": message["role"], "content": self._cut(message["content"])} for message in messages]
+        cut = [
+            {"role": message["role"], "content": self._cut(message["content"], self._guarded)} for message in messages
+        ]
         kwargs = {
-            name: self._cut(value) if isinstance(value, str) else value
+            name: self._cut(value, self._guarded) if isinstance(value, str) else value
             for name, value in (template_kwargs or {}).items()
             if name in self.template_variables
         }
@@ -102,9 +121,9 @@ class ChatEncoder:
         assert isinstance(rendered, str)
         return self._encode(rendered)
 
-    def _cut(self, text: str) -> str:
+    def _cut(self, text: str, guard: _Guard) -> str:
         text = text.replace(_CUT, "")
-        return self._guarded.sub(lambda match: match[0][0] + _CUT + match[0][1:], text)
+        return guard.pattern.sub(lambda match: match[0][0] + _CUT + match[0][1:], text)
 
     def _encode(self, text: str) -> list[int]:
         try:

@@ -95,6 +95,8 @@ ENGINES_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 """Fields of vLLM and of other servers that change an answer."""
 
+_CHATS = {"continue_final_message": "it is at /v1/chat/completions"}
+
 CHAT_FIELDS = FieldRules(
     IGNORED,
     ENGINES_FIELDS
@@ -124,6 +126,7 @@ CHAT_FIELDS = FieldRules(
         "extra_body": "its fields belong beside the others",
         "input": "say messages",
         "instructions": "say it in messages",
+        "echo": "the content begins after the message that is continued",
         "max_new_tokens": "say max_tokens or max_completion_tokens",
         "max_output_tokens": "say max_completion_tokens",
         "n_predict": "say max_tokens or max_completion_tokens",
@@ -157,7 +160,8 @@ RESPONSES_FIELDS = FieldRules(
         "tools": (),
         "truncation": ("disabled",),
     },
-    {
+    _CHATS
+    | {
         "background": "a response is not stored here, so nothing can be asked for later",
         "conversation": "no conversation is stored here: send it in input",
         "enable_thinking": "say it in chat_template_kwargs",
@@ -191,7 +195,8 @@ COMPLETION_FIELDS = FieldRules(
         "stream": (False,),
         "suffix": (),
     },
-    {
+    _CHATS
+    | {
         "beam_width": "say n, or best_of where it is more",
         "messages": "say prompt",
         "search": "searches are at /v1/chat/completions",
@@ -211,6 +216,10 @@ def parsed(model: type[Model], body: Mapping[str, Any], rules: FieldRules, unkno
             path of the first one.
     """
     fields = model.model_fields.keys()
+    extra = body.get("extra_body")
+    if isinstance(extra, dict) and extra.items() <= body.items():
+        # its_hub sends this argument of OpenAI's Python client as a field too, and all of it in its place besides.
+        body = {**body, "extra_body": {}}
     for name, value in body.items():
         if name in rules.unsupported and name not in fields and value not in (*EMPTY, *rules.unsupported[name]):
             reason = f": {rules.reasons[name]}" if name in rules.reasons else ""

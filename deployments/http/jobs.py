@@ -20,6 +20,7 @@ from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
+from search.tree import Prefill
 
 
 class Encoder(Protocol):
@@ -31,7 +32,7 @@ class Encoder(Protocol):
     @property
     def longest_token(self) -> int: ...
 
-    def encode_text(self, text: str) -> list[int]: ...
+    def encode_text(self, text: str, written: bool = False) -> list[int]: ...
 
     @property
     def template_variables(self) -> frozenset[str]: ...
@@ -51,6 +52,8 @@ class Jobs:
         self._context = config.generator.max_model_len
         self._batch = config.generator.max_num_seqs
         self._search_context = config.search_context
+        self._delimiter = config.generator.step_delimiter
+        self._tokens_per_step = getattr(config.prm, "tokens_per_step", 0)
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
         self._planner = planner
@@ -73,29 +76,39 @@ class Jobs:
         settings = self._planner.settings(request, self._limits(key), default_of(request.reasoning_effort, now))
         # A text that cannot fit the context is not tokenized. Only the last turn counts: a template may drop parts of
         # earlier turns.
-        min_tokens = len(request.messages[-1].text) // self._encoder.longest_token
+        asked = request.conversation
+        min_tokens = (len(asked[-1].text) + len(request.prefill)) // self._encoder.longest_token
         if min_tokens >= self._search_context:
             raise self._too_long(f"more than {min_tokens}")
-        messages = turns(request.messages, now.prompt)
         try:
-            prompt = self._encoder.encode_chat(messages, template_kwargs=request.chat_template_kwargs)
+            prompt = self._encoder.encode_chat(turns(asked, now.prompt), template_kwargs=request.chat_template_kwargs)
+            # Tokens of their own, as if the model had written them: no token spans the end of the template.
+            written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
         except ValueError as error:
             raise BadRequest(str(error), "messages") from None
-        if len(prompt) >= self._search_context:
-            raise self._too_long(str(len(prompt)))
-        prm_question = question(request.messages, conversation := now.prm_reads == "conversation")
+        prefill = Prefill.of(request.prefill, self._delimiter)
+        # The reward model's format adds tokens to each of the prefill's steps, which ``max_depth`` does not count.
+        context = self._search_context - self._tokens_per_step * len(prefill.steps)
+        prompt_tokens = len(prompt) + len(written)
+        if prompt_tokens >= context:
+            raise self._too_long(str(prompt_tokens), context)
+        if context < self._search_context:
+            most = min(settings.max_path_tokens, context - prompt_tokens)
+            settings = settings.model_copy(update={"max_path_tokens": most})
+        prm_question = question(asked, conversation := now.prm_reads == "conversation")
         # The chat template may drop parts of earlier turns, but the reward model reads all of them.
-        if conversation and (tokens := len(self._encoder.encode_text(prm_question))) >= self._search_context:
-            raise self._too_long(str(tokens))
+        if conversation and (tokens := len(self._encoder.encode_text(prm_question)) + len(written)) >= context:
+            raise self._too_long(str(tokens), context)
         own_seconds = "seconds" in ((request.search or {}).get("budget") or {})
         return SearchJob(
             uuid.uuid4().hex,
             prm_question,
-            tuple(prompt),
+            (*prompt, *written),
             settings,
             self._cache_salt(key),
             own_seconds,
             flex=request.service_tier == FLEX,
+            prefill=prefill,
         )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:
@@ -190,9 +203,9 @@ class Jobs:
         salt, lane = self._cache_salt(key), _lane(body.service_tier)
         return ScoreJob(ScoreRequest(uuid.uuid4().hex, body.question, (item,), limits.seconds, salt, lane), tokens)
 
-    def _too_long(self, tokens: str) -> BadRequest:
+    def _too_long(self, tokens: str, context: int | None = None) -> BadRequest:
         fault = f"the prompt has {tokens}, which leaves no room to answer"
-        return context_exceeded(self._search_context, fault, "messages")
+        return context_exceeded(context or self._search_context, fault, "messages")
 
     def _cache_salt(self, key: KeyRecord | None) -> str:
         """Returns the key's salt of the prefix cache, so that reply times reveal nothing about other keys' prompts."""

@@ -135,6 +135,10 @@ class ChatRequest(Body):
     chat_template_kwargs: dict[str, Scalar] | None = Field(
         None, max_length=MAX_TEMPLATE_KWARGS, description="Told to the model's chat template, which may not read them."
     )
+    continue_final_message: bool | None = Field(
+        None, description="The last message, the assistant's, is the beginning of every path."
+    )
+    add_generation_prompt: bool | None = Field(None, description="Not beside continue_final_message, which needs none.")
     search: dict[str, Any] | None = None
 
     @classmethod
@@ -145,14 +149,48 @@ class ChatRequest(Body):
             BadRequest: a field is invalid or not supported; names the path of the first one.
         """
         request = parsed(cls, body, CHAT_FIELDS, unknown)
-        if request.messages[-1].role != "user":
-            last = len(request.messages) - 1
-            raise BadRequest("the last message must be the user's", f"messages.{last}.role")
+        request._check_ending()
         for index, message_ in enumerate(request.messages):
             is_empty = not message_.text.strip() if message_.role == "user" else message_.content is None
             if is_empty and message_.role != "assistant":
                 raise BadRequest("the message is empty", f"messages.{index}.content")
         return request
+
+    @property
+    def conversation(self) -> list[Message]:
+        """The messages before the answer."""
+        return self.messages[:-1] if self.continue_final_message else self.messages
+
+    @property
+    def prefill(self) -> str:
+        """The given beginning of the answer; empty if there is none."""
+        return self.messages[-1].text if self.continue_final_message else ""
+
+    def _check_ending(self) -> None:
+        """Checks the last message, or the last two if the last is the beginning of the answer.
+
+        Raises:
+            BadRequest: the user's is not the last before the answer, or there is no beginning of an answer.
+        """
+        last = len(self.messages) - 1
+        if not self.continue_final_message:
+            if self.messages[last].role != "user":
+                message = "the last message must be the user's; continue_final_message of a chat continues another"
+                raise BadRequest(message, f"messages.{last}.role")
+            if self.add_generation_prompt is False:
+                raise BadRequest(
+                    "add_generation_prompt can be false only with continue_final_message", "add_generation_prompt"
+                )
+            return
+        if self.add_generation_prompt:
+            raise BadRequest("add_generation_prompt must be false with continue_final_message", "add_generation_prompt")
+        if self.messages[last].role != "assistant":
+            raise BadRequest("the message to be continued must be the assistant's", f"messages.{last}.role")
+        if not self.prefill.strip():
+            raise BadRequest("the message to be continued is empty", f"messages.{last}.content")
+        if not last or self.messages[last - 1].role != "user":
+            before = f"messages.{max(0, last - 1)}.role"
+            raise BadRequest("the message before the one to be continued must be the user's", before)
 
 
 class CompletionBody(Body):

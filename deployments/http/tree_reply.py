@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from starlette.responses import StreamingResponse
 
 from deployments.http.replies import Json, dumps
-from search.snapshot import SNAPSHOT_VERSION, given_back, nodes_as_json
+from search.snapshot import SNAPSHOT_VERSION, nodes_as_json, rest_as_json
 from search.tools.turns import Turns
 from search.tree import SearchTree
 
@@ -27,7 +27,7 @@ async def with_tree(reply: Json, tree: SearchTree) -> list[bytes]:
             pieces.append(bytes(piece))
             piece.clear()
         await turns.pass_on()
-    piece += b"]," + dumps({"given_back": given_back(tree)}).removeprefix("{").encode() + b"}"
+    piece += b"]," + dumps(rest_as_json(tree)).removeprefix("{").encode() + b"}"
     return [*pieces, bytes(piece)]
 
 

@@ -15,9 +15,9 @@ from search.ports import ScoreRequest
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchCost, SearchEvent, SearchOutcome
-from search.run.runner import run_search
+from search.run.runner import NO_PREFILL, run_search
 from search.settings import SearchSettings
-from search.tree import SearchTree
+from search.tree import Prefill, SearchTree
 
 GRACE_S = 15.0
 """Seconds after its own deadline at which a call that has not ended is cancelled with a TimeoutError."""
@@ -37,6 +37,8 @@ class SearchJob(NamedTuple):
     """Whether the client set the budget of seconds; else the operator did."""
     flex: bool = False
     """Whether its calls yield to those of other searches."""
+    prefill: Prefill = NO_PREFILL
+    """The beginning of the answer, whose tokens are the last of ``prompt``."""
 
 
 class ScoreJob(NamedTuple):
@@ -126,6 +128,7 @@ class SearchService:
                         cache_salt=job.cache_salt,
                         flex=job.flex,
                         cost=cost,
+                        prefill=job.prefill,
                     )
         except BaseException as error:
             # Tracebacks of cancelled tasks reference each other and their frames, and so the tree: without this it

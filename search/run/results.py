@@ -30,6 +30,8 @@ class Results:
     def __init__(self, tree: SearchTree, limits: PathLimits, meter: BudgetMeter, cost: SearchCost) -> None:
         self._cost = cost
         self._tree = tree
+        self._answered = boxed_answer(tree.prefill.text) is not None
+        """Whether the prefill has an answer already: every path then ends with its first step."""
         self._limits = limits
         self._meter = meter
 
@@ -54,7 +56,7 @@ class Results:
             self._give_back(node)
             return Received([], [])
         reservation = reserved(node)
-        steps = joined(child.steps, min(reservation.nodes, _steps_to_answer(child.steps)))
+        steps = joined(child.steps, min(reservation.nodes, self._steps_to_answer(child)))
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
         self._meter.settle(reservation, written)
         self._count(child, written)
@@ -102,10 +104,23 @@ class Results:
             step.end is not StepEnd.DELIMITER
             # An empty step would repeat until max_depth is reached.
             or not step.token_ids
-            or boxed_answer(step.text) is not None
+            or self._has_answer(above.depth + 1, step)
             or self._limits.tokens(above) - len(step.token_ids) < 1
             or self._limits.steps(above) - 1 < 1
         )
+
+    def _has_answer(self, depth: int, step: Step) -> bool:
+        """Whether the step at that depth has an answer. The first step of a path continues the prefill."""
+        if depth == 1 and self._answered:
+            return True
+        return boxed_answer(self._tree.prefill.rest + step.text if depth == 1 else step.text) is not None
+
+    def _steps_to_answer(self, child: Child) -> int:
+        """The number of the child's steps up to the first one with an answer; all of them if none has one. The path
+        ends there, and `joined` adds the text after it to that step."""
+        numbered = enumerate(child.steps, 1)
+        above = len(child.parent)
+        return next((number for number, step in numbered if self._has_answer(above + number, step)), len(child.steps))
 
     def _count(self, child: Child, written: Cost) -> None:
         self._cost.written_steps += written.nodes
@@ -115,12 +130,6 @@ class Results:
         self._cost.waiting_branches += child.waited
         if not child.parent:
             self._cost.root_cached_tokens = max(self._cost.root_cached_tokens, child.cached_tokens)
-
-
-def _steps_to_answer(steps: Sequence[Step]) -> int:
-    """The number of steps up to the first one with an answer; all of them if none has one. The path ends there, and
-    `joined` adds the text after it to that step."""
-    return next((index for index, step in enumerate(steps, 1) if boxed_answer(step.text) is not None), len(steps))
 
 
 def joined(steps: Sequence[Step], max_steps: int) -> list[Step]:

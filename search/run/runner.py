@@ -9,7 +9,6 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
-from operator import attrgetter
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
@@ -41,12 +40,12 @@ from search.run.results import Results
 from search.run.scorer import SearchScorer
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
-from search.strategies.path_score import path_score
+from search.strategies.path_score import Aggregation, path_score
 from search.tools.turns import Turns
-from search.tree import Node, NodeStatus, SearchTree
+from search.tree import Node, NodeStatus, Prefill, SearchTree
 
 _P = ParamSpec("_P")
-_TEXT = attrgetter("text")
+NO_PREFILL = Prefill()
 
 UNLIMITED_S = 86_400.0
 """Deadline sent to the ports when the search has no time limit, seconds."""
@@ -69,6 +68,7 @@ async def run_search(
     cache_salt: str = "",
     flex: bool = False,
     cost: SearchCost | None = None,
+    prefill: Prefill = NO_PREFILL,
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -86,6 +86,9 @@ async def run_search(
         flex: whether its calls yield to those of other searches; the tree is the same.
         cost: a new object in which the cost is counted as it is spent. Pass one to read it during the search, or if
             the search fails.
+        prefill: the beginning of every path, which is part of ``prompt``. The scorer reads it as the first steps, and
+            the answer may be in it; the outcome's text comes after it. If ``settings.score_prefill``, its steps are
+            scored once, and their rewards are part of every path's score.
 
     Returns when every stream has ended or was closed.
 
@@ -107,7 +110,9 @@ async def run_search(
     grown = SearchTree() if tree is None else tree
     emit = on_event or (lambda event: None)
     counted = SearchCost() if cost is None else cost
-    search = _Search(question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted)
+    search = _Search(
+        question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted, prefill
+    )
     try:
         try:
             reason = await search.grow()
@@ -133,6 +138,7 @@ class _Search:
         cache_salt: str,
         flex: bool,
         cost: SearchCost,
+        prefill: Prefill,
     ) -> None:
         self._cost = cost
         self._question = question
@@ -145,6 +151,7 @@ class _Search:
         self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
         self._matcher = environment.matcher
+        self._scores_prefill = settings.score_prefill
         self._search_id = search_id
         self._emit = emit
         self._tree = tree
@@ -155,6 +162,7 @@ class _Search:
         elif settings.seed not in (None, tree.seed):
             raise ValueError(f"the tree was grown with seed {tree.seed}, the search asks for {settings.seed}")
         self._seed = tree.seed
+        tree.prefill = prefill
         tree.extract_answer = environment.extract_answer
         tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
@@ -227,6 +235,7 @@ class _Search:
     async def _decide(self, group: asyncio.TaskGroup) -> None:
         """Asks the strategy after every change, until there is a reason to stop."""
         first_steps = True
+        await self._score_prefill()
         if len(self._tree):
             await self._resume(group)
             first_steps = False
@@ -261,6 +270,17 @@ class _Search:
                     return
                 first_steps = False
             await self._changed.wait()
+
+    async def _score_prefill(self) -> None:
+        """Scores the prefill's steps, if their rewards are part of path scores."""
+        steps = self._tree.prefill.steps
+        last_only = self._strategy.aggregation is Aggregation.LAST
+        if not steps or not self._scores_prefill or last_only or not self._strategy.needs_rewards:
+            return
+        [rewards], neutral = await self._scorer.rewards(self._score_request([ScoreItem(steps, len(steps))]))
+        self._tree.root.prefill_rewards = tuple(rewards)
+        self._tree.neutral += len(steps) if neutral else 0
+        self._cost.scored_steps += len(steps)
 
     async def _observe(self) -> None:
         """Solves the strategy's problems, then passes it the nodes that have arrived."""
@@ -380,18 +400,9 @@ class _Search:
             if self._strategy.needs_rewards:
                 items = []
                 for chain in chains:
-                    items.append(ScoreItem(tuple(map(_TEXT, chain[-1].steps)), len(chain)))
+                    items.append(ScoreItem(self._tree.step_texts(chain[-1]), len(chain)))
                     await turns.pass_on()
-                rewards, neutral = await self._scorer.rewards(
-                    ScoreRequest(
-                        self._search_id,
-                        self._question,
-                        tuple(items),
-                        self._deadline_s(),
-                        self._cache_salt,
-                        Lane.of(False, self._flex),
-                    )
-                )
+                rewards, neutral = await self._scorer.rewards(self._score_request(items))
             for chain, row in zip(chains, rewards, strict=True):
                 self._arrive(self._results.complete(chain, row, neutral))
                 await turns.pass_on()
@@ -445,6 +456,10 @@ class _Search:
             self._cache_salt,
             self._model,
         )
+
+    def _score_request(self, items: Sequence[ScoreItem]) -> ScoreRequest:
+        lane = Lane.of(False, self._flex)
+        return ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s(), self._cache_salt, lane)
 
     def _scored(self, node: Node) -> StepScored:
         return StepScored(

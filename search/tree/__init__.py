@@ -10,6 +10,7 @@ from search.tree.nodes import (
     StepEnd,
     TreeError,
 )
+from search.tree.prefill import Prefill
 from search.tree.tree import Fold, SearchTree
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "Node",
     "NodeId",
     "NodeStatus",
+    "Prefill",
     "SearchTree",
     "Step",
     "StepEnd",

@@ -136,6 +136,8 @@ class Node:
     """Indices of children that the generator gave back: they have no node and never will."""
     path_tokens: int = 0
     """Tokens written on the path, prompt excluded."""
+    prefill_rewards: tuple[float, ...] = ()
+    """The rewards of the prefill's steps; only the root may have any."""
     score: tuple[Any, float | None] | None = field(default=None, repr=False)
     """Cache of `search.strategies.path_score.path_score`: the aggregation, and the score under it."""
     statistics: Any = field(default=None, repr=False)
@@ -199,8 +201,11 @@ class Node:
 
     @property
     def rewards(self) -> list[float]:
-        """The rewards of the path's steps that have one, in order."""
-        return [node.reward for node in self.path if node.reward is not None]
+        """The rewards of the path's steps that have one, in order, the prefill's first."""
+        nodes = self.path
+        root = nodes[0].parent if nodes else self
+        before = () if root is None else root.prefill_rewards
+        return [*before, *(node.reward for node in nodes if node.reward is not None)]
 
     @property
     def steps(self) -> list[Step]:

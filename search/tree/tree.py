@@ -31,8 +31,10 @@ from search.tree.nodes import (
     TreeError,
     Unread,
 )
+from search.tree.prefill import Prefill
 
 _ID = attrgetter("id")
+_TEXT = attrgetter("text")
 
 
 class Fold(Protocol):
@@ -54,12 +56,14 @@ class SearchTree:
     """The nodes of one search, by id.
 
     ``seed`` is the search's seed; strategies derive all random draws from a hash of it. ``extract_answer`` finds the
-    answer in the text of a path. ``stop`` are the stop texts: a path's text ends before the first of them.
+    answer in the text of a path. ``stop`` are the stop texts: a path's
+    text ends before the first of them. ``prefill`` stands before every path.
     """
 
     def __init__(self, seed: int = 0, extract_answer: Callable[[str], str | None] = extract_answer) -> None:
         self.seed = seed
         self.stop: tuple[str, ...] = ()
+        self.prefill = Prefill()
         self.extract_answer = extract_answer
         self.merges_siblings = False
         """Whether siblings of the same text are merged; to be set before anything is written."""
@@ -172,15 +176,21 @@ class SearchTree:
         return fold  # type: ignore[return-value]  # stored under its own type
 
     def text_of(self, node: Node) -> str:
-        """The text of the path that ends in a node, up to the first stop text."""
+        """The text of the path that ends in a node, without the prefill and up to the first stop text."""
         text = node.text
         return text[: min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=len(text))]
 
     def answer_of(self, node: Node) -> str | None:
         """The answer of the path that ends in a written node; None if its text gives none. Cached on the node."""
         if node.answer is Unread.UNREAD:
-            node.answer = self.extract_answer(self.text_of(node))
+            node.answer = self.extract_answer(self.prefill.text + self.text_of(node))
         return node.answer
+
+    def step_texts(self, node: Node) -> tuple[str, ...]:
+        """The texts of all steps of a path as the reward model reads them: the prefill's first, and its rest as the
+        beginning of the first step that was written."""
+        first, *others = map(_TEXT, node.steps)
+        return (*self.prefill.steps, self.prefill.rest + first, *others)
 
     def request(self, parent: Node, count: int, lookahead: bool = False) -> list[Node]:
         """Adds ``count`` pending children or lookaheads below an open node, with the next free indices."""

@@ -80,3 +80,16 @@ def test_tokens_have_their_texts_and_special_ones_none(tokenizer: PreTrainedToke
     ids = tokenizer.encode("6 * 7 = 42\n\n", add_special_tokens=False)
     assert "".join(ChatEncoder(tokenizer).token_texts(ids)) == "6 * 7 = 42\n\n"
     assert ChatEncoder(tokenizer).token_texts([tokenizer.eos_token_id]) == [""]
+
+
+def test_what_a_model_has_written_keeps_its_tokens_that_are_not_special() -> None:
+    tokenizer = build_tokenizer(200)
+    tokenizer.add_tokens(["<think>"])
+    encoder = ChatEncoder(tokenizer)
+    thinking = tokenizer.convert_tokens_to_ids("<think>")
+    text = f"<think>\n6{TURN_END}7"
+    assert encoder.encode_text(text, written=True).count(thinking) == 1
+    for ids in (encoder.encode_text(text, written=True), encoder.encode_text(text)):
+        assert set(tokenizer.all_special_ids).isdisjoint(ids)
+        assert tokenizer.decode(ids) == text
+    assert thinking not in encoder.encode_text(text)

@@ -75,6 +75,22 @@ def test_same_seed_same_tree(idle: Application) -> None:
     assert first != other
 
 
+def test_a_prefill_is_continued_and_not_repeated(idle: Application) -> None:
+    """A path's first step as the prefill: the search goes on with the very steps that a plain one wrote after it."""
+    problem = problems(1, seed=16)[0]
+    greedy = {"strategy": "greedy"}
+    plain = idle.chat(problem, 1, "/v1/search", search=greedy)
+    steps = [node["text"] for node in plain["tree"]["nodes"]]
+    messages = [*request(problem, 1)["messages"], {"role": "assistant", "content": steps[0]}]
+    prefilled = {"search": greedy, "messages": messages, "continue_final_message": True}
+    reply = idle.chat(problem, 1, "/v1/search", **prefilled)
+    assert [node["text"] for node in reply["tree"]["nodes"]] == steps[1:]
+    assert reply["choices"][0]["message"]["content"] == "".join(steps[1:])
+    assert reply["search"]["answer"] == plain["search"]["answer"]
+    given = plain["tree"]["nodes"][0]["tokens"]
+    assert reply["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + given
+
+
 def test_alias_is_the_search_it_names(idle: Application) -> None:
     problem = problems(1, seed=14)[0]
     body = request(problem, seed=3, model="banyan-arithmetic:beam-8")

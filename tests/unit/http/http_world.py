@@ -61,7 +61,7 @@ class Letters:
     vocabulary = 256
     longest_token = 1
 
-    def encode_text(self, text: str) -> list[int]:
+    def encode_text(self, text: str, written: bool = False) -> list[int]:
         return [ord(letter) for letter in text]
 
     template_variables = frozenset({"enable_thinking"})
