@@ -4,7 +4,8 @@ SearchError             a search cannot go on
 ├── GeneratorError      no replica could write the branches
 │   ├── CallInterrupted     a call ended early; its missing branches can be requested again
 │   └── GeneratorRefused    the request itself is at fault
-│       └── PathTooLarge        no generator's KV memory could hold a path
+│       ├── PathTooLarge        no generator's KV memory could hold a path
+│       └── SchemaRefused       the generator cannot write to the JSON schema
 ├── ScorerError         no usable rewards
 │   └── ScorerRefused       the request itself is at fault
 ├── PromptTooLong       the prompt fills the generator's context
@@ -43,6 +44,10 @@ class GeneratorRefused(GeneratorError):
 
 class PathTooLarge(GeneratorRefused):
     """A path of the request, plus one token, would not fit into a generator's whole KV memory."""
+
+
+class SchemaRefused(GeneratorRefused):
+    """The generator cannot hold a text to the request's JSON schema."""
 
 
 class ScorerError(SearchError):

@@ -98,6 +98,9 @@ class ExpandRequest(NamedTuple):
     """Only requests with the same salt may reuse cache entries of this one."""
     model: str = ""
     """The model to write with; empty: the replica's own. A replica refuses any other model."""
+    json_schema: str = ""
+    """A JSON schema, as JSON, that what is written satisfies unless a limit cuts it off; empty: any text. Only for
+    whole solutions from the root."""
     avoid: tuple[str, ...] = ()
     """Replicas at which this request has failed already; it should go to another one."""
     attempt: int = 1

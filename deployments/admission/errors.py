@@ -27,7 +27,16 @@ from starlette.types import Receive, Scope, Send
 
 from deployments.service.places import NoPlace, Refused
 from deployments.store import Full, NotThere, StoreBusy, StoreError
-from search.errors import GeneratorError, LimitKind, LimitReached, PathTooLarge, PromptTooLong, ScorerError, SearchError
+from search.errors import (
+    GeneratorError,
+    LimitKind,
+    LimitReached,
+    PathTooLarge,
+    PromptTooLong,
+    SchemaRefused,
+    ScorerError,
+    SearchError,
+)
 
 logger = logging.getLogger("banyan.http")
 
@@ -199,6 +208,9 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest(str(error), "messages", "context_length_exceeded")
     if isinstance(error, PathTooLarge):
         return BadRequest(f"{error}; ask for shorter paths", "messages", "context_length_exceeded")
+    if isinstance(error, SchemaRefused):
+        logger.warning("a JSON schema was refused: %s", error)
+        return BadRequest("no text can be held to this schema", "response_format.json_schema.schema")
     if isinstance(error, LimitReached):
         yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
         return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")

@@ -14,7 +14,7 @@ os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 from vllm import AsyncEngineArgs
-from vllm.config import KVTransferConfig, PoolerConfig
+from vllm.config import KVTransferConfig, PoolerConfig, StructuredOutputsConfig
 from vllm.platforms import current_platform
 
 from deployments.engines.allocator import allocator_environment
@@ -61,6 +61,9 @@ def engine_args(
         "pooler_config": pooler,
         "max_logprobs": 2 * MAX_WIDTH,
         "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+        # `deployments.http.json_schema` is written for this backend. If whitespace were free, a model that does not
+        # know JSON would write nothing else.
+        "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size

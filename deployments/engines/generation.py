@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
 from vllm.config import KVTransferConfig
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.engines.arguments import engine_args
@@ -30,7 +30,7 @@ from deployments.engines.step_splitter import StepSplitter, StepStop
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
-from search.errors import GeneratorError, GeneratorRefused, PathTooLarge
+from search.errors import GeneratorError, GeneratorRefused, PathTooLarge, SchemaRefused
 from search.ports import (
     Branch,
     Child,
@@ -143,6 +143,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
         Raises:
             GeneratorRefused: the engine refuses a request of the call, or has another model than the call names.
+            SchemaRefused: it refuses a request with a JSON schema.
             GeneratorError: the engine failed, or the deadline passed.
         """
         if request.model not in ("", self._settings.served_name):
@@ -167,6 +168,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     if children := [child for done in finished if (child := self._child(call, request, done))]:
                         yield ChildGroup(tuple(children), self._headroom)
         except EngineCallError as error:
+            if request.json_schema and isinstance(error, RequestRefused) and not isinstance(error, NeverFits):
+                raise SchemaRefused(str(error)) from error
             raise _as_search_error(error) from error
 
     async def token_beam(self, request: TokenBeamRequest) -> TokenBeamReply:
@@ -329,6 +332,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             detokenize=bool(stop.strings),
             output_kind=RequestOutputKind.FINAL_ONLY,
             logprobs=0 if request.logprobs else None,
+            structured_outputs=StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
         )
         params.skip_clone = True  # `_expansions` copies them for every branch
         return params

@@ -95,6 +95,7 @@ ENGINES_FIELDS: dict[str, tuple[Any, ...]] = {
 }
 """Fields of vLLM and of other servers that change an answer."""
 
+_SCHEMA = dict.fromkeys(("guided_json", "json_schema", "structured_outputs"), "say response_format")
 _CHATS = {"continue_final_message": "it is at /v1/chat/completions"}
 
 CHAT_FIELDS = FieldRules(
@@ -115,13 +116,13 @@ CHAT_FIELDS = FieldRules(
         "moderation": (),
         "presence_penalty": (0,),
         "reasoning": ({},),
-        "response_format": ({"type": "text"},),
         "tool_choice": ("none", "auto"),
         "tools": (),
         "verbosity": ("medium",),
         "web_search_options": (),
     },
-    {
+    _SCHEMA
+    | {
         "enable_thinking": "say it in chat_template_kwargs",
         "extra_body": "its fields belong beside the others",
         "input": "say messages",
@@ -161,6 +162,7 @@ RESPONSES_FIELDS = FieldRules(
         "truncation": ("disabled",),
     },
     _CHATS
+    | dict.fromkeys((*_SCHEMA, "response_format"), "say text.format")
     | {
         "background": "a response is not stored here, so nothing can be asked for later",
         "conversation": "no conversation is stored here: send it in input",

@@ -74,6 +74,9 @@ class Jobs:
         """
         now = self._live.now
         settings = self._planner.settings(request, self._limits(key), default_of(request.reasoning_effort, now))
+        json_schema = request.response_format.checked_schema if request.response_format else ""
+        if json_schema:
+            self._planner.check_whole_solutions(settings)
         # A text that cannot fit the context is not tokenized. Only the last turn counts: a template may drop parts of
         # earlier turns.
         asked = request.conversation
@@ -109,6 +112,7 @@ class Jobs:
             own_seconds,
             flex=request.service_tier == FLEX,
             prefill=prefill,
+            json_schema=json_schema,
         )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:

@@ -19,7 +19,7 @@ from deployments.config import AppConfig, ControllerSettings, Effort, LimitSetti
 from deployments.http.fields import nearest, unknown_field
 from deployments.http.schema import ChatRequest
 from search.budget import Budget
-from search.ports import Sampling
+from search.ports import Sampling, StopCondition
 from search.settings import SHARED_SETTINGS, SearchSettings, caps_on, parse_alias, parse_search
 from search.strategies.catalog import STRATEGIES, Catalog
 
@@ -57,6 +57,17 @@ class Planner:
         if settings.strategy.branches and request.temperature == 0 and merged.origins["temperature"] == "temperature":
             merged, settings = self._merged(request, None, default_search)
         return self._capped(merged, settings, limits)
+
+    def check_whole_solutions(self, settings: SearchSettings) -> None:
+        """Raises BadRequest unless the strategy writes whole solutions, which can be held to a response format."""
+        if settings.strategy.stop_condition is StopCondition.SOLUTION:
+            return
+        names = (name for name, each in self._strategies.items() if each.stop_condition is StopCondition.SOLUTION)
+        message = (
+            f"response_format: {settings.strategy.name} writes an answer step by step, and only one that is written "
+            f"as a whole can be held to a format; search.strategy may be: {', '.join(names)}"
+        )
+        raise BadRequest(message, "response_format", "unsupported_value")
 
     def check_model(self, name: str) -> None:
         """Raises NotFound unless ``name`` is the served model's name or an alias of it."""

@@ -122,7 +122,7 @@ class Responses:
             "service_tier": head.service_tier,
             "store": self._stored,
             "temperature": head.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": self._format()},
             "tool_choice": "auto",
             "tools": [],
             "top_p": self._settings.strategy.top_p,
@@ -130,6 +130,10 @@ class Responses:
             "usage": None,
             **fields,
         }
+
+    def _format(self) -> Json:
+        wanted = self._request.text.format if self._request.text else None
+        return {"type": "text"} if wanted is None else wanted.model_dump(by_alias=True, exclude_none=True)
 
     def _reasoning(self, status: str, content: list[Json]) -> Json:
         return {"type": "reasoning", "id": self._reasoning_id, "summary": [], "content": content, "status": status}

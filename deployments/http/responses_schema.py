@@ -114,7 +114,20 @@ class Reasoning(Body):
 
 
 class TextFormat(Body):
-    type: Literal["text"] = Field(description="Nothing holds a search to a schema.")
+    """As ``response_format`` of a chat, whose ``json_schema`` is flat here."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    schema_: dict[str, Any] | None = Field(None, alias="schema")
+    description: Unread = None
+    strict: Unread = None
+
+    @property
+    def response_format(self) -> dict[str, Any]:
+        """The same in a chat request."""
+        said = {"name": self.name, "schema": self.schema_}
+        schema = {field: value for field, value in said.items() if value is not None}
+        return {"type": self.type} | ({"json_schema": schema} if schema or self.type == "json_schema" else {})
 
 
 class TextSettings(Body):
@@ -175,6 +188,7 @@ class ResponsesRequest(Body):
             "max_completion_tokens": self.max_output_tokens,
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "logprobs": (LOGPROBS in self.include or None) if self.include else None,
+            "response_format": self.text.format.response_format if self.text and self.text.format else None,
         }
         same_fields = (
             *("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "top_logprobs"),
@@ -227,6 +241,8 @@ def _path(param: str, request: ResponsesRequest) -> str:
     if param in RESPONSES_NAMES:
         return RESPONSES_NAMES[param]
     first, _, rest = param.partition(".")
+    if first == "response_format":
+        return ".".join(part for part in ("text.format", rest.removeprefix("json_schema").lstrip(".")) if part)
     if first != "messages":
         return param
     number, _, field = rest.partition(".")

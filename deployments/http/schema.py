@@ -19,6 +19,7 @@ from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
 from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
+from deployments.http.json_schema import checked_schema
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
@@ -101,6 +102,37 @@ class Message(Body):
         return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
 
 
+class AnswerSchema(Body):
+    """The ``json_schema`` of a response format."""
+
+    name: str = Field(max_length=64)
+    schema_: dict[str, Any] = Field(alias="schema")
+    description: Unread = None
+    strict: Unread = None
+
+
+class ResponseFormat(Body):
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: AnswerSchema | None = None
+    schema_: None = Field(None, alias="schema", description="Its place is in json_schema.")
+
+    @property
+    def checked_schema(self) -> str:
+        """The JSON schema of the answer, as JSON; empty for any text.
+
+        Raises:
+            BadRequest: there is none although there should be, or no answer can be held to it.
+        """
+        path = "response_format.json_schema"
+        if self.type == "json_schema":
+            if self.json_schema is None:
+                raise BadRequest(f"missing field: {path}", path, "missing_required_parameter")
+            return checked_schema(self.json_schema.schema_, ("response_format", "json_schema", "schema"))
+        if self.json_schema is not None:
+            raise BadRequest(f"{path} is only for the type json_schema, not {self.type}", path)
+        return '{"type":"object"}' if self.type == "json_object" else ""
+
+
 class StreamOptions(Body):
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -139,6 +171,9 @@ class ChatRequest(Body):
         None, description="The last message, the assistant's, is the beginning of every path."
     )
     add_generation_prompt: bool | None = Field(None, description="Not beside continue_final_message, which needs none.")
+    response_format: ResponseFormat | None = Field(
+        None, description="What the answers of whole-solution strategies are held to."
+    )
     search: dict[str, Any] | None = None
 
     @classmethod
@@ -191,6 +226,10 @@ class ChatRequest(Body):
         if not last or self.messages[last - 1].role != "user":
             before = f"messages.{max(0, last - 1)}.role"
             raise BadRequest("the message before the one to be continued must be the user's", before)
+        if self.response_format is not None and self.response_format.type != "text":
+            raise BadRequest(
+                "response_format holds for whole answers: not with continue_final_message", "response_format"
+            )
 
 
 class CompletionBody(Body):

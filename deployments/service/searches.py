@@ -39,6 +39,8 @@ class SearchJob(NamedTuple):
     """Whether its calls yield to those of other searches."""
     prefill: Prefill = NO_PREFILL
     """The beginning of the answer, whose tokens are the last of ``prompt``."""
+    json_schema: str = ""
+    """The JSON schema of the answer, as JSON; empty: any text."""
 
 
 class ScoreJob(NamedTuple):
@@ -129,6 +131,7 @@ class SearchService:
                         flex=job.flex,
                         cost=cost,
                         prefill=job.prefill,
+                        json_schema=job.json_schema,
                     )
         except BaseException as error:
             # Tracebacks of cancelled tasks reference each other and their frames, and so the tree: without this it

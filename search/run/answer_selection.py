@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from search.answers.equivalence import WAIT_S, AnswerMatcher
+from search.answers.equivalence import WAIT_S, AnswerMatcher, Grouping
+from search.answers.json_answer import same_texts
 from search.answers.voting import AnswerSelection, Ballot, Candidate
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
@@ -11,11 +12,11 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree
 
 
 async def select_answer(
-    ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher, wait_s: float = WAIT_S
+    ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher | None, wait_s: float = WAIT_S
 ) -> AnswerSelection:
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules.
 
-    Answers that are not read after ``wait_s`` seconds are compared as text.
+    Answers that are not read after ``wait_s`` seconds are compared as text; without a ``matcher`` all are.
     """
     answers: list[str | None] = []
     candidates: list[Candidate] = []
@@ -26,7 +27,8 @@ async def select_answer(
         candidates.append(Candidate(node, score, answers[-1], None, strategy.votes(tree, node)))
         await turns.pass_on()
     answered = [index for index, answer in enumerate(answers) if answer is not None]
-    groups, unread = await matcher.grouping([answer for answer in answers if answer is not None], wait_s)
+    given = [answer for answer in answers if answer is not None]
+    groups, unread = Grouping(same_texts(given), 0) if matcher is None else await matcher.grouping(given, wait_s)
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
     ballot = Ballot()
     for index, candidate in enumerate(candidates):

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import ParamSpec
 
 from search.answers.equivalence import WAIT_S
+from search.answers.json_answer import json_answer
 from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
 from search.errors import CallInterrupted, GeneratorError, LimitKind, PromptTooLong, SearchError
@@ -69,6 +70,7 @@ async def run_search(
     flex: bool = False,
     cost: SearchCost | None = None,
     prefill: Prefill = NO_PREFILL,
+    json_schema: str = "",
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -89,6 +91,9 @@ async def run_search(
         prefill: the beginning of every path, which is part of ``prompt``. The scorer reads it as the first steps, and
             the answer may be in it; the outcome's text comes after it. If ``settings.score_prefill``, its steps are
             scored once, and their rewards are part of every path's score.
+        json_schema: a JSON schema, as JSON, that every path satisfies, for strategies that write whole solutions below
+            the root. The answer of a path is then its whole text (`search.answers.json_answer`), and only equal
+            answers are the same. Empty: no schema.
 
     Returns when every stream has ended or was closed.
 
@@ -111,7 +116,7 @@ async def run_search(
     emit = on_event or (lambda event: None)
     counted = SearchCost() if cost is None else cost
     search = _Search(
-        question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted, prefill
+        question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted, prefill, json_schema
     )
     try:
         try:
@@ -139,6 +144,7 @@ class _Search:
         flex: bool,
         cost: SearchCost,
         prefill: Prefill,
+        json_schema: str,
     ) -> None:
         self._cost = cost
         self._question = question
@@ -150,7 +156,8 @@ class _Search:
         self._model = environment.model
         self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
-        self._matcher = environment.matcher
+        self._matcher = None if json_schema else environment.matcher
+        self._json_schema = json_schema
         self._scores_prefill = settings.score_prefill
         self._search_id = search_id
         self._emit = emit
@@ -164,6 +171,8 @@ class _Search:
         self._seed = tree.seed
         tree.prefill = prefill
         tree.extract_answer = environment.extract_answer
+        if json_schema:
+            tree.extract_answer, tree.canonical = json_answer, str
         tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
         self._limits = limits
@@ -455,6 +464,7 @@ class _Search:
             self._logprobs,
             self._cache_salt,
             self._model,
+            json_schema=self._json_schema,
         )
 
     def _score_request(self, items: Sequence[ScoreItem]) -> ScoreRequest:

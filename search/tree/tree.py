@@ -15,6 +15,7 @@ from fractions import Fraction
 from operator import attrgetter
 from typing import Any, Protocol, Self, TypeVar
 
+from search.answers.canonical import canonical
 from search.answers.extraction import extract_answer
 from search.rewards import is_reward
 from search.tree.nodes import (
@@ -56,7 +57,7 @@ class SearchTree:
     """The nodes of one search, by id.
 
     ``seed`` is the search's seed; strategies derive all random draws from a hash of it. ``extract_answer`` finds the
-    answer in the text of a path. ``stop`` are the stop texts: a path's
+    answer in the text of a path, and ``canonical`` gives its canonical spelling. ``stop`` are the stop texts: a path's
     text ends before the first of them. ``prefill`` stands before every path.
     """
 
@@ -65,6 +66,7 @@ class SearchTree:
         self.stop: tuple[str, ...] = ()
         self.prefill = Prefill()
         self.extract_answer = extract_answer
+        self.canonical: Callable[[str], str] = canonical
         self.merges_siblings = False
         """Whether siblings of the same text are merged; to be set before anything is written."""
         self.settled = 0
@@ -185,6 +187,11 @@ class SearchTree:
         if node.answer is Unread.UNREAD:
             node.answer = self.extract_answer(self.prefill.text + self.text_of(node))
         return node.answer
+
+    def spelling_of(self, node: Node) -> str | None:
+        """The canonical spelling of ``answer_of``: paths with the same spelling have the same answer."""
+        answer = self.answer_of(node)
+        return None if answer is None else self.canonical(answer)
 
     def step_texts(self, node: Node) -> tuple[str, ...]:
         """The texts of all steps of a path as the reward model reads them: the prefill's first, and its rest as the

@@ -1,5 +1,6 @@
 """The endpoint as the official client sees it, and the costs that it reports."""
 
+import json
 import time
 
 import openai
@@ -89,6 +90,23 @@ def test_a_prefill_is_continued_and_not_repeated(idle: Application) -> None:
     assert reply["search"]["answer"] == plain["search"]["answer"]
     given = plain["tree"]["nodes"][0]["tokens"]
     assert reply["usage"]["prompt_tokens"] == plain["usage"]["prompt_tokens"] + given
+
+
+def test_a_response_format_holds_and_a_bad_schema_leaves_the_engines_alive(idle: Application) -> None:
+    problem = problems(1, seed=17)[0]
+    schema = {"type": "object", "properties": {"answer": {"enum": [1, 2]}}, "required": ["answer"]}
+    wanted = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    reply = idle.chat(problem, 1, response_format=wanted, search={"strategy": "self_consistency", "n": 8})
+    content = json.loads(reply["choices"][0]["message"]["content"])
+    assert content["answer"] in (1, 2)
+    assert json.loads(reply["search"]["answer"]) == content
+    for bad in ({"type": "string", "pattern": "a"}, {"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}):
+        wanted["json_schema"] = {"name": "answer", "schema": bad}
+        refused = idle.http.post(
+            "/v1/chat/completions", json=request(problem, 1, response_format=wanted, search={"strategy": "greedy"})
+        )
+        assert refused.status_code == 400, refused.text
+        assert refused.json()["error"]["param"].startswith("response_format.json_schema.schema")
 
 
 def test_alias_is_the_search_it_names(idle: Application) -> None:

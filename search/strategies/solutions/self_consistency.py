@@ -5,7 +5,6 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from search.answers.canonical import canonical
 from search.answers.voting import SelectionRule
 from search.strategies.solutions.whole_solutions import WholeSolutions
 from search.tree import SearchTree
@@ -41,8 +40,8 @@ class SelfConsistency(WholeSolutions):
         """
         votes: Counter[str] = Counter()
         for node in tree.terminals:
-            if (answer := tree.answer_of(node)) is not None:
-                votes[canonical(answer)] += node.count
+            if (spelling := tree.spelling_of(node)) is not None:
+                votes[spelling] += node.count
         lead = max(votes.values(), default=0)
         expected = self.n - len(tree.root.given_back)
         return lead > votes.total() - lead + expected - tree.ended(tree.deepest)

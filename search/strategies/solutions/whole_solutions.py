@@ -5,7 +5,6 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from search.answers.canonical import canonical
 from search.caps import MAX_SAMPLES, Uncapped, Width
 from search.ports import StopCondition
 from search.strategies.base import Expansion, Strategy
@@ -51,7 +50,7 @@ class WholeSolutions(Strategy):
             score = path_score(node, self.aggregation)
             weight = 1.0 if score is None else score
             whole += weight * node.count
-            if (answer := tree.answer_of(node)) is not None:
-                weights[canonical(answer)] = weights.get(canonical(answer), 0.0) + weight * node.count
+            if (spelling := tree.spelling_of(node)) is not None:
+                weights[spelling] = weights.get(spelling, 0.0) + weight * node.count
         first, second = [*sorted(weights.values(), reverse=True), 0.0, 0.0][:2]
         return first - second > margin * whole / tree.ended(tree.deepest)

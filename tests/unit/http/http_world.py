@@ -94,12 +94,15 @@ class FakeGenerator:
         self.salts: set[str] = set()
         self.samplings: set[Sampling] = set()
         self.lanes: set[Lane] = set()
+        self.schemas: list[str] = []
+        """The JSON schema of each call; empty: any text."""
 
     async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
         self.calls += 1
         self.running += 1
         self.salts.add(request.cache_salt)
         self.samplings.add(request.sampling)
+        self.schemas.append(request.json_schema)
         self.lanes.add(request.lane)
         try:
             await self.gate.wait()

@@ -76,6 +76,7 @@ def message(content: Any) -> dict[str, Any]:
         (chat(logprobs=True, top_logprobs=2), 400, "top_logprobs"),
         (chat(tools=[{"type": "function"}]), 400, "tools"),
         (chat(response_format={"type": "json_object"}), 400, "response_format"),
+        (chat(response_format={"type": "json"}), 400, "response_format.type"),
         (chat(frequency_penalty=0.5), 400, "frequency_penalty"),
         (chat(top_k=-2), 400, "top_k"),
         (chat(min_p=1.5), 400, "min_p"),

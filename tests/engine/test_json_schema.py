@@ -1,0 +1,94 @@
+"""Whole solutions are held to a JSON schema, and a given beginning is continued exactly, on a real vLLM engine."""
+
+import json
+from typing import Any
+
+import pytest
+from jsonschema import Draft202012Validator
+
+from deployments.engines.generation import GenerationEngine
+from deployments.engines.settings import GeneratorSettings
+from deployments.http.json_schema import checked_schema
+from search.errors import SchemaRefused
+from search.ports import Branch, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
+from search.tree import Prefill, StepEnd
+
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
+SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "sure": {"type": "boolean"},
+        "answer": {"anyOf": [{"type": "integer", "minimum": 10, "maximum": 99}, {"$ref": "#/$defs/word"}]},
+        "steps": {"type": "array", "items": {"enum": ["add", "subtract"]}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["sure", "answer", "steps"],
+    "additionalProperties": False,
+    "$defs": {"word": {"type": "string", "minLength": 1, "maxLength": 4}},
+}
+QUESTION = [{"role": "user", "content": "Start with 5. Add 37. Multiply by 3. Subtract 40. What is the result?"}]
+
+
+def wanted(prefix: list[int], schema: str, count: int, temperature: float = 1.0) -> ExpandRequest:
+    branches = tuple(Branch(index, branch_seed(7, (), index), 400) for index in range(count))
+    item = ExpandItem((), tuple(prefix), branches)
+    return ExpandRequest(
+        "search", (item,), Sampling(temperature), StopCondition.SOLUTION, Lane.DEMAND, 600.0, json_schema=schema
+    )
+
+
+async def written(engine: GenerationEngine, request: ExpandRequest) -> dict[int, Child]:
+    return {child.index: child async for group in engine.expand(request) for child in group.children}
+
+
+def text(child: Child) -> str:
+    return "".join(step.text for step in child.steps)
+
+
+async def test_every_solution_that_ends_satisfies_the_schema(generation: GenerationEngine) -> None:
+    prompt = generation.encode_chat(QUESTION)
+    request = wanted(prompt, checked_schema(SCHEMA, ()), 24)
+    children = await written(generation, request)
+    ended = [child for child in children.values() if child.steps[-1].end is StepEnd.END_OF_SEQUENCE]
+    assert len(ended) >= 12
+    for child in ended:
+        Draft202012Validator(SCHEMA).validate(json.loads(text(child)))
+    assert len({text(child) for child in ended}) > 4
+    again = await written(generation, request)
+    assert {index: child.steps for index, child in again.items()} == {
+        index: child.steps for index, child in children.items()
+    }
+    plain = await written(generation, wanted(prompt, "", 4))
+    assert not any(text(child).lstrip().startswith("{") for child in plain.values())
+
+
+async def test_an_object_of_any_kind_is_json(generation: GenerationEngine) -> None:
+    children = await written(generation, wanted(generation.encode_chat(QUESTION), '{"type":"object"}', 8))
+    for child in children.values():
+        assert text(child).lstrip().startswith("{")
+        if child.steps[-1].end is StepEnd.END_OF_SEQUENCE:
+            assert isinstance(json.loads(text(child)), dict)
+
+
+async def test_a_schema_without_any_text_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
+    empty = checked_schema({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, ())
+    with pytest.raises(SchemaRefused):
+        await written(generation, wanted(generation.encode_chat(QUESTION), empty, 4))
+    generation.check_alive()
+
+
+async def test_a_path_that_was_given_is_continued_as_it_was_written(generation: GenerationEngine) -> None:
+    prompt = generation.encode_chat(QUESTION)
+    (whole,) = (await written(generation, wanted(prompt, "", 1, temperature=0.0))).values()
+    assert len(whole.steps) > 2
+    chat = generation._running.chat
+    for count in range(1, len(whole.steps)):
+        given = "".join(step.text for step in whole.steps[:count])
+        assert Prefill.of(given, GeneratorSettings().step_delimiter) == (
+            tuple(step.text for step in whole.steps[:count]),
+            "",
+        )
+        ids = chat.encode_text(given, written=True)
+        assert ids == [token for step in whole.steps[:count] for token in step.token_ids]
+        (rest,) = (await written(generation, wanted([*prompt, *ids], "", 1, temperature=0.0))).values()
+        assert rest.steps == whole.steps[count:]
