@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import cycle, islice
 from typing import NamedTuple
 
-from search.answers.canonical import as_number, canonical
+from search.answers.canonical import canonical
 from search.answers.extraction import boxed_answer, extract_answer
-from search.answers.readings import Readings, grouped, of_number, of_text
+from search.answers.quantities import number_forms
+from search.answers.readings import Readings, grouped, of_text, of_values
 from search.ports import branch_seed
 
 
@@ -147,5 +148,4 @@ def is_right(answer: str | None, expected: str) -> bool:
 
 
 def _readings(answer: str) -> Readings:
-    number = as_number(answer)
-    return of_text(canonical(answer)) if number is None else of_number(number)
+    return of_values(number_forms(answer)) or of_text(canonical(answer))

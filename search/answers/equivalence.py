@@ -8,7 +8,6 @@ once.
 import asyncio
 import itertools
 import json
-import re
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -18,15 +17,10 @@ from pathlib import Path
 from queue import Empty, PriorityQueue
 from typing import Any, NamedTuple
 
-from search.answers.canonical import (
-    as_number,
-    canonical,
-    for_algebra,
-    is_word,
-    without_percent,
-    would_be_misread,
-)
-from search.answers.readings import Readings, grouped, of_number, of_text, of_values
+from search.answers.canonical import canonical
+from search.answers.forms import forms_of
+from search.answers.quantities import Form
+from search.answers.readings import Readings, grouped, of_text, of_values
 from search.tools.turns import Turns
 from search.tools.worker_process import WorkerLost, WorkerProcess
 
@@ -44,14 +38,6 @@ WAIT_S = 60.0
 """Wall-clock limit of a grouping, waits for its turns included, where the caller sets none."""
 LOST_S = 2.0
 """Share of the budget that an answer uses up by which the worker is lost: another one has to be started."""
-_MAX_MATH_CHARS = 256
-"""Longer answers are compared as text only."""
-
-_EXPLOSIVE = re.compile(
-    r"\d[\s})]*(?:\^|\*\*)[\s{(]*\d+[\s})]*(?:\^|\*\*)"  # a tower of powers of numbers
-    r"|(?:\^|\*\*)[\s{(]*\d{4,}"  # a huge exponent
-    r"|\d{4,}[\s})]*!|![\s})]*!"  # a huge factorial
-)
 
 
 class Reply(NamedTuple):
@@ -79,11 +65,11 @@ class EquivalenceWorker(WorkerProcess):
     def __init__(self, script: Path = WORKER_SCRIPT) -> None:
         super().__init__("equivalence worker", script, STARTUP_S)
 
-    def readings(self, answer: str) -> Reply:
-        """Reads an answer. A process that died is replaced at the next use."""
+    def readings(self, forms: Sequence[Form]) -> Reply:
+        """Reads the forms of an answer. A process that died is replaced at the next use."""
         try:
             self.start()
-            seconds, values = json.loads(self.exchange(json.dumps(answer).encode() + b"\n", REPLY_S))
+            seconds, values = json.loads(self.exchange(json.dumps(forms).encode() + b"\n", REPLY_S))
         except WorkerLost:
             return Reply(None, LOST_S)
         return Reply(values, seconds)
@@ -149,12 +135,7 @@ class AnswerMatcher:
         read = await self._read_all(unknown.values(), wait_s)
         unread = {text: of_text(text) for text in unknown.keys() - read.keys()}
         read |= unread
-        distinct = grouped([readings or read[canonical(answer)] for answer, readings in known.items()])
-        numbers = {answer: number for number, answer in enumerate(known)}
-        group_of = {member: group for group, members in enumerate(distinct) for member in members}
-        groups: list[list[int]] = [[] for _ in distinct]
-        for index, answer in enumerate(answers):
-            groups[group_of[numbers[answer]]].append(index)
+        groups = grouped([known[answer] or read[canonical(answer)] for answer in answers])
         return Grouping(groups, len(unread))
 
     async def same(self, a: str, b: str) -> bool:
@@ -205,25 +186,18 @@ class AnswerMatcher:
 
     def _read_next(self, reading: _Reading) -> None:
         answer = reading.waiting.popleft()
-        body, is_percent = without_percent(answer)
-        values, seconds = self._worker.readings(for_algebra(body))
+        values, seconds = self._worker.readings(forms_of(answer))
         reading.used += seconds
         if values is not None:
             text = canonical(answer)
-            reading.read[text] = of_values(values, is_percent) or of_text(text)
+            reading.read[text] = of_values(values) or of_text(text)
 
 
 def _known_readings(answer: str) -> Readings | None:
-    """The readings of an answer that needs no computer algebra, or must not be passed to it; None for any other."""
-    number = as_number(answer)
-    if number is not None:
-        return of_number(number)
-    if is_word(answer) or would_be_misread(answer) or not _is_harmless(answer):
-        return of_text(canonical(answer))
-    return None
+    """The readings of an answer that needs no computer algebra; None for any other."""
+    forms = forms_of(answer)
+    return None if _has_formula(forms) else of_values(forms)
 
 
-def _is_harmless(answer: str) -> bool:
-    """Whether sympy should cope with an answer. A filter for common traps only; other answers that hang end in a
-    timeout."""
-    return len(answer) <= _MAX_MATH_CHARS and _EXPLOSIVE.search(answer) is None
+def _has_formula(form: Any) -> bool:
+    return isinstance(form, list) and (form[:1] == ["latex"] or any(map(_has_formula, form)))

@@ -1,5 +1,5 @@
-"""Worker process that parses answers with math-verify and evaluates them with sympy: reads one answer per line, writes
-its CPU time and its readings.
+"""Worker process that parses formulas with math-verify and evaluates them with sympy: reads the forms of one answer per
+line (see ``search.answers.forms``), writes its CPU time and its readings.
 
 A script, started by ``search.answers.equivalence``. A reading is a value as JSON: ``["number", "1.414..."]``,
 ``["decimal", "0.5"]``, ``["tuple", value...]`` and so on (see ``search.answers.readings``). An expression with
@@ -54,19 +54,19 @@ def main() -> None:
     os.dup2(2, 1)
     with contextlib.suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    readings_of(r"\sqrt{x}+1")  # Warm-up: libraries load modules at first use.
+    readings_of(json.dumps([["latex", r"\sqrt{x}+1", ""]]))  # Warm-up: libraries load modules at first use.
     replies.write("ready\n")
     for line in sys.stdin:
         replies.write(json.dumps(bounded_readings(line)) + "\n")
 
 
 def bounded_readings(line: str) -> tuple[float, list[Value] | None]:
-    """The CPU time and the readings of the answer in ``line`` (JSON); None if it ran out of time."""
+    """The CPU time and the readings of the answer with the forms in ``line`` (JSON); None if it ran out of time."""
     seconds, readings = CPU_S, None
     try:
         signal.setitimer(signal.ITIMER_PROF, CPU_S)
         signal.setitimer(signal.ITIMER_VIRTUAL, KILLED_AFTER_CPU_S)
-        seconds, readings = timed_readings(json.loads(line))
+        seconds, readings = timed_readings(line)
         signal.setitimer(signal.ITIMER_PROF, 0)
     except OutOfTime:
         pass
@@ -75,59 +75,91 @@ def bounded_readings(line: str) -> tuple[float, list[Value] | None]:
 
 
 @lru_cache(maxsize=1024)
-def timed_readings(answer: str) -> tuple[float, list[Value]]:
-    """The CPU time of reading ``answer`` and its readings, empty if it has none. Both are cached: whether an answer was
-    read before must not decide which answers a grouping has time for."""
+def timed_readings(line: str) -> tuple[float, list[Value]]:
+    """The CPU time of reading the answer with the forms in ``line`` and its readings, empty if it has none. Both are
+    cached: whether an answer was read before must not decide which answers a grouping has time for."""
     began = time.process_time()
     readings: list[Value] = []
     # No answer may end the worker by an exception.
     with contextlib.suppress(Exception):
-        readings = readings_of(answer)
+        readings = readings_of(line)
     return time.process_time() - began, readings
 
 
-def readings_of(answer: str) -> list[Value]:
-    """The values that ``answer`` may have, the likelier first. ``y = 2x`` is ``2x``, or that equation; ``1, 2`` is a
-    set, or a tuple; ``x = 1, x = 2`` is the set of 1 and 2; ``x = 1, y = 2`` is two equations, or a tuple."""
-    from latex2sympy2_extended.sets import FiniteSet
+def readings_of(line: str) -> list[Value]:
+    """The values of the forms in ``line`` (JSON); forms after the first that have none are left out."""
+    readings: list[Value] = []
+    for form in json.loads(line):
+        with contextlib.suppress(Exception):
+            value = evaluated(form)
+            if not readings or value[0] != "text":
+                readings.append(value)
+    return readings
+
+
+def evaluated(form: Any) -> Value:
+    """``form`` with its formulas as values.
+
+    Raises:
+        Unreadable: it combines formulas that are no sets.
+    """
+    match form:
+        case ["latex", formula, text]:
+            with contextlib.suppress(Exception):
+                return value_of(parsed(formula))
+            return ["text", text]
+        case ["or" | "and" as connective, *formulas]:
+            return combined(connective, [parsed(formula) for _, formula, *_ in formulas])
+        case ["set", *members]:
+            # The two values of "\\pm 2" are members of the list in which it stands.
+            return ["set", *(value for member in members for value in values_of_member(member))]
+        case ["tuple", first, second]:
+            return interval_value(True, True, evaluated(first), evaluated(second))
+        case ["interval", left_open, right_open, first, second]:
+            return interval_value(left_open, right_open, evaluated(first), evaluated(second))
+        case [str(), *_]:
+            return [evaluated(part) if isinstance(part, list) else part for part in form]
+        case _:
+            raise Unreadable
+
+
+def values_of_member(member: Any) -> list[Value]:
+    value = evaluated(member)
+    return value[1:] if member[0] == "latex" and value[0] == "set" else [value]
+
+
+def parsed(formula: str) -> Any:
+    """The expression of a formula.
+
+    Raises:
+        Unreadable: math-verify cannot parse it.
+    """
+    from latex2sympy2_extended.math_normalization import NormalizationConfig
     from math_verify import LatexExtractionConfig, parse
-    from math_verify.grader import is_assignment_relation
-    from sympy import Eq, Tuple
+    from sympy import I, Product, Sum
 
     # Parse all of it or nothing: by default math-verify extracts any number from text that it cannot parse as a whole.
-    whole = LatexExtractionConfig(try_extract_without_anchor=False, boxed_match_priority=0)
-    parsed = parse(f"\\boxed{{{answer}}}", [whole], parsing_timeout=None)
-    if not parsed:
-        return []
-    expression = parsed[0]
-    if isinstance(expression, str):
-        return [["text", expression]]
-    if is_assignment_relation(expression):
-        name, right = assignment(expression)
-        return [value_of(right), *optional(Eq(name, right, evaluate=False))]
-    if not isinstance(expression, FiniteSet):
-        return [value_of(expression)]
-    members = expression._unsorted_args
-    if not all(map(is_assignment_relation, members)):
-        return [value_of(expression), *optional(Tuple(*members))]
-    names, rights = zip(*map(assignment, members), strict=True)
-    if len(set(names)) == 1:
-        return [value_of(FiniteSet(*rights))]
-    return [value_of(expression), *optional(Tuple(*rights))]
+    # Units were read before; math-verify would take variables at the end for more of them.
+    whole = LatexExtractionConfig(
+        try_extract_without_anchor=False,
+        boxed_match_priority=0,
+        normalization_config=NormalizationConfig(malformed_operators=True, nits=True),
+    )
+    found = parse(f"\\boxed{{{formula}}}", [whole], parsing_timeout=None)
+    if not found or isinstance(found[0], str):
+        raise Unreadable
+    expression = found[0]
+    # math-verify writes all symbols in lower case, and leaves i a variable.
+    units = [symbol for symbol in expression.free_symbols if symbol.name == "i" and "I" not in formula]
+    return expression.xreplace(dict.fromkeys(units, I)) if units and not expression.has(Sum, Product) else expression
 
 
-def assignment(relation: Any) -> tuple[Any, Any]:
-    """The name and the value of a relation such as ``y = f(x) = 2x``: its first and its last part."""
-    from math_verify.grader import take_first_relation, take_last_relation
+def combined(connective: str, parts: list[Any]) -> Value:
+    """The union of sets and of inequalities' solutions, or their intersection."""
+    from sympy import Intersection, Set, Union
 
-    return take_first_relation(relation).lhs, take_last_relation(relation).rhs
-
-
-def optional(expression: Any) -> list[Value]:
-    """The value of ``expression`` if it has one."""
-    with contextlib.suppress(Exception):
-        return [value_of(expression)]
-    return []
+    sets = [part if isinstance(part, Set) else solutions(part) for part in parts]
+    return set_value((Union if connective == "or" else Intersection)(*sets))
 
 
 def value_of(expression: Any) -> Value:
@@ -156,24 +188,29 @@ def value_of(expression: Any) -> Value:
 
 
 def set_value(given: Any) -> Value:
-    from sympy import FiniteSet, Interval, Reals, Union, oo
+    from sympy import FiniteSet, Interval, Reals, Union
 
-    evaluated = given.doit()
-    if isinstance(evaluated, FiniteSet):
+    found = given.doit()
+    if isinstance(found, FiniteSet):
         # Duplicates in a set do not count.
-        members = sorted({json.dumps(value_of(member)) for member in evaluated.args})
+        members = sorted({json.dumps(value_of(member)) for member in found.args})
         return json.loads(members[0]) if len(members) == 1 else ["set", *map(json.loads, members)]
-    if evaluated == Reals or evaluated == Interval(-oo, oo):
+    if found == Reals:
         return ["reals"]
-    if isinstance(evaluated, Interval):
-        ends = [value_of(evaluated.start), value_of(evaluated.end)]
-        # (1, 2) may also be a point; its text is the same.
-        if evaluated.left_open and evaluated.right_open:
-            return ["tuple", *ends]
-        return ["interval", bool(evaluated.left_open), bool(evaluated.right_open), *ends]
-    if isinstance(evaluated, Union):
-        return ["union", *sorted(map(value_of, evaluated.args), key=json.dumps)]
-    return ["other", str(evaluated)]
+    if isinstance(found, Interval):
+        return interval_value(bool(found.left_open), bool(found.right_open), value_of(found.start), value_of(found.end))
+    if isinstance(found, Union):
+        return ["union", *sorted(map(value_of, found.args), key=json.dumps)]
+    return ["other", str(found)]
+
+
+def interval_value(left_open: bool, right_open: bool, start: Value, end: Value) -> Value:
+    """The value of an interval. An open one is a tuple: (1, 2) may also be a point, and its text is the same."""
+    infinite = [end[0] == "infinity" for end in (start, end)]
+    if all(infinite) and start != end:
+        return ["reals"]
+    left_open, right_open = left_open or infinite[0], right_open or infinite[1]
+    return ["tuple", start, end] if left_open and right_open else ["interval", left_open, right_open, start, end]
 
 
 def relation_value(relation: Any) -> Value:
@@ -182,9 +219,8 @@ def relation_value(relation: Any) -> Value:
     from sympy import Eq, Ge, Gt, Lt, Ne
     from sympy.core.relational import Relational
 
-    parts_of_it = relation.atoms(Relational)
-    if len(relation.free_symbols) == 1 and not relation.has(Eq, Ne) and all(map(is_linear, parts_of_it)):
-        return set_value(relation.as_set())
+    with contextlib.suppress(Unreadable):
+        return set_value(solutions(relation))
     if not isinstance(relation, Relational):
         return ["all", *sorted(map(value_of, relation._unsorted_args), key=json.dumps)]
     left, right = relation.lhs, relation.rhs
@@ -199,6 +235,23 @@ def relation_value(relation: Any) -> Value:
         return ["equal" if isinstance(relation, Eq) else "unequal", *(str_of(value / factor) for value in values[1:])]
     strict = isinstance(relation, (Gt, Lt))
     return ["less" if strict else "at most", *(str_of(value / abs(factor)) for value in values)]
+
+
+def solutions(relation: Any) -> Any:
+    """The set of the solutions of linear inequalities in one unknown.
+
+    Raises:
+        Unreadable: it is something else.
+    """
+    from math_verify.grader import is_relation
+    from sympy import Eq
+    from sympy.core.relational import Relational
+
+    if not is_relation(relation) or len(relation.free_symbols) != 1 or relation.has(Eq):
+        raise Unreadable
+    if not all(map(is_linear, relation.atoms(Relational))):
+        raise Unreadable
+    return relation.as_set()
 
 
 def is_linear(relation: Any) -> bool:

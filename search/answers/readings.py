@@ -1,17 +1,16 @@
 """Readings of answers, and the grouping of equivalent answers by them.
 
-A reading is one value that an answer may have. Some answers have two: ``50%`` is 50, or a half; ``y = 2x`` is ``2x``,
-or an equation; ``1, 2`` is a set, or a pair. Values are compared by keys, so grouping takes linear time, does not
-depend on the order of answers, and is transitive.
+A reading is one value that an answer may have. Some answers have several: ``50%`` is a percentage, 50 or a half;
+``y = 2x`` is ``2x``, or an equation; ``1, 2`` is a set, or a pair; ``3 feet`` is that length, or 3. Values are compared
+by keys, so grouping takes linear time, does not depend on the order of answers, and is transitive.
 """
 
 import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Any, NamedTuple
-
-from search.answers.canonical import Number
 
 DECIMAL_PLACES = 6
 """Decimals are compared to this many places, as in math-verify: ``0.333333`` is a third."""
@@ -34,23 +33,14 @@ Readings = tuple[Reading, ...]
 """The readings of one answer, the likelier one first; never empty."""
 
 
-def of_number(number: Number) -> Readings:
-    """The readings of a plain number. A percentage has two: its number as written, then a hundredth of it."""
-    kind = "decimal" if number.is_decimal else "number"
-    values = [number.value, number.value / 100] if number.is_percent else [number.value]
-    return tuple(_reading([kind, str(value)]) for value in values)
-
-
-def of_values(values: Sequence[list[Any]], is_percent: bool) -> Readings:
-    """The readings of the values that the worker returned for an answer.
+def of_values(values: Sequence[list[Any]]) -> Readings:
+    """The readings of the values of an answer. ``["hundredth", number]`` is a percentage without its sign.
 
     Raises:
-        ValueError: a value is not in the worker's format.
+        ValueError: a value is not in the format.
     """
-    if is_percent and len(values) == 1 and values[0][0] in ("number", "decimal"):
-        kind, text = values[0]
-        values = [values[0], [kind, str(Fraction(text) / 100)]]
-    return tuple(map(_reading, values))
+    plain = (_hundredth(value[1]) if value[0] == "hundredth" else value for value in values)
+    return tuple(dict.fromkeys(_reading(value) for value in plain if value is not None))
 
 
 def of_text(text: str) -> Readings:
@@ -62,9 +52,11 @@ def of_text(text: str) -> Readings:
 def grouped(answers: Sequence[Readings]) -> list[list[int]]:
     """Indices of ``answers``, grouped by equivalence; groups and members in order of first appearance.
 
-    Answers are equivalent if their first readings agree. An answer with two readings uses its second if some answer
-    with a single reading agrees with that and none with its first: ``50%`` goes with ``50``, else with ``0.5``.
-    Numbers agree if they are equal; if one of them is a decimal, to six decimal places.
+    Answers are equivalent if their first readings agree. An answer with several readings uses a later one if that is
+    the first of another answer, and no answer has its own first reading alone: ``50%`` goes with ``50``, else with
+    ``0.5``. Where answers that differ could go with the same one, only the most frequent of them does: ``3`` goes
+    with ``3 feet`` or with ``3 inches``, and alone on a tie. Numbers agree if they are equal; if one of them
+    is a decimal, to six decimal places.
     """
     chosen = _chosen(answers)
     loose = {reading.rounded for reading in chosen if reading.is_decimal}
@@ -77,13 +69,52 @@ def grouped(answers: Sequence[Readings]) -> list[list[int]]:
 
 def _chosen(answers: Sequence[Readings]) -> list[Reading]:
     """The reading by which each answer is compared. Answers whose first readings agree use the same one."""
-    definite = {readings[0].rounded: readings[0] for readings in answers if len(readings) == 1}
-    instead: dict[str, Reading] = {}
+    firsts: dict[str, Reading] = {}
+    for first, *_ in answers:
+        firsts[first.rounded] = min(first, firsts.get(first.rounded, first))
+    links = _links(answers, firsts)
+
+    def chosen(readings: Readings) -> Reading:
+        key = _end(links, readings[0].rounded)
+        return next((reading for reading in readings if reading.rounded == key), firsts[key])
+
+    return [chosen(readings) for readings in answers]
+
+
+def _links(answers: Sequence[Readings], firsts: Mapping[str, Reading]) -> dict[str, str]:
+    """The other answers' first reading that each first reading gives way to."""
+    definite = {readings[0].rounded for readings in answers if len(readings) == 1}
+    frequency: Counter[str] = Counter()
+    wanted: dict[str, tuple[int, str]] = {}
     for first, *others in answers:
-        for other in others:
-            if first.rounded not in definite and other.rounded in definite:
-                instead[first.rounded] = min(instead.get(first.rounded, other), other)
-    return [instead.get(readings[0].rounded, readings[0]) for readings in answers]
+        frequency[first.rounded] += 1
+        for place, other in enumerate(others):
+            if first.rounded not in definite and other.rounded != first.rounded and other.rounded in firsts:
+                wish = (place, other.rounded)
+                wanted[first.rounded] = min(wish, wanted.get(first.rounded, wish))
+    rivals: dict[str, list[tuple[int, int]]] = {}
+    for first_key, (place, target) in wanted.items():
+        rivals.setdefault(target, []).append((place, -frequency[first_key]))
+    links: dict[str, str] = {}
+    for first_key, (place, target) in wanted.items():
+        rank = (place, -frequency[first_key])
+        if rank == min(rivals[target]) and rivals[target].count(rank) == 1:
+            links[first_key] = target
+    return links
+
+
+def _end(links: Mapping[str, str], key: str) -> str:
+    """The last key of the links that begin at ``key``; the smallest of a circle."""
+    passed: list[str] = []
+    while key in links and key not in passed:
+        passed.append(key)
+        key = links[key]
+    return min(passed[passed.index(key) :]) if key in passed else key
+
+
+def _hundredth(value: list[Any]) -> list[Any] | None:
+    kind, *parts = value
+    return [kind, str(Fraction(parts[0]) / 100)] if kind in ("number", "decimal") else None
 
 
 def _reading(value: list[Any]) -> Reading:
