@@ -104,23 +104,29 @@ class Results:
             step.end is not StepEnd.DELIMITER
             # An empty step would repeat until max_depth is reached.
             or not step.token_ids
-            or self._has_answer(above.depth + 1, step)
+            or self._has_answer(above, (), step)
             or self._limits.tokens(above) - len(step.token_ids) < 1
             or self._limits.steps(above) - 1 < 1
         )
 
-    def _has_answer(self, depth: int, step: Step) -> bool:
-        """Whether the step at that depth has an answer. The first step of a path continues the prefill."""
-        if depth == 1 and self._answered:
+    def _has_answer(self, above: Node, before: Sequence[Step], step: Step) -> bool:
+        """Whether a step has an answer. ``above`` and the steps ``before`` it are its path; the first step of a path
+        continues the prefill. A box in a thought that began earlier is none."""
+        prefill = self._tree.prefill
+        is_first = above.depth == 0 and not before
+        if is_first and self._answered:
             return True
-        return boxed_answer(self._tree.prefill.rest + step.text if depth == 1 else step.text) is not None
+        if boxed_answer(prefill.rest + step.text if is_first else step.text) is None:
+            return False
+        earlier = prefill.text + above.text + "".join(each.text for each in before)
+        return boxed_answer(earlier + step.text) is not None
 
     def _steps_to_answer(self, child: Child) -> int:
         """The number of the child's steps up to the first one with an answer; all of them if none has one. The path
         ends there, and `joined` adds the text after it to that step."""
-        numbered = enumerate(child.steps, 1)
-        above = len(child.parent)
-        return next((number for number, step in numbered if self._has_answer(above + number, step)), len(child.steps))
+        above, steps = self._tree[child.parent], child.steps
+        found = (index + 1 for index, step in enumerate(steps) if self._has_answer(above, steps[:index], step))
+        return next(found, len(steps))
 
     def _count(self, child: Child, written: Cost) -> None:
         self._cost.written_steps += written.nodes

@@ -33,15 +33,8 @@ TEXTS = [
     Text(r"\boxed{5} and then \boxed{12", "5", "5"),
     Text(r"\boxed{}", None, None),
     Text(r"\[ \boxed{x=5} \]", "x=5", "x=5"),
-    Text(
-        r"$\boxed{2}$ and $\boxed{3}$",
-        "2 and 3",
-        "3",
-        "The last box counts; math-verify joins boxes that stand close together.",
-    ),
-    Text(
-        r"\boxed{2} or \boxed{3}", "2,3", "3", "The last box counts; math-verify joins boxes that stand close together."
-    ),
+    Text(r"$\boxed{2}$ and $\boxed{3}$", "2 and 3", "2, 3", "The boxes of one sentence, as a list; it is the same."),
+    Text(r"\boxed{2} or \boxed{3}", "2,3", "2, 3", "The boxes of one sentence, as a list; it is the same."),
     Text("The answer is 42.", "42", "42"),
     Text("The answer is: 42", "42", "42"),
     Text("The answer is:\n42", "42", "42"),
@@ -113,12 +106,7 @@ TEXTS = [
         "A long line below is an explanation; math-verify takes a number in it.",
     ),
     Text("The answer is $x$ where $x=3$.", "3", "x", "The first formula after the phrase; math-verify takes the last."),
-    Text(
-        "My answer: 12\nLet me check my answer: 12 is right.",
-        "12",
-        "12 is right",
-        "Nothing says where the answer ends; math-verify takes the number.",
-    ),
+    Text("My answer: 12\nLet me check my answer: 12 is right.", "12", "12"),
     Text("The answer is 1 1/2.", "1 1/2.", "1 1/2", "math-verify takes the full stop along."),
     Text(
         r"The answer is 1\frac{1}{2}.",

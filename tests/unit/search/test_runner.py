@@ -372,6 +372,23 @@ def test_a_whole_solution_ends_at_its_first_answer() -> None:
     assert outcome.selection.answer == "3"
 
 
+def test_a_box_in_a_thought_ends_no_path() -> None:
+    texts = ("<think>one\n\n", "maybe \\boxed{3}\n\n", "no</think>\n\n", "so \\boxed{4}\n\n", "done")
+    written = tuple(
+        Step((token,), text, StepEnd.END_OF_SEQUENCE if text == "done" else StepEnd.DELIMITER)
+        for token, text in enumerate(texts)
+    )
+
+    def prepare(bench: Bench) -> None:
+        bench.generator._write = lambda request, expansion, branch: Child(  # type: ignore[method-assign]
+            expansion.parent, branch.index, written, 0
+        )
+
+    _, outcome = with_bench({"strategy": "best_of_n", "n": 1}, prepare)
+    assert [node.status is NodeStatus.TERMINAL for node in outcome.tree.nodes] == [False, False, False, True]
+    assert outcome.selection.answer == "4"
+
+
 def test_joined_steps_keep_the_log_probabilities_of_their_tokens() -> None:
     known = [
         Step((1,), "a\n\n", StepEnd.DELIMITER, -1.0, (-1.0,)),
