@@ -186,7 +186,7 @@ def extract_answer(text: str) -> str | None:
 def boxed_answer(text: str) -> str | None:
     r"""The content of the last complete ``\boxed{...}`` in ``text`` that is an answer, of several joined by commas if
     they stand side by side in a sentence; None if there is none."""
-    boxes = _boxes(_without_thoughts(text))
+    boxes = _boxes(_without_thoughts(text)) if "box" in text else None
     return None if boxes is None else _together(boxes)
 
 

@@ -19,7 +19,7 @@ TEXT = r"\\text\s*\{((?:[^{}]|\{[^{}]*\})*)\}"
 _MAX_LAYERS = 8
 """Maximum number of decorations around each other: bold, between dollars, in a box."""
 
-_TIDY = re.compile(r"-?[0-9]+(?:\.[0-9]+)?|[A-Z]")
+_TIDY = re.compile(r"-?[0-9]+(?:\.[0-9]+)?|-?\\frac\{[0-9]+\}\{[0-9]+\}|[A-Z]")
 """The most frequent answers, which need no rewriting."""
 _SIGNS = {
     **dict.fromkeys("−–—‐‑‒―﹣", "-"),
