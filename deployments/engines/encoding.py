@@ -72,6 +72,19 @@ class ChatEncoder:
             raise ValueError("the text cannot be encoded without special tokens")
         return ids
 
+    def encode_joined(self, texts: Sequence[str], separator: str) -> list[int]:
+        """Ids of texts with ``separator`` between them, encoded as one text. The separator alone may spell special
+        tokens.
+
+        Raises:
+            ValueError: a text is not valid Unicode.
+        """
+        ids = self._encode(separator.join(self._cut(text, self._guarded) for text in texts))
+        special = (len(texts) - 1) * self._special_tokens(self._encode(separator))
+        if self._special_tokens(ids) != special:
+            raise ValueError("the text cannot be encoded without special tokens")
+        return ids
+
     @cached_property
     def template_variables(self) -> frozenset[str]:
         """Variables that the chat template reads beside messages and special tokens, such as ``enable_thinking``."""
@@ -120,6 +133,9 @@ class ChatEncoder:
             raise ValueError("the chat template cannot take these messages") from error
         assert isinstance(rendered, str)
         return self._encode(rendered)
+
+    def _special_tokens(self, ids: Sequence[int]) -> int:
+        return sum(token in self._guarded.ids for token in ids)
 
     def _cut(self, text: str, guard: _Guard) -> str:
         text = text.replace(_CUT, "")

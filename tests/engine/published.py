@@ -1,6 +1,76 @@
 """Inputs of reward models as the authors' published code makes them, independent of ours."""
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 from transformers import PreTrainedTokenizerBase
+
+
+class LabelInput(NamedTuple):
+    """Token ids, the positions at which labels are read, and the labels for right and wrong."""
+
+    token_ids: list[int]
+    tags: list[int]
+    labels: tuple[int, int]
+
+
+def label_input(tokenizer: PreTrainedTokenizerBase, text: str, tag: int, labels: Sequence[int]) -> LabelInput:
+    """A text in which labels are read wherever the tag is."""
+    ids = tokenizer.encode(text)
+    if tokenizer.bos_token_id is not None and ids[0] != tokenizer.bos_token_id:
+        ids.insert(0, tokenizer.bos_token_id)  # tokenizers of the tests, which have one and do not add it
+    good, bad = labels
+    return LabelInput(ids, [position for position, token in enumerate(ids) if token == tag], (good, bad))
+
+
+def last_token(tokenizer: PreTrainedTokenizerBase, text: str) -> int:
+    return int(tokenizer.encode(text, add_special_tokens=False)[-1])
+
+
+def numbered(steps: Sequence[str]) -> list[str]:
+    """``Step 1: `` before the first step, unless the step says so itself."""
+    texts = [step.strip() for step in steps]
+    return [text if text.startswith(("Step", "step")) else f"Step {n}: {text}" for n, text in enumerate(texts, 1)]
+
+
+def math_shepherd_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> LabelInput:
+    """``MathShepherd.getitem_function`` of ssmisya/PRMBench (a1ae4ea), ``mr_eval/models/math_shepherd.py``."""
+    text = f"{question} " + "".join(f"{step} ки\n" for step in numbered(steps))
+    labels = tokenizer.encode("+ -", add_special_tokens=False)
+    return label_input(tokenizer, text, last_token(tokenizer, "ки"), labels)
+
+
+def er_prm_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> LabelInput:
+    """``select_sample`` and ``worker`` of hanningzhang/ER-PRM (5a996d4), ``evaluation/evaluate_math_reward_model.py``,
+    with an answer as in its README."""
+    answer = "\n".join(f"{step} ки" for step in numbered(steps)).replace(" ки\n", " ки")
+    labels = last_token(tokenizer, " +"), last_token(tokenizer, " -")
+    return label_input(tokenizer, f"{question} {answer}", last_token(tokenizer, " ки"), labels)
+
+
+def math_psa_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> LabelInput:
+    """``_qwen_math_infer_fn`` of openreasoner/openr (54ae004), ``prm/infer_fns.py``, with the text of the example in
+    ``prm/code/test_qwen.py``."""
+    text = f"{question} " + " ".join(f"{step} \n\n\n\n\n" for step in numbered(steps))
+    labels = tokenizer.encode(" + -", add_special_tokens=False)
+    return label_input(tokenizer, text, last_token(tokenizer, " \n\n\n\n\n"), labels)
+
+
+def versaprm_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> LabelInput:
+    """``main`` of UW-Madison-Lee-Lab/VersaPRM (81a3c99), ``evaluation/get_rewards_reasoning_step.py``, and of
+    db-Lee/Multi-RM (65b3e8e) ``flatten_all_data`` in ``discriminative/get_reward.py``."""
+    text = f"{question.strip()} \n\n" + "".join(f"{step.strip()} \n\n\n\n" for step in steps)
+    labels = last_token(tokenizer, "+"), last_token(tokenizer, "-")
+    return label_input(tokenizer, text, last_token(tokenizer, " \n\n\n\n"), labels)
+
+
+LABEL_INPUTS: dict[str, Callable[[PreTrainedTokenizerBase, str, Sequence[str]], LabelInput]] = {
+    "math_shepherd": math_shepherd_input,
+    "er_prm": er_prm_input,
+    "math_psa": math_psa_input,
+    "versaprm": versaprm_input,
+    "multi_rm": versaprm_input,
+}
 
 
 def skywork_input(tokenizer: PreTrainedTokenizerBase, question: str, response: str) -> tuple[list[int], list[int]]:

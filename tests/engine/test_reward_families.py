@@ -13,15 +13,14 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoTokenizer,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
-    PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen2Model,
 )
 
@@ -30,14 +29,15 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
-from deployments.engines.rewards.label_inline import LabelInline, LabelInlineSettings
+from deployments.engines.rewards.label_presets import LabelInlineSettings
+from deployments.engines.rewards.labels import LabelTokens as LabelInline
 from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import SETTLE_S, quiet, stop
-from tests.engine.published import skywork_input
-from tests.engine.vocabularies import byte_level
+from tests.engine.published import math_psa_input, skywork_input
+from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -112,6 +112,19 @@ def inline_formula(directory: Path) -> Formula:
     return rewards
 
 
+def math_psa_formula(directory: Path) -> Formula:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = Qwen2ForCausalLM.from_pretrained(directory).float().eval()
+
+    @torch.inference_mode()
+    def rewards(question: str, steps: Sequence[str]) -> list[float]:
+        published = math_psa_input(tokenizer, question, steps)
+        logits = model(input_ids=torch.tensor([published.token_ids])).logits[0, published.tags]
+        return [float(share) for share in logits[:, list(published.labels)].double().softmax(dim=-1)[:, 0]]
+
+    return rewards
+
+
 @torch.inference_mode()
 def value(body: torch.nn.Module, head: torch.nn.Module, prompt: list[int]) -> float:
     """Sigmoid of a head at a prompt's last token."""
@@ -168,7 +181,9 @@ def save_headed(directory: Path, architecture: str, head: dict[str, torch.Tensor
 
 
 @pytest_asyncio.fixture(
-    scope="session", loop_scope="session", params=["label_turns", "label_inline", "value_head", "outcome"]
+    scope="session",
+    loop_scope="session",
+    params=["label_turns", "label_inline", "math_psa", "value_head", "outcome"],
 )
 async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Family]:
     directory = tmp_path_factory.mktemp(request.param)
@@ -178,6 +193,10 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     if request.param == "label_turns":
         LlamaForCausalLM(LlamaConfig(**SHAPE)).save_pretrained(directory)
         formula, own = turns_formula, {}
+    elif request.param == "math_psa":
+        tokenizer = byte_level([" \n\n\n\n\n", " +", " -", "Step"], LLAMA_3)
+        Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(directory)
+        formula, own = math_psa_formula, {}
     elif request.param == "value_head":
         # As in Skywork's checkpoints, whose config names another architecture: the family corrects it.
         head = {"v_head.summary.weight": torch.randn(1, width) / 3, "v_head.summary.bias": torch.randn(1)}
@@ -257,23 +276,6 @@ async def test_known_rewards_are_not_computed_again(family: Family) -> None:
     before = family.engine.stats()["items_begun"]
     await family.score(question, ScoreItem(steps, 3), ScoreItem(steps))
     assert family.engine.stats()["items_begun"] == before + 1
-
-
-def sentencepiece() -> PreTrainedTokenizerFast:
-    """A tokenizer like Mistral's: every word begins with ▁, also the first one of a text, and unknown letters are
-    bytes."""
-    words = pre_tokenizers.Metaspace(prepend_scheme="first")
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = words
-    texts = ["What is the result? 12 + 34 = 46", *[f"x + x - {DEFAULT_TAG}"] * 9]
-    trained.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"]))
-    model = json.loads(trained.to_str())["model"]
-    vocabulary = model["vocab"] | {f"<0x{byte:02X}>": len(model["vocab"]) + byte for byte in range(256)}
-    merges = [tuple(merge) for merge in model["merges"]]
-    tokenizer = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", byte_fallback=True))
-    tokenizer.pre_tokenizer = words
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>")
 
 
 async def test_inline_prompts_equal_the_published_ones_with_a_sentencepiece_tokenizer() -> None:

@@ -1,4 +1,4 @@
-"""The list of reward families, one module each, and how settings choose one."""
+"""The list of reward families, and how settings choose one."""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeAlias
@@ -8,21 +8,23 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
-from search.tools.import_path import imported
+from deployments.engines.rewards.label_presets import LABEL_PRESETS
+from deployments.engines.rewards.outcome import OutcomeSettings
+from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.rewards.value_head import ValueHeadSettings
 
-BUILT_IN = (
-    "deployments.engines.rewards.step_head:StepHeadSettings",
-    "deployments.engines.rewards.label_turns:LabelTurnsSettings",
-    "deployments.engines.rewards.label_inline:LabelInlineSettings",
-    "deployments.engines.rewards.value_head:ValueHeadSettings",
-    "deployments.engines.rewards.outcome:OutcomeSettings",
-    "deployments.engines.rewards.function:FunctionSettings",
+BUILT_IN: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
+    StepHeadSettings,
+    *LABEL_PRESETS,
+    ValueHeadSettings,
+    OutcomeSettings,
+    FunctionSettings,
 )
 """The settings class of every built-in family, in the order in which messages list them. A new family needs its module
-and one line here."""
+and one line here, a new preset of label tokens only its class in ``label_presets``."""
 
 FAMILIES: dict[str, type[RewardModelSettings | FunctionSettings]] = {
-    settings.model_fields["family"].default: settings for settings in map(imported, BUILT_IN)
+    settings.model_fields["family"].default: settings for settings in BUILT_IN
 }
 """The settings of every family by the name that ``prm.family`` gives it."""
 DEFAULT_FAMILY = "step_head"

@@ -95,12 +95,19 @@ class RewardModelSettings(EngineSettings):
     )
     reader: ClassVar[type[RewardFamily]]
     """The family's class."""
-    tokens_per_step: ClassVar[int] = 0
-    """Maximum number of tokens that the format adds to a step, less the delimiter that it removes: 0 where a tag takes
-    the delimiter's place."""
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Maximum number of tokens that the format adds to a step, less the delimiter that it removes: 0 where a tag
+        takes the delimiter's place."""
+        return 0
+
+    @property
+    def added_text(self) -> str:
+        """Text of the settings that the format adds once to a path."""
+        return getattr(self, "system_prompt", None) or ""
 
     def format_tokens(self, steps: int) -> int:
         """Maximum number of tokens that the format adds to a question and ``steps`` steps."""
-        system_prompt = getattr(self, "system_prompt", None) or ""
-        # A token has at least one byte, so the prompt has at most as many tokens as bytes.
-        return TEMPLATE_TOKENS + len(system_prompt.encode()) + self.tokens_per_step * steps
+        # A token has at least one byte, so a text has at most as many tokens as bytes.
+        return TEMPLATE_TOKENS + len(self.added_text.encode()) + self.tokens_per_step * steps

@@ -1,48 +1,116 @@
-"""Base class of the two families whose language model predicts a label, + or -, after every step."""
+"""Reward models that predict a label, such as ``+`` or ``-``, after every step: one reader and a template of its input.
+
+The published formats are in ``label_presets``.
+"""
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
 
 from pydantic import Field
 
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from deployments.engines.settings import Runner
+from deployments.engines.settings import Runner, Settings, SystemPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from deployments.engines.engine_calls import Output
 
+Labels: TypeAlias = Annotated[tuple[str, str], Field(description="The tokens for right and wrong.")]
 
-class LabelSettings(RewardModelSettings):
-    """What both families with labels are told."""
+_TURN_TOKENS = 12
+"""Tokens of a step's turn and its answer, beside the step."""
+_TAG_TOKENS = 3
+"""A tag, and two tokens that the step's text may gain beside it: it is not merged with the delimiter, nor with a
+separator."""
+_STEP_NUMBER = "0000"
 
-    labels: tuple[str, str] = Field(("+", "-"), description="The tokens for right and wrong.")
+
+class LabelTemplate(Settings):
+    """How a question and steps become the text after which the model predicts a label.
+
+    The text is the question in its pattern, then for every step the step in its pattern, the tag and the separator. A
+    label is predicted at the tag. Without a tag, the text is a chat: every step is a user turn, the first one begins
+    with the question, and the assistant has answered all earlier ones with the first label.
+    """
+
+    question: str = Field("{question} ", max_length=1000, pattern=r"^[^{}]*\{question\}[^{}]*$")
+    strip_question: bool = Field(False, description="Whether whitespace around the question is removed.")
+    step: str = Field(
+        "{step}",
+        max_length=200,
+        pattern=r"^[^{}]*(\{number\}[^{}]*)?\{step\}[^{}]*$",
+        description="May number the steps, from 1. A step that begins with `Step` itself gets no number.",
+    )
+    tag: str | None = Field(" ки", min_length=1, max_length=50, description="A token, with the space in front of it.")
+    separator: str = Field("\n", max_length=50, description="Behind each tag but the last.")
+    labels: Labels = ("+", "-")
+    system_prompt: SystemPrompt = None
+
+    @property
+    def step_suffix(self) -> str:
+        """Text between a step and its tag."""
+        return self.step.partition("{step}")[2]
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Maximum number of tokens that the template adds to a step. A token has at least one byte."""
+        if self.tag is None:
+            return _TURN_TOKENS
+        around = self.step.replace("{step}", "").replace("{number}", _STEP_NUMBER) + self.separator
+        return _TAG_TOKENS + len(around.encode())
+
+    def texts(self, question: str, steps: Sequence[str]) -> list[str]:
+        """One text for each step, without its tag. The first one begins with the question."""
+        prefix, _, suffix = self.step.partition("{step}")
+        texts: list[str] = []
+        for number, step in enumerate(map(str.strip, steps), 1):
+            has_number = "{number}" in prefix and step.startswith(("Step", "step"))
+            texts.append(("" if has_number else prefix.replace("{number}", str(number))) + step + suffix)
+        asked = question.strip() if self.strip_question else question
+        return [self.question.replace("{question}", asked) + texts[0], *texts[1:]]
 
 
 class LabelTokens(RewardFamily):
     """The reward of a step is the probability of the good label: the softmax over the logits of the two labels.
 
     Each step takes one query: a prompt that ends where the label is predicted, and one generated token. Only the two
-    log-probabilities leave the engine. Their difference is that of the logits, so the softmax over two is the same.
+    log-probabilities leave the engine. Their difference is that of the logits, so the softmax over two is the same. The
+    text up to a tag is encoded as a whole, earlier tags with it, and the tag at which the label is read is appended as
+    token ids: a step's text cannot merge with it.
     """
 
     runner: ClassVar[Runner] = "generate"
 
-    def __init__(self, settings: LabelSettings, tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raises EngineStartError when the labels are not two different tokens of the model."""
-        self.chat = ChatEncoder(tokenizer)
-        self._good, self._bad = (last_token(tokenizer, label) for label in settings.labels)
+    def __init__(self, settings: "LabelSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises EngineStartError when the labels are not two different tokens of the model, or the tag is no token."""
+        self._template = template = settings.label_template
+        self._chat = ChatEncoder(tokenizer)
+        self._good, self._bad = (_last_tokens(tokenizer, label)[-1] for label in template.labels)
         if self._good == self._bad:
-            raise EngineStartError(f"prm.labels {settings.labels} are the same token of {settings.model!r}")
+            raise EngineStartError(f"prm labels {template.labels} are the same token of {settings.model!r}")
+        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+        self._tag = [] if template.tag is None else _last_tokens(tokenizer, template.tag, "x" + template.step_suffix)
 
-    def query(self, token_ids: list[int]) -> Query:
-        """The query for a prompt after which the label of one step is predicted."""
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        texts = self._template.texts(question, steps)
+        return [self._query(texts[:end]) for end in range(len(texts) - unscored + 1, len(texts) + 1)]
+
+    def rewards(self, output: "Output", query: Query) -> list[float]:
+        rows = output.outputs[0].logprobs
+        if not rows or not {self._good, self._bad} <= rows[0].keys():
+            raise ValueError("the engine gave no log-probabilities of the labels")
+        margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
+        return [1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0]
+
+    def _query(self, texts: Sequence[str]) -> Query:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
+        token_ids = self._in_turns(texts) if self._template.tag is None else self._in_line(texts, self._template.tag)
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -52,20 +120,42 @@ class LabelTokens(RewardFamily):
         )
         return Query(token_ids, params, (len(token_ids) - 1,))
 
-    def rewards(self, output: "Output", query: Query) -> list[float]:
-        rows = output.outputs[0].logprobs
-        if not rows or not {self._good, self._bad} <= rows[0].keys():
-            raise ValueError("the engine gave no log-probabilities of the labels")
-        margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
-        return [1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0]
+    def _in_line(self, texts: Sequence[str], tag: str) -> list[int]:
+        return [*self._start, *self._chat.encode_joined(texts, tag + self._template.separator), *self._tag]
+
+    def _in_turns(self, texts: Sequence[str]) -> list[int]:
+        turns: list[dict[str, str]] = []
+        if self._template.system_prompt is not None:
+            turns.append({"role": "system", "content": self._template.system_prompt})
+        for text in texts:
+            turns += {"role": "user", "content": text}, {"role": "assistant", "content": self._template.labels[0]}
+        return self._chat.encode_chat(turns[:-1])
 
 
-def last_token(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> int:
-    """The id of the token that spells ``text`` after ``before``, including a leading space where the tokenizer has one.
+class LabelSettings(RewardModelSettings):
+    """A language model that predicts a label after every step. Its subclasses are the presets."""
 
-    Raises EngineStartError when the text is no single token.
+    preset: ClassVar[LabelTemplate] = LabelTemplate()
+    reader: ClassVar[type[RewardFamily]] = LabelTokens
+
+    @property
+    def label_template(self) -> LabelTemplate:
+        """The preset, or what the settings make of it."""
+        return self.preset
+
+    @property
+    def tokens_per_step(self) -> int:
+        return self.label_template.tokens_per_step
+
+
+def _last_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> list[int]:
+    """The ids that ``text`` adds behind ``before``. The last one spells the text, but for a space in front, which some
+    tokenizers do not return.
+
+    Raises EngineStartError when it does not.
     """
+    head = tokenizer.encode(before, add_special_tokens=False) if before else []
     ids = tokenizer.encode(before + text, add_special_tokens=False)
-    if not ids or tokenizer.decode([ids[-1]]).strip() != text.strip():
+    if ids[: len(head)] != head or not ids or tokenizer.decode(ids[-1:]).lstrip(" ") != text.lstrip(" "):
         raise EngineStartError(f"{text!r} is no token of the process reward model")
-    return int(ids[-1])
+    return [int(token) for token in ids[len(head) :]]
