@@ -73,6 +73,21 @@ LABEL_INPUTS: dict[str, Callable[[PreTrainedTokenizerBase, str, Sequence[str]], 
 }
 
 
+def trl_input(
+    tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str], separator: str
+) -> tuple[list[int], list[int]]:
+    """Token ids, and the positions of labels: ``PRMTrainer.tokenize_row`` of huggingface/trl (f2cd577),
+    ``trl/experimental/prm/prm_trainer.py``."""
+    ids = tokenizer(question, add_special_tokens=False)["input_ids"]
+    ids = [*([] if tokenizer.bos_token_id is None else [tokenizer.bos_token_id]), *ids]
+    ends: list[int] = []
+    for step in steps:
+        ids += tokenizer(step, add_special_tokens=False)["input_ids"]
+        ids += tokenizer.encode(separator, add_special_tokens=False)
+        ends.append(len(ids) - 1)
+    return ids, ends
+
+
 def skywork_input(tokenizer: PreTrainedTokenizerBase, question: str, response: str) -> tuple[list[int], list[int]]:
     """Token ids, and 1 at each position where a reward is read: ``prepare_input`` of SkyworkAI/skywork-o1-prm-inference
     (719b56b), ``model_utils/io_utils.py``, with the step token of its examples, a newline."""

@@ -12,8 +12,9 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards import FAMILIES, parse_prm
 from deployments.engines.rewards.label_presets import LABEL_PRESETS, LabelTokensSettings
 from deployments.engines.rewards.labels import LabelSettings, LabelTemplate, LabelTokens
-from tests.engine.published import LABEL_INPUTS, LabelInput
-from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece
+from deployments.engines.rewards.token_class import TokenClass, TokenClassSettings
+from tests.engine.published import LABEL_INPUTS, LabelInput, trl_input
+from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece, token_id
 
 QUESTION = "How many eggs are left?\n"
 STEPS = [
@@ -150,3 +151,16 @@ def test_a_format_adds_no_more_tokens_than_its_settings_say(name: str, tokenizer
     [query] = family.queries(QUESTION, plain, 1)
     written = sum(len(tokenizer.encode(text)) for text in (QUESTION, *plain))
     assert len(query.token_ids) <= written + settings.format_tokens(len(plain))
+
+
+@pytest.mark.parametrize("separator", ["\n", "\n\n", "<eos>"])
+def test_token_class_input_equals_that_of_the_trainer(separator: str, tokenizer: PreTrainedTokenizerBase) -> None:
+    stripped = [step.strip() for step in STEPS]
+    ids, ends = trl_input(tokenizer, QUESTION, stripped, separator)
+    [query] = TokenClass(TokenClassSettings(model="any", step_separator=separator), tokenizer).queries(
+        QUESTION, STEPS, len(STEPS)
+    )
+    assert query.token_ids == ids
+    assert list(query.tags) == ends
+    if separator == "<eos>":
+        assert query.token_ids[ends[0]] == token_id(tokenizer, "<eos>")  # type: ignore[arg-type]

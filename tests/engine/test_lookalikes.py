@@ -14,6 +14,8 @@ FAMILIES = [
     {"family": "outcome", "model": "m"},
     {"family": "label_turns", "model": "m"},
     {"family": "label_inline", "model": "m", "step_tag": "="},
+    {"family": "label_inline", "model": "m", "step_tag": STEP_TAG},
+    {"family": "token_class", "model": "m"},
 ]
 LOOKALIKES = [
     "",

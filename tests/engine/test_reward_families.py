@@ -21,6 +21,7 @@ from transformers import (
     MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2ForTokenClassification,
     Qwen2Model,
 )
 
@@ -36,7 +37,7 @@ from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import SETTLE_S, quiet, stop
-from tests.engine.published import math_psa_input, skywork_input
+from tests.engine.published import math_psa_input, skywork_input, trl_input
 from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -125,6 +126,19 @@ def math_psa_formula(directory: Path) -> Formula:
     return rewards
 
 
+def token_class_formula(directory: Path) -> Formula:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    model = Qwen2ForTokenClassification.from_pretrained(directory).float().eval()
+
+    @torch.inference_mode()
+    def rewards(question: str, steps: Sequence[str]) -> list[float]:
+        ids, ends = trl_input(tokenizer, question, [step.strip() for step in steps], "\n")
+        logits = model(input_ids=torch.tensor([ids])).logits[0, ends]
+        return [float(share) for share in logits.double().softmax(dim=-1)[:, 1]]
+
+    return rewards
+
+
 @torch.inference_mode()
 def value(body: torch.nn.Module, head: torch.nn.Module, prompt: list[int]) -> float:
     """Sigmoid of a head at a prompt's last token."""
@@ -183,7 +197,7 @@ def save_headed(directory: Path, architecture: str, head: dict[str, torch.Tensor
 @pytest_asyncio.fixture(
     scope="session",
     loop_scope="session",
-    params=["label_turns", "label_inline", "math_psa", "value_head", "outcome"],
+    params=["label_turns", "label_inline", "math_psa", "token_class", "value_head", "outcome"],
 )
 async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Family]:
     directory = tmp_path_factory.mktemp(request.param)
@@ -197,6 +211,11 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         tokenizer = byte_level([" \n\n\n\n\n", " +", " -", "Step"], LLAMA_3)
         Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(directory)
         formula, own = math_psa_formula, {}
+    elif request.param == "token_class":
+        model = Qwen2ForTokenClassification(Qwen2Config(**SHAPE, num_labels=2))
+        torch.nn.init.normal_(model.score.bias)
+        model.save_pretrained(directory)
+        formula, own = token_class_formula, {}
     elif request.param == "value_head":
         # As in Skywork's checkpoints, whose config names another architecture: the family corrects it.
         head = {"v_head.summary.weight": torch.randn(1, width) / 3, "v_head.summary.bias": torch.randn(1)}

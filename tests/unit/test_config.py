@@ -24,6 +24,7 @@ OWN = {
     "math_psa": {},
     "versaprm": {},
     "multi_rm": {},
+    "token_class": {"step_separator": "\n\n"},
     "value_head": {},
     "outcome": {"system_prompt": "Judge."},
     "function": {"function": "package.module:reward"},

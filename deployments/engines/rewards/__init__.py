@@ -11,11 +11,13 @@ from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.label_presets import LABEL_PRESETS
 from deployments.engines.rewards.outcome import OutcomeSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.rewards.token_class import TokenClassSettings
 from deployments.engines.rewards.value_head import ValueHeadSettings
 
 BUILT_IN: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
     StepHeadSettings,
     *LABEL_PRESETS,
+    TokenClassSettings,
     ValueHeadSettings,
     OutcomeSettings,
     FunctionSettings,
