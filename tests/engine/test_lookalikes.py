@@ -11,7 +11,9 @@ from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
 FAMILIES = [
     {"family": "step_head"},
     {"family": "value_head", "model": "m"},
+    {"family": "ensemble_head", "model": "m"},
     {"family": "outcome", "model": "m"},
+    {"family": "trajectory", "model": "m"},
     {"family": "label_turns", "model": "m"},
     {"family": "label_inline", "model": "m", "step_tag": "="},
     {"family": "label_inline", "model": "m", "step_tag": STEP_TAG},

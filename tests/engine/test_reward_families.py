@@ -28,6 +28,7 @@ from transformers import (
 from deployments.embedded.tokenizer import CONTEXT_TOKENS, build_tokenizer
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards import parse_prm
+from deployments.engines.rewards.ensemble_head import SYSTEM_PROMPT
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
 from deployments.engines.rewards.label_presets import LabelInlineSettings
@@ -44,6 +45,8 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 MINUTES = 600.0
 TAG = "="
+HEADS = 3
+ENSEMBLE_LAYERS = ("nn1", "nn2", "nn_out")
 DEFAULT_TAG = "ки"
 SHAPE: dict[str, Any] = {
     "hidden_size": 128,
@@ -179,15 +182,53 @@ def outcome_formula(directory: Path) -> Formula:
     return rewards
 
 
+def ensemble_head_formula(directory: Path) -> Formula:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    weights = load_file(directory / "model.safetensors")
+    body = loaded_body(directory, weights)
+    layers = [[weights[f"score.model.{name}.{kind}"] for kind in ("weight", "bias")] for name in ENSEMBLE_LAYERS]
+    system = {"role": "system", "content": SYSTEM_PROMPT}
+
+    @torch.inference_mode()
+    def rewards(question: str, steps: Sequence[str]) -> list[float]:
+        turns = [system, {"role": "user", "content": question}]
+        text = tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
+        ids = tokenizer.encode(text + "".join(f"{step.strip()}<extra_0>" for step in steps), add_special_tokens=False)
+        tags = [index for index, token in enumerate(ids) if token == tokenizer.convert_tokens_to_ids("<extra_0>")]
+        hidden = body(input_ids=torch.tensor([ids])).last_hidden_state[0, tags]
+        shares: list[torch.Tensor] = []
+        for head in range(HEADS):
+            values = hidden
+            for depth, (weight, bias) in enumerate(layers):
+                values = (values.relu() if depth else values) @ weight[head] + bias[head]
+            shares.append(values[:, 0].double().sigmoid())
+        return [float(share) for share in torch.stack(shares).mean(dim=0)]
+
+    return rewards
+
+
+def trajectory_formula(directory: Path) -> Formula:
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    body = Qwen2ForCausalLM.from_pretrained(directory).float().eval().model
+    head = torch.nn.Linear(SHAPE["hidden_size"], 1)
+    head.load_state_dict(torch.load(directory / "reward_head.pt"))
+
+    def rewards(question: str, steps: Sequence[str]) -> list[float]:
+        texts = [question + "".join(steps[:end]) for end in range(1, len(steps) + 1)]
+        return [value(body, head, tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+
+    return rewards
+
+
 def loaded_body(directory: Path, weights: dict[str, torch.Tensor]) -> Qwen2Model:
     body = Qwen2Model(Qwen2Config.from_dict(json.loads((directory / "config.json").read_text()))).eval()
     body.load_state_dict({name[6:]: part for name, part in weights.items() if name.startswith("model.")})
     return body
 
 
-def save_headed(directory: Path, architecture: str, head: dict[str, torch.Tensor]) -> None:
+def save_headed(directory: Path, architecture: str, head: dict[str, torch.Tensor], **settings: Any) -> None:
     """A random Qwen2 trunk and a head, named as in the family's checkpoints."""
-    config = Qwen2Config(**SHAPE)
+    config = Qwen2Config(**SHAPE, **settings)
     weights = {f"model.{name}": part.clone() for name, part in Qwen2Model(config).state_dict().items()}
     config.architectures = [architecture]
     config.save_pretrained(directory)
@@ -197,7 +238,16 @@ def save_headed(directory: Path, architecture: str, head: dict[str, torch.Tensor
 @pytest_asyncio.fixture(
     scope="session",
     loop_scope="session",
-    params=["label_turns", "label_inline", "math_psa", "token_class", "value_head", "outcome"],
+    params=[
+        "label_turns",
+        "label_inline",
+        "math_psa",
+        "token_class",
+        "value_head",
+        "ensemble_head",
+        "outcome",
+        "trajectory",
+    ],
 )
 async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Family]:
     directory = tmp_path_factory.mktemp(request.param)
@@ -230,6 +280,22 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         }
         save_headed(directory, "Qwen2ForRewardModel", head)
         formula, own = outcome_formula, {}
+    elif request.param == "ensemble_head":
+        sizes = dict(zip(ENSEMBLE_LAYERS, ((width, 128), (128, 128), (128, 1)), strict=True))
+        head = {
+            f"score.{part}.{name}.{kind}": torch.randn(HEADS, *shape) / shape[0] ** 0.5
+            for name, size in sizes.items()
+            for kind, shape in (("weight", size), ("bias", size[1:]))
+            for part in ("model", "reg_model")  # the second is there for training only
+        }
+        save_headed(directory, "Qwen2ForEnsemblePRM", head, num_ensemble=HEADS)
+        formula, own = ensemble_head_formula, {}
+    elif request.param == "trajectory":
+        Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(directory)
+        linear = torch.nn.Linear(width, 1)
+        torch.nn.init.normal_(linear.weight, std=0.3)
+        torch.save(linear.state_dict(), directory / "reward_head.pt")
+        formula, own = trajectory_formula, {}
     else:
         MistralForCausalLM(MistralConfig(**SHAPE, sliding_window=None)).save_pretrained(directory)
         formula, own = inline_formula, {"step_tag": TAG}

@@ -26,7 +26,9 @@ OWN = {
     "multi_rm": {},
     "token_class": {"step_separator": "\n\n"},
     "value_head": {},
+    "ensemble_head": {"step_tag": "<s>", "system_prompt": "Judge."},
     "outcome": {"system_prompt": "Judge."},
+    "trajectory": {},
     "function": {"function": "package.module:reward"},
 }
 ALL: dict[str, Any] = {key: value for own in OWN.values() for key, value in own.items()}

@@ -6,12 +6,14 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import SerializeAsAny, ValidationError, WrapValidator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from deployments.engines.rewards.ensemble_head import EnsembleHeadSettings
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.label_presets import LABEL_PRESETS
 from deployments.engines.rewards.outcome import OutcomeSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.rewards.token_class import TokenClassSettings
+from deployments.engines.rewards.trajectory import TrajectorySettings
 from deployments.engines.rewards.value_head import ValueHeadSettings
 
 BUILT_IN: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
@@ -19,7 +21,9 @@ BUILT_IN: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
     *LABEL_PRESETS,
     TokenClassSettings,
     ValueHeadSettings,
+    EnsembleHeadSettings,
     OutcomeSettings,
+    TrajectorySettings,
     FunctionSettings,
 )
 """The settings class of every built-in family, in the order in which messages list them. A new family needs its module

@@ -24,7 +24,7 @@ class ValueHead(Head):
     """
 
     classes = 1
-    vllm_model = "deployments.engines.rewards.value_head_model:Qwen2ForPrmModel"
+    vllm_model = "deployments.engines.rewards.qwen2_heads:Qwen2ForPrmModel"
 
     def __init__(self, settings: "ValueHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         self._chat = ChatEncoder(tokenizer)
