@@ -139,6 +139,18 @@ def test_a_template_without_its_parts_is_refused(template: dict[str, Any]) -> No
         parse_prm({"family": "label_tokens", "model": "any", "template": template})
 
 
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ({"system_prompt": "Judge."}, "system_prompt is read only without a tag"),
+        ({"tag": None, "separator": " "}, "separator is read only with a tag"),
+    ],
+)
+def test_a_template_refuses_what_it_would_not_read(template: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        LabelTemplate(**template)
+
+
 @pytest.mark.parametrize("name", [each.model_fields["family"].default for each in LABEL_PRESETS])
 def test_a_format_adds_no_more_tokens_than_its_settings_say(name: str, tokenizer: PreTrainedTokenizerBase) -> None:
     if name == "label_turns":

@@ -5,9 +5,9 @@ The published formats are in ``label_presets``.
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self, TypeAlias
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Labels: TypeAlias = Annotated[tuple[str, str], Field(description="The tokens for right and wrong.")]
 
+_SEPARATOR = "\n"
 _TURN_TOKENS = 12
 """Tokens of a step's turn and its answer, beside the step."""
 _TAG_TOKENS = 3
@@ -46,9 +47,17 @@ class LabelTemplate(Settings):
         description="May number the steps, from 1. A step that begins with `Step` itself gets no number.",
     )
     tag: str | None = Field(" ки", min_length=1, max_length=50, description="A token, with the space in front of it.")
-    separator: str = Field("\n", max_length=50, description="Behind each tag but the last.")
+    separator: str = Field(_SEPARATOR, max_length=50, description="Behind each tag but the last.")
     labels: Labels = ("+", "-")
     system_prompt: SystemPrompt = None
+
+    @model_validator(mode="after")
+    def _read_with_this_tag(self) -> Self:
+        if self.tag is None and self.separator != _SEPARATOR:
+            raise ValueError("separator is read only with a tag")
+        if self.tag is not None and self.system_prompt is not None:
+            raise ValueError("system_prompt is read only without a tag (tag: null)")
+        return self
 
     @property
     def step_suffix(self) -> str:
