@@ -108,7 +108,9 @@ def test_a_tag_may_be_a_special_token_which_no_text_can_add() -> None:
 
 def test_without_a_tag_each_step_is_a_turn() -> None:
     tokenizer = build_tokenizer()
-    template = {"tag": None, "step": "Step {number}: {step}", "labels": ("A", "B"), "system_prompt": "Judge."}
+    template: dict[str, Any] = {"tag": None, "step": "Step {number}: {step}", "labels": ("A", "B")}
+    template["system_prompt"] = "Judge."
+    assert LabelTemplate(**template).tokens_per_step == LabelTemplate(tag=None).tokens_per_step + len("Step 0000: ")
     [query] = own_format(tokenizer, **template).queries("Q", ["a\n\n", "b"], 1)
     turns = [
         {"role": "system", "content": "Judge."},

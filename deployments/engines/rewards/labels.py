@@ -67,10 +67,10 @@ class LabelTemplate(Settings):
     @property
     def tokens_per_step(self) -> int:
         """Maximum number of tokens that the template adds to a step. A token has at least one byte."""
+        around = self.step.replace("{step}", "").replace("{number}", _STEP_NUMBER)
         if self.tag is None:
-            return _TURN_TOKENS
-        around = self.step.replace("{step}", "").replace("{number}", _STEP_NUMBER) + self.separator
-        return _TAG_TOKENS + len(around.encode())
+            return _TURN_TOKENS + len(around.encode())
+        return _TAG_TOKENS + len((around + self.separator).encode())
 
     def texts(self, question: str, steps: Sequence[str]) -> list[str]:
         """One text for each step, without its tag. The first one begins with the question."""
