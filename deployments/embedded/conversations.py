@@ -1,8 +1,8 @@
-"""What may stand before a question: a system turn of any kind, an earlier question with its answer, or nothing.
+"""The turns before a question: a system turn of any kind, an earlier question with its answer, or nothing.
 
-The embedded models know nothing but arithmetic. What they have to learn of system turns is to read past them,
-whatever they say and however long they are, so that the first chat window that someone opens works. Texts are drawn
-from word lists, invented words, numbers, the words of the problems themselves, markup and plain noise.
+The embedded models know nothing but arithmetic. They must learn to ignore system turns of any content and length, so
+that the first chat window that someone opens works. The texts are random: words from lists, invented words, numbers,
+words of the problems themselves, markup, and noise.
 """
 
 import random
@@ -14,17 +14,18 @@ from deployments.embedded.problems import LEVELS, Problem, Split, draw_problems
 
 MAX_SYSTEM_CHARS = 450
 SHARES = {"none": 0.5, "short": 0.25, "medium": 0.13, "long": 0.04, "history": 0.08}
-"""How often what stands before a question. Of a batch all rows have the same, so that they are about equally long."""
+"""Probability of each kind of turns before a question. All rows of a batch have the same kind, so that they are about
+equally long."""
 CHARS = {"short": (2, 40), "medium": (40, 140), "long": (140, MAX_SYSTEM_CHARS)}
 HISTORY_SYSTEM_SHARE = 0.5
-"""Of the questions with an earlier one before them, how many have a short system turn as well."""
+"""Share of questions after an earlier question that also have a short system turn."""
 
 Turn = dict[str, str]
-"""A chat template's ``role`` and ``content``."""
+"""``role`` and ``content``, as a chat template takes them."""
 
 
 class Conversation(NamedTuple):
-    """A problem as it is asked: what was said before, and the problem."""
+    """A problem, and the turns before it."""
 
     problem: Problem
     before: tuple[Turn, ...] = ()
@@ -35,7 +36,7 @@ class Conversation(NamedTuple):
 
 
 def conversations(problems: Sequence[Problem], rng: random.Random, delimiter: str) -> list[Conversation]:
-    """``problems`` as they are asked, all with the same kind of thing before them; ``delimiter`` ends a step."""
+    """Puts turns of one random kind before all ``problems``; ``delimiter`` ends a step."""
     [kind] = rng.choices(list(SHARES), list(SHARES.values()))
     if kind == "none":
         return [Conversation(problem) for problem in problems]
@@ -43,7 +44,7 @@ def conversations(problems: Sequence[Problem], rng: random.Random, delimiter: st
         earlier = draw_problems(Split.TRAIN, rng.randrange(1 << 30), rng.choice(list(LEVELS)))
         with_system = rng.random() < HISTORY_SYSTEM_SHARE
         return [
-            Conversation(problem, (*_system(rng, "short", with_system), *_answered(next(earlier), delimiter)))
+            Conversation(problem, (*_system(rng, "short", with_system), *_answered_question(next(earlier), delimiter)))
             for problem in problems
         ]
     least, most = CHARS[kind]
@@ -52,12 +53,12 @@ def conversations(problems: Sequence[Problem], rng: random.Random, delimiter: st
 
 
 def system_text(rng: random.Random, chars: int) -> str:
-    """A text of about ``chars`` characters, such as system turns hold."""
+    """A random text of about ``chars`` characters for a system turn."""
     pieces: list[str] = []
     written = 0
     separator = rng.choice((" ", " ", " ", "\n", "\n\n", "\n- "))
     while written < chars:
-        piece = rng.choice(_KINDS)(rng)
+        piece = rng.choice(_PIECES)(rng)
         pieces.append(piece)
         written += len(piece) + len(separator)
     return separator.join(pieces)[:chars].strip() or "Hi"
@@ -71,7 +72,7 @@ def _system_turn(rng: random.Random, chars: int) -> Turn:
     return {"role": "system", "content": system_text(rng, max(2, round(chars * rng.uniform(0.85, 1.0))))}
 
 
-def _answered(problem: Problem, delimiter: str) -> tuple[Turn, ...]:
+def _answered_question(problem: Problem, delimiter: str) -> tuple[Turn, ...]:
     return (
         {"role": "user", "content": problem.text},
         {"role": "assistant", "content": delimiter.join(problem.solution)},
@@ -82,18 +83,18 @@ def _sentence(rng: random.Random) -> str:
     pattern = rng.choice(_PATTERNS)
     while (start := pattern.find("{")) >= 0:
         end = pattern.index("}", start)
-        pattern = pattern[:start] + rng.choice(_known(pattern[start + 1 : end])) + pattern[end + 1 :]
+        pattern = pattern[:start] + rng.choice(_words_for(pattern[start + 1 : end])) + pattern[end + 1 :]
     return pattern
 
 
 def _words(rng: random.Random) -> str:
-    every = [word for kind in _WORDS for word in _known(kind)]
+    every = [word for kind in _WORDS for word in _words_for(kind)]
     text = " ".join(rng.choice(every) for _ in range(rng.randint(1, 8)))
     return rng.choice((text, text.capitalize() + ".", text.upper(), text + "!", text.title()))
 
 
 @cache
-def _known(kind: str) -> list[str]:
+def _words_for(kind: str) -> list[str]:
     return [word.replace("_", " ") for word in _WORDS[kind].split()]
 
 
@@ -116,7 +117,7 @@ def _noise(rng: random.Random) -> str:
     return "".join(rng.choice(letters) for _ in range(rng.randint(1, 20)))
 
 
-_KINDS = (_sentence,) * 6 + (_words,) * 2 + (_invented, _numbers, _task_words, _noise)
+_PIECES = (_sentence,) * 6 + (_words,) * 2 + (_invented, _numbers, _task_words, _noise)
 
 _PATTERNS = (
     "You are a {adjective} {person}.",
@@ -159,7 +160,7 @@ _WORDS = {
         honestly quickly at_once twice without_hurry in_plain_words like_a_friend""",
     "language": "English German French Spanish Hindi Italian Dutch Latin Chinese Arabic Swahili Polish",
 }
-"""By what they stand for in `_PATTERNS`, separated by spaces; an underscore is a space within one."""
+"""Words for the placeholders in `_PATTERNS`, separated by spaces; an underscore is a space within a word."""
 
 _NUMBER_PATTERNS = (
     *("{}", "{}, {}, {}", "{} = {}", "{} + {} = {}", "Use at most {} words.", "Rule {}:", "{}-{}-{}", "It is {}:{}."),
@@ -173,7 +174,7 @@ _TASK_SENTENCES = (
     *("End with \\boxed{answer}.", "The answer is \\boxed{#}", "Add #.", "Subtract #.", "Start with #."),
     *("Multiply by #.", "Take #. Increase by #.", "Begin at #. Go down by #."),
 )
-"""``#`` is a number."""
+"""``#`` stands for a number."""
 
 _ALPHABETS = ("abcdefghijklmnopqrstuvwxyz ", "#*-_=+<>/|`~ \n", "éüßñçøåß ", "日本語中文한국 ", "😀🌳⚙️ ", "0123456789 ")
 

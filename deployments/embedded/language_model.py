@@ -1,7 +1,7 @@
-"""The first half of the recipe: one Qwen2 language model of arithmetic chains, which becomes two.
+"""First half of the recipe: a Qwen2 language model of arithmetic chains, from which both embedded models are made.
 
-The model learns right solutions until it errs seldom: that is the trunk of the process reward model, which must
-know more than the generator does. The generator is the same model after some further lessons from a student who
+The model is trained on correct solutions until it is rarely wrong. This is the trunk of the process reward model,
+which must know more than the generator does. The generator is the same model after further training on solutions with
 slips (`deployments.embedded.slips`).
 """
 
@@ -29,8 +29,8 @@ VALIDATION_PROBLEMS = 400
 MAX_SOLUTION_TOKENS = 110
 
 
-class Lessons(NamedTuple):
-    """One course of training, with an optimizer of its own whose learning rate falls to zero."""
+class TrainingRun(NamedTuple):
+    """One training run, with an optimizer of its own whose learning rate falls to zero."""
 
     name: str
     steps: int
@@ -38,18 +38,18 @@ class Lessons(NamedTuple):
     warm_up_steps: int
     seed: int
     solve: Callable[[Problem, random.Random], tuple[str, ...]]
-    """The steps to learn for a problem."""
+    """Returns the steps to learn for a problem."""
 
 
-TRUNK_LESSONS = Lessons("trunk", 3_500, 2e-3, 200, SEED, lambda problem, _: problem.solution)
-GENERATOR_LESSONS = Lessons("generator", 400, 1e-3, 50, SEED + 1, solution_with_slips)
+TRUNK_RUN = TrainingRun("trunk", 3_500, 2e-3, 200, SEED, lambda problem, _: problem.solution)
+GENERATOR_RUN = TrainingRun("generator", 400, 1e-3, 50, SEED + 1, solution_with_slips)
 
 
 class Batch(NamedTuple):
     tokens: Tensor
     """(batch, length) token ids, padded on the right."""
     loss_mask: Tensor
-    """(batch, length) true where the token is one the model has to write."""
+    """(batch, length) true for tokens that the model has to write."""
 
 
 def qwen2_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
@@ -68,34 +68,34 @@ def qwen2_config(tokenizer: PreTrainedTokenizerFast) -> Qwen2Config:
     )
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerFast, asked: Conversation) -> list[int]:
-    text = tokenizer.apply_chat_template(asked.turns, tokenize=False, add_generation_prompt=True)
+def encode_prompt(tokenizer: PreTrainedTokenizerFast, conversation: Conversation) -> list[int]:
+    text = tokenizer.apply_chat_template(conversation.turns, tokenize=False, add_generation_prompt=True)
     return list(tokenizer.encode(text, add_special_tokens=False))
 
 
 def train_trunk(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
-    """The language model that errs seldom, from nothing; leaves ``trunk.pt``."""
+    """Trains the language model from random weights; writes ``trunk.pt``."""
     torch.manual_seed(SEED)
-    _train(Qwen2ForCausalLM(qwen2_config(tokenizer)), tokenizer, work, TRUNK_LESSONS)
+    _train(Qwen2ForCausalLM(qwen2_config(tokenizer)), tokenizer, work, TRUNK_RUN)
 
 
 def train_generator(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
-    """The trunk after lessons with slips; leaves ``generator.pt``."""
-    _train(load_checkpoint(tokenizer, work, TRUNK_LESSONS), tokenizer, work, GENERATOR_LESSONS)
+    """Trains the trunk further on solutions with slips; writes ``generator.pt``."""
+    _train(load_checkpoint(tokenizer, work, TRUNK_RUN), tokenizer, work, GENERATOR_RUN)
 
 
-def _train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, work: Path, lessons: Lessons) -> None:
+def _train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, work: Path, run: TrainingRun) -> None:
     optimizer = torch.optim.AdamW(
-        model.parameters(), lr=lessons.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
+        model.parameters(), lr=run.learning_rate, betas=(0.9, 0.98), weight_decay=0.01, fused=True
     )
     schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / lessons.warm_up_steps, 1.0) * (1.0 - step / lessons.steps)
+        optimizer, lambda step: min((step + 1) / run.warm_up_steps, 1.0) * (1.0 - step / run.steps)
     )
     started = time.monotonic()
     running_loss = 0.0
-    log = work / f"{lessons.name}.jsonl"
+    log = work / f"{run.name}.jsonl"
     model.train()
-    for step, batch in zip(range(1, lessons.steps + 1), _batches(tokenizer, lessons), strict=False):
+    for step, batch in zip(range(1, run.steps + 1), _batches(tokenizer, run), strict=False):
         with torch.autocast("cpu", dtype=torch.bfloat16):
             hidden = model.model(input_ids=batch.tokens[:, :-1], use_cache=False).last_hidden_state
             wanted = batch.loss_mask[:, 1:]
@@ -113,7 +113,7 @@ def _train(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, work: Pa
     validation = list(islice(draw_problems(Split.VALIDATION, SEED), VALIDATION_PROBLEMS))
     _log(log, greedy_accuracy_validation=greedy_accuracy(model.eval(), tokenizer, list(map(Conversation, validation))))
     _log(log, under_system_turns=greedy_accuracy(model, tokenizer, under_system_turns(validation)))
-    torch.save(model.state_dict(), work / f"{lessons.name}.pt")
+    torch.save(model.state_dict(), work / f"{run.name}.pt")
 
 
 def _log(log: Path, **row: object) -> None:
@@ -121,27 +121,27 @@ def _log(log: Path, **row: object) -> None:
         lines.write(json.dumps(row) + "\n")
 
 
-def load_checkpoint(tokenizer: PreTrainedTokenizerFast, work: Path, lessons: Lessons) -> Qwen2ForCausalLM:
-    """What ``lessons`` left in the work folder."""
+def load_checkpoint(tokenizer: PreTrainedTokenizerFast, work: Path, run: TrainingRun) -> Qwen2ForCausalLM:
+    """The model that a training run has written to the work folder."""
     model = Qwen2ForCausalLM(qwen2_config(tokenizer))
-    model.load_state_dict(torch.load(work / f"{lessons.name}.pt", weights_only=True))
+    model.load_state_dict(torch.load(work / f"{run.name}.pt", weights_only=True))
     return model.eval()
 
 
 def under_system_turns(problems: Sequence[Problem]) -> list[Conversation]:
-    """``problems`` under short system turns that no lesson has."""
+    """``problems`` after short system turns that are not in the training data."""
     rng = random.Random("validation")
     turns = [{"role": "system", "content": system_text(rng, rng.randint(*CHARS["short"]))} for _ in problems]
     return [Conversation(problem, (turn,)) for problem, turn in zip(problems, turns, strict=True)]
 
 
 def greedy_accuracy(
-    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, asked: Sequence[Conversation]
+    model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, questions: Sequence[Conversation]
 ) -> dict[str, float]:
-    """The share of problems whose greedy answer is right, over all and by level."""
-    solutions = write_solutions(model, tokenizer, asked, temperature=0.0)
+    """Share of problems with a correct greedy answer, over all problems and by level."""
+    solutions = write_solutions(model, tokenizer, questions, temperature=0.0)
     right: dict[str, list[bool]] = {}
-    for (problem, _), steps in zip(asked, solutions, strict=True):
+    for (problem, _), steps in zip(questions, solutions, strict=True):
         for key in ("all", str(problem.level)):
             right.setdefault(key, []).append(steps[-1:] == [problem.solution[-1]])
     return {key: round(sum(hits) / len(hits), 3) for key, hits in sorted(right.items())}
@@ -151,12 +151,12 @@ def greedy_accuracy(
 def write_solutions(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    asked: Sequence[Conversation],
+    questions: Sequence[Conversation],
     temperature: float,
 ) -> list[list[str]]:
-    """One sampled solution (greedy at temperature 0) for each problem, as its list of steps."""
+    """One sampled solution for each problem (greedy at temperature 0), as a list of steps."""
     tokenizer.padding_side = "left"
-    prompts = tokenizer.pad({"input_ids": [encode_prompt(tokenizer, one) for one in asked]}, return_tensors="pt")
+    prompts = tokenizer.pad({"input_ids": [encode_prompt(tokenizer, each) for each in questions]}, return_tensors="pt")
     written = model.generate(
         **prompts,
         max_new_tokens=MAX_SOLUTION_TOKENS,
@@ -169,20 +169,20 @@ def write_solutions(
     return [text.split(STEP_DELIMITER) for text in texts]
 
 
-def _batches(tokenizer: PreTrainedTokenizerFast, lessons: Lessons) -> Iterator[Batch]:
-    """Each batch is of one level, so its rows are about equally long and little is padded."""
-    streams = [draw_problems(Split.TRAIN, lessons.seed, level) for level in LEVELS]
-    rng = random.Random(lessons.seed)
+def _batches(tokenizer: PreTrainedTokenizerFast, run: TrainingRun) -> Iterator[Batch]:
+    """Each batch has problems of one level, so its rows are about equally long and need little padding."""
+    streams = [draw_problems(Split.TRAIN, run.seed, level) for level in LEVELS]
+    rng = random.Random(run.seed)
     while True:
         for stream in streams:
-            asked = conversations(list(islice(stream, BATCH)), rng, STEP_DELIMITER)
-            yield _encode_batch(tokenizer, [(one, lessons.solve(one.problem, rng)) for one in asked])
+            questions = conversations(list(islice(stream, BATCH)), rng, STEP_DELIMITER)
+            yield _encode_batch(tokenizer, [(each, run.solve(each.problem, rng)) for each in questions])
 
 
 def _encode_batch(tokenizer: PreTrainedTokenizerFast, solved: Sequence[tuple[Conversation, tuple[str, ...]]]) -> Batch:
     rows, masks = [], []
-    for asked, steps in solved:
-        prompt = encode_prompt(tokenizer, asked)
+    for conversation, steps in solved:
+        prompt = encode_prompt(tokenizer, conversation)
         solution = tokenizer.encode(STEP_DELIMITER.join(steps) + TURN_END, add_special_tokens=False)
         rows.append(torch.tensor(prompt + solution))
         masks.append(torch.tensor([False] * len(prompt) + [True] * len(solution)))

@@ -1,8 +1,7 @@
-"""Arithmetic chains in five levels: the task the embedded models are made for.
+"""Arithmetic chains in five levels: the task of the embedded models.
 
-A problem is a start value and a list of operations. Which split a problem belongs to is decided by a
-hash of the chain itself, not by the seed that happened to draw it, so a test problem can never have
-been trained on, whatever seeds anyone uses.
+A problem is a start value and a list of operations. Its split is decided by a hash of the chain, not by the seed that
+drew it, so no seed can draw a test problem that was trained on.
 """
 
 import hashlib
@@ -15,14 +14,14 @@ from typing import NamedTuple
 
 
 class Split(StrEnum):
-    """Which of the three disjoint sets of chains a problem is drawn from."""
+    """The three disjoint sets of chains."""
 
     TRAIN = "train"
-    """Eight tenths of all chains: what the embedded models learn from."""
+    """Eight tenths of all chains: the training data of the embedded models."""
     VALIDATION = "validation"
-    """One tenth: what checkpoints are chosen on."""
+    """One tenth: for the choice of checkpoints."""
     TEST = "test"
-    """One tenth: what every reported figure is measured on."""
+    """One tenth: for every reported figure."""
 
 
 class Operation(NamedTuple):
@@ -42,9 +41,9 @@ class Operation(NamedTuple):
 
 class Level(NamedTuple):
     operations: int
-    """How many operations a chain has."""
+    """Number of operations in a chain."""
     largest: int
-    """No value on the way exceeds this."""
+    """Largest value within a chain."""
 
 
 LEVELS = {1: Level(2, 99), 2: Level(3, 199), 3: Level(4, 399), 4: Level(5, 699), 5: Level(6, 999)}
@@ -58,7 +57,7 @@ _PHRASES = (
 
 @dataclass(frozen=True)
 class Problem:
-    """One chain in words, with what is needed to check a solution step by step."""
+    """A chain in words, with the data to check a solution step by step."""
 
     unique_id: str
     level: int
@@ -108,13 +107,13 @@ def closing_step(value: int) -> str:
 
 
 def check_steps(problem: Problem, steps: list[str]) -> list[bool]:
-    """Whether each step is right: it is the correct step, written as a human would accept it, and
-    every step before it was right too (a step after a wrong one is wrong)."""
+    """Whether each step is correct: it equals the expected step, except for spaces, and all steps before it are
+    correct."""
     expected = problem.solution
     verdicts: list[bool] = []
     right = True
     for index, step in enumerate(steps):
-        right = right and index < len(expected) and _squeeze(step) == _squeeze(expected[index])
+        right = right and index < len(expected) and _without_spaces(step) == _without_spaces(expected[index])
         verdicts.append(right)
     return verdicts
 
@@ -122,7 +121,7 @@ def check_steps(problem: Problem, steps: list[str]) -> list[bool]:
 def draw_problems(split: Split, seed: int, level: int | None = None) -> Iterator[Problem]:
     """An endless stream of distinct problems of a split; the same for the same arguments.
 
-    Levels come in turn (1, 2, … 5, 1, …) unless ``level`` fixes one.
+    Levels take turns (1, 2, … 5, 1, …) unless ``level`` fixes one.
     Raises ValueError for a level outside 1 to 5.
     """
     if level is not None and level not in LEVELS:
@@ -136,7 +135,7 @@ def draw_problems(split: Split, seed: int, level: int | None = None) -> Iterator
         chain = f"{start} " + " ".join(f"{op.symbol}{op.operand}" for op in operations)
         if _split_of(chain) is not split or chain in seen:
             continue
-        if split is not Split.TRAIN:  # the training stream is endless: remembering it would be a leak
+        if split is not Split.TRAIN:  # the endless training stream would fill the set for ever
             seen.add(chain)
         phrasing = rng.randrange(len(_PHRASES))
         yield Problem(f"{split.value}/{seed}/{index}", wanted, start, operations, phrasing)
@@ -166,5 +165,5 @@ def _split_of(chain: str) -> Split:
     return {0: Split.TEST, 1: Split.VALIDATION}.get(tenth, Split.TRAIN)
 
 
-def _squeeze(step: str) -> str:
+def _without_spaces(step: str) -> str:
     return re.sub(r"\s+", "", step)

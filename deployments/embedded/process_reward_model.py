@@ -1,13 +1,13 @@
-"""The second half of the recipe: a process reward model trained on the generator's own steps.
+"""Second half of the recipe: a process reward model that is trained on steps of the generator.
 
-Solutions are sampled from the shipped generator on training problems and every step is labelled by
-checking its arithmetic. The model is `Qwen2ForProcessRewardModel`: the Qwen2 trunk and a two-layer head
-that judges a step at the ``<extra_0>`` tag behind it, class 1 meaning right.
+Solutions to training problems are sampled from the shipped generator, and every step is labelled by checking its
+arithmetic. The model is `Qwen2ForProcessRewardModel`: the Qwen2 trunk and a two-layer head that judges a step at the
+``<extra_0>`` tag after it; class 1 means correct.
 
-The trunk knows the right digit, but only in its last layer and one position too early. So three layers are put
-on top of it, with heads that begin by looking a little way back, and only they and the head are trained: they
-learn to compare what was written with what the trunk expected. In training not only the tags are labelled but
-tokens too, right up to the first wrong one, which is the lesson and counts tenfold.
+The trunk knows the correct digit, but only in its last layer and one position too early. So three layers are put on
+top of it, with heads that initially attend to positions a little before their own. Only these layers and the head are
+trained: they learn to compare the written tokens with those that the trunk expected. Training labels the tags, and also
+the tokens up to the first wrong one, which has ten times the weight of the others.
 """
 
 import math
@@ -36,30 +36,30 @@ BATCH = 32
 EPOCHS = 6
 PEAK_LEARNING_RATE = 3e-3
 ADDED_LAYERS = 3
-RARITY = torch.tensor([10.0, 1.0])
-"""Weights of wrong and right tokens: there is one wrong token in a solution at most."""
+CLASS_WEIGHTS = torch.tensor([10.0, 1.0])
+"""Loss weights of wrong and correct tokens: a solution has at most one token that is labelled wrong."""
 WARM_UP_STEPS = 50
 IGNORED = -100
 WEIGHTS = "model.safetensors"
 
 
 class LabelledSolution(NamedTuple):
-    asked: Conversation
+    conversation: Conversation
     steps: tuple[str, ...]
     right: tuple[bool, ...]
 
 
 class StepAuc(NamedTuple):
-    """How well rewards tell right steps from wrong ones: areas under the ROC curve."""
+    """How well rewards separate correct from wrong steps, as areas under the ROC curve."""
 
     every_step: float
-    """Over all steps, those after a mistake included."""
+    """Over all steps, including those after a mistake."""
     up_to_first_mistake: float
-    """Over right steps and first mistakes only: the harder question."""
+    """Over correct steps and first mistakes only, which is harder."""
 
 
 class ProcessRewardModel(nn.Module):
-    """Named as `Qwen2ForProcessRewardModel` names its weights: ``model.*``, ``score.0``, ``score.2``."""
+    """Its weights have the names of `Qwen2ForProcessRewardModel`: ``model.*``, ``score.0``, ``score.2``."""
 
     def __init__(self, config: Qwen2Config) -> None:
         super().__init__()
@@ -69,22 +69,22 @@ class ProcessRewardModel(nn.Module):
         )
 
     @property
-    def added(self) -> nn.ModuleList:
+    def added_layers(self) -> nn.ModuleList:
         """The layers on top of the trunk."""
         layers: nn.ModuleList = self.model.layers[-ADDED_LAYERS:]
         return layers
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """(batch, length) token ids to (batch, length, 2) logits."""
+        """Logits (batch, length, 2) for token ids (batch, length)."""
         return self.classify(self.read(tokens))
 
     def read(self, tokens: Tensor) -> Tensor:
-        """The trunk's part: (batch, length) token ids to (batch, length, width) hidden states."""
+        """Hidden states (batch, length, width) of the trunk for token ids (batch, length)."""
         return self._through(self.model.layers[:-ADDED_LAYERS], self.model.embed_tokens(tokens))
 
     def classify(self, hidden: Tensor) -> Tensor:
-        """The part that is trained: the trunk's hidden states to (batch, length, 2) logits."""
-        logits: Tensor = self.score(self.model.norm(self._through(self.added, hidden)))
+        """Logits (batch, length, 2) of the trained part for the trunk's hidden states."""
+        logits: Tensor = self.score(self.model.norm(self._through(self.added_layers, hidden)))
         return logits
 
     def _through(self, layers: nn.ModuleList, hidden: Tensor) -> Tensor:
@@ -119,33 +119,33 @@ def load_prm(tokenizer: PreTrainedTokenizerFast, folder: Path) -> ProcessRewardM
 def label_samples(
     generator: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, split: Split, seed: int, count: int
 ) -> list[LabelledSolution]:
-    """``count`` solutions sampled from the generator, evenly over the levels, each step checked."""
+    """Samples ``count`` solutions from the generator, evenly over the levels, and checks each step."""
     torch.manual_seed(seed)
     rng = random.Random(seed)
     streams = [draw_problems(split, seed, level) for level in LEVELS]
     labelled: list[LabelledSolution] = []
     while len(labelled) < count:
         for stream in streams:
-            asked = conversations(list(islice(stream, SAMPLING_BATCH)), rng, STEP_DELIMITER)
-            for one, steps in zip(
-                asked, write_solutions(generator, tokenizer, asked, SAMPLING_TEMPERATURE), strict=True
+            questions = conversations(list(islice(stream, SAMPLING_BATCH)), rng, STEP_DELIMITER)
+            for question, steps in zip(
+                questions, write_solutions(generator, tokenizer, questions, SAMPLING_TEMPERATURE), strict=True
             ):
-                labelled.append(LabelledSolution(one, tuple(steps), tuple(check_steps(one.problem, steps))))
+                labelled.append(LabelledSolution(question, tuple(steps), tuple(check_steps(question.problem, steps))))
     return labelled[:count]
 
 
 def train_process_reward_model(
     trunk: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution]
 ) -> ProcessRewardModel:
-    """Puts layers and a head on the language model's trunk and trains them on labelled solutions."""
+    """Puts layers and a head on the trunk of the language model, and trains them on labelled solutions."""
     torch.manual_seed(TRAINING_SEED)
     model = ProcessRewardModel(prm_config(tokenizer))
     model.model.load_state_dict(trunk.model.state_dict(), strict=False)
-    _read_tag_as_delimiter(model, tokenizer)
-    for layer in model.added:
-        _look_back(layer.self_attn, trunk.config)
-    batches = _read_by_trunk(model, tokenizer, labelled)
-    trained = [part for module in (*model.added, model.model.norm, model.score) for part in module.parameters()]
+    _initialize_tag_as_delimiter(model, tokenizer)
+    for layer in model.added_layers:
+        _initialize_lookback(layer.self_attn, trunk.config)
+    batches = _trunk_outputs(model, tokenizer, labelled)
+    trained = [part for module in (*model.added_layers, model.model.norm, model.score) for part in module.parameters()]
     optimizer = torch.optim.AdamW(trained, lr=PEAK_LEARNING_RATE, weight_decay=0.01, fused=True)
     steps = EPOCHS * len(batches)
     schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -159,7 +159,7 @@ def train_process_reward_model(
             first_wrong = (labels == 0) & ((labels == 0).cumsum(-1) == 1)
             local = (labels != IGNORED) & ~tags & ((labels == 1) | first_wrong)
             loss = nn.functional.cross_entropy(logits[tags].float(), labels[tags])
-            loss = loss + nn.functional.cross_entropy(logits[local].float(), labels[local], RARITY)
+            loss = loss + nn.functional.cross_entropy(logits[local].float(), labels[local], CLASS_WEIGHTS)
             loss.backward()
             nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()
@@ -169,10 +169,10 @@ def train_process_reward_model(
 
 
 @torch.no_grad()
-def _read_by_trunk(
+def _trunk_outputs(
     model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution]
 ) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """What the trunk, which is not trained, makes of every batch: hidden states, where the tags are, labels."""
+    """Hidden states of the frozen trunk, positions of the tags, and labels, for every batch."""
     tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
     read = []
     for tokens, labels in _batches(tokenizer, labelled, shuffle_seed=0):
@@ -207,8 +207,8 @@ def measure_auc(
 def _batches(
     tokenizer: PreTrainedTokenizerFast, labelled: Sequence[LabelledSolution], shuffle_seed: int | None
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Token ids and labels (0 wrong, 1 right, IGNORED elsewhere), rows of a batch about equally long."""
-    by_length = sorted(labelled, key=_letters)
+    """Token ids and labels (0 wrong, 1 correct, IGNORED elsewhere); the rows of a batch are about equally long."""
+    by_length = sorted(labelled, key=_chars)
     starts = torch.arange(0, len(by_length) - (BATCH - 1 if shuffle_seed is not None else 0), BATCH)
     if shuffle_seed is not None:
         starts = starts[torch.randperm(len(starts), generator=torch.Generator().manual_seed(shuffle_seed))]
@@ -221,41 +221,41 @@ def _batches(
         )
 
 
-def _letters(solution: LabelledSolution) -> int:
-    return sum(map(len, solution.steps)) + sum(len(turn["content"]) for turn in solution.asked.turns)
+def _chars(solution: LabelledSolution) -> int:
+    return sum(map(len, solution.steps)) + sum(len(turn["content"]) for turn in solution.conversation.turns)
 
 
 def _encode(tokenizer: PreTrainedTokenizerFast, solution: LabelledSolution) -> tuple[Tensor, Tensor]:
-    """Token ids, and a label for every token of the solution: wrong from the first wrong token on."""
+    """Token ids, and a label for every token of the solution; all tokens from the first wrong one on are wrong."""
     tag = tokenizer.convert_tokens_to_ids(STEP_TAG)
-    tokens = encode_prompt(tokenizer, solution.asked)
+    tokens = encode_prompt(tokenizer, solution.conversation)
     labels = [IGNORED] * len(tokens)
-    expected = solution.asked.problem.solution
-    intact = True
+    expected = solution.conversation.problem.solution
+    all_correct = True
     for index, (step, right) in enumerate(zip(solution.steps, solution.right, strict=True)):
         ids = tokenizer.encode(step.strip(), add_special_tokens=False)
         wanted = tokenizer.encode(expected[index], add_special_tokens=False) if index < len(expected) else []
-        sound = len(ids) if right else _common_prefix(ids, wanted) if intact else 0
-        intact = right
+        correct = len(ids) if right else _common_prefix(ids, wanted) if all_correct else 0
+        all_correct = right
         tokens += [*ids, tag]
-        labels += [1] * sound + [0] * (len(ids) - sound) + [int(right)]
+        labels += [1] * correct + [0] * (len(ids) - correct) + [int(right)]
     return torch.tensor(tokens), torch.tensor(labels)
 
 
-def _read_tag_as_delimiter(model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast) -> None:
-    """The tag stands where the trunk has always seen the step delimiter: it begins as the same vector."""
+def _initialize_tag_as_delimiter(model: ProcessRewardModel, tokenizer: PreTrainedTokenizerFast) -> None:
+    """Initializes the embedding of the tag with that of the step delimiter, which the trunk has seen in its place."""
     embeddings = model.model.embed_tokens.weight
     [delimiter] = tokenizer.encode(STEP_DELIMITER, add_special_tokens=False)
     with torch.no_grad():
         embeddings[tokenizer.convert_tokens_to_ids(STEP_TAG)] = embeddings[delimiter]
 
 
-def _look_back(attention: Any, config: Qwen2Config) -> None:
-    """Biases the heads to begin by attending a little way back: those of the first KV group to the token
-    before their own, those of the second to about the last dozen, which is a step.
+def _initialize_lookback(attention: Any, config: Qwen2Config) -> None:
+    """Sets the biases so that heads initially attend to earlier tokens: those of the first KV group to the previous
+    token, those of the second to about the last dozen, which is a step.
 
-    Under rotary embeddings a key k and the query R(-d)k, with R the rotation by so many positions, score
-    highest at a distance of d: the sharper, the faster the rotations and the larger k.
+    With rotary embeddings, a key k and the query R(-d)k, where R(-d) rotates by -d positions, score highest at a
+    distance of d. The peak is sharper for faster rotations and a larger k.
     """
     head_size = config.hidden_size // config.num_attention_heads
     group = config.num_attention_heads // config.num_key_value_heads

@@ -1,11 +1,11 @@
-"""How the embedded generator comes to err: it learns from students who are unsure of some carries.
+"""Why the embedded generator makes mistakes: it is trained on solutions that lose some carries.
 
-A model that only learns right solutions errs where it has not learnt yet, and there it is certain of its
-mistakes: sixteen samples are sixteen times the same wrong digit, and no search can mend that. Language models that
-are worth searching with err otherwise: the right step is among the likely ones, though often not the likeliest.
-So the generator's last lessons are written by a student who loses the carry of some sums and products, and the
-borrow of some differences, with odds that belong to the pair of digits: of some pairs he is fairly sure, others he
-gets wrong more often than not. Everything after a slip follows from what he wrote.
+A model that is trained only on correct solutions is wrong where it has not learned enough, and there it is certain: 16
+samples contain the same wrong digit 16 times, and no search can find the correct one. Language models that are worth
+searching with differ: the correct step is among the likely ones, but often not the likeliest. So the generator's last
+training data loses the carry of some sums and products, and the borrow of some differences, with a fixed probability
+for each pair of digits: low for some pairs, over one half for others. Everything after a slip is computed from the
+wrong value.
 """
 
 import random
@@ -14,12 +14,13 @@ from functools import cache
 from deployments.embedded.problems import Operation, Problem, closing_step, operation_step
 
 SLIP_ODDS = (0.2, 0.65)
-"""The odds of losing a carry are drawn evenly from these for each pair of digits: over 1/2, greedy decoding errs."""
+"""Range of the uniformly drawn probability of losing a carry, for each pair of digits. Over 1/2, greedy decoding is
+wrong."""
 MAX_WRITTEN = 999
 
 
 def solution_with_slips(problem: Problem, rng: random.Random) -> tuple[str, ...]:
-    """The steps such a student writes, without delimiters."""
+    """The steps of a solution with random slips, without delimiters."""
     value = problem.start
     steps: list[str] = []
     for operation in problem.operations:
@@ -33,7 +34,7 @@ def solution_with_slips(problem: Problem, rng: random.Random) -> tuple[str, ...]
 
 
 def slip_odds(value: int, operation: Operation) -> float:
-    """The probability of losing the carry or borrow out of the last digits; 0 where there is none."""
+    """Probability of losing the carry or borrow from the last digits; 0 if there is none."""
     return _odds_of_pair(operation.symbol, value % 10, operation.operand % 10)
 
 

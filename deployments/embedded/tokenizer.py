@@ -1,7 +1,7 @@
-"""The tokenizer both embedded models share: byte-level BPE as Qwen2's, with a small vocabulary.
+"""Tokenizer of both embedded models: byte-level BPE like Qwen2's, with a small vocabulary.
 
-Digits are single tokens, so arithmetic is learnt digit by digit; the words of the problems and the
-step delimiter ``\\n\\n`` are one token each; every other text falls back to bytes, so any input encodes.
+Digits are single tokens, so arithmetic is learned digit by digit. The words of the problems and the step delimiter
+``\\n\\n`` are one token each. All other text falls back to bytes, so any input can be encoded.
 """
 
 from itertools import islice
@@ -18,7 +18,7 @@ STEP_TAG = "<extra_0>"
 STEP_DELIMITER = "\n\n"
 CONTEXT_TOKENS = 1024
 
-# ChatML, as Qwen2 uses it, without a default system turn.
+# ChatML as in Qwen2, without a default system turn.
 CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n"
@@ -34,7 +34,7 @@ _SPLIT = (
 
 
 def build_tokenizer(corpus_size: int = 2000) -> PreTrainedTokenizerFast:
-    """Learns the merges from ``corpus_size`` training problems; the same on every call."""
+    """Learns the merges from ``corpus_size`` training problems; every call gives the same tokenizer."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -1,8 +1,8 @@
-"""Makes the embedded models from nothing: ``python -m deployments.embedded.train``.
+"""Trains the embedded models from random weights: ``python -m deployments.embedded.train``.
 
-Deterministic on one machine with one set of versions; elsewhere rounding gives other weights that
-learn the same task. Takes about an hour and a half on one core. Each stage finds what the one before left in
-the work folder, so a stage can be repeated alone.
+Deterministic on one machine with fixed versions; elsewhere different rounding gives other weights that learn the same
+task. It takes about an hour and a half on one core. Each stage reads what the stage before it has left in the work
+folder, so a stage can be repeated alone.
 """
 
 import json
@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast
 
 from deployments.embedded.conversations import Conversation
 from deployments.embedded.language_model import (
-    GENERATOR_LESSONS,
-    TRUNK_LESSONS,
+    GENERATOR_RUN,
+    TRUNK_RUN,
     greedy_accuracy,
     load_checkpoint,
     train_generator,
@@ -45,7 +45,7 @@ HERE = Path(__file__).parent
 
 
 class Stage(StrEnum):
-    """The parts of the recipe, in order."""
+    """Parts of the recipe, in order."""
 
     TRUNK = "trunk"
     GENERATOR = "generator"
@@ -54,10 +54,10 @@ class Stage(StrEnum):
 
 
 def main(
-    work: Annotated[Path, typer.Option(help="Where checkpoints are kept.")] = Path("training"),
-    stage: Annotated[list[Stage] | None, typer.Option(help="Only these; all by default.")] = None,
-    split: Annotated[Split, typer.Option(help="What to measure on: choose by validation, report test.")] = Split.TEST,
-    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the weights depend on it.")] = 1,
+    work: Annotated[Path, typer.Option(help="Folder of the checkpoints.")] = Path("training"),
+    stage: Annotated[list[Stage] | None, typer.Option(help="Only these stages; all by default.")] = None,
+    split: Annotated[Split, typer.Option(help="Measured on: validation to choose, test to report.")] = Split.TEST,
+    threads: Annotated[int, typer.Option(min=1, help="CPU threads; the weights depend on their number.")] = 1,
 ) -> None:
     torch.set_num_threads(threads)
     work.mkdir(parents=True, exist_ok=True)
@@ -76,22 +76,22 @@ def main(
 
 
 def _publish_generator(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
-    model = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
+    model = load_checkpoint(tokenizer, work, GENERATOR_RUN)
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.save_pretrained(HERE / "generator")
     tokenizer.save_pretrained(HERE / "generator")
 
 
 def _train_and_publish_prm(tokenizer: PreTrainedTokenizerFast, work: Path) -> None:
-    generator = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
+    generator = load_checkpoint(tokenizer, work, GENERATOR_RUN)
     samples = label_samples(generator, tokenizer, Split.TRAIN, TRAINING_SEED, TRAINING_SOLUTIONS)
-    model = train_process_reward_model(load_checkpoint(tokenizer, work, TRUNK_LESSONS), tokenizer, samples)
+    model = train_process_reward_model(load_checkpoint(tokenizer, work, TRUNK_RUN), tokenizer, samples)
     save_prm(model, tokenizer, HERE / "prm")
     tokenizer.save_pretrained(HERE / "prm")
 
 
 def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> None:
-    generator = load_checkpoint(tokenizer, work, GENERATOR_LESSONS)
+    generator = load_checkpoint(tokenizer, work, GENERATOR_RUN)
     problems = list(islice(draw_problems(split, HELD_OUT_SEED), HELD_OUT_PROBLEMS))
     _record(
         "generator",
@@ -117,7 +117,7 @@ def _measure(tokenizer: PreTrainedTokenizerFast, work: Path, split: Split) -> No
 
 
 def _record(model: str, figures: dict[str, object]) -> None:
-    """Keeps what was measured when the weights were made, beside them."""
+    """Writes measured figures beside the weights."""
     (HERE / model / "figures.json").write_text(json.dumps(figures, indent=2) + "\n")
     typer.echo(f"{model}: {json.dumps(figures)}")
 
