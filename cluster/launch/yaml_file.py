@@ -43,8 +43,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def _faults(node: yaml.Node, path: tuple[str, ...], seen: set[int]) -> Iterator[str]:
-    """Yields a line for each name that is given twice, of which YAML keeps the last, and for each variable, which it
-    does not expand. ``seen``: ids of nodes that are not looked at again, since an alias repeats its node."""
+    """Yields a line for each duplicate name, of which YAML keeps the last value, and for each variable, which YAML does
+    not expand. ``seen``: ids of the nodes checked so far; an alias repeats its node."""
     if id(node) in seen:
         return
     seen.add(id(node))

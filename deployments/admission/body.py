@@ -11,6 +11,7 @@ from pydantic import BaseModel, ValidationError
 from starlette.datastructures import Headers
 
 from deployments.admission.errors import BadRequest, UnsupportedMedia
+from search.tools.json_number import json_number
 
 T = TypeVar("T")
 Model = TypeVar("Model", bound=BaseModel)
@@ -72,7 +73,7 @@ def parsed_object(raw: bytes) -> dict[str, Any]:
             or is over `MAX_DEPTH`, `MAX_ELEMENTS` or, in one of its objects, `MAX_FIELDS`.
     """
     try:
-        value = json.loads(raw.decode("utf-8-sig"), parse_float=_number)
+        value = json.loads(raw.decode("utf-8-sig"), parse_float=json_number)
     except UnicodeDecodeError:
         raise BadRequest("the body is not UTF-8", code="invalid_json") from None
     except json.JSONDecodeError as error:
@@ -87,13 +88,6 @@ def parsed_object(raw: bytes) -> dict[str, Any]:
         raise BadRequest("the body must be a JSON object", code="invalid_json")
     _Check().value(value)
     return value
-
-
-def _number(text: str) -> float:
-    """Returns a number with a point or an exponent. JSON knows one kind of number: ``64.0`` is the integer 64, as some
-    clients write it. Beyond 53 bits a float says no particular integer."""
-    number = float(text)
-    return int(number) if number.is_integer() and abs(number) < 1 << 53 else number
 
 
 def validated(model: type[Model], value: dict[str, Any], extra: Literal["allow"] | None = None) -> Model:

@@ -1,4 +1,4 @@
-"""Refuses requests of web pages that may not use the endpoint, and answers the browsers of those that may (CORS).
+"""Refuses requests from web pages that may not use the endpoint, and answers CORS requests of those that may.
 
 A page that a user opens runs on the user's machine, so without API keys it reaches what that machine reaches: by
 cross-site requests, whose replies it cannot read, and by DNS rebinding, after which the endpoint is of its own origin.

@@ -4,13 +4,14 @@ It runs in the proxy's process, so it imports next to nothing.
 """
 
 import asyncio
-import json
 import socket
 from typing import Any, NamedTuple
 
 import httptools
 import uvicorn.config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from deployments.admission.error_body import error_body
 
 MAX_HEADER_BYTES = 1 << 16
 """Maximum size of the request line and all headers. Also of whatever else is neither headers nor body: trailers, chunk
@@ -37,8 +38,7 @@ class Refusal(NamedTuple):
     @property
     def reply(self) -> bytes:
         """The whole reply, in OpenAI's shape."""
-        error = {"message": self.message, "type": "invalid_request_error", "param": None, "code": self.code}
-        body = json.dumps({"error": error}).encode()
+        body = error_body(self.message, "invalid_request_error", self.code)
         headers = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
         return STATUS_LINE[self.status] + headers + body
 

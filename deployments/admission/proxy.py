@@ -7,7 +7,6 @@ proxy's process, so it imports next to nothing.
 
 import asyncio
 import hashlib
-import json
 import math
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admission import protocol
+from deployments.admission.error_body import error_body
 from deployments.admission.proxy_bodies import BodyLimits
 
 ORDERS = frozenset({b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"})
@@ -205,8 +205,7 @@ class ProxyAdmission:
 
 def refusal(reason: str) -> bytes:
     """Returns the body of a 429 in OpenAI's shape."""
-    error = {"message": SAID[reason], "type": "rate_limit_error", "param": None, "code": "rate_limit_exceeded"}
-    return json.dumps({"error": error}).encode()
+    return error_body(SAID[reason], "rate_limit_error", "rate_limit_exceeded")
 
 
 def _client(scope: Scope) -> bytes | None:

@@ -1,12 +1,15 @@
 """Limits on request bodies in Serve's proxy, which takes in every body whether or not it is read.
 
 Serve passes a body on to a controller as fast as it arrives and keeps what the controller has not read. The controller
-enforces the limits of each route. These here bound what is kept until it does, and for requests that take no body.
+enforces the limits of each route. These limits bound what is kept until then. They also hold for requests that take no
+body.
 """
 
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from deployments.admission.error_body import error_body
 
 MAX_BODY_BYTES = 1 << 24
 """Upper bound of the setting ``controller.limits.body_bytes``."""
@@ -101,4 +104,4 @@ def _busy(message: str) -> Response:
 
 
 def _error(status: int, kind: str, code: str, message: str) -> Response:
-    return JSONResponse({"error": {"message": message, "type": kind, "param": None, "code": code}}, status)
+    return Response(error_body(message, kind, code), status, media_type="application/json")

@@ -6,8 +6,8 @@ arithmetic. The model is `Qwen2ForProcessRewardModel`: the Qwen2 trunk and a two
 
 The trunk knows the correct digit, but only in its last layer and one position too early. So three layers are put on
 top of it, with heads that initially attend to positions a little before their own. Only these layers and the head are
-trained: they learn to compare the written tokens with those that the trunk expected. Training labels the tags, and also
-the tokens up to the first wrong one, which has ten times the weight of the others.
+trained: they learn to compare the written tokens with those that the trunk expected. In training the tags have labels,
+and so have the tokens up to the first wrong one, which has ten times the weight of the others.
 """
 
 import math

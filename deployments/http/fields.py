@@ -242,14 +242,14 @@ def unknown_notes(request: BaseModel) -> list[str]:
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:
-    """Returns the known name of which ``name`` may be a misspelling; ``maxTokens`` is one of ``max_tokens``."""
+    """Returns the known name that ``name`` probably misspells, if any; ``maxTokens`` misspells ``max_tokens``."""
     plain = {_plain(each): each for each in known}
     found = get_close_matches(_plain(name), plain, 1, SIMILARITY) if len(name) <= MAX_NAME_CHARS else []
     return plain[found[0]] if found else None
 
 
 def unknown_field(path: str, meant: str | None = None) -> BadRequest:
-    """The error for an unknown field. ``meant``: the field that it may be a misspelling of."""
+    """The error for an unknown field. ``meant``: the field that it probably misspells."""
     hint = f"; did you mean {meant}?" if meant else ""
     return BadRequest(f"unknown field: {path}{hint}", path, "unknown_parameter")
 
@@ -271,7 +271,7 @@ def _check_unknown(request: BaseModel, also_known: Collection[str], unknown: Unk
 
 
 def _unset(part: BaseModel) -> Iterator[str]:
-    """Yields the fields that a misspelt one may stand for: those that are not there and that somebody reads."""
+    """Yields the fields that an unknown one may misspell: those that the request does not set and that are read."""
     for name, field in type(part).model_fields.items():
         if name not in part.model_fields_set and field.annotation is not Any:
             yield name

@@ -35,7 +35,7 @@ class _Value(NamedTuple):
     fits: Callable[[Any], bool]
     allowed: str
     types: tuple[str, ...] = ()
-    """The types of which ``type`` must name one, because xgrammar ignores the keyword otherwise."""
+    """``type`` must name one of these, because xgrammar ignores the keyword otherwise. Empty: any type."""
 
 
 def _is_type(given: Any) -> bool:

@@ -171,7 +171,7 @@ class _Merged:
         return BadRequest(reply.message.replace(written, path, 1), path, reply.code)
 
     def _meant(self, unknown: str, strategies: Catalog) -> str | None:
-        """Returns the setting of which an unknown one may be a misspelling."""
+        """Returns the setting that an unknown one probably misspells; None if there is none."""
         if unknown.startswith("budget."):
             meant = nearest(unknown.removeprefix("budget."), Budget.model_fields)
             return meant and f"search.budget.{meant}"

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from search.answers.equivalence import WAIT_S, AnswerMatcher, Grouping
-from search.answers.json_answer import same_texts
+from search.answers.readings import grouped, of_text
 from search.answers.voting import AnswerSelection, Ballot, Candidate
 from search.strategies.base import Strategy
 from search.strategies.path_score import path_score
@@ -28,7 +28,10 @@ async def select_answer(
         await turns.pass_on()
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     given = [answer for answer in answers if answer is not None]
-    groups, unread = Grouping(same_texts(given), 0) if matcher is None else await matcher.grouping(given, wait_s)
+    if matcher is None:
+        groups, unread = Grouping(grouped([of_text(answer) for answer in given]), 0)
+    else:
+        groups, unread = await matcher.grouping(given, wait_s)
     group_of = {answered[member]: number for number, members in enumerate(groups) for member in members}
     ballot = Ballot()
     for index, candidate in enumerate(candidates):

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 from search_fakes import Bench
 
-from search.answers.json_answer import json_answer, same_texts
+from search.answers.json_answer import json_answer
+from search.answers.readings import grouped, of_text
 from search.ports import Child
 from search.run.report import SearchOutcome
 from search.tree import Step, StepEnd
@@ -36,7 +37,7 @@ def test_equal_values_have_one_spelling(text: str, answer: str | None) -> None:
 
 
 def test_only_equal_texts_are_the_same() -> None:
-    assert same_texts(["b", "a", "b", "B"]) == [[0, 2], [1], [3]]
+    assert grouped([of_text(text) for text in ("b", "a", "b", "B")]) == [[0, 2], [1], [3]]
 
 
 async def written(texts: list[str], settings: dict[str, Any]) -> tuple[Bench, SearchOutcome]:
