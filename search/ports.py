@@ -82,6 +82,24 @@ class ExpandItem(NamedTuple):
     replica may give back the others: see `Child`."""
 
 
+class Ahead(NamedTuple):
+    """What a replica has to know to write children of this call's steps before the search asks for them: all from
+    which their seeds and lengths follow. Nobody depends on whether it does."""
+
+    seed: int
+    """The search's seed; see `branch_seed`."""
+    children: int
+    """Most children that a step may get in the round after it was written."""
+    step_tokens: int
+    """Most tokens of a step."""
+    path_tokens: int
+    """Most tokens of prompt and path."""
+    max_depth: int
+    """Most steps of a path."""
+    merges: bool
+    """Whether the search merges siblings of the same text, and only asks for children of the first of them."""
+
+
 class ExpandRequest(NamedTuple):
     """All branches that a search requests from one generator replica in one call."""
 
@@ -105,6 +123,8 @@ class ExpandRequest(NamedTuple):
     """Replicas at which this request has failed already; it should go to another one."""
     attempt: int = 1
     """Above 1: earlier calls for these branches were interrupted."""
+    ahead: Ahead | None = None
+    """For writing children ahead; None: there are none to expect."""
 
 
 class Child(NamedTuple):
@@ -119,6 +139,8 @@ class Child(NamedTuple):
     """Prefix tokens whose KV came from a cache, this replica's own or LMCache."""
     waited: bool = False
     """Whether it had to wait for KV memory."""
+    ahead: bool = False
+    """Whether the replica had begun it before it was asked for."""
 
 
 class Headroom(NamedTuple):
@@ -137,6 +159,8 @@ class ChildGroup(NamedTuple):
 
     children: tuple[Child, ...]
     headroom: Headroom | None = None
+    unused_tokens: int = 0
+    """Tokens written ahead for this search and given up since the last group."""
 
 
 class ScoreItem(NamedTuple):

@@ -155,6 +155,19 @@ class EngineCall(Generic[Label]):
             self._open.add(request)
         return queued
 
+    def take_over(self, label: Label, request: EngineRequest) -> None:
+        """Makes a request that was begun before the call one of the call's, finished or not.
+
+        Raises:
+            EngineCallError: the call was stopped.
+        """
+        if self._stopped:
+            raise EngineCallError(self._stopped)
+        request.label, request.on_end = label, self._on_end
+        self._open.add(request)
+        if request.ending is not None:
+            self._on_end(request)
+
     async def wait(self, within_s: float | None = None) -> list[Finished[Label]]:
         """Waits for finished requests and takes them; returns an empty list after ``within_s`` seconds.
 
@@ -217,13 +230,19 @@ class EngineCall(Generic[Label]):
             await asyncio.wait(self._aborting)
 
     async def _abort(self, requests: Sequence[EngineRequest]) -> None:
-        await self._engine.abort([request.request_id for request in requests])
-        for request in requests:
-            self._discard(request.collector.output)
+        for output in await abort(self._engine, requests):
+            self._on_discard(output)
 
     def _discard(self, output: Any) -> None:
         if output is not None and not isinstance(output, Exception):
             self._on_discard(output)
+
+
+async def abort(engine: AsyncLLM, requests: Sequence[EngineRequest]) -> list[Output]:
+    """Aborts requests that the engine has; returns what each has written."""
+    await engine.abort([request.request_id for request in requests])
+    outputs = [request.collector.output for request in requests]
+    return [output for output in outputs if output is not None and not isinstance(output, Exception)]
 
 
 class _FinishedEvent:

@@ -6,7 +6,7 @@ the tests all use it.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from copy import copy
 from dataclasses import dataclass
@@ -21,12 +21,21 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from deployments.engines.arguments import engine_args
 from deployments.engines.counters import EngineCounters
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.engine_calls import EngineCall, EngineCallError, Finished, NeverFits, Output, RequestRefused
+from deployments.engines.engine_calls import (
+    EngineCall,
+    EngineCallError,
+    Finished,
+    NeverFits,
+    Output,
+    RequestRefused,
+    abort,
+)
 from deployments.engines.grants import grant
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
-from deployments.engines.request_queue import RequestQueue
+from deployments.engines.request_queue import EngineRequest, RequestQueue
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
+from deployments.engines.write_ahead import SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
@@ -65,6 +74,8 @@ class _ChildRequest(NamedTuple):
     earlier: "_Written"
     waited: bool = False
     """Whether an earlier request had to wait for KV memory."""
+    ahead: bool = False
+    """Whether its first request was begun before the call."""
 
 
 class _Written(NamedTuple):
@@ -99,6 +110,7 @@ class _Running(StartedEngine):
     block_size: int
     """Tokens per KV block."""
     clamp: KVClamp | None
+    write_ahead: WriteAhead
 
 
 class GenerationEngine(EngineLifecycle[_Running]):
@@ -117,6 +129,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._recomputed_tokens = 0
         self._given_back = 0
         self._lengths = {condition: StepLengths() for condition in StopCondition}
+        self._aborts: set[asyncio.Task[None]] = set()
 
     def _arguments(self) -> AsyncEngineArgs:
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
@@ -132,7 +145,18 @@ class GenerationEngine(EngineLifecycle[_Running]):
         if clamp is not None:
             counters.on_step = clamp.stepped
         queue = RequestQueue(self._settings.max_num_seqs, clamp)
-        return _Running(engine, counters, queue, ChatEncoder(tokenizer), splitter, eos, block_size, clamp)
+        # Under ``shrink`` it depends on free memory what the search gets.
+        setting = "off" if self._settings.clamp == "shrink" else self._settings.write_ahead
+        lengths = self._lengths[StopCondition.STEP]
+
+        def abort_ahead(requests: Sequence[EngineRequest], count_tokens: Callable[[int], None]) -> None:
+            task = asyncio.get_running_loop().create_task(_abort(engine, requests, count_tokens))
+            self._aborts.add(task)
+            task.add_done_callback(self._aborts.discard)
+
+        write_ahead = WriteAhead(queue, setting, lengths, abort_ahead)
+        chat = ChatEncoder(tokenizer)
+        return _Running(engine, counters, queue, chat, splitter, eos, block_size, clamp, write_ahead)
 
     async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
         """Streams the finished children in groups; see ``search.ports.Generator``.
@@ -148,25 +172,34 @@ class GenerationEngine(EngineLifecycle[_Running]):
         """
         if request.model not in ("", self._settings.served_name):
             raise GeneratorRefused(f"this replica has the model {self._settings.served_name!r}, not {request.model!r}")
+        template, started = self._sampling_params(request), self._running
         try:
-            async with self._call(request) as call:
-                expansions = self._expansions(request)
-                given_back = self._submit(call, request, expansions)
-                now = [child for expansion in expansions for child in expansion.full] + given_back
-                if now:
-                    yield ChildGroup(tuple(now), self._headroom)
-                while call.pending:
-                    finished = await call.wait(HEARTBEAT_S)
-                    if not finished:
-                        if not self.silent_s:
-                            yield ChildGroup((), self._headroom)
-                        continue
-                    if call.pending:
-                        await asyncio.sleep(GROUP_S)
-                        finished += call.take()
-                    self._record(finished, request.stop_condition)
-                    if children := [child for done in finished if (child := self._child(call, request, done))]:
-                        yield ChildGroup(tuple(children), self._headroom)
+            with started.write_ahead.call(request, template) as ahead:
+                async with self._call(request) as call:
+                    expansions = self._expansions(request, template)
+                    given_back = self._submit(call, request, expansions, ahead)
+                    if ahead is not None:
+                        ahead.give_up_rest()
+                    now = [child for expansion in expansions for child in expansion.full] + given_back
+                    if now:
+                        yield ChildGroup(tuple(now), self._headroom)
+                    while call.pending:
+                        finished = await call.wait(HEARTBEAT_S)
+                        if not finished:
+                            if not self.silent_s:
+                                yield ChildGroup((), self._headroom)
+                            continue
+                        if call.pending:
+                            await asyncio.sleep(GROUP_S)
+                            finished += call.take()
+                        self._record(finished, request.stop_condition)
+                        written = [(child, done) for done in finished if (child := self._child(call, request, done))]
+                        if written:
+                            unused = ahead.take_unused_tokens() if ahead is not None else 0
+                            yield ChildGroup(tuple(child for child, _ in written), self._headroom, unused)
+                        if ahead is not None:
+                            # Not before: starting requests takes time, and the children are needed now.
+                            ahead.wrote((child, _path(done.output)) for child, done in written)
         except EngineCallError as error:
             if request.json_schema and isinstance(error, RequestRefused) and not isinstance(error, NeverFits):
                 raise SchemaRefused(str(error)) from error
@@ -224,6 +257,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         aborted branches, together the engine's ``generated_tokens``; ``recomputed_tokens`` of paths whose KV some
         engine had before; reserved KV blocks; and branches that waited for KV memory or were given back."""
         running = self._running
+        ahead = running.write_ahead.counts
         clamp, clamped = running.clamp, {}
         if clamp is not None:
             clamped = {
@@ -235,9 +269,10 @@ class GenerationEngine(EngineLifecycle[_Running]):
         return {
             **super().stats(),
             **clamped,
+            **ahead,
             "calls": self._open_calls,
             "written_tokens": self._written_tokens,
-            "discarded_tokens": self._discarded_tokens,
+            "discarded_tokens": self._discarded_tokens + ahead["ahead_unused_tokens"],
             "recomputed_tokens": self._recomputed_tokens,
         }
 
@@ -262,10 +297,15 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         left = [f"{self._open_calls} calls are open"] if self._open_calls else []
-        return [*left, *await super().check_integrity(settle_s)]
+        left += await super().check_integrity(settle_s)
+        return left + self._running.write_ahead.check_integrity()
 
     def _submit(
-        self, call: EngineCall[_ChildRequest], request: ExpandRequest, expansions: Sequence[_Expansion]
+        self,
+        call: EngineCall[_ChildRequest],
+        request: ExpandRequest,
+        expansions: Sequence[_Expansion],
+        ahead: SearchAhead | None,
     ) -> list[Child]:
         """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the other
         branches as children without steps."""
@@ -275,6 +315,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
         def queue(number: int, index: int, needed: bool) -> bool:
             expansion = expansions[number]
             branch = expansion.branches[index]
+            if ahead is not None:
+                begun = ahead.adopt(branch.parent, branch.child, expansion.token_ids, branch.params)
+                if begun is not None:
+                    call.take_over(branch._replace(ahead=True), begun)
+                    return True
             growth = lengths.expected(branch.params.max_tokens or 1)
             return call.submit(
                 branch,
@@ -297,9 +342,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._given_back += len(given_back)
         return given_back
 
-    def _expansions(self, request: ExpandRequest) -> list[_Expansion]:
-        """The requests of a call, one item per node."""
-        template, running = self._sampling_params(request), self._running
+    def _expansions(self, request: ExpandRequest, template: SamplingParams) -> list[_Expansion]:
+        """The requests of a call, one item per node. ``template``: parameters of all, but for seed and length."""
+        running = self._running
         expansions: list[_Expansion] = []
         for parent, token_ids, branches, _ in request.expansions:
             prefix = running.clamp.prefix(token_ids, request.cache_salt) if running.clamp else None
@@ -359,7 +404,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     return None
                 step = step._replace(end=StepEnd.LENGTH)
             steps = (step,)
-        return Child(child_request.parent, child_request.child, steps, written.cached_tokens, child_request.waited)
+        _, _, _, _, waited, ahead = child_request
+        return Child(child_request.parent, child_request.child, steps, written.cached_tokens, waited, ahead)
 
     def _continue(
         self, call: EngineCall[_ChildRequest], output: RequestOutput, child_request: _ChildRequest, left: int
@@ -447,6 +493,18 @@ class _NextTokens:
                 if not future.done():
                     future.set_exception(error)
                     future.exception()  # marks it as retrieved: the waiter may be gone
+
+
+def _path(output: Output) -> tuple[int, ...]:
+    """The token ids of a finished request: its prompt's, and those it wrote."""
+    assert isinstance(output, RequestOutput)
+    return (*(output.prompt_token_ids or ()), *output.outputs[0].token_ids)
+
+
+async def _abort(engine: AsyncLLM, requests: Sequence[EngineRequest], count_tokens: Callable[[int], None]) -> None:
+    for output in await abort(engine, requests):
+        assert isinstance(output, RequestOutput)
+        count_tokens(len(output.outputs[0].token_ids))
 
 
 def _as_search_error(error: EngineCallError) -> GeneratorError:

@@ -132,7 +132,7 @@ class EngineLifecycle(ABC, Generic[Started]):
     @property
     def pressure(self) -> float:
         """Requested work over what the engine can do at once: here, requests over its largest batch."""
-        return len(self._running.queue) / self._settings.max_num_seqs
+        return self._running.queue.demand / self._settings.max_num_seqs
 
     @property
     def silent_s(self) -> float:

@@ -10,15 +10,18 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 from deployments.engines.fair_order import FairOrder
 from kvstore.memory.clamp import KVClamp
-from kvstore.memory.ledger import Hold, Needs, Prefix
+from kvstore.memory.ledger import Hold, Needs, Prefix, TooLarge
 from search.ports import Lane
 
 CANARY_PLACE = -1  # before all positions of `FairOrder`
+AHEAD_PLACE = 1 << 40  # behind all of them
+MOST_DEMAND = 4
+"""Largest number of requests in demand beside which others are written ahead."""
 FLEX_RATIO = 7  # Under contention one request in eight is of a flex search.
 
 
@@ -74,6 +77,26 @@ class EngineRequest:
     output: Any = None
     """The engine's output, or the exception with which it failed."""
     ending: Ending | None = None
+    ahead: bool = False
+    """Whether it was written ahead and no call has asked for it yet."""
+
+    @classmethod
+    def written_ahead(
+        cls, search_id: str, token_ids: Sequence[int], params: Any, cache_salt: str, growth: int
+    ) -> "EngineRequest":
+        """A request that no call has made."""
+        return cls(
+            search_id,
+            None,
+            token_ids,
+            params,
+            cache_salt,
+            Lane.DEMAND,
+            _no_call,
+            growth=growth,
+            place=AHEAD_PLACE,
+            ahead=True,
+        )
 
     @property
     def priority(self) -> int:
@@ -95,6 +118,27 @@ class _RequestHeap:
         return heap[0][2] if heap else None
 
 
+def _no_call(request: EngineRequest) -> None:
+    """`EngineRequest.on_end` of a request that no call has made."""
+
+
+class AheadSource(Protocol):
+    """Where requests that are written ahead come from; see `deployments.engines.write_ahead`."""
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are requests to start."""
+        ...
+
+    def next_request(self) -> EngineRequest | None:
+        """The next request to start."""
+        ...
+
+    def give_up(self, requests: Sequence[EngineRequest]) -> None:
+        """Ends started requests."""
+        ...
+
+
 class RequestQueue:
     """Starts requests in a fair order while the engine has slots and KV memory for them.
 
@@ -102,6 +146,9 @@ class RequestQueue:
     before all of them: a load balancer does not wait until the searches before it have had their turn. Requests of
     flex searches start when no other request waits, or when `FLEX_RATIO` others have passed them. A request without KV
     memory holds back all requests behind it. Single-threaded: one event loop.
+
+    Requests written ahead start when the engine has next to nothing else to do, and end when others need their slot or
+    memory.
     """
 
     def __init__(self, batch: int, clamp: KVClamp | None = None, ahead: float = 0.25) -> None:
@@ -113,6 +160,10 @@ class RequestQueue:
                 a slot of the batch is free.
         """
         self.clamp = clamp
+        self.ahead: AheadSource | None = None
+        self._started_ahead: dict[str, EngineRequest] = {}
+        """Live requests that were written ahead, the newest last."""
+        self._batch = batch
         self._slots = batch + math.ceil(ahead * batch)
         self._order = FairOrder()
         self._waiting = {False: _RequestHeap(), True: _RequestHeap()}
@@ -136,11 +187,16 @@ class RequestQueue:
         self.waited = 0
         """Number of requests that had to wait for KV memory, their own or that of a request before them."""
         if clamp is not None:
-            clamp.on_room = self._wake
+            clamp.on_room = self.wake
 
     def __len__(self) -> int:
         """Number of requests that have not ended."""
         return len(self._alive)
+
+    @property
+    def demand(self) -> int:
+        """Number of requests that have not ended, without those that are written ahead."""
+        return len(self._alive) - len(self._started_ahead)
 
     @property
     def queued(self) -> int:
@@ -168,10 +224,7 @@ class RequestQueue:
             self.clamp.add(request.needs)
         canary = request.lane is Lane.CANARY
         request.place = CANARY_PLACE if canary else self._order.position(request.search_id)
-        self._begun += 1
-        request.number = self._begun
-        request.request_id = f"{self._id_prefix}-{request.number}"
-        self._alive[request.request_id] = request
+        self._register(request)
         if reserve and request.hold is None:
             self._short_until = request.number
         waiting = self._waiting[request.lane.flex] if request.hold is None else self._reserved
@@ -190,14 +243,18 @@ class RequestQueue:
         """Takes the next request for the engine and reserves its KV memory. None where no request waits, or where there
         is no slot or memory for it."""
         self._short_of_memory = False
+        flex = self._waiting[True].first
+        request = self._reserved.first or self._first_waiting
+        if request is None:
+            return self._start_ahead()
+        if self._running >= self._batch:
+            self._give_up_newest()
         if self._running >= self._slots:
             return None
-        if (request := self._reserved.first) is not None:
+        if request.hold is not None:
             heapq.heappop(self._reserved.heap)
         else:
-            normal, flex = self._waiting[False].first, self._waiting[True].first
-            request = normal if flex is None or (normal is not None and self._since_flex < FLEX_RATIO) else flex
-            if request is None or not self._reserve(request):
+            if not self._reserve(request):
                 return None
             request.waited = request.number <= self._short_until
             self.waited += request.waited
@@ -206,6 +263,58 @@ class RequestQueue:
         request.started = True
         self._running += 1
         return request
+
+    @property
+    def _first_waiting(self) -> EngineRequest | None:
+        normal, flex = self._waiting[False].first, self._waiting[True].first
+        return normal if flex is None or (normal is not None and self._since_flex < FLEX_RATIO) else flex
+
+    def _start_ahead(self) -> EngineRequest | None:
+        """Starts a request that is written ahead, if the engine has time and memory for it."""
+        if self.ahead is None or self.demand > MOST_DEMAND or self._running >= self._batch:
+            return None
+        if (request := self.ahead.next_request()) is None:
+            return None
+        if self.clamp is not None:
+            request.prefix = self.clamp.prefix(request.token_ids, request.cache_salt)
+            try:
+                request.needs = self.clamp.needs(request.prefix, request.growth)
+            except TooLarge:
+                request.ending = Ending.FAILED
+                return None
+            request.hold = self.clamp.reserve_ahead(request.prefix, request.needs)
+            if request.hold is None:
+                request.ending = Ending.ABORTED
+                return None
+        self._register(request)
+        self._started_ahead[request.request_id] = request
+        request.started = True
+        self._running += 1
+        return request
+
+    def adopt(self, request: EngineRequest) -> None:
+        """Makes a request that was written ahead one in demand: its search's turn counts it, and nothing gives it up
+        any more."""
+        request.ahead = False
+        self._started_ahead.pop(request.request_id, None)
+        request.place = self._order.position(request.search_id)
+        if request.ending is Ending.FINISHED:
+            self._order.served(request.place)
+        elif self.clamp is not None and request.needs is not None:
+            self.clamp.add(request.needs)
+
+    def _give_up_newest(self) -> bool:
+        """Ends the newest request that is written ahead. False if there is none."""
+        if self.ahead is None or not self._started_ahead:
+            return False
+        self.ahead.give_up([next(reversed(self._started_ahead.values()))])
+        return True
+
+    def _register(self, request: EngineRequest) -> None:
+        self._begun += 1
+        request.number = self._begun
+        request.request_id = f"{self._id_prefix}-{request.number}"
+        self._alive[request.request_id] = request
 
     def end(self, request: EngineRequest, ending: Ending) -> None:
         """Ends a request and frees its slot and memory for the next one.
@@ -218,16 +327,23 @@ class RequestQueue:
         request.ending = ending
         self._endings[ending] += 1
         self._running -= request.started
+        if request.ahead:
+            del self._started_ahead[request.request_id]
+            if self.clamp is not None and request.hold is not None:
+                self.clamp.release(request.hold)
+            self.wake()
+            return
         if ending is Ending.FINISHED:
             self._order.served(request.place)
         if self.clamp is not None and request.needs is not None:
             waits = self._short_of_memory and self.queued > 0
             self.clamp.remove(request.needs, request.hold, others_wait=waits and ending is Ending.FINISHED)
-        self._wake()
+        self.wake()
         request.on_end(request)
 
-    def _wake(self) -> None:
-        if self.queued:
+    def wake(self) -> None:
+        """Looks again whether a request can start."""
+        if self.queued or (self.ahead is not None and self.ahead.waits):
             self._changed.set()
 
     def _reserve(self, request: EngineRequest) -> bool:
@@ -237,6 +353,8 @@ class RequestQueue:
         assert request.prefix is not None
         assert request.needs is not None
         request.hold = self.clamp.reserve(request.prefix, request.needs)
+        while request.hold is None and self._give_up_newest():
+            request.hold = self.clamp.reserve(request.prefix, request.needs)
         if request.hold is None:
             self._short_of_memory = True
             self._short_until = self._begun

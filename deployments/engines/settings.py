@@ -29,6 +29,9 @@ CPU_BLOCK_SIZE = 32
 GPU_BLOCK_SIZE = 16
 """vLLM's default on a GPU, for all but a few kinds of attention."""
 
+WriteAheadSetting: TypeAlias = Annotated[float, Field(gt=0, le=16)] | Literal["auto", "off"]
+"""Whether a generator replica writes ahead, and how far; see `deployments.engines.write_ahead`."""
+
 SystemPrompt: TypeAlias = Annotated[
     str | None, Field(description="System turn before the question, where the model wants one.")
 ]
@@ -197,4 +200,9 @@ class GeneratorSettings(EngineSettings):
         "wait",
         description="What becomes of branches for which the replica has no KV blocks: they wait for it to have them, "
         "are given back to their search, which goes on with fewer, or they go to the engine, which puts others back.",
+    )
+    write_ahead: WriteAheadSetting = Field(
+        "auto",
+        description="How far a replica with nothing else to do begins children before their search asks for them: so "
+        "many for each sample of a step, by the time that rewards take (auto), or not at all (off).",
     )

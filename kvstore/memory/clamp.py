@@ -24,6 +24,9 @@ soon as another request ends, without a round trip to the replica."""
 OVERCOMMIT_STEP = 0.02
 """Rise of the overcommit, as a share of capacity, by the time that as many requests have finished as are running."""
 
+AHEAD_FREE = 0.2
+"""Share of the blocks that requests written ahead leave free."""
+
 
 class StepLengths:
     """Expected output length of a request, in tokens: a running quantile."""
@@ -98,10 +101,21 @@ class KVClamp:
         self._requested_growth -= needs.growth
         if hold is None:
             return
-        hold.release()
         if others_wait:
             more = OVERCOMMIT_STEP * self.ledger.capacity / self.running
             self.overcommit = min(self.overcommit + more, MAX_OVERCOMMIT * self.ledger.capacity)
+        self.release(hold)
+
+    def reserve_ahead(self, prefix: Prefix, needs: Needs) -> Hold | None:
+        """Reserves blocks for a request that nobody has asked for; None if less than `AHEAD_FREE` would stay free. It
+        is no demand until it is counted with ``add``."""
+        hold = self.ledger.reserve(prefix, needs, int(AHEAD_FREE * self.ledger.capacity))
+        self.running += hold is not None
+        return hold
+
+    def release(self, hold: Hold) -> None:
+        """Releases the blocks of a request that is not counted as demand."""
+        hold.release()
         self.running -= 1
 
     def stepped(self, withheld: int, preempted: int) -> None:

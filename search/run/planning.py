@@ -29,6 +29,11 @@ class PathLimits(NamedTuple):
         """Tokens that may still be written below ``node``."""
         return min(self.max_path_tokens, self.context_tokens - len(self.prompt)) - node.path_tokens
 
+    @property
+    def longest(self) -> int:
+        """Most tokens of prompt and path together."""
+        return min(self.max_path_tokens + len(self.prompt), self.context_tokens)
+
     def steps(self, node: Node) -> int:
         """Steps that may still be written below ``node``."""
         return self.max_depth - node.depth

@@ -68,6 +68,11 @@ class SearchCost(BaseModel):
     """Branches that the generator gave back for lack of KV memory (``clamp: shrink``)."""
     waiting_branches: int = 0
     """Branches that waited for KV memory at the generator."""
+    ahead_branches: int = 0
+    """Branches that the generator had begun before the search asked for them."""
+    unused_tokens: int = 0
+    """Tokens that the generator wrote ahead for this search and nobody asked for, but for those of its last round. They
+    are not among ``generated_tokens``."""
     least_headroom: float = 1.0
     """Lowest share of free KV memory reported by a generator replica; 1 if none reported."""
     kv_tokens_peak: int | None = Field(None, exclude_if=_is_none)

@@ -134,6 +134,7 @@ class Results:
         self._cost.prefix_tokens += len(self._limits.prompt) + self._tree[child.parent].path_tokens
         self._cost.cached_tokens += child.cached_tokens
         self._cost.waiting_branches += child.waited
+        self._cost.ahead_branches += child.ahead
         if not child.parent:
             self._cost.root_cached_tokens = max(self._cost.root_cached_tokens, child.cached_tokens)
 

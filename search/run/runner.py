@@ -17,11 +17,13 @@ from search.answers.voting import AnswerSelection
 from search.budget import BudgetMeter
 from search.errors import CallInterrupted, GeneratorError, LimitKind, PromptTooLong, SearchError
 from search.ports import (
+    Ahead,
     ChildGroup,
     ExpandRequest,
     Lane,
     ScoreItem,
     ScoreRequest,
+    StopCondition,
 )
 from search.run.answer_selection import best_open_path, select_answer
 from search.run.environment import SearchEnvironment
@@ -176,6 +178,7 @@ class _Search:
         tree.stop = settings.stop
         self._meter = BudgetMeter(settings.budget)
         self._limits = limits
+        self._max_step_tokens = settings.max_step_tokens
         self._planner = Planner(tree, settings, limits, self._meter)
         self._results = Results(tree, limits, self._meter, cost)
         self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
@@ -360,6 +363,7 @@ class _Search:
         """Enters arrived children into the tree and queues their steps for scoring."""
         if arrived.headroom is not None:
             self._results.saw(arrived.headroom)
+        self._cost.unused_tokens += arrived.unused_tokens
         unscored: list[Sequence[Node]] = []
         turns = Turns()
         for child in arrived.children:
@@ -465,7 +469,17 @@ class _Search:
             self._cache_salt,
             self._model,
             json_schema=self._json_schema,
+            ahead=self._ahead(batch),
         )
+
+    def _ahead(self, batch: Batch) -> Ahead | None:
+        """What the generator has to know to write children of this batch ahead; None if none are to be expected."""
+        children = self._strategy.most_children
+        if not children or batch.lookahead or batch.stop_condition is not StopCondition.STEP:
+            return None
+        limits = self._limits
+        merges = self._tree.merges_siblings
+        return Ahead(self._seed, children, self._max_step_tokens, limits.longest, limits.max_depth, merges)
 
     def _score_request(self, items: Sequence[ScoreItem]) -> ScoreRequest:
         lane = Lane.of(False, self._flex)

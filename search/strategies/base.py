@@ -88,6 +88,12 @@ class Strategy(BaseModel, ABC):
         """Whether the generator has to report the log-probabilities of its steps."""
         return False
 
+    @property
+    def most_children(self) -> int:
+        """The most children that a step may get in the round after it was written, single steps under their own seeds;
+        0 if none are to be expected. A generator that has nothing else to do begins some of them early."""
+        return 0
+
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         """The expansions to request now. Called after every change of the tree. Branches in flight are in the tree

@@ -11,7 +11,7 @@ from itertools import accumulate
 from pydantic import Field, ValidationInfo
 from pydantic_core import PydanticCustomError
 
-from search.caps import Uncapped
+from search.caps import Uncapped, Width
 from search.ports import StopCondition
 from search.strategies.base import Expansion, Strategy
 from search.tree import Node, NodeStatus, SearchTree
@@ -27,6 +27,12 @@ class LevelSearch(Strategy):
     lookahead: Uncapped = Field(
         0, ge=0, le=MAX_LOOKAHEAD, description="Greedy steps written and scored ahead of each step to rank it."
     )
+
+    n: Width = Field(16, description="Children of a level.")
+
+    @property
+    def most_children(self) -> int:
+        return 0 if self.lookahead else self.n
 
     @abstractmethod
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:

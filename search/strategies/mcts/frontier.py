@@ -43,6 +43,10 @@ class Frontier(Strategy):
     def needs_logprobs(self) -> bool:
         return self.entropy_weight > 0
 
+    @property
+    def most_children(self) -> int:
+        return self.width
+
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []

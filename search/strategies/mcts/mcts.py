@@ -79,6 +79,10 @@ class MCTS(Strategy):
     def needs_logprobs(self) -> bool:
         return self.prior is Prior.LOGPROB
 
+    @property
+    def most_children(self) -> int:
+        return 0 if self.rolls_out else self.width
+
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
             return []

@@ -1,0 +1,349 @@
+"""Writing ahead: a replica begins the children of finished steps before their search asks for them.
+
+A search asks for children once the reward model has scored its steps; until then the generator would have nothing to do
+for it. What a child says follows from its prefix, its seed and its sampling parameters, and its seed from the search's
+seed and its place in the tree. So the replica can begin a child by itself. If the search asks for exactly this child,
+its request becomes the search's; what the search does not ask for is given up. The tree is the same either way: a wrong
+guess costs tokens and nothing else.
+"""
+
+import asyncio
+import heapq
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import count
+from typing import NamedTuple
+
+from vllm import SamplingParams
+
+from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
+from deployments.engines.settings import WriteAheadSetting
+from kvstore.memory.clamp import StepLengths
+from search.answers.extraction import boxed_answer
+from search.ports import Ahead, Child, ExpandRequest, Sampling, branch_seed
+from search.tree import NodeId, StepEnd
+
+LEAST_PER_SAMPLE, MOST_PER_SAMPLE = 1.0, 2.0
+"""Range of ``WriteAhead.per_sample`` under ``auto``. A round has about as many branches as the one before it. The lower
+end is for rewards that come at once; if scoring a round takes as long as writing one, twice as much is written."""
+LEAST_TURN = 0.05
+"""Under ``auto`` nothing is written ahead if the time between two calls of a search is below this share of a call's:
+the engine hardly waits for rewards."""
+WEIGHT = 0.05
+"""Weight of the newest time in the moving averages."""
+LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
+"""What was written ahead is given up if the search's next call does not come within so many average waits for one:
+nobody tells a replica that a search has ended."""
+
+
+class _Kind(NamedTuple):
+    """What all branches of a call have in common, as far as it decides what they say."""
+
+    sampling: Sampling
+    logprobs: bool
+    cache_salt: str
+
+    @classmethod
+    def of(cls, request: ExpandRequest) -> "_Kind":
+        return cls(request.sampling, request.logprobs, request.cache_salt)
+
+
+@dataclass(eq=False, slots=True)
+class _FinishedStep:
+    """A step whose children may be written ahead. Siblings of the same text are one step if the search merges them."""
+
+    id: NodeId
+    """The lowest id of its siblings: the one below which the search will ask."""
+    token_ids: tuple[int, ...]
+    """Token ids of the prompt and of the path up to and with this step."""
+    copies: int = 0
+    children: list[EngineRequest] = field(default_factory=list)
+    """Requests of its children that were begun, by index."""
+
+
+class _Round:
+    """The steps that one call has written, and what was begun below them."""
+
+    def __init__(self, request: ExpandRequest, ahead: Ahead, params: SamplingParams) -> None:
+        self.search_id = request.search_id
+        self.kind = _Kind.of(request)
+        self.ahead = ahead
+        self.params = params
+        """Parameters of every child but for seed and length."""
+        self.steps: dict[tuple[NodeId, str | int], _FinishedStep] = {}
+        """By parent and text, or by parent and index if siblings are not merged."""
+        self.over = False
+        """Whether the search has made its next call, or has ended."""
+
+    def add(self, child: Child, token_ids: tuple[int, ...]) -> tuple[_FinishedStep, Sequence[EngineRequest]] | None:
+        """Adds a finished step. Returns its entry, and requests to give up: those below a sibling of the same text that
+        came earlier but has a later index. None if nothing can follow the step."""
+        [step] = child.steps
+        node = (*child.parent, child.index)
+        if step.end is not StepEnd.DELIMITER or not step.token_ids or len(node) >= self.ahead.max_depth:
+            return None
+        if self._max_tokens(token_ids) < 1 or boxed_answer(step.text) is not None:
+            return None
+        key = child.parent, step.text if self.ahead.merges else child.index
+        entry = self.steps.setdefault(key, _FinishedStep(node, token_ids))
+        entry.copies += 1
+        outdated: Sequence[EngineRequest] = ()
+        if node < entry.id:
+            outdated, entry.children = entry.children, []
+            entry.id, entry.token_ids = node, token_ids
+        return entry, outdated
+
+    def request_below(self, step: _FinishedStep, lengths: StepLengths) -> EngineRequest:
+        """A request for the next child of ``step``, as the search would make it."""
+        params = copy(self.params)
+        params.max_tokens = self._max_tokens(step.token_ids)
+        if self.kind.sampling.temperature > 0:
+            params.seed = branch_seed(self.ahead.seed, step.id, len(step.children))
+        growth = lengths.expected(params.max_tokens)
+        return EngineRequest.written_ahead(self.search_id, step.token_ids, params, self.kind.cache_salt, growth)
+
+    def _max_tokens(self, token_ids: Sequence[int]) -> int:
+        return min(self.ahead.step_tokens, self.ahead.path_tokens - len(token_ids))
+
+
+class WriteAhead:
+    """The children that one replica writes ahead for its searches, until they are asked for or given up.
+
+    The queue asks it for the next one when the engine has room. Use from one event loop.
+    """
+
+    def __init__(
+        self,
+        queue: RequestQueue,
+        setting: WriteAheadSetting,
+        lengths: StepLengths,
+        abort: Callable[[Sequence[EngineRequest], Callable[[int], None]], None],
+    ) -> None:
+        """
+        Args:
+            lengths: of the steps that the engine wrote.
+            abort: aborts requests at the engine; calls its second argument with the number of tokens of each.
+        """
+        self._queue = queue
+        self._setting = setting
+        self._lengths = lengths
+        self._abort = abort
+        self._searches: dict[str, SearchAhead] = {}
+        self._wanted: list[tuple[float, int, _Round, _FinishedStep]] = []
+        """Heap of children to begin: the share of its siblings that come before it, the order of arrival, below what.
+        Entries of rounds that are over are dropped when they come first."""
+        self._numbers = count()
+        self._turn_s = self._call_s = 0.0
+        """Moving averages: the time from the end of a search's call to its next one, and the time of a call."""
+        self._begun = self._adopted = self._adopted_finished = self._unused_tokens = 0
+        queue.ahead = self
+
+    @property
+    def per_sample(self) -> float:
+        """Children to begin for each sample of a step; 0: none."""
+        if not isinstance(self._setting, str):
+            return self._setting
+        if self._setting == "off" or not self._turn_s:
+            return 0.0
+        share = self._turn_s / self._call_s
+        return 0.0 if share < LEAST_TURN else LEAST_PER_SAMPLE + (MOST_PER_SAMPLE - LEAST_PER_SAMPLE) * min(1.0, share)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Children begun; those that their search asked for, and how many of them were finished by then; tokens that
+        nobody asked for."""
+        return {
+            "ahead_begun": self._begun,
+            "ahead_adopted": self._adopted,
+            "ahead_adopted_finished": self._adopted_finished,
+            "ahead_unused_tokens": self._unused_tokens,
+        }
+
+    def check_integrity(self) -> list[str]:
+        """Leak check of an idle engine: a sentence for each search of which something is kept."""
+        return [f"something is written ahead for search {search_id}" for search_id in self._searches]
+
+    @contextmanager
+    def call(self, request: ExpandRequest, params: SamplingParams) -> Iterator["SearchAhead | None"]:
+        """Context of one call; None if nothing is written ahead for it. If the call is not completed, everything that
+        was written ahead for its search is given up.
+
+        Args:
+            params: parameters of every branch but for seed and length.
+        """
+        if request.ahead is None or self._setting == "off":
+            yield None
+            return
+        began = time.monotonic()
+        search = self._searches.setdefault(request.search_id, SearchAhead(self, request.search_id))
+        if search.call_ended is not None:
+            self._turn_s = _averaged(self._turn_s, began - search.call_ended)
+        search.begins(_Round(request, request.ahead, params))
+        try:
+            yield search
+        except BaseException:
+            self._forget(search)
+            raise
+        self._call_s = _averaged(self._call_s, time.monotonic() - began)
+        linger_s = min(max(LINGER_TURNS * self._turn_s, LEAST_LINGER_S), MOST_LINGER_S)
+        search.ended(asyncio.get_running_loop().call_later(linger_s, self._forget, search))
+
+    @property
+    def waits(self) -> bool:
+        """Whether there are children to begin."""
+        return bool(self._wanted)
+
+    def next_request(self) -> EngineRequest | None:
+        """The child to begin next. Called by the queue, which starts it, or ends it if there is no room."""
+        while self._wanted:
+            _, _, owner, step = heapq.heappop(self._wanted)
+            if not owner.over and len(step.children) < self._number(owner, step):
+                request = owner.request_below(step, self._lengths)
+                step.children.append(request)
+                self._begun += 1
+                return request
+        return None
+
+    def want(self, owner: _Round, step: _FinishedStep) -> None:
+        """Queues the children of a finished step that were not begun yet."""
+        number = self._number(owner, step)
+        for index in range(len(step.children), number):
+            heapq.heappush(self._wanted, (index / number, next(self._numbers), owner, step))
+
+    def begin(self) -> None:
+        """Has the queue begin children, if the engine has room."""
+        if self._wanted:
+            self._queue.wake()
+
+    def adopt(self, request: EngineRequest) -> None:
+        """Makes a request that was written ahead one of a call."""
+        self._adopted += 1
+        self._adopted_finished += request.ending is Ending.FINISHED
+        self._queue.adopt(request)
+
+    def give_up(self, requests: Sequence[EngineRequest]) -> None:
+        """Ends requests of one search that were written ahead. Also called by the queue, when demand needs their
+        place."""
+        running: list[EngineRequest] = []
+        for request in requests:
+            if request.ending is None:
+                self._queue.end(request, Ending.ABORTED)
+                # `hand_over` aborts those that the engine does not know yet.
+                running += [request] if request.collector is not None else []
+            elif request.ending is Ending.FINISHED:
+                self._count_unused(request.search_id, len(request.output.outputs[0].token_ids))
+        if running:
+            search_id = running[0].search_id
+            self._abort(running, lambda tokens: self._count_unused(search_id, tokens))
+
+    def _number(self, owner: _Round, step: _FinishedStep) -> int:
+        """The number of children of a step to write ahead."""
+        return min(owner.ahead.children, math.ceil(self.per_sample * step.copies))
+
+    def _forget(self, search: "SearchAhead") -> None:
+        if self._searches.get(search.search_id) is search:
+            del self._searches[search.search_id]
+        search.close()
+
+    def _count_unused(self, search_id: str, tokens: int) -> None:
+        self._unused_tokens += tokens
+        if (search := self._searches.get(search_id)) is not None:
+            search.unused_tokens += tokens
+
+
+class SearchAhead:
+    """What is written ahead for one search."""
+
+    def __init__(self, owner: WriteAhead, search_id: str) -> None:
+        self.search_id = search_id
+        self.unused_tokens = 0
+        """Tokens given up that were not reported to the search yet."""
+        self.call_ended: float | None = None
+        """Time when its last call ended; None during a call."""
+        self._owner = owner
+        self._before: _Round | None = None
+        """The round of the call before this one, until its rest is given up."""
+        self._round: _Round | None = None
+        """The round of the newest call."""
+        self._by_id: dict[NodeId, _FinishedStep] = {}
+        """The steps of ``_before`` below which this call's branches may have been begun."""
+        self._timer: asyncio.TimerHandle | None = None
+
+    def begins(self, newest: _Round) -> None:
+        """A call of the search begins."""
+        self._stop_timer()
+        self.call_ended = None
+        self.give_up_rest()
+        self._before, self._round = self._round, newest
+        if self._before is not None and self._before.kind == newest.kind:
+            self._by_id = {step.id: step for step in self._before.steps.values()}
+
+    def ended(self, timer: asyncio.TimerHandle) -> None:
+        """A call has ended. ``timer`` runs until the search is forgotten."""
+        self._stop_timer()
+        self.call_ended = time.monotonic()
+        self._timer = timer
+
+    def close(self) -> None:
+        """Gives up everything."""
+        self._stop_timer()
+        self.give_up_rest()
+        self._before, self._round = self._round, None
+        self.give_up_rest()
+
+    def adopt(
+        self, parent: NodeId, index: int, token_ids: Sequence[int], params: SamplingParams
+    ) -> EngineRequest | None:
+        """The request of a branch that was begun before it was asked for. None if there is none that writes what this
+        branch would.
+
+        Args:
+            token_ids: the branch's prefix.
+            params: its parameters, with seed and length.
+        """
+        step = self._by_id.get(parent)
+        if step is None or not 0 <= index < len(step.children) or step.token_ids != token_ids:
+            return None
+        request = step.children[index]
+        same = request.params.seed == params.seed and request.params.max_tokens == params.max_tokens
+        if not same or request.ending not in (None, Ending.FINISHED) or not request.ahead:
+            return None
+        self._owner.adopt(request)
+        return request
+
+    def give_up_rest(self) -> None:
+        """Gives up what was written ahead of the newest call and was not adopted."""
+        before, self._before, self._by_id = self._before, None, {}
+        if before is not None:
+            before.over = True
+            left = [request for step in before.steps.values() for request in step.children if request.ahead]
+            self._owner.give_up(left)
+
+    def wrote(self, written: Iterable[tuple[Child, tuple[int, ...]]]) -> None:
+        """Takes note of finished steps, each with the token ids of its whole path: their children may be begun."""
+        if (owner := self._round) is None:
+            return
+        for child, token_ids in written:
+            if (added := owner.add(child, token_ids)) is not None:
+                step, outdated = added
+                self._owner.give_up(outdated)
+                self._owner.want(owner, step)
+        self._owner.begin()
+
+    def take_unused_tokens(self) -> int:
+        """The number of tokens that were given up since the last call of this method."""
+        tokens, self.unused_tokens = self.unused_tokens, 0
+        return tokens
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _averaged(average: float, newest: float) -> float:
+    return average + WEIGHT * (newest - average) if average else newest
