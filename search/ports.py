@@ -88,8 +88,10 @@ class Ahead(NamedTuple):
 
     seed: int
     """The search's seed; see `branch_seed`."""
-    children: int
-    """Most children that a step may get in the round after it was written."""
+    children: float
+    """Children that a step may expect in the next round for each time that it was written."""
+    most_children: int
+    """Most children that it may get."""
     step_tokens: int
     """Most tokens of a step."""
     path_tokens: int

@@ -203,6 +203,6 @@ class GeneratorSettings(EngineSettings):
     )
     write_ahead: WriteAheadSetting = Field(
         "auto",
-        description="How far a replica with nothing else to do begins children before their search asks for them: so "
-        "many for each sample of a step, by the time that rewards take (auto), or not at all (off).",
+        description="How many children a replica with nothing else to do begins before their search asks for them, as "
+        "a multiple of what a new step may expect; auto: by the time that rewards take; off: none.",
     )

@@ -474,12 +474,12 @@ class _Search:
 
     def _ahead(self, batch: Batch) -> Ahead | None:
         """What the generator has to know to write children of this batch ahead; None if none are to be expected."""
-        children = self._strategy.most_children
-        if not children or batch.lookahead or batch.stop_condition is not StopCondition.STEP:
+        expected = self._strategy.expected_children
+        if expected is None or batch.lookahead or batch.stop_condition is not StopCondition.STEP:
             return None
         limits = self._limits
         merges = self._tree.merges_siblings
-        return Ahead(self._seed, children, self._max_step_tokens, limits.longest, limits.max_depth, merges)
+        return Ahead(self._seed, *expected, self._max_step_tokens, limits.longest, limits.max_depth, merges)
 
     def _score_request(self, items: Sequence[ScoreItem]) -> ScoreRequest:
         lane = Lane.of(False, self._flex)

@@ -33,6 +33,15 @@ class Expansion(NamedTuple):
     ``Node.given_back``, they are never written, and the search continues with fewer."""
 
 
+class ExpectedChildren(NamedTuple):
+    """The children that a new step may expect, before its reward is known."""
+
+    per_sample: int
+    """For each time that it was written."""
+    most: int
+    """In all."""
+
+
 class Strategy(BaseModel, ABC):
     """Settings shared by all strategies, and the decisions each of them makes."""
 
@@ -89,10 +98,10 @@ class Strategy(BaseModel, ABC):
         return False
 
     @property
-    def most_children(self) -> int:
-        """The most children that a step may get in the round after it was written, single steps under their own seeds;
-        0 if none are to be expected. A generator that has nothing else to do begins some of them early."""
-        return 0
+    def expected_children(self) -> ExpectedChildren | None:
+        """What a step may expect in the round after it was written, as single steps under their own seeds; None if
+        nothing can be said. A generator that has nothing else to do begins some of them early."""
+        return None
 
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:

@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from search.caps import Uncapped, Width
 from search.ports import StopCondition
-from search.strategies.base import Expansion, Strategy
+from search.strategies.base import ExpectedChildren, Expansion, Strategy
 from search.tree import Node, NodeStatus, SearchTree
 
 MAX_LOOKAHEAD = 16
@@ -31,8 +31,9 @@ class LevelSearch(Strategy):
     n: Width = Field(16, description="Children of a level.")
 
     @property
-    def most_children(self) -> int:
-        return 0 if self.lookahead else self.n
+    def expected_children(self) -> ExpectedChildren | None:
+        """One for each sample: a level has about as many as the one above it."""
+        return None if self.lookahead else ExpectedChildren(1, self.n)
 
     @abstractmethod
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.strategies.base import Expansion, Strategy
+from search.strategies.base import ExpectedChildren, Expansion, Strategy
 from search.strategies.mcts.mcts_selection import LeafSelection, Prior
 from search.strategies.mcts.mcts_visits import Visits
 from search.strategies.mcts.visit_statistics import MAX_ITERATIONS
@@ -80,8 +80,8 @@ class MCTS(Strategy):
         return self.prior is Prior.LOGPROB
 
     @property
-    def most_children(self) -> int:
-        return 0 if self.rolls_out else self.width
+    def expected_children(self) -> ExpectedChildren | None:
+        return None if self.rolls_out else ExpectedChildren(self.width, self.width)
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
