@@ -13,7 +13,7 @@ from pydantic_core import PydanticCustomError
 
 from search.caps import Uncapped, Width
 from search.ports import StopCondition
-from search.strategies.base import ExpectedChildren, Expansion, Strategy
+from search.strategies.base import Expansion, ExpectedChildren, Strategy
 from search.tree import Node, NodeStatus, SearchTree
 
 MAX_LOOKAHEAD = 16

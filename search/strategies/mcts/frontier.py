@@ -10,7 +10,7 @@ from weakref import proxy
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.strategies.base import ExpectedChildren, Expansion, Strategy
+from search.strategies.base import Expansion, ExpectedChildren, Strategy
 from search.strategies.mcts.backup import credited, gain
 from search.strategies.mcts.visit_statistics import MAX_ITERATIONS, Expansions, clear_statistics, upwards
 from search.strategies.path_score import mean_logprob, path_score

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from search.caps import Uncapped, Width
-from search.strategies.base import ExpectedChildren, Expansion, Strategy
+from search.strategies.base import Expansion, ExpectedChildren, Strategy
 from search.strategies.mcts.mcts_selection import LeafSelection, Prior
 from search.strategies.mcts.mcts_visits import Visits
 from search.strategies.mcts.visit_statistics import MAX_ITERATIONS
