@@ -20,6 +20,9 @@ from search.ports import Lane
 
 CANARY_PLACE = -1  # before all positions of `FairOrder`
 AHEAD_PLACE = 1 << 40  # behind all of them
+AHEAD_PER_STEP = 8
+"""Requests written ahead that start between two engine steps. The engine computes the prompts of all new requests in
+one step, and demand that comes during it waits for its end."""
 MOST_DEMAND = 4
 """Largest number of requests in demand beside which others are written ahead."""
 FLEX_RATIO = 7  # Under contention one request in eight is of a flex search.
@@ -163,6 +166,8 @@ class RequestQueue:
         self.ahead: AheadSource | None = None
         self._started_ahead: dict[str, EngineRequest] = {}
         """Live requests that were written ahead, the newest last."""
+        self._since_step = 0
+        """Number of requests written ahead that started since the newest engine step."""
         self._batch = batch
         self._slots = batch + math.ceil(ahead * batch)
         self._order = FairOrder()
@@ -186,8 +191,6 @@ class RequestQueue:
         self._changed = asyncio.Event()
         self.waited = 0
         """Number of requests that had to wait for KV memory, their own or that of a request before them."""
-        if clamp is not None:
-            clamp.on_room = self.wake
 
     def __len__(self) -> int:
         """Number of requests that have not ended."""
@@ -273,6 +276,8 @@ class RequestQueue:
         """Starts a request that is written ahead, if the engine has time and memory for it."""
         if self.ahead is None or self.demand > MOST_DEMAND or self._running >= self._batch:
             return None
+        if self._since_step >= AHEAD_PER_STEP and self._running:
+            return None
         if (request := self.ahead.next_request()) is None:
             return None
         if self.clamp is not None:
@@ -288,6 +293,7 @@ class RequestQueue:
                 return None
         self._register(request)
         self._started_ahead[request.request_id] = request
+        self._since_step += 1
         request.started = True
         self._running += 1
         return request
@@ -309,6 +315,11 @@ class RequestQueue:
             return False
         self.ahead.give_up([next(reversed(self._started_ahead.values()))])
         return True
+
+    def stepped(self) -> None:
+        """Records an engine step; to be called after every one."""
+        self._since_step = 0
+        self.wake()
 
     def _register(self, request: EngineRequest) -> None:
         self._begun += 1

@@ -1,6 +1,6 @@
 """Admission by KV memory: reserves blocks for requests, with a bounded overcommit."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from kvstore.memory.ledger import Hold, KVLedger, Needs, Prefix
 from kvstore.memory.running_quantile import RunningQuantile
@@ -52,8 +52,6 @@ class KVClamp:
 
     def __init__(self, ledger: KVLedger) -> None:
         self.ledger = ledger
-        self.on_room: Callable[[], None] = _nothing
-        """Called when blocks may have become free."""
         self._spare = int(SPARE_SHARE * ledger.capacity)
         self._requested_fixed = self._requested_growth = 0
         self.overcommit = 0.0
@@ -131,7 +129,6 @@ class KVClamp:
         if preempted:
             less = OVERCOMMIT_STEP / MAX_PREEMPTED * ledger.capacity * preempted / max(self.running, 1)
             self.overcommit = max(0.0, self.overcommit - less)
-        self.on_room()
 
     @property
     def pressure(self) -> float:
@@ -139,7 +136,3 @@ class KVClamp:
         use half of it on average."""
         ledger = self.ledger
         return (ledger.shared + self._requested_fixed + self._requested_growth / 2) / ledger.capacity
-
-
-def _nothing() -> None:
-    """Default of ``on_room``: does nothing."""
