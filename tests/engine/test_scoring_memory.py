@@ -1,4 +1,4 @@
-"""A reward model with little KV memory: queries wait for blocks, rewards stay, and tokens computed again are counted."""
+"""A reward model with little KV memory: queries wait for blocks, and get the rewards that they get with more."""
 
 import asyncio
 from collections.abc import AsyncIterator

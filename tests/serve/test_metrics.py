@@ -79,7 +79,9 @@ def scrapes(application: Application) -> list[Scrape]:
     taken = [scrape()]
     with ThreadPoolExecutor(1) as pool:
         deadline = time.monotonic() + SCRAPED_S
-        while not (seen := moved(taken)) >= METRICS.keys() - MAY_STAY_ZERO - OF_EVICTIONS and time.monotonic() < deadline:
+        while (
+            not (seen := moved(taken)) >= METRICS.keys() - MAY_STAY_ZERO - OF_EVICTIONS and time.monotonic() < deadline
+        ):
             loading = pool.submit(load, application)
             while not loading.done():
                 time.sleep(0.5)
