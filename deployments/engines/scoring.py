@@ -58,6 +58,16 @@ class _Running(StartedEngine):
         """Longest query, tokens: the context, or one less where the query generates a token."""
         return self.context - (self.family.runner == "generate")
 
+    def prefix(self, query: Query, cache_salt: str) -> Prefix | None:
+        """The query's tokens as blocks. A query writes no token that takes KV memory: its last one stands for the token
+        that the ledger expects behind a prefix."""
+        if self.clamp is None:
+            return None
+        tokens = query.token_ids[:-1]
+        if query.params.skip_reading_prefix_cache:
+            return Prefix((), len(tokens))
+        return self.clamp.prefix(tokens, cache_salt)
+
 
 class ScoringEngine(EngineLifecycle[_Running]):
     """One vLLM engine that scores steps; its requests are items."""
@@ -160,7 +170,8 @@ class ScoringEngine(EngineLifecycle[_Running]):
         try:
             async with EngineCall[_KeyedQuery](running.engine, running.queue, request) as call:
                 for label in queries:
-                    call.submit(label, label.query.token_ids, label.query.params)
+                    prefix = running.prefix(label.query, request.cache_salt)
+                    call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
                 while call.pending:
                     for done in await call.wait():
                         label = done.label
@@ -197,7 +208,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
             raise ScorerRefused(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
         if self._running.clamp is not None:
             try:
-                self._running.clamp.needs(Prefix((), longest), 1)
+                self._running.clamp.needs(Prefix((), longest - 1), 1)
             except TooLarge as error:
                 raise ScoredPathTooLarge(
                     f"a path of {longest} tokens {error}; prm.kv_cache_memory_bytes sets their number"

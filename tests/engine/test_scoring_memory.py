@@ -101,6 +101,16 @@ async def test_the_life_of_some_blocks_is_recorded(small: ScoringEngine) -> None
     assert idle["count"] == lifetimes["count"] > 0
 
 
+async def test_a_path_that_just_fits_is_scored(small: ScoringEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    clamp = small._running.clamp
+    assert clamp is not None
+    item = ScoreItem(("500 + 0 = 500\n\n",))
+    [query] = small._queries(f"Start with 500.{LONG}", item)
+    monkeypatch.setattr(clamp.ledger, "capacity", -(-len(query.token_ids) // 32))
+    [[reward]] = await small.score(ScoreRequest("fits", f"Start with 500.{LONG}", (item,), 600.0))
+    assert 0 <= reward <= 1
+
+
 async def test_a_path_larger_than_all_kv_memory_is_refused_naming_the_setting(
     small: ScoringEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
