@@ -56,6 +56,8 @@ def line_chart(title: str, x_label: str, y_label: str, lines: Mapping[str, Line]
         parts.append(f'<polyline points="{path}" fill="none" stroke="{color}" stroke-width="2"/>')
         if len(points) <= 4 * TICKS:
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{color}"/>' for x, y in points]
+        if not name:
+            continue
         left = LEFT + number * (WIDTH - LEFT - RIGHT) / len(lines)
         parts.append(f'<rect x="{left:.0f}" y="{HEIGHT - 28}" width="14" height="4" fill="{color}"/>')
         parts.append(_text(left + 20, HEIGHT - 22, name, anchor="start"))
