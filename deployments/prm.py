@@ -11,6 +11,7 @@ from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.startup.nodes import Built
 from deployments.telemetry.engine_telemetry import EngineTelemetry
 from search.ports import ScoreRequest
+from search.rewards import RewardRows
 
 if TYPE_CHECKING:
     from deployments.engines.scoring import ScoringEngine
@@ -46,7 +47,7 @@ class PrmReplica(EngineReplica):
             self._engine = ScoringEngine(settings)
         await self._start(settings.max_num_seqs)
 
-    async def score(self, request: ScoreRequest) -> list[list[float]]:
+    async def score(self, request: ScoreRequest) -> RewardRows:
         """Scores steps. Cancelling the call aborts its requests at the engine."""
         with self._exit_if_engine_dies():
             return await self._engine.score(request)

@@ -4,11 +4,12 @@ import asyncio
 import logging
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
 from deployments.engines.errors import EngineStartError
+from deployments.engines.histograms import Histogram
 from deployments.scaling.pressure import PRESSURE
 from deployments.startup.nodes import this_node
 from deployments.telemetry.engine_telemetry import EngineTelemetry
@@ -41,6 +42,9 @@ class Engine(Protocol):
 
     @property
     def silent_s(self) -> float: ...
+
+    @property
+    def histograms(self) -> Mapping[str, Histogram]: ...
 
     async def start(self, stat_loggers: Sequence[Any] = ()) -> None: ...
 
@@ -75,7 +79,7 @@ class EngineReplica:
             await self._engine.start(self._telemetry.stat_loggers)
         except EngineStartError as error:
             raise EngineStartError(f"{this_node()}: {error}") from error
-        self._telemetry.start(self._figures, max_num_seqs)
+        self._telemetry.start(self._figures, max_num_seqs, self._engine.histograms)
         self._watch = asyncio.create_task(self._watch_engine())
 
     async def canary(self, deadline_s: float = 20.0) -> float:
@@ -90,8 +94,9 @@ class EngineReplica:
         """Called by Serve where the pool autoscales; see `deployments.scaling.pressure`."""
         return {PRESSURE: float(self._engine.pressure)}
 
-    async def stats(self) -> dict[str, int]:
-        return self._figures()
+    async def stats(self) -> dict[str, Any]:
+        histograms = {name: histogram.figures for name, histogram in self._engine.histograms.items()}
+        return {**self._figures(), "histograms": histograms}
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         return await self._engine.check_integrity(settle_s)

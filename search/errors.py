@@ -8,6 +8,7 @@ SearchError             a search cannot go on
 │       └── SchemaRefused       the generator cannot write to the JSON schema
 ├── ScorerError         no usable rewards
 │   └── ScorerRefused       the request itself is at fault
+│       └── ScoredPathTooLarge  no scorer's KV memory could hold a path
 ├── PromptTooLong       the prompt fills the generator's context
 └── LimitReached        a limit (kind, value, limit) was reached before there was a path to answer with
 
@@ -56,6 +57,10 @@ class ScorerError(SearchError):
 
 class ScorerRefused(ScorerError):
     """The scorer refused the request as too long or malformed. No other replica and no retry would accept it."""
+
+
+class ScoredPathTooLarge(ScorerRefused):
+    """A path that is to be scored would not fit into a reward model's whole KV memory."""
 
 
 class PromptTooLong(SearchError):

@@ -8,12 +8,19 @@ from typing import Any
 from search.errors import ScorerError
 
 
+class RewardRows(list[list[float]]):
+    """For each path its new rewards, and what they cost the reward model."""
+
+    recomputed_tokens = 0
+    """Tokens of the paths, in whole blocks, that were computed for earlier steps and were in no cache."""
+
+
 def is_reward(value: object) -> bool:
     """Whether ``value`` is a number in [0, 1]. NaN is not."""
     return isinstance(value, Real) and bool(0 <= value <= 1)  # type: ignore[operator]  # typeshed: int and Real
 
 
-def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> list[list[float]]:
+def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> RewardRows:
     """Checks that ``rewards`` has one row per path, each with the wanted number of rewards in [0, 1]; returns floats.
 
     Args:
@@ -38,4 +45,6 @@ def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> list[list
         for reward in row:
             if not is_reward(reward):
                 raise ScorerError(f"{source} gave a reward of {reprlib.repr(reward)}, which is no number in [0, 1]")
-    return [[float(reward) for reward in row] for row in rows]
+    checked = RewardRows([float(reward) for reward in row] for row in rows)
+    checked.recomputed_tokens = getattr(rewards, "recomputed_tokens", 0)
+    return checked

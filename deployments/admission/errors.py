@@ -34,6 +34,7 @@ from search.errors import (
     PathTooLarge,
     PromptTooLong,
     SchemaRefused,
+    ScoredPathTooLarge,
     ScorerError,
     SearchError,
 )
@@ -208,6 +209,8 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest(str(error), "messages", "context_length_exceeded")
     if isinstance(error, PathTooLarge):
         return BadRequest(f"{error}; ask for shorter paths", "messages", "context_length_exceeded")
+    if isinstance(error, ScoredPathTooLarge):
+        return BadRequest(str(error), "steps", "context_length_exceeded")
     if isinstance(error, SchemaRefused):
         logger.warning("a JSON schema was refused: %s", error)
         return BadRequest("no text can be held to this schema", "response_format.json_schema.schema")

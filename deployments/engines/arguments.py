@@ -26,6 +26,10 @@ from search.token_beam import MAX_WIDTH
 
 CPU_KV_BYTES = 256 << 20
 CPU_BATCH_TOKENS = 4096
+SAMPLED_BLOCKS = 0.05
+"""Share of KV blocks whose lifetime is recorded. A block takes a random number, and a sampled one the time at every
+read."""
+STEP_SCHEDULER = "deployments.engines.step_scheduler.StepScheduler"
 GPU_SHARE = 0.92
 """Share of a GPU's memory that an engine uses, or of its part of a GPU; vLLM's default for a whole GPU."""
 
@@ -55,6 +59,9 @@ def engine_args(
         "enable_prefix_caching": True,
         "scheduling_policy": "priority",
         "disable_log_stats": True,
+        "kv_cache_metrics": True,
+        "kv_cache_metrics_sample": SAMPLED_BLOCKS,
+        "scheduler_cls": STEP_SCHEDULER if runner == "pooling" else None,
         "enable_log_requests": False,
         "use_tqdm_on_load": False,
         "kv_transfer_config": kv_transfer,

@@ -10,8 +10,12 @@ from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 from vllm.v1.metrics.stats import IterationStats, MultiModalCacheStats, SchedulerStats
 
+from deployments.engines.histograms import StepHistograms
 from kvstore.connector.storing import STORING
 from search.ports import Headroom
+
+STEP_KV_USE = "banyan_step_kv_use"
+"""Name of the KV use during a step in the connector stats; see `step_scheduler`."""
 
 
 class EngineFigures(NamedTuple):
@@ -25,7 +29,7 @@ class EngineFigures(NamedTuple):
     """Prompt tokens whose KV came from outside the engine (LMCache)."""
     preemptions: int
     engine_steps: int
-    """Forward passes."""
+    """Forward passes with an output."""
     engine_step_requests: int
     """Batch sizes summed over all forward passes; divided by ``engine_steps``, the mean batch."""
     running: int
@@ -52,6 +56,7 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self._queries = self._hits = self._external_hits = 0
         self._running = self._waiting = 0
         self._usage = 0.0
+        self.histograms = StepHistograms()
         self.on_step: Callable[[int, int], None] = lambda storing, preempted: None
         """Called after every step with the number of KV blocks that only LMCache's stores hold, and the number of
         preempted requests."""
@@ -86,13 +91,15 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         if scheduler_stats is None:
             return
         self._running = scheduler_stats.num_running_reqs
-        if self._running:
-            self._steps += 1
-            self._step_requests += self._running
+        more = scheduler_stats.kv_connector_stats or {}
+        if iteration_stats is not None:
+            self._count_step(iteration_stats, more.get(STEP_KV_USE, scheduler_stats.kv_cache_usage))
+        for block in scheduler_stats.kv_cache_eviction_events:
+            self.histograms.evicted(block.lifetime_seconds, block.idle_seconds, block.reuse_gaps_seconds)
         self._waiting = scheduler_stats.num_waiting_reqs + scheduler_stats.num_skipped_waiting_reqs
         self._usage = scheduler_stats.kv_cache_usage
         self.on_step(
-            (scheduler_stats.kv_connector_stats or {}).get(STORING, 0),
+            more.get(STORING, 0),
             0 if iteration_stats is None else iteration_stats.num_preempted_reqs,
         )
         self._queries += scheduler_stats.prefix_cache_stats.queries
@@ -103,6 +110,18 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
             self.idle.clear()
         else:
             self.idle.set()
+
+    def _count_step(self, iteration_stats: IterationStats, kv_use: float) -> None:
+        """Counts a step with outputs: one for each request in its batch, but none for one whose prompt continues in the
+        next step."""
+        later = len(iteration_stats.inter_token_latencies_iter)
+        requests = len(iteration_stats.time_to_first_tokens_iter) + later
+        if not requests:
+            return
+        self._steps += 1
+        self._step_requests += requests
+        # A request's first token comes from the pass over its prompt.
+        self.histograms.step(iteration_stats.prompt_token_stats.computed + later, requests, kv_use)
 
     @property
     def usable_blocks(self) -> int:

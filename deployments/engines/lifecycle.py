@@ -5,7 +5,7 @@ import logging
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from deployments.engines.arguments import engine_environment
 from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.engine_calls import feed
 from deployments.engines.errors import EngineStartError
+from deployments.engines.histograms import Histogram
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import SocketDirectory
@@ -128,6 +129,11 @@ class EngineLifecycle(ABC, Generic[Started]):
             **{f"{self.requests_are}_{name}": number for name, number in queue.counts.items()},
             "canaries": self._canaries,
         }
+
+    @property
+    def histograms(self) -> Mapping[str, Histogram]:
+        """Histograms of the engine's steps and KV blocks, by name."""
+        return self._running.counters.histograms.by_name
 
     @property
     def pressure(self) -> float:

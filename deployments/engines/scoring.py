@@ -20,10 +20,12 @@ from deployments.engines.engine_calls import EngineCall, EngineCallError, Reques
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
+from kvstore.memory.clamp import KVClamp
 from kvstore.memory.geometry import KVGeometry
-from search.errors import ScorerError, ScorerRefused
+from kvstore.memory.ledger import KVLedger, Prefix, TooLarge
+from search.errors import ScoredPathTooLarge, ScorerError, ScorerRefused
 from search.ports import Lane, ScoreItem, ScoreRequest
-from search.rewards import check_rewards
+from search.rewards import RewardRows, check_rewards
 
 MAX_CHARACTERS_PER_TOKEN = 32
 """Above the average of any text."""
@@ -46,11 +48,25 @@ class _Running(StartedEngine):
     """A started engine and the reward family of its model."""
 
     family: RewardFamily
+    clamp: KVClamp | None
+    """None where the model has no KV cache."""
+    block_size: int
+    """Tokens per KV block."""
 
     @property
     def max_query_tokens(self) -> int:
         """Longest query, tokens: the context, or one less where the query generates a token."""
         return self.context - (self.family.runner == "generate")
+
+    def prefix(self, query: Query, cache_salt: str) -> Prefix | None:
+        """The query's tokens as blocks. A query writes no token that takes KV memory: its last one stands for the token
+        that the ledger expects behind a prefix."""
+        if self.clamp is None:
+            return None
+        tokens = query.token_ids[:-1]
+        if query.params.skip_reading_prefix_cache:
+            return Prefix((), len(tokens))
+        return self.clamp.prefix(tokens, cache_salt)
 
 
 class ScoringEngine(EngineLifecycle[_Running]):
@@ -64,6 +80,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         super().__init__(settings)
         self._reward_cache: LRUCache[PathKey, float] = LRUCache(settings.reward_cache_size)
         self._reward_cache_hits = 0
+        self._recomputed_tokens = 0
         self._backlog = Backlog()
 
     def _arguments(self) -> AsyncEngineArgs:
@@ -71,15 +88,20 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         family = self._settings.reader(self._settings, engine_tokenizer(engine))
+        counters = EngineCounters.of(engine)
+        clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if geometry.groups else None
+        if clamp is not None:
+            counters.on_step = clamp.stepped
         # A query takes one engine step, so a whole further batch has to be at the engine when the step ends.
-        queue = RequestQueue(self._settings.max_num_seqs, ahead=1.0)
-        return _Running(engine, EngineCounters.of(engine), queue, family)
+        queue = RequestQueue(self._settings.max_num_seqs, clamp, ahead=1.0)
+        return _Running(engine, counters, queue, family, clamp, engine.vllm_config.cache_config.block_size)
 
-    async def score(self, request: ScoreRequest) -> list[list[float]]:
+    async def score(self, request: ScoreRequest) -> RewardRows:
         """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
 
         Raises:
             ScorerRefused: an item is malformed, or longer than the model's context.
+            ScoredPathTooLarge: a path and its tags do not fit into the model's whole KV memory.
             ScorerError: the engine failed, missed the deadline, or gave invalid rewards.
         """
         keys = [_path_keys(request, item) for item in request.items]
@@ -97,12 +119,15 @@ class ScoringEngine(EngineLifecycle[_Running]):
                 # Siblings often write the same step: of equal paths only the query that scores most steps is kept.
                 if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NO_QUERY).keys):
                     missing[own[-1]] = _KeyedQuery(own, query)
+        recomputed = 0
         if missing:
             with self._backlog.call():
-                scored = await self._score(request, list(missing.values()))
+                scored, recomputed = await self._score(request, list(missing.values()))
             self._remember(scored)
             known |= scored
-        return [[known[key] for key in item_keys] for item_keys in keys]
+        rows = RewardRows([known[key] for key in item_keys] for item_keys in keys)
+        rows.recomputed_tokens = recomputed
+        return rows
 
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Scores one step that was never scored before."""
@@ -112,41 +137,56 @@ class ScoringEngine(EngineLifecycle[_Running]):
 
     @property
     def pressure(self) -> float:
-        """The greater of the pressures on the batch and by the backlog: a new step's expected wait for its reward, over
-        the longest wait allowed."""
-        return max(super().pressure, self._backlog.seconds / self._settings.scoring_delay_s)
+        """The greatest of the pressures on the batch, on KV memory, and by the backlog: a new step's expected wait for
+        its reward, over the longest wait allowed."""
+        clamp = self._running.clamp
+        memory = 0.0 if clamp is None else clamp.pressure
+        return max(super().pressure, memory, self._backlog.seconds / self._settings.scoring_delay_s)
 
     def forget(self) -> None:
         """Empties the reward cache; the engine's own prefix cache stays."""
         self._reward_cache.clear()
 
     def stats(self) -> dict[str, int]:
-        """The engine's counters and the reward cache's; ``reward_cache_hits`` counts items that needed no engine."""
+        """The engine's counters and the reward cache's; ``reward_cache_hits`` counts items that needed no engine. And
+        the reserved KV blocks, the requests that had to wait for KV memory, and the ``recomputed_tokens`` of paths: of
+        the tokens that earlier steps were scored with, in whole blocks, those that were computed again."""
+        running = self._running
+        clamped = {} if running.clamp is None else {"reserved_blocks": running.clamp.ledger.reserved}
         return {
             **super().stats(),
+            **clamped,
+            "items_held_back": running.queue.waited,
+            "recomputed_tokens": self._recomputed_tokens,
             "reward_cache_hits": self._reward_cache_hits,
             "reward_cache_entries": len(self._reward_cache),
         }
 
-    async def _score(self, request: ScoreRequest, queries: Sequence[_KeyedQuery]) -> dict[PathKey, float]:
-        """Rewards from the engine, validated."""
+    async def _score(self, request: ScoreRequest, queries: Sequence[_KeyedQuery]) -> tuple[dict[PathKey, float], int]:
+        """Rewards from the engine, validated, and the number of tokens that were computed again."""
         running = self._running
         rewards: dict[PathKey, float] = {}
+        recomputed = 0
         try:
             async with EngineCall[_KeyedQuery](running.engine, running.queue, request) as call:
                 for label in queries:
-                    call.submit(label, label.query.token_ids, label.query.params)
+                    prefix = running.prefix(label.query, request.cache_salt)
+                    call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
                 while call.pending:
                     for done in await call.wait():
                         label = done.label
                         values = running.family.rewards(done.output, label.query)
                         [row] = check_rewards([values], [len(label.keys)], self._settings.model)
                         rewards |= zip(label.keys, row, strict=True)
+                        # Only whole blocks are cached.
+                        whole = label.query.known // running.block_size * running.block_size
+                        recomputed += max(0, whole - (done.output.num_cached_tokens or 0))
         except RequestRefused as error:
             raise ScorerRefused(str(error)) from error
         except (EngineCallError, ValueError) as error:
             raise ScorerError(str(error)) from error
-        return rewards
+        self._recomputed_tokens += recomputed
+        return rewards, recomputed
 
     def _remember(self, rewards: dict[PathKey, float]) -> None:
         if self._settings.reward_cache_size:
@@ -166,6 +206,13 @@ class ScoringEngine(EngineLifecycle[_Running]):
         longest = max(len(query.token_ids) for query in queries)
         if longest > self._running.max_query_tokens:
             raise ScorerRefused(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
+        if self._running.clamp is not None:
+            try:
+                self._running.clamp.needs(Prefix((), longest - 1), 1)
+            except TooLarge as error:
+                raise ScoredPathTooLarge(
+                    f"a path of {longest} tokens {error}; prm.kv_cache_memory_bytes sets their number"
+                ) from None
         return queries
 
 

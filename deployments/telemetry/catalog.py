@@ -6,6 +6,8 @@ Ray publishes them as ``ray_<name>``. ``docs/operating.md`` has them in a table,
 from dataclasses import dataclass
 from enum import StrEnum
 
+from deployments.engines.histograms import REQUESTS, RESIDENCY_S, SHARES, TOKENS
+
 
 class Kind(StrEnum):
     COUNTER = "counter"
@@ -107,18 +109,56 @@ RETRIES = _counter(_C, "retries_total", "Calls made again because a replica fail
 BATCH_FILL = _gauge(
     _E, "engine_batch_fill_ratio", "Requests in an engine step over max_num_seqs, mean since the last publishing"
 )
+STEP_TOKENS = _declared(
+    Kind.HISTOGRAM,
+    _E,
+    "engine_step_tokens",
+    "Tokens that an engine step computed: uncached ones of prompts, and one for each request that goes on",
+    boundaries=TOKENS,
+)
+STEP_REQUESTS = _declared(Kind.HISTOGRAM, _E, "engine_step_requests", "Requests in an engine step", boundaries=REQUESTS)
+STEP_KV_USE = _declared(
+    Kind.HISTOGRAM,
+    _E,
+    "engine_step_kv_use_ratio",
+    "Share of the KV blocks that requests held in an engine step",
+    boundaries=SHARES,
+)
 RUNNING = _gauge(_E, "engine_running_requests", "Requests that the engine works on")
 WAITING = _gauge(_E, "engine_waiting_requests", "Requests that wait for a slot in the batch or for KV blocks")
 KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks of the engine")
 KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks that running requests hold")
 KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request holds; cached but idle ones are free")
-KV_RESERVED = _gauge(_G, "kv_reserved_blocks", "KV blocks that branches were promised, of those there are")
-HELD_BACK = _counter(_G, "clamp_held_back_branches_total", "Branches that had to wait for KV blocks")
+KV_RESERVED = _gauge(_E, "kv_reserved_blocks", "KV blocks that requests were promised, of those there are")
+KV_LIFETIME = _declared(
+    Kind.HISTOGRAM,
+    _E,
+    "kv_block_lifetime_seconds",
+    "From the allocation of a KV block to its next one, of one in twenty blocks",
+    boundaries=RESIDENCY_S,
+)
+KV_IDLE = _declared(
+    Kind.HISTOGRAM,
+    _E,
+    "kv_block_idle_seconds",
+    "From the last cache hit of a KV block, or from its allocation if it had none, to its next allocation; likewise",
+    boundaries=RESIDENCY_S,
+)
+KV_REUSE_GAP = _declared(
+    Kind.HISTOGRAM,
+    _E,
+    "kv_block_reuse_gap_seconds",
+    "Between two of the last four cache hits of a KV block; likewise",
+    boundaries=RESIDENCY_S,
+)
+HELD_BACK = _counter(
+    _E, "clamp_held_back_branches_total", "Branches, or paths to be scored, that had to wait for KV blocks"
+)
 GIVEN_BACK = _counter(
     _G, "clamp_given_back_branches_total", "Branches that searches had to do without for want of KV blocks"
 )
 RECOMPUTED = _counter(
-    _G, "recomputed_tokens_total", "Tokens of paths, in whole blocks, that were computed before and were in no cache"
+    _E, "recomputed_tokens_total", "Tokens of paths, in whole blocks, that were computed before and were in no cache"
 )
 PREEMPTIONS = _counter(_E, "preemptions_total", "Requests that the engine put back for want of KV blocks")
 PROMPT_TOKENS = _counter(_E, "engine_prompt_tokens_total", "Tokens of the requests' prefixes")

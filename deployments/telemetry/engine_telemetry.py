@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from deployments.config import TelemetrySettings
+from deployments.engines.histograms import Histogram
 from deployments.telemetry import catalog, logs
 from deployments.telemetry.metrics import Metrics
 
@@ -22,12 +23,25 @@ GAUGES = {
 TOTALS = {
     "preemptions": catalog.PREEMPTIONS,
     "branches_held_back": catalog.HELD_BACK,
+    "items_held_back": catalog.HELD_BACK,
     "branches_given_back": catalog.GIVEN_BACK,
     "recomputed_tokens": catalog.RECOMPUTED,
     "prompt_tokens": catalog.PROMPT_TOKENS,
     "generated_tokens": catalog.ENGINE_TOKENS,
     "reward_cache_hits": catalog.REWARD_CACHE_HITS,
 }
+HISTOGRAMS = {
+    metric.name.removeprefix("banyan_"): metric
+    for metric in (
+        catalog.STEP_TOKENS,
+        catalog.STEP_REQUESTS,
+        catalog.STEP_KV_USE,
+        catalog.KV_LIFETIME,
+        catalog.KV_IDLE,
+        catalog.KV_REUSE_GAP,
+    )
+}
+"""By the names that `StepHistograms` gives them."""
 BY_LABEL = {
     catalog.CACHED_TOKENS: {"prefix_hits": "engine", "external_hits": "lmcache"},
     catalog.LMCACHE_CHUNKS: {
@@ -38,12 +52,19 @@ BY_LABEL = {
 
 
 class EngineFigures:
-    """Reads an engine's ``stats`` whenever metrics are published. A reward function has few of them."""
+    """Reads an engine's ``stats`` and histograms whenever metrics are published. A reward function has few of them."""
 
-    def __init__(self, metrics: Metrics, stats: Callable[[], Mapping[str, int]], max_num_seqs: int | None) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        stats: Callable[[], Mapping[str, int]],
+        max_num_seqs: int | None,
+        histograms: Mapping[str, Histogram],
+    ) -> None:
         self._metrics = metrics
         self._stats = stats
         self._max_num_seqs = max_num_seqs
+        self._histograms = histograms
         self._steps = self._step_requests = 0
 
     def read(self) -> None:
@@ -58,6 +79,9 @@ class EngineFigures:
             for name, label in labels.items():
                 if name in stats:
                     self._metrics.total(metric, stats[name], label)
+        for name, histogram in self._histograms.items():
+            for value in histogram.new_values():
+                self._metrics.observe(HISTOGRAMS[name], value)
         if "total_blocks" in stats:
             self._metrics.set(catalog.KV_USED, stats["total_blocks"] - stats["free_blocks"])
         if "engine_steps" in stats and self._max_num_seqs:
@@ -87,14 +111,19 @@ class EngineTelemetry:
 
         return [RayPrometheusStatLogger]
 
-    def start(self, stats: Callable[[], Mapping[str, int]], max_num_seqs: int | None) -> None:
-        """Starts publishing what ``stats`` returns."""
+    def start(
+        self,
+        stats: Callable[[], Mapping[str, int]],
+        max_num_seqs: int | None,
+        histograms: Mapping[str, Histogram],
+    ) -> None:
+        """Starts publishing what ``stats`` returns, and the histograms."""
         if not self._settings.metrics:
             return
         from deployments.telemetry.ray_instruments import publish
 
         metrics = Metrics()
-        metrics.read(EngineFigures(metrics, stats, max_num_seqs).read)
+        metrics.read(EngineFigures(metrics, stats, max_num_seqs, histograms).read)
         self._publishing = publish(metrics)
 
     def close(self) -> None:

@@ -51,6 +51,9 @@ class SearchCost(BaseModel):
     """Calls to the generator."""
     prm_calls: int = 0
     """Calls to the scorer, failed ones included."""
+    prm_recomputed_tokens: int = 0
+    """Tokens of scored paths, in whole blocks, that the reward model had computed for earlier steps and had in no cache
+    any more."""
     scored_steps: int = 0
     """Steps that received a reward, neutral ones included."""
     generated_tokens: int = 0

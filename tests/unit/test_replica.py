@@ -2,11 +2,13 @@
 
 import asyncio
 from collections.abc import Sequence
+from typing import ClassVar
 
 import pytest
 
 from deployments import replica
 from deployments.config import UNSEEN
+from deployments.engines.histograms import Histogram
 from deployments.prm import PrmReplica
 from deployments.scaling.pressure import PRESSURE
 from deployments.telemetry.engine_telemetry import EngineTelemetry
@@ -22,6 +24,7 @@ class Engine:
     """Starts and scores as the test says."""
 
     silent_s = 0.0
+    histograms: ClassVar[dict[str, Histogram]] = {}
     pressure = 0.25
 
     def __init__(self) -> None:

@@ -45,6 +45,8 @@ class Query(NamedTuple):
     params: "PoolingParams | SamplingParams"
     tags: tuple[int, ...]
     """Positions in ``token_ids`` at which its steps are scored, one per step, in order."""
+    known: int = 0
+    """Number of first tokens that the queries for the path's earlier steps began with, as far as the family knows."""
 
 
 class RewardFamily(ABC):

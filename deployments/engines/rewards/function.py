@@ -4,17 +4,18 @@ import asyncio
 import inspect
 import logging
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
 from pydantic import Field
 
 from deployments.engines.errors import EngineStartError
+from deployments.engines.histograms import Histogram
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
-from search.rewards import check_rewards
+from search.rewards import RewardRows, check_rewards
 from search.tools.import_path import imported_function
 
 logger = logging.getLogger("banyan.rewards")
@@ -56,7 +57,7 @@ class FunctionScorer:
         except ValueError as error:
             raise EngineStartError(f"prm.function {error}") from error
 
-    async def score(self, request: ScoreRequest) -> list[list[float]]:
+    async def score(self, request: ScoreRequest) -> RewardRows:
         """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
 
         Raises:
@@ -89,6 +90,11 @@ class FunctionScorer:
     def stats(self) -> dict[str, int]:
         """Number of calls of the function: running, waiting (none: they wait with their search), and all so far."""
         return {"running": self._running, "waiting": 0, "calls": self._called}
+
+    @property
+    def histograms(self) -> Mapping[str, Histogram]:
+        """None: there are no engine steps."""
+        return {}
 
     @property
     def pressure(self) -> float:

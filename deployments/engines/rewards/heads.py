@@ -47,7 +47,8 @@ class Head(RewardFamily):
         # The last position is always computed, so a query for one new step may read the prefix cache. Of several new
         # steps some may be cached (by a sibling), and their rows would be missing.
         params = PoolingParams(task="token_classify", use_activation=False, skip_reading_prefix_cache=unscored > 1)
-        return [Query(token_ids, params, tuple(tags[-unscored:]))]
+        known = tags[-unscored - 1] + 1 if len(tags) > unscored else 0
+        return [Query(token_ids, params, tuple(tags[-unscored:]), known)]
 
     def rewards(self, output: "Output", query: Query) -> list[float]:
         rows = output.outputs.data

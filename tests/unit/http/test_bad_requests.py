@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from deployments.admission.body import INLINE_BYTES, MAX_DEPTH, MAX_ELEMENTS, MAX_FIELDS, parsed_object
 from deployments.admission.errors import BadRequest
 from deployments.http.schema import ChatRequest
-from search.errors import GeneratorError, PathTooLarge, ScorerError
+from search.errors import GeneratorError, PathTooLarge, ScoredPathTooLarge, ScorerError
 
 pytestmark = pytest.mark.asyncio
 
@@ -314,6 +314,16 @@ async def test_a_path_larger_than_all_kv_memory_is_a_400(make_world: Callable[..
     assert "generator.kv_cache_memory_bytes" in reply.text
     assert "context_length_exceeded" in reply.text
     assert stream or reply.status_code == 400
+
+
+async def test_a_scored_path_larger_than_all_kv_memory_is_a_400(make_world: Callable[..., World]) -> None:
+    world = make_world(fallback="fail")
+    world.scorer.error = ScoredPathTooLarge("a path of 80 tokens needs 5 KV blocks, there are 4; prm.kv_cache…")
+    async with world.client as client:
+        reply = await client.post("/v1/score", json={"model": "m", "question": "2+2?", "steps": ["It is 4."]})
+    error = reply.json()["error"]
+    assert (reply.status_code, error["param"], error["code"]) == (400, "steps", "context_length_exceeded")
+    assert "prm.kv_cache" in error["message"]
 
 
 SECRET = "EngineDeadError at /opt/model.py:12, prompt 'my diary', 10.0.0.7:8000"

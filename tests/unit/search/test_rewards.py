@@ -1,6 +1,8 @@
 """Validation of rewards."""
 
+import asyncio
 import math
+import pickle
 from decimal import Decimal
 from typing import Any
 
@@ -8,7 +10,11 @@ import numpy as np
 import pytest
 
 from search.errors import ScorerError
-from search.rewards import check_rewards, is_reward
+from search.ports import ScoreItem, ScoreRequest
+from search.rewards import RewardRows, check_rewards, is_reward
+from search.run.environment import Fallback
+from search.run.report import SearchCost
+from search.run.scorer import SearchScorer
 
 
 @pytest.mark.parametrize("value", [0, 1, 0.0, 1.0, 0.5, True, np.float32(0.25), np.float64(0.25)])
@@ -42,3 +48,21 @@ def test_anything_else_is_refused(value: Any) -> None:
 def test_the_number_of_rewards_must_match_the_request(rewards: Any, complaint: str) -> None:
     with pytest.raises(ScorerError, match=complaint):
         check_rewards(rewards, [1, 2], "a model")
+
+
+def test_tokens_that_a_reward_model_computed_again_reach_the_cost_of_the_search() -> None:
+    """Through two processes: the replica's rows are checked where they were made and where they arrive."""
+
+    class Scorer:
+        async def score(self, request: ScoreRequest) -> RewardRows:
+            rows = RewardRows([[0.5]])
+            rows.recomputed_tokens = 64
+            arrived: RewardRows = pickle.loads(pickle.dumps(rows))
+            return check_rewards(arrived, [1], "a replica")
+
+    cost = SearchCost()
+    scorer = SearchScorer(Scorer(), Fallback.FAIL, cost)
+    request = ScoreRequest("search", "2 + 2?", (ScoreItem(("It is 4.",)),), 1.0)
+    for _ in range(2):
+        assert asyncio.run(scorer.rewards(request)).rows == [[0.5]]
+    assert cost.prm_recomputed_tokens == 128

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.engines.histograms import REQUESTS, Histogram
 from deployments.telemetry import catalog
 from deployments.telemetry.catalog import METRICS, Kind, Metric
 from deployments.telemetry.engine_telemetry import EngineFigures
@@ -31,7 +32,7 @@ def test_metric_names_have_units(metric: Metric) -> None:
     if metric.kind is Kind.COUNTER:
         assert metric.name.endswith("_total")
     if metric.kind is Kind.HISTOGRAM:
-        assert metric.name.endswith("_seconds")
+        assert metric.name.endswith(("_seconds", "_tokens", "_requests", "_ratio"))
         assert list(metric.boundaries) == sorted(metric.boundaries)
     assert metric.name.endswith((*UNITS, "_taken", "_entries", "_up"))
 
@@ -91,24 +92,29 @@ def test_the_figures_of_an_engine_are_published() -> None:
     metrics, published = Metrics(), Published()
     stats = {"running": 3, "waiting": 1, "total_blocks": 100, "free_blocks": 60, "preemptions": 0}
     stats |= {"prefix_hits": 7, "external_hits": 5, "engine_steps": 10, "engine_step_requests": 160}
-    figures = EngineFigures(metrics, lambda: stats, 64)
+    requests = Histogram(REQUESTS)
+    requests.observe(3)
+    requests.observe(4)
+    figures = EngineFigures(metrics, lambda: stats, 64, {"engine_step_requests": requests})
     metrics.read(figures.read)
     metrics.publish(published)
     assert published.last(catalog.KV_USED) == 40
     assert published.last(catalog.KV_FREE) == 60
     assert published.last(catalog.BATCH_FILL) == 0.25
+    assert published.all(catalog.STEP_REQUESTS) == [3.5, 3.5], "in the same bucket"
     assert (published.sum(catalog.CACHED_TOKENS, "engine"), published.sum(catalog.CACHED_TOKENS, "lmcache")) == (7, 5)
     assert published.all(catalog.PREEMPTIONS) == [0]
     stats |= {"engine_steps": 12, "engine_step_requests": 288}
     metrics.publish(published)
     assert published.last(catalog.BATCH_FILL) == 1.0
+    assert published.all(catalog.STEP_REQUESTS) == [3.5, 3.5], "no steps since"
     metrics.publish(published)
     assert published.last(catalog.BATCH_FILL) == 0.0  # no steps since
 
 
 def test_a_reward_function_has_only_some_figures() -> None:
     metrics, published = Metrics(), Published()
-    figures = EngineFigures(metrics, lambda: {"running": 2, "waiting": 0, "calls": 9}, 64)
+    figures = EngineFigures(metrics, lambda: {"running": 2, "waiting": 0, "calls": 9}, 64, {})
     metrics.read(figures.read)
     metrics.publish(published)
     assert published.names == {catalog.RUNNING.name, catalog.WAITING.name}
