@@ -231,7 +231,7 @@ def switch_clamp(on: bool) -> Callable[[Any], None]:
         started = engine._started
         engine.real_clamp = clamp = getattr(engine, "real_clamp", started.clamp)
         engine._started = replace(started, clamp=clamp if on else None)
-        started.counters.on_step = clamp.stepped if on else lambda *_: None
+        started.counters.on_step = started.queue.stepped if on else lambda *_: None
 
     return switch
 

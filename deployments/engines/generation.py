@@ -143,13 +143,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         clamps = self._settings.clamp != "off" and geometry.groups
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if clamps else None
         queue = RequestQueue(self._settings.max_num_seqs, clamp)
-
-        def stepped(withheld: int, preempted: int) -> None:
-            if clamp is not None:
-                clamp.stepped(withheld, preempted)
-            queue.stepped()
-
-        counters.on_step = stepped
+        counters.on_step = queue.stepped
         # Under ``shrink`` it depends on free memory what the search gets.
         setting = "off" if self._settings.clamp == "shrink" else self._settings.write_ahead
         lengths = self._lengths[StopCondition.STEP]

@@ -316,8 +316,10 @@ class RequestQueue:
         self.ahead.give_up([next(reversed(self._started_ahead.values()))])
         return True
 
-    def stepped(self) -> None:
-        """Records an engine step; to be called after every one."""
+    def stepped(self, withheld: int, preempted: int) -> None:
+        """Records an engine step; to be called after every one, with what `KVClamp.stepped` takes."""
+        if self.clamp is not None:
+            self.clamp.stepped(withheld, preempted)
         self._since_step = 0
         self.wake()
 

@@ -90,10 +90,9 @@ class ScoringEngine(EngineLifecycle[_Running]):
         family = self._settings.reader(self._settings, engine_tokenizer(engine))
         counters = EngineCounters.of(engine)
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if geometry.groups else None
-        if clamp is not None:
-            counters.on_step = clamp.stepped
         # A query takes one engine step, so a whole further batch has to be at the engine when the step ends.
         queue = RequestQueue(self._settings.max_num_seqs, clamp, ahead=1.0)
+        counters.on_step = queue.stepped
         return _Running(engine, counters, queue, family, clamp, engine.vllm_config.cache_config.block_size)
 
     async def score(self, request: ScoreRequest) -> RewardRows:
