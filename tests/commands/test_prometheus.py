@@ -1,10 +1,13 @@
-"""A Prometheus, as Debian ships it, finds the application through Ray's file and gets every metric. It is not among the
-other tests, since it starts Ray's dashboard, and downloads Prometheus where it is not installed.
+"""A Prometheus, as Debian ships it, finds the application through Ray's file, gets every metric, and answers every
+query of the dashboards with data. It is not among the other tests, since it starts Ray's dashboard, and downloads
+Prometheus where it is not installed.
 
     python -m pytest tests/commands/test_prometheus.py -s
 """
 
+import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +18,14 @@ import pytest
 import yaml
 
 import tests.ray_environment  # noqa: F401  # before Ray is imported
+from cluster.dashboards.__main__ import FOLDER
 from cluster.launch.application import free_port
 from tests.debian import program
 from tests.serve.application import Application, problems, running, until
 
 START_S = 120.0
+DASHBOARDS_S = 240.0
+"""Longest time in which loads go on until every query is answered: rates want two samples in a minute."""
 QUERIES = (
     "sum by (strategy, ending, degraded) (ray_banyan_searches_total)",
     "histogram_quantile(0.95, sum by (le) (ray_banyan_search_seconds_bucket))",
@@ -52,7 +58,7 @@ def session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Applicat
 
     dashboard: dict[str, Any] = {"include_dashboard": True, "dashboard_port": free_port()}
     # A lone generator would store only what it evicts: nothing here, so that nothing would be counted.
-    stored = {"cache": {"store": "prefilled", "least_tokens": 16}}
+    stored = {"cache": {"store": "prefilled", "least_tokens": 16}, "telemetry": {"engine_metrics": True}}
     with running(stored, tmp_path_factory.mktemp("keys"), address="local", num_cpus=8, **dashboard) as application:
         yield application, Path(global_worker.node.get_session_dir_path())
 
@@ -113,3 +119,45 @@ def test_prometheus_has_every_metric(
     assert all(answers.values())
     counted = sum(float(each["value"][1]) for each in answers[QUERIES[0]])
     assert counted >= 12
+
+
+def panels() -> Iterator[tuple[str, str]]:
+    """Every query of every dashboard, after the name of its panel, with Grafana's variables replaced."""
+    for file in sorted(FOLDER.glob("*.json")):
+        for panel in json.loads(file.read_text())["panels"]:
+            for target in panel["targets"]:
+                expr = target["expr"].replace("$application", ".*").replace("$__rate_interval", "1m")
+                yield f"{file.stem}: {panel['title']}", expr
+
+
+def load(application: Application) -> None:
+    """Searches of two keys, one search that its budget ends, and a request without a key."""
+    from tests.serve.application import request
+
+    [first, *others] = problems(12, seed=int(time.time()))
+    application.trees(others, seed=1)
+    application.chat(first, 1, search={"strategy": "beam_search", "n": 4, "m": 2, "budget": {"tokens": 40}})
+    other = {"Authorization": f"Bearer {application.other_key}"}
+    application.http.post("/v1/chat/completions", json=request(first, 2), headers=other).raise_for_status()
+    assert httpx.get(f"{application.url}/v1/models", timeout=30).status_code == 401
+
+
+def test_every_query_of_the_dashboards_is_answered_with_data(
+    prometheus: str, session: tuple[Application, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    application, session_dir = session
+    load(application)  # so that counters with labels exist before they are scraped first
+    answered: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    with scraping(prometheus, session_dir, tmp_path) as http:
+        deadline = time.monotonic() + DASHBOARDS_S
+        while len(answered) < len({*panels()}) and time.monotonic() < deadline:
+            load(application)
+            for asked in {*panels()} - answered.keys():
+                numbers = [each for each in query(http, asked[1]) if each["value"][1] != "NaN"]
+                if numbers:
+                    answered[asked] = numbers
+    with capsys.disabled():
+        for (where, expr), found in sorted(answered.items()):
+            print(f"\n{where}\n    {expr}\n    {len(found)} series, the first {found[0]['value'][1]}", end="")
+        print(f"\n{len(answered)} of {len({*panels()})} queries of the dashboards are answered with data")
+    assert {*panels()} - answered.keys() == set()
