@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from grafana_foundation_sdk.builders import dashboard as grafana
 from grafana_foundation_sdk.builders import prometheus, timeseries
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
-from grafana_foundation_sdk.models.dashboard import DashboardLinkType, DataSourceRef, GridPos, VariableOption, VariableRefresh
+from grafana_foundation_sdk.models.dashboard import (
+    DashboardLinkType,
+    DataSourceRef,
+    GridPos,
+    VariableOption,
+    VariableRefresh,
+)
 
 SOURCE = DataSourceRef(type_val="prometheus", uid="${datasource}")
 COLUMNS, WIDTH, HEIGHT = 3, 8, 8

@@ -9,6 +9,7 @@ import json
 import subprocess
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,14 @@ import tests.ray_environment  # noqa: F401  # before Ray is imported
 from cluster.dashboards.__main__ import FOLDER
 from cluster.launch.application import free_port
 from tests.debian import program
-from tests.serve.application import Application, problems, running, until
+from tests.serve.application import Application, problems, request, running, until
+from tests.serve.test_metrics import MAY_STAY_ZERO
 
 START_S = 120.0
-DASHBOARDS_S = 240.0
+DASHBOARDS_S = 300.0
 """Longest time in which loads go on until every query is answered: rates want two samples in a minute."""
+QUIET = ('degraded="true"', 'reason="flex"', 'reason=~"owner|', "ray_serve_deployment_queued_queries")
+"""Parts of queries for what does not happen in this load, beside `MAY_STAY_ZERO`."""
 QUERIES = (
     "sum by (strategy, ending, degraded) (ray_banyan_searches_total)",
     "histogram_quantile(0.95, sum by (le) (ray_banyan_search_seconds_bucket))",
@@ -86,6 +90,8 @@ def query(http: httpx.Client, promql: str) -> list[dict[str, Any]]:
         reply = http.get("/api/v1/query", params={"query": promql})
     except httpx.ConnectError:  # while it starts
         return []
+    if reply.status_code == httpx.codes.SERVICE_UNAVAILABLE:  # while it reads its storage
+        return []
     result: list[dict[str, Any]] = reply.raise_for_status().json()["data"]["result"]
     return result
 
@@ -132,8 +138,6 @@ def panels() -> Iterator[tuple[str, str]]:
 
 def load(application: Application) -> None:
     """Searches of two keys, one search that its budget ends, and a request without a key."""
-    from tests.serve.application import request
-
     [first, *others] = problems(12, seed=int(time.time()))
     application.trees(others, seed=1)
     application.chat(first, 1, search={"strategy": "beam_search", "n": 4, "m": 2, "budget": {"tokens": 40}})
@@ -142,22 +146,37 @@ def load(application: Application) -> None:
     assert httpx.get(f"{application.url}/v1/models", timeout=30).status_code == 401
 
 
+def may_stay_zero(expr: str) -> bool:
+    """Whether an ordinary load need not move it; it is answered all the same."""
+    return any(f"ray_{name}" in expr for name in MAY_STAY_ZERO) or any(part in expr for part in QUIET)
+
+
 def test_every_query_of_the_dashboards_is_answered_with_data(
     prometheus: str, session: tuple[Application, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     application, session_dir = session
     load(application)  # so that counters with labels exist before they are scraped first
-    answered: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    with scraping(prometheus, session_dir, tmp_path) as http:
+    best = dict.fromkeys(panels(), (0, -1.0))
+    """Number of series, and the largest value, of each query's best answer."""
+
+    def missing() -> list[tuple[str, str]]:
+        return [
+            asked for asked, (_, value) in best.items() if value < 0 or (value == 0 and not may_stay_zero(asked[1]))
+        ]
+
+    with scraping(prometheus, session_dir, tmp_path) as http, ThreadPoolExecutor(1) as pool:
         deadline = time.monotonic() + DASHBOARDS_S
-        while len(answered) < len({*panels()}) and time.monotonic() < deadline:
-            load(application)
-            for asked in {*panels()} - answered.keys():
-                numbers = [each for each in query(http, asked[1]) if each["value"][1] != "NaN"]
-                if numbers:
-                    answered[asked] = numbers
+        while missing() and time.monotonic() < deadline:
+            loading = pool.submit(load, application)
+            while not loading.done():
+                for asked in missing():
+                    values = [float(each["value"][1]) for each in query(http, asked[1]) if each["value"][1] != "NaN"]
+                    best[asked] = max(best[asked], (len(values), max(values, default=-1.0)), key=lambda found: found[1])
+            loading.result()
     with capsys.disabled():
-        for (where, expr), found in sorted(answered.items()):
-            print(f"\n{where}\n    {expr}\n    {len(found)} series, the first {found[0]['value'][1]}", end="")
-        print(f"\n{len(answered)} of {len({*panels()})} queries of the dashboards are answered with data")
-    assert {*panels()} - answered.keys() == set()
+        for (where, expr), (count, value) in sorted(best.items()):
+            print(f"\n{where}\n    {expr}\n    {count} series, the largest {value:g}", end="")
+        answered = sum(value >= 0 for _, value in best.values())
+        moved = sum(value > 0 for _, value in best.values())
+        print(f"\n{answered} of {len(best)} queries of the dashboards are answered with data, {moved} with more than 0")
+    assert missing() == []
