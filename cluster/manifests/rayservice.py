@@ -97,7 +97,7 @@ def _pod(served: Served, group: Group, ports: dict[str, int], environment: dict[
     size: Json = {"cpu": str(group.cpus), "memory": f"{group.memory_gib}Gi"}
     if group.gpus:
         size["nvidia.com/gpu"] = str(group.gpus)
-    volumes = {
+    volumes: dict[str, Json] = {
         "tmp": {"emptyDir": {}},
         "home": {"emptyDir": {}},
         "shm": {"emptyDir": {"medium": "Memory", "sizeLimit": f"{group.shm_gib}Gi"}},
