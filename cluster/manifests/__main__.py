@@ -19,7 +19,7 @@ NOT_RUN = (
 def manifests() -> dict[Path, str]:
     """Content of every manifest, by its path."""
     found = {
-        FOLDER / "rayservice" / path.name: as_yaml(rayservice(Served.read(path)), made_from(path, NOT_RUN))
+        FOLDER / "rayservices" / path.name: as_yaml(rayservice(Served.read(path)), made_from(path, NOT_RUN))
         for path in sorted(CONFIGS.glob("*.yaml"))
     }
     path = CONFIGS / f"{RAY_UP}.yaml"

@@ -61,7 +61,7 @@ def faults(rayservice: Json) -> list[str]:
 
 @cache
 def rayservice(name: str) -> Json:
-    loaded: Json = yaml.safe_load((FOLDER / "rayservice" / f"{name}.yaml").read_text())
+    loaded: Json = yaml.safe_load((FOLDER / "rayservices" / f"{name}.yaml").read_text())
     return loaded
 
 
@@ -82,7 +82,7 @@ def test_the_committed_manifests_are_what_the_program_makes() -> None:
     """`python -m cluster.manifests` writes them."""
     made = manifests()
     assert {path: path.read_text() for path in made} == made
-    assert set(FOLDER.glob("rayservice/*")) == {path for path in made if path.parent.name == "rayservice"}
+    assert set(FOLDER.glob("rayservices/*")) == {path for path in made if path.parent.name == "rayservices"}
 
 
 @pytest.mark.parametrize("name", NAMES)
