@@ -3,41 +3,19 @@
 from cluster.dashboards.layout import Dashboard, Panel, panel, quantiles
 
 
-def batch(deployment: str) -> tuple[Panel, ...]:
-    """Panels that generators and reward models have alike."""
+def prefixes(deployment: str) -> Panel:
     ours = f'{{app, deployment="{deployment}"}}'
-    return (
-        panel(
-            "Requests",
-            "short",
-            "At work and waiting.",
-            (f"sum(ray_banyan_engine_running_requests{ours})", "running"),
-            (f"sum(ray_banyan_engine_waiting_requests{ours})", "waiting"),
-        ),
-        panel(
-            "Batch",
-            "percentunit",
-            "Requests in a step of the engine over max_num_seqs, by replica.",
-            (f"avg by (replica) (ray_banyan_engine_batch_fill_ratio{ours})", "{{replica}}"),
-        ),
-        panel(
-            "Prefixes",
-            "short",
-            "Tokens of prefixes a second, and those of them that were computed.",
-            (f"sum(rate(ray_banyan_engine_prompt_tokens_total{ours}[rate]))", "all"),
+    return panel(
+        "Prefixes",
+        "short",
+        "Tokens of prefixes a second, and those of them that were computed.",
+        (f"sum(rate(ray_banyan_engine_prompt_tokens_total{ours}[rate]))", "all"),
+        (
             (
-                (
-                    f"sum(rate(ray_banyan_engine_prompt_tokens_total{ours}[rate])) "
-                    f"- sum(rate(ray_banyan_prefix_cached_tokens_total{ours}[rate]))"
-                ),
-                "computed",
+                f"sum(rate(ray_banyan_engine_prompt_tokens_total{ours}[rate])) "
+                f"- sum(rate(ray_banyan_prefix_cached_tokens_total{ours}[rate]))"
             ),
-        ),
-        panel(
-            "Preemptions",
-            "ops",
-            "Requests that the engine put back for want of KV blocks.",
-            (f"sum by (replica) (rate(ray_banyan_preemptions_total{ours}[rate]))", "{{replica}}"),
+            "computed",
         ),
     )
 
@@ -67,7 +45,26 @@ GENERATORS = Dashboard(
             ("sum(rate(ray_banyan_clamp_held_back_branches_total{app}[rate]))", "held back"),
             ("sum(rate(ray_banyan_clamp_given_back_branches_total{app}[rate]))", "given back"),
         ),
-        *batch("Generator"),
+        panel(
+            "Requests",
+            "short",
+            "At work and waiting.",
+            ('sum(ray_banyan_engine_running_requests{app, deployment="Generator"})', "running"),
+            ('sum(ray_banyan_engine_waiting_requests{app, deployment="Generator"})', "waiting"),
+        ),
+        panel(
+            "Batch",
+            "percentunit",
+            "Requests in a step of the engine over max_num_seqs, by replica.",
+            ('avg by (replica) (ray_banyan_engine_batch_fill_ratio{app, deployment="Generator"})', "{{replica}}"),
+        ),
+        prefixes("Generator"),
+        panel(
+            "Preemptions",
+            "ops",
+            "Requests that the engine put back for want of KV blocks.",
+            ('sum by (replica) (rate(ray_banyan_preemptions_total{app, deployment="Generator"}[rate]))', "{{replica}}"),
+        ),
         panel(
             "vLLM: time between tokens",
             "s",
@@ -119,7 +116,14 @@ REWARD_MODELS = Dashboard(
                 "degraded",
             ),
         ),
-        *batch("ProcessRewardModel"),
+        panel(
+            "Calls",
+            "short",
+            "At the replicas, and requests in their queues.",
+            ('sum(ray_serve_num_ongoing_requests_at_replicas{app, deployment="ProcessRewardModel"})', "calls"),
+            ('sum(ray_banyan_engine_waiting_requests{app, deployment="ProcessRewardModel"})', "waiting requests"),
+        ),
+        prefixes("ProcessRewardModel"),
         panel(
             "Remembered rewards",
             "short",
@@ -144,19 +148,15 @@ KV = Dashboard(
             ('sum(ray_banyan_kv_total_blocks{app, deployment="Generator"})', "all"),
         ),
         panel(
-            "KV blocks of the reward models",
-            "short",
-            "",
-            ('sum(ray_banyan_kv_used_blocks{app, deployment="ProcessRewardModel"})', "held"),
-            ('sum(ray_banyan_kv_total_blocks{app, deployment="ProcessRewardModel"})', "all"),
-        ),
-        panel(
             "Headroom",
             "percentunit",
-            "Least share of free blocks among the replicas.",
+            "Share of free blocks, by generator.",
             (
-                "min by (deployment) (ray_banyan_kv_free_blocks{app} / ray_banyan_kv_total_blocks{app})",
-                "{{deployment}}",
+                (
+                    'min by (replica) (ray_banyan_kv_free_blocks{app, deployment="Generator"} '
+                    "/ ray_banyan_kv_total_blocks{app})"
+                ),
+                "{{replica}}",
             ),
         ),
         panel(

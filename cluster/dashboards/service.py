@@ -154,14 +154,14 @@ REPLICAS = Dashboard(
         panel(
             "Batch",
             "percentunit",
-            "Requests in a step of the engine over max_num_seqs, by replica.",
-            ("avg by (deployment, replica) (ray_banyan_engine_batch_fill_ratio{app})", "{{deployment}} {{replica}}"),
+            "Requests in a step of the engine over max_num_seqs, by generator.",
+            ('avg by (replica) (ray_banyan_engine_batch_fill_ratio{app, deployment="Generator"})', "{{replica}}"),
         ),
         panel(
-            "Running requests by replica",
+            "Running requests by generator",
             "short",
             "Differences between replicas show how calls are routed.",
-            ("sum by (deployment, replica) (ray_banyan_engine_running_requests{app})", "{{deployment}} {{replica}}"),
+            ('sum by (replica) (ray_banyan_engine_running_requests{app, deployment="Generator"})', "{{replica}}"),
         ),
         panel(
             "Waiting requests by replica",

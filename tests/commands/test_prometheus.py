@@ -137,10 +137,12 @@ def panels() -> Iterator[tuple[str, str]]:
 
 
 def load(application: Application) -> None:
-    """Searches of two keys, one search that its budget ends, and a request without a key."""
+    """Searches of two keys, one search that its budget ends, a score from memory, and a request without a key."""
     [first, *others] = problems(12, seed=int(time.time()))
     application.trees(others, seed=1)
     application.chat(first, 1, search={"strategy": "beam_search", "n": 4, "m": 2, "budget": {"tokens": 40}})
+    scored = {"model": "banyan-arithmetic", "question": "2+2?", "steps": ["It is 4.\n\n"]}
+    application.http.post("/v1/score", json=scored).raise_for_status()
     other = {"Authorization": f"Bearer {application.other_key}"}
     application.http.post("/v1/chat/completions", json=request(first, 2), headers=other).raise_for_status()
     assert httpx.get(f"{application.url}/v1/models", timeout=30).status_code == 401
