@@ -33,6 +33,9 @@ export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1
 export MALLOC_ARENA_MAX=2
 export MALLOC_MMAP_THRESHOLD_=131072
 
+# Where Grafana has cluster/dashboards, the Serve page of Ray's dashboard shows Banyan's searches (docs/operating.md).
+export RAY_GRAFANA_SERVE_DASHBOARD_UID=banyan-searches
+
 # No usage statistics are sent.
 export RAY_USAGE_STATS_ENABLED=0
 export VLLM_NO_USAGE_STATS=1

@@ -233,6 +233,11 @@ class LMCacheMPConnector(lmcache_mp_connector.LMCacheMPConnector):  # type: igno
             return stats
         return StoringStats(data={**(stats.data if stats else {}), STORING: storing})
 
+    @classmethod
+    def build_prom_metrics(cls, *args: Any, **kwargs: Any) -> None:
+        """No metrics of the connector among vLLM's own (``telemetry.engine_metrics``): LMCache's histogram names no
+        buckets, without which Ray refuses it and no engine starts."""
+
     def shutdown(self) -> None:
         if self._lookups is not None:
             self._lookups.close()

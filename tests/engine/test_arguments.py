@@ -29,3 +29,10 @@ def test_an_engine_on_whole_devices_has_vllms_default(
     monkeypatch.setattr(arguments.current_platform, "is_cpu", lambda: False)
     settings = GeneratorSettings(model=generator_model, replicas=ReplicaSettings(num_gpus=num_gpus))
     assert engine_args(settings, runner="generate").gpu_memory_utilization == arguments.GPU_SHARE
+
+
+def test_the_cache_connector_has_no_metrics_among_vllms_own() -> None:
+    """LMCache's has a histogram that Ray refuses, so that no engine would start with ``engine_metrics``."""
+    from kvstore.connector.lmcache_connector import LMCacheMPConnector
+
+    assert LMCacheMPConnector.build_prom_metrics(None, {}, [], {}) is None

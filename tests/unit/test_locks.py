@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
 LOCKS = [REQUIREMENTS / f"{hardware}.lock" for hardware in ("cpu", "cuda")]
-PIN = re.compile(r"([a-z0-9-]+)==([0-9][a-z0-9.]*)")
+PIN = re.compile(r"([a-z0-9-]+)==((?:[0-9]+!)?[0-9][a-z0-9.]*)")
 
 
 def read_pins(lock: Path) -> dict[str, str]:

@@ -28,6 +28,8 @@ from tests.unit.documentation.pages import ROOT, Block, blocks_in
 
 MODEL = "banyan-arithmetic"
 DEPLOYMENTS = {"SearchController", "Generator", "ProcessRewardModel"}
+OTHERS = {"scrape_configs", "rule_files", "providers"}
+"""Configurations of Prometheus and Grafana; `tests/commands` gives the first to a Prometheus."""
 
 Json = dict[str, Any]
 
@@ -98,7 +100,7 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
 @pytest.mark.usefixtures("my_package")
 def test_yaml_examples_match_the_configuration(block: Block) -> None:
     shown = yaml.safe_load(block.text)
-    [kind] = shown.keys() & {"args", "deployments", "http_options", "scrape_configs"} or ["a part of args"]
+    [kind] = shown.keys() & {"args", "deployments", "http_options", *OTHERS} or ["a part of args"]
     if kind == "deployments":
         for deployment in shown["deployments"]:
             assert deployment["name"] in DEPLOYMENTS
@@ -106,7 +108,7 @@ def test_yaml_examples_match_the_configuration(block: Block) -> None:
                 changed_settings(AppConfig(), read_user_config(with_full_digests(told)))
     elif kind == "http_options":
         assert ray_runtime.parse({**shown, "applications": []}).http_options.ssl_certfile
-    elif kind != "scrape_configs":  # Prometheus's own: tests/commands gives it to one
+    elif kind not in OTHERS:
         config = AppConfig.model_validate(shown["args"] if kind == "args" else shown)
         assert config != AppConfig()
         for setting in ("catalog", "extractor"):
