@@ -129,8 +129,8 @@ async def measure(case: Case, sides: Mapping[str, Solve], setting: str | float, 
     measured: list[dict[str, Turn]] = []
 
     async def turn(side: str, problems: Sequence[Problem]) -> Turn:
-        # As far as nothing: calls are timed with it, too.
-        switch(setting if side == "on" else 1e-9)
+        # Not "off": calls are timed with 0, too.
+        switch(setting if side == "on" else 0.0)
         before = counters()
         done = await run_round(sides[side], problems, case.in_flight)
         return Turn(done, {name: value - before[name] for name, value in counters().items()})

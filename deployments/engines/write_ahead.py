@@ -232,7 +232,7 @@ class WriteAhead:
             raise
         now = time.monotonic()
         self.call_s = _averaged(self.call_s, now - began)
-        if before is not None:
+        if before is not None and self.setting == "auto":
             self._trial.ended(began_on, now - before, search.longest)
         linger_s = min(max(LINGER_TURNS * self._turn_s, LEAST_LINGER_S), MOST_LINGER_S)
         search.ended(self._trial.on, asyncio.get_running_loop().call_later(linger_s, self._forget, search))
