@@ -71,11 +71,11 @@ class Case(NamedTuple):
 
 
 CASES = (
-    Case(PairName.EMBEDDED, 1, 6, 0.95),
-    Case(PairName.EMBEDDED, 4, 16, 0.98),
-    Case(PairName.EMBEDDED, 16, 32, 0.98),
-    Case(PairName.EMBEDDED, 1, 6, 0.78, slow=True),
-    Case(PairName.EMBEDDED, 2, 12, 1.15, slow=True),
+    Case(PairName.EMBEDDED, 1, 4, 0.95),
+    Case(PairName.EMBEDDED, 4, 12, 0.98),
+    Case(PairName.EMBEDDED, 16, 24, 0.98),
+    Case(PairName.EMBEDDED, 1, 4, 0.78, slow=True),
+    Case(PairName.EMBEDDED, 2, 8, 1.15, slow=True),
     Case(PairName.HEAVY, 1, 2, 0.88, level=2),
 )
 
@@ -217,7 +217,7 @@ async def measured_cases(
 
 def main(
     pair: Annotated[list[PairName] | None, typer.Option(help="May be repeated; both if unset.")] = None,
-    rounds: Annotated[int, typer.Option(min=2, max=50)] = 6,
+    rounds: Annotated[int, typer.Option(min=2, max=50)] = 8,
     setting: Annotated[str, typer.Option(help="`auto`, or children for each sample.")] = "auto",
     only: Annotated[str, typer.Option(help="Only the cases with this text in their name.")] = "",
 ) -> None:

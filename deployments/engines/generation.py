@@ -15,10 +15,12 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 from vllm import AsyncEngineArgs, RequestOutput, SamplingParams
 from vllm.config import KVTransferConfig
+from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from deployments.engines.arguments import engine_args
+from deployments.engines.cores import cpu_threads
 from deployments.engines.counters import EngineCounters
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.engine_calls import (
@@ -144,8 +146,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if clamps else None
         queue = RequestQueue(self._settings.max_num_seqs, clamp)
         counters.on_step = queue.stepped
-        # Under ``shrink`` it depends on free memory what the search gets.
-        setting = "off" if self._settings.clamp == "shrink" else self._settings.write_ahead
+        setting = self._settings.write_ahead
+        if self._settings.clamp == "shrink":
+            setting = "off"  # What a search gets would depend on the memory that this takes.
+        elif setting == "auto" and current_platform.is_cpu() and cpu_threads(self._settings) > 1:
+            setting = "off"  # The reward model's engine uses the same cores: they have no time left.
         lengths = self._lengths[StopCondition.STEP]
 
         def abort_ahead(requests: Sequence[EngineRequest], count_tokens: Callable[[int], None]) -> None:

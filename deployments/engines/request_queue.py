@@ -23,8 +23,6 @@ AHEAD_PLACE = 1 << 40  # behind all of them
 AHEAD_PER_STEP = 8
 """Requests written ahead that start between two engine steps. The engine computes the prompts of all new requests in
 one step, and demand that comes during it waits for its end."""
-MOST_DEMAND = 4
-"""Largest number of requests in demand beside which others are written ahead."""
 FLEX_RATIO = 7  # Under contention one request in eight is of a flex search.
 
 
@@ -150,8 +148,7 @@ class RequestQueue:
     flex searches start when no other request waits, or when `FLEX_RATIO` others have passed them. A request without KV
     memory holds back all requests behind it. Single-threaded: one event loop.
 
-    Requests written ahead start when the engine has next to nothing else to do, and end when others need their slot or
-    memory.
+    Requests written ahead start while there are no others, and end when others need their slot or memory.
     """
 
     def __init__(self, batch: int, clamp: KVClamp | None = None, ahead: float = 0.25) -> None:
@@ -274,7 +271,7 @@ class RequestQueue:
 
     def _start_ahead(self) -> EngineRequest | None:
         """Starts a request that is written ahead, if the engine has time and memory for it."""
-        if self.ahead is None or self.demand > MOST_DEMAND or self._running >= self._batch:
+        if self.ahead is None or self.demand or self._running >= self._batch:
             return None
         if self._since_step >= AHEAD_PER_STEP and self._running:
             return None

@@ -33,12 +33,9 @@ a round takes as long as writing one. With beam search, 1.5 times the expected n
 all of it in 65% of the levels; 3 times 95% and 86% (embedded models, n = 16)."""
 WEIGHT = 0.05
 """Weight of the newest value in the moving averages."""
-BLOCK_ROUNDS = 16
-TRIAL_EVERY = 8
-"""Under ``auto`` one block of rounds in eight goes the other way, with or without writing ahead, to be compared."""
-LEAST_GAIN = 0.01
-"""Share of a round's time that writing ahead has to save. It saves nothing where the reward model uses the same cores,
-or the same GPU, and where other searches keep the engine busy."""
+LEAST_TURN = 0.05
+"""Under ``auto`` nothing is written ahead if the time between two calls of a search is below this share of a call's:
+the engine hardly waits for rewards."""
 LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
 """What was written ahead is given up if the search's next call does not come within so many average waits for one:
 nobody tells a replica that a search has ended."""
@@ -80,8 +77,6 @@ class _Round:
         """Parameters of every child but for seed and length."""
         self.steps: dict[tuple[NodeId, str | int], _FinishedStep] = {}
         """By parent and text, or by parent and index if siblings are not merged."""
-        self.longest = 1
-        """Tokens of its longest step."""
         self.over = False
         """Whether the search has made its next call, or has ended."""
 
@@ -89,7 +84,6 @@ class _Round:
         """Adds a finished step. Returns its entry, and requests to give up: those below a sibling of the same text that
         came earlier but has a later index. None if nothing can follow the step."""
         [step] = child.steps
-        self.longest = max(self.longest, len(step.token_ids))
         node = (*child.parent, child.index)
         if step.end is not StepEnd.DELIMITER or not step.token_ids or len(node) >= self.ahead.max_depth:
             return None
@@ -115,39 +109,6 @@ class _Round:
 
     def _max_tokens(self, token_ids: Sequence[int]) -> int:
         return min(self.ahead.step_tokens, self.ahead.path_tokens - len(token_ids))
-
-
-class Trial:
-    """Finds out whether writing ahead pays, by trying both in turns.
-
-    Compared is the time of a round, from the end of one call of a search to the end of its next one, for each token of
-    the longest step.
-    """
-
-    def __init__(self) -> None:
-        self.on = True
-        """Whether the current block of rounds is written ahead."""
-        self.pays = True
-        self._rounds = self._blocks = 0
-        self._time: dict[bool, float | None] = {True: None, False: None}
-        """Moving averages with and without writing ahead: the logarithm of seconds per token."""
-
-    def ended(self, began_on: bool, seconds: float, tokens: int) -> None:
-        """Records a round. ``began_on``: what ``on`` was when it began."""
-        if began_on is self.on:
-            newest, before = math.log(max(seconds, 1e-6) / tokens), self._time[began_on]
-            self._time[began_on] = newest if before is None else before + WEIGHT * (newest - before)
-        self._rounds += 1
-        if self._rounds == BLOCK_ROUNDS:
-            self._rounds = 0
-            self._blocks += 1
-            self._next_block()
-
-    def _next_block(self) -> None:
-        ahead, alone = self._time[True], self._time[False]
-        if ahead is not None and alone is not None:
-            self.pays = ahead < alone - LEAST_GAIN
-        self.on = self.pays is not (self._blocks % TRIAL_EVERY == 1)
 
 
 class WriteAhead:
@@ -177,7 +138,6 @@ class WriteAhead:
         """Heap of children to begin: the share of its siblings that come before it, the order of arrival, below what.
         Entries of rounds that are over are dropped when they come first."""
         self._numbers = count()
-        self._trial = Trial()
         self._turn_s = self.call_s = 0.0
         """Moving averages: the time from the end of a search's call to its next one, and the time of a call."""
         self._begun = self._adopted = self._adopted_finished = self._unused_tokens = 0
@@ -188,7 +148,7 @@ class WriteAhead:
         """Children to begin, as a multiple of those that a step may expect; 0: none."""
         if not isinstance(self.setting, str):
             return self.setting
-        if self.setting == "off" or not self._turn_s or not self._trial.on:
+        if self.setting == "off" or self._turn_s <= LEAST_TURN * self.call_s:
             return 0.0
         return LEAST_EXTENT + (MOST_EXTENT - LEAST_EXTENT) * min(1.0, self._turn_s / self.call_s)
 
@@ -220,22 +180,17 @@ class WriteAhead:
             return
         began = time.monotonic()
         search = self._searches.setdefault(request.search_id, SearchAhead(self, request.search_id))
-        before, began_on = search.call_ended, self._trial.on
-        if before is not None:
-            self._turn_s = _averaged(self._turn_s, began - before)
-            began_on = search.was_on
+        if search.call_ended is not None:
+            self._turn_s = _averaged(self._turn_s, began - search.call_ended)
         search.begins(_Round(request, request.ahead, params))
         try:
             yield search
         except BaseException:
             self._forget(search)
             raise
-        now = time.monotonic()
-        self.call_s = _averaged(self.call_s, now - began)
-        if before is not None and self.setting == "auto":
-            self._trial.ended(began_on, now - before, search.longest)
+        self.call_s = _averaged(self.call_s, time.monotonic() - began)
         linger_s = min(max(LINGER_TURNS * self._turn_s, LEAST_LINGER_S), MOST_LINGER_S)
-        search.ended(self._trial.on, asyncio.get_running_loop().call_later(linger_s, self._forget, search))
+        search.ended(asyncio.get_running_loop().call_later(linger_s, self._forget, search))
 
     @property
     def waits(self) -> bool:
@@ -310,8 +265,6 @@ class SearchAhead:
         """Tokens given up that were not reported to the search yet."""
         self.call_ended: float | None = None
         """Time when its last call ended; None during a call."""
-        self.was_on = False
-        """Whether children were written ahead when that call ended."""
         self._owner = owner
         self._before: _Round | None = None
         """The round of the call before this one, until its rest is given up."""
@@ -330,20 +283,9 @@ class SearchAhead:
         if self._before is not None and self._before.kind == newest.kind:
             self._by_id = {step.id: step for step in self._before.steps.values()}
 
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest step of the newest call."""
-        return self._round.longest if self._round is not None else 1
-
-    def ended(self, on: bool, timer: asyncio.TimerHandle) -> None:
-        """A call has ended.
-
-        Args:
-            on: whether children are written ahead from now on.
-            timer: runs until the search is forgotten.
-        """
+    def ended(self, timer: asyncio.TimerHandle) -> None:
+        """A call has ended. ``timer`` runs until the search is forgotten."""
         self._stop_timer()
-        self.was_on = on
         self.call_ended = time.monotonic()
         self._timer = timer
 
