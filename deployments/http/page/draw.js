@@ -1,0 +1,201 @@
+// Draws a tree on a canvas: the root at the left, a level to the right for each step.
+
+const SHADES = 24;
+const PLACES = [0, 0.5, 1];
+const REACH = 16; // pixels from a node at which a click still means it
+
+export function readTheme(element) {
+  const style = getComputedStyle(element);
+  const value = (name) => style.getPropertyValue(name).trim();
+  const stops = ["--low", "--middle", "--high"].map((name) => value(name).match(/[0-9a-f]{2}/gi).map((part) => parseInt(part, 16)));
+  const shade = (reward) => {
+    const upper = reward < PLACES[1] ? 1 : 2;
+    const share = (reward - PLACES[upper - 1]) / 0.5;
+    return `rgb(${stops[upper].map((part, index) => Math.round(stops[upper - 1][index] + share * (part - stops[upper - 1][index])))})`;
+  };
+  return {
+    shades: Array.from({ length: SHADES + 1 }, (_, index) => shade(index / SHADES)),
+    ...Object.fromEntries(["ink", "soft", "line", "paper", "unscored", "focus"].map((name) => [name, value(`--${name}`)])),
+    font: style.fontFamily,
+  };
+}
+
+// Maps breadth and level to pixels. The two scales differ, so that wide and deep trees both fit.
+export class Camera {
+  constructor() {
+    Object.assign(this, { left: 0, top: 0, across: 80, down: 24, width: 0, height: 0, own: false });
+  }
+
+  fit(extent, width, height) {
+    const breadths = extent.most - extent.least;
+    const levels = Math.max(1, extent.levels);
+    this.width = width;
+    this.height = height;
+    this.down = Math.min(44, (height - 36) / Math.max(1, breadths));
+    const labelled = this.down >= 15 && width / (levels + 1) >= 74;
+    this.across = Math.min(240, (width - 44) / (levels + (labelled ? 0.75 : 0)));
+    this.left = 22;
+    this.top = (height - breadths * this.down) / 2 - extent.least * this.down;
+    this.own = false;
+  }
+
+  x(node) {
+    return this.left + node.level * this.across;
+  }
+
+  y(node) {
+    return this.top + node.breadth * this.down;
+  }
+
+  // Breadth grows faster than depth: what a dense tree lacks is the room between its lines.
+  zoom(factor, x, y) {
+    const down = Math.min(120, Math.max(0.2, this.down * factor)) / this.down;
+    const across = Math.min(600, Math.max(20, this.across * down ** 0.6)) / this.across;
+    this.left = x - (x - this.left) * across;
+    this.top = y - (y - this.top) * down;
+    this.across *= across;
+    this.down *= down;
+    this.own = true;
+  }
+
+  pan(x, y) {
+    this.left += x;
+    this.top += y;
+    this.own = true;
+  }
+
+  // Moves as little as shows a node.
+  reveal(node) {
+    const [x, y] = [this.x(node), this.y(node)];
+    const into = (place, most) => (place < 24 ? 24 - place : place > most - 24 ? most - 24 - place : 0);
+    const [dx, dy] = [into(x, this.width), into(y, this.height)];
+    if (dx || dy) this.pan(dx, dy);
+  }
+}
+
+export function radius(camera, copies) {
+  const alone = Math.min(6.5, Math.max(1.4, camera.down * 0.3));
+  return alone * Math.min(2.1, copies > 1 ? 0.85 + 0.3 * Math.sqrt(copies) : 0.85);
+}
+
+export function nearest(nodes, x, y) {
+  let found = null, least = REACH;
+  for (const node of nodes) {
+    const distance = Math.hypot(node.x - x, node.y - y);
+    if (distance < least) [found, least] = [node, distance];
+  }
+  return found;
+}
+
+// Draws `nodes`, parents first, which have `x` and `y`. `scene`: camera, theme, moment, model, answering, selected.
+export function draw(context, nodes, scene) {
+  const { camera, theme, moment, model, answering } = scene;
+  const { width, height } = camera;
+  context.clearRect(0, 0, width, height);
+  const inside = (node) => node.x > -40 && node.x < width + 40 && node.y > -40 && node.y < height + 40;
+  const drawn = nodes.filter((node) => inside(node) || (node.above && inside(node.above)));
+  edges(context, drawn, scene);
+  const batches = new Map();
+  const small = camera.down < 5;
+  for (const node of drawn) {
+    if (node === model.root || !inside(node)) continue;
+    const copies = model.copiesAt(node, moment);
+    const size = radius(camera, copies);
+    const shade = node.reward === null ? theme.unscored : theme.shades[Math.round(node.reward * SHADES)];
+    const gone = node.prunedAt <= moment;
+    const batch = `${shade}|${gone ? "gone" : "here"}|${node.ahead ? "ahead" : ""}`;
+    if (!batches.has(batch)) batches.set(batch, { shade, gone, ahead: node.ahead, path: new Path2D(), rings: new Path2D() });
+    const { path, rings } = batches.get(batch);
+    if (node.ends) path.rect(node.x - size, node.y - size, 2 * size, 2 * size);
+    else if (small) path.rect(node.x - size, node.y - size, 2 * size, 2 * size);
+    else {
+      path.moveTo(node.x + size, node.y);
+      path.arc(node.x, node.y, size, 0, 2 * Math.PI);
+    }
+    if (copies > 1 && camera.down >= 4) {
+      rings.moveTo(node.x + size + 2.5, node.y);
+      rings.arc(node.x, node.y, size + 2.5, 0, 2 * Math.PI);
+    }
+  }
+  for (const { shade, gone, ahead, path, rings } of batches.values()) {
+    context.globalAlpha = ahead ? 0.45 : 1;
+    context.fillStyle = gone ? theme.paper : shade;
+    context.strokeStyle = shade;
+    context.fill(path);
+    context.lineWidth = camera.down < 5 ? 0.8 : 1.6;
+    if (gone) context.stroke(path);
+    context.lineWidth = 1;
+    context.stroke(rings);
+  }
+  context.globalAlpha = 1;
+  const root = model.root;
+  context.fillStyle = theme.ink;
+  context.beginPath();
+  context.arc(root.x, root.y, 5, 0, 2 * Math.PI);
+  context.fill();
+  for (const node of answering) {
+    if (node.seen > moment) continue;
+    const size = radius(camera, model.copiesAt(node, moment)) + 0.5;
+    context.strokeStyle = theme.ink;
+    context.lineWidth = 2;
+    context.beginPath();
+    if (node.ends) context.rect(node.x - size, node.y - size, 2 * size, 2 * size);
+    else context.arc(node.x, node.y, size, 0, 2 * Math.PI);
+    context.stroke();
+  }
+  if (camera.down >= 14 && camera.across >= 64) labels(context, drawn, scene);
+}
+
+function edges(context, nodes, { camera, theme, moment, answering, model }) {
+  const kinds = { plain: new Path2D(), gone: new Path2D(), answer: new Path2D() };
+  for (const node of nodes) {
+    if (node === model.root) continue;
+    const { above } = node;
+    const kind = answering.has(node) ? "answer" : node.prunedAt <= moment ? "gone" : "plain";
+    const bend = (node.x - above.x) / 2;
+    kinds[kind].moveTo(above.x, above.y);
+    kinds[kind].bezierCurveTo(above.x + bend, above.y, node.x - bend, node.y, node.x, node.y);
+  }
+  context.strokeStyle = theme.line;
+  context.lineWidth = camera.down < 5 ? 0.6 : 1.2;
+  context.stroke(kinds.plain);
+  if (nodes.length < 800) context.setLineDash([2, 3]); // dashes cost most of a frame where there are thousands
+  context.stroke(kinds.gone);
+  context.setLineDash([]);
+  context.strokeStyle = theme.ink;
+  context.lineWidth = camera.down < 5 ? 1.8 : 2.6;
+  context.stroke(kinds.answer);
+}
+
+function labels(context, nodes, { camera, theme, moment, model, answering, selected }) {
+  context.textBaseline = "middle";
+  context.direction = "ltr";
+  context.lineJoin = "round";
+  context.strokeStyle = theme.paper;
+  context.lineWidth = 4;
+  for (const node of nodes) {
+    if (node === model.root || node.text === null) continue;
+    const size = radius(camera, model.copiesAt(node, moment));
+    const x = node.x + size + 6;
+    const inner = node.below.some((child) => child.seen <= moment);
+    const y = inner ? node.y - Math.min(9, camera.down / 2.6) : node.y;
+    const room = camera.across - size - (inner ? 24 : 14);
+    const strong = answering.has(node) || node === selected;
+    context.font = `${strong ? "600 " : ""}${camera.down >= 20 ? 12 : 11}px ${theme.font}`;
+    const text = fitted(plainLine(node.text), room, context);
+    context.strokeText(text, x, y);
+    context.fillStyle = strong ? theme.ink : theme.soft;
+    context.fillText(text, x, y);
+  }
+}
+
+// One line without invisible characters and without marks that would turn the text around.
+export function plainLine(text) {
+  return text.slice(0, 400).replace(/\s+/gu, " ").replace(/[\p{Cc}\p{Cf}]/gu, "").trim();
+}
+
+function fitted(text, room, context) {
+  const letters = Math.floor(room / 5.6);
+  if (text.length <= letters && context.measureText(text).width <= room) return `\u2068${text}\u2069`;
+  return letters < 2 ? "" : `\u2068${Array.from(text.slice(0, letters)).slice(0, -1).join("")}…\u2069`;
+}
