@@ -125,7 +125,7 @@ def served(
 ) -> Iterator[str]:
     """The URL of the application, on a thread of its own. ``store``: a folder for kept searches."""
     settings: dict[str, Any] = {"store": {"path": store}} if store else {}
-    limits = {"seconds": 120.0, "n": 1024, "nodes": 5000}
+    limits = {"seconds": 120.0, "n": 256, "nodes": 5000}
     world = World(matcher, keys=keys, limits=limits, http={"isolate_keys": False}, **settings)
     arithmetic = Arithmetic(pause_s)
     world.generator.expand = arithmetic.expand  # type: ignore[method-assign]

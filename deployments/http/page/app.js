@@ -106,7 +106,7 @@ function asked(form, index) {
     throw new Refused("more settings must be a JSON object", null);
   }
   const question = value("question", form);
-  const about = { question, strategy: search.strategy, effort, n: name ? search[name] : null, seed };
+  const about = { question, strategy: search.strategy, effort, width: name ? `${name} ${search[name]}` : null, seed };
   const body = { messages: [{ role: "user", content: question }], seed, search };
   if (effort) body.reasoning_effort = effort;
   if (form.elements.keep.checked && said.store === "yes") body.store = true;
@@ -183,9 +183,9 @@ function keptEntry(search) {
   const text = element("div");
   text.append(
     element("bdi", search.question || search.id),
-    element("small", `${search.strategy.replaceAll("_", " ")} · n ${search.n} · ${search.status} · ${search.nodes} nodes · ${when}`),
+    element("small", [search.strategy.replaceAll("_", " "), search.n > 1 && `n ${search.n}`, search.status, `${search.nodes} nodes`, when].filter(Boolean).join(" · ")),
   );
-  const about = { question: search.question, strategy: search.strategy, n: search.n, seed: null };
+  const about = { question: search.question, strategy: search.strategy, width: search.n > 1 ? `n ${search.n}` : null };
   const open = (index) => () => {
     byName("kept-dialog").close();
     if (!index) keepPanes(1);

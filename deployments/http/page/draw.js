@@ -2,6 +2,9 @@
 
 const SHADES = 24;
 const PLACES = [0, 0.5, 1];
+const LABEL_DOWN = 14; // pixels between lines and between levels from which on there are labels
+const LABEL_ACROSS = 112;
+const RING_DOWN = 8;
 const REACH = 16; // pixels from a node at which a click still means it
 
 export function readTheme(element) {
@@ -31,11 +34,11 @@ export class Camera {
     const levels = Math.max(1, extent.levels);
     this.width = width;
     this.height = height;
-    this.down = Math.min(44, (height - 36) / Math.max(1, breadths));
-    const labelled = this.down >= 15 && width / (levels + 1) >= 74;
-    this.across = Math.min(240, (width - 44) / (levels + (labelled ? 0.75 : 0)));
+    this.down = Math.min(44, (height - 56) / Math.max(1, breadths));
+    const labelled = this.down >= LABEL_DOWN && width / (levels + 1) >= LABEL_ACROSS;
+    this.across = Math.min(260, (width - 44) / (levels + (labelled ? 0.95 : 0)));
     this.left = 22;
-    this.top = (height - breadths * this.down) / 2 - extent.least * this.down;
+    this.top = (height - breadths * this.down) / 2 - extent.least * this.down + (labelled ? 6 : 0);
     this.own = false;
   }
 
@@ -74,7 +77,7 @@ export class Camera {
 }
 
 export function radius(camera, copies) {
-  const alone = Math.min(6.5, Math.max(1.4, camera.down * 0.3));
+  const alone = Math.min(6.5, Math.max(1.5, camera.down * 0.4));
   return alone * Math.min(2.1, copies > 1 ? 0.85 + 0.3 * Math.sqrt(copies) : 0.85);
 }
 
@@ -112,9 +115,11 @@ export function draw(context, nodes, scene) {
       path.moveTo(node.x + size, node.y);
       path.arc(node.x, node.y, size, 0, 2 * Math.PI);
     }
-    if (copies > 1 && camera.down >= 4) {
-      rings.moveTo(node.x + size + 2.5, node.y);
-      rings.arc(node.x, node.y, size + 2.5, 0, 2 * Math.PI);
+    const ring = size + 2.5;
+    if (copies > 1 && camera.down >= RING_DOWN && node.ends) rings.rect(node.x - ring, node.y - ring, 2 * ring, 2 * ring);
+    else if (copies > 1 && camera.down >= RING_DOWN) {
+      rings.moveTo(node.x + ring, node.y);
+      rings.arc(node.x, node.y, ring, 0, 2 * Math.PI);
     }
   }
   for (const { shade, gone, ahead, path, rings } of batches.values()) {
@@ -143,28 +148,37 @@ export function draw(context, nodes, scene) {
     else context.arc(node.x, node.y, size, 0, 2 * Math.PI);
     context.stroke();
   }
-  if (camera.down >= 14 && camera.across >= 64) labels(context, drawn, scene);
+  if (camera.down >= LABEL_DOWN && camera.across >= LABEL_ACROSS) labels(context, drawn, scene);
 }
 
 function edges(context, nodes, { camera, theme, moment, answering, model }) {
-  const kinds = { plain: new Path2D(), gone: new Path2D(), answer: new Path2D() };
+  const kinds = { gone: new Path2D(), answer: new Path2D() };
+  const dense = camera.down < 9;
   for (const node of nodes) {
     if (node === model.root) continue;
     const { above } = node;
-    const kind = answering.has(node) ? "answer" : node.prunedAt <= moment ? "gone" : "plain";
+    const plain = dense && node.reward !== null ? theme.shades[Math.round(node.reward * SHADES)] : theme.line;
+    const kind = answering.has(node) ? "answer" : node.prunedAt <= moment ? "gone" : plain;
+    const path = (kinds[kind] ??= new Path2D());
     const bend = (node.x - above.x) / 2;
-    kinds[kind].moveTo(above.x, above.y);
-    kinds[kind].bezierCurveTo(above.x + bend, above.y, node.x - bend, node.y, node.x, node.y);
+    path.moveTo(above.x, above.y);
+    path.bezierCurveTo(above.x + bend, above.y, node.x - bend, node.y, node.x, node.y);
   }
+  const { answer, gone, ...plain } = kinds;
+  context.lineWidth = camera.down < 5 ? 0.7 : 1.2;
+  context.globalAlpha = dense ? 0.6 : 1; // in a dense tree lines carry the colours: nodes are too small to
+  for (const [shade, path] of Object.entries(plain)) {
+    context.strokeStyle = shade;
+    context.stroke(path);
+  }
+  context.globalAlpha = 1;
   context.strokeStyle = theme.line;
-  context.lineWidth = camera.down < 5 ? 0.6 : 1.2;
-  context.stroke(kinds.plain);
   if (nodes.length < 800) context.setLineDash([2, 3]); // dashes cost most of a frame where there are thousands
-  context.stroke(kinds.gone);
+  context.stroke(gone);
   context.setLineDash([]);
   context.strokeStyle = theme.ink;
   context.lineWidth = camera.down < 5 ? 1.8 : 2.6;
-  context.stroke(kinds.answer);
+  context.stroke(answer);
 }
 
 function labels(context, nodes, { camera, theme, moment, model, answering, selected }) {
@@ -176,11 +190,12 @@ function labels(context, nodes, { camera, theme, moment, model, answering, selec
   for (const node of nodes) {
     if (node === model.root || node.text === null) continue;
     const size = radius(camera, model.copiesAt(node, moment));
-    const x = node.x + size + 6;
     const inner = node.below.some((child) => child.seen <= moment);
-    const y = inner ? node.y - Math.min(9, camera.down / 2.6) : node.y;
-    const room = camera.across - size - (inner ? 24 : 14);
     const strong = answering.has(node) || node === selected;
+    if (inner && camera.down < 24 && !strong) continue; // above it there is no room
+    const [x, y] = inner ? [node.x, node.y - size - 11] : [node.x + size + 7, node.y];
+    const room = inner ? camera.across - 14 : Math.min(camera.across - size - 30, camera.width - x - 6);
+    context.textAlign = inner ? "center" : "left";
     context.font = `${strong ? "600 " : ""}${camera.down >= 20 ? 12 : 11}px ${theme.font}`;
     const text = fitted(plainLine(node.text), room, context);
     context.strokeText(text, x, y);
@@ -195,7 +210,8 @@ export function plainLine(text) {
 }
 
 function fitted(text, room, context) {
-  const letters = Math.floor(room / 5.6);
-  if (text.length <= letters && context.measureText(text).width <= room) return `\u2068${text}\u2069`;
-  return letters < 2 ? "" : `\u2068${Array.from(text.slice(0, letters)).slice(0, -1).join("")}…\u2069`;
+  const letters = Array.from(text).slice(0, 80);
+  const fitting = Math.floor((room / context.measureText(letters.join("")).width) * letters.length);
+  if (letters.length === text.length && fitting >= letters.length) return `\u2068${text}\u2069`;
+  return fitting < 5 ? "" : `\u2068${letters.slice(0, fitting - 1).join("")}…\u2069`;
 }

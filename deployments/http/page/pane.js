@@ -36,6 +36,7 @@ export class Pane {
     Object.assign(this, {
       canvas: find("canvas"), tree: find(".tree"), active: find(".active"), stage: find(".stage"), slider: find("input"),
       state: find(".state"), step: find(".step"), result: find(".result"), output: find("output"), problem: find(".problem"),
+      empty: find(".empty"),
     });
     this.active.id = `active-${name.replace(/\W/g, "")}`;
     this.context = this.canvas.getContext("2d");
@@ -67,10 +68,10 @@ export class Pane {
   }
 
   get title() {
-    const { strategy, effort, n, seed } = this.model.about;
-    const block = this.model.search;
-    const parts = [effort ? `${effort} effort` : strategy?.replaceAll("_", " "), n && `n ${n}`];
-    return [...parts, (block?.seed ?? seed ?? null) !== null && `seed ${block?.seed ?? seed}`].filter(Boolean).join(" · ");
+    const { strategy, effort, width, seed } = this.model.about;
+    const drawn = this.model.search?.seed ?? seed ?? null;
+    const parts = [effort ? `${effort} effort` : strategy?.replaceAll("_", " "), width, drawn !== null && `seed ${drawn}`];
+    return parts.filter(Boolean).join(" · ");
   }
 
   get now() {
@@ -148,9 +149,10 @@ export class Pane {
     this.slider.value = moment;
     put(this.output, `${count(moment)} of ${count(model.length)}`);
     const doing = this.failure ? "failed" : this.busy ? (model.length ? "searching" : "waiting for the first step") : model.search ? "answered" : "";
-    const steps = model.length ? `${count(this.nodes.length - 1)} nodes · ${count(tokens)} tokens` : "";
+    const steps = model.length ? `${count(this.nodes.length - 1)} distinct steps · ${count(tokens)} tokens` : "";
     put(this.state, [doing, steps].filter(Boolean).join(" · "));
     this.problem.hidden = !this.failure;
+    this.empty.hidden = this.busy || this.failure || model.length;
     put(this.problem, this.failure ?? "");
     if (model.search && !this.finished) this.#showResult();
   }
