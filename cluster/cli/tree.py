@@ -106,6 +106,8 @@ def _of_tree(parsed: Json) -> Json:
         answer = choices[0]["message"]["content"] if choices else parsed.get("text", "")
         about = {"question": parsed.get("problem"), **_settings(search)}
         view = TreeView.model_validate(parsed["tree"])
+        if "node" not in search:
+            search = search | {"node": _answering(view, answer)}
         return {**about, "events": list(_events(view)), "search": search, "answer": answer}
     if "nodes" in parsed:
         saved = tree_as_json(restore_tree(parsed)) if "seed" in parsed else parsed
@@ -113,6 +115,16 @@ def _of_tree(parsed: Json) -> Json:
     raise ValueError(
         "it has neither a tree nor events; of a kept search, save the events: GET /v1/searches/{id}/events"
     )
+
+
+def _answering(view: TreeView, text: str) -> NodeId | None:
+    """The end of the path whose text is the answer's; None if a stop text has cut it off. Results do not name it."""
+    texts: dict[NodeId, str] = {(): ""}
+    for node in sorted(view.nodes, key=lambda node: len(node.id)):
+        texts[node.id] = texts[node.id[:-1]] + (node.text or "")
+        if text and texts[node.id] == text and node.status is NodeStatus.TERMINAL:
+            return node.id
+    return None
 
 
 def _settings(search: Json) -> Json:
