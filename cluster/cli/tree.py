@@ -129,7 +129,7 @@ def _answering(view: TreeView, text: str) -> NodeId | None:
 
 def _settings(search: Json) -> Json:
     n = search.get("n")
-    return {"strategy": search.get("strategy"), "width": f"n {n}" if n else None, "seed": search.get("seed")}
+    return {"strategy": search.get("strategy"), "width": f"n {n}" if n and n > 1 else None, "seed": search.get("seed")}
 
 
 def _events(view: TreeView) -> Iterator[Json]:

@@ -49,9 +49,9 @@ export async function follow(id, model, told, signal) {
   for await (const { search_event: event, search } of events(response)) {
     if (event) model.add(event);
     if (search) {
-      if (search.error) throw new Refused(String(search.error.message), null);
-      model.search = search.reply?.search ?? null;
-      model.answer = search.reply?.choices?.[0]?.message?.content ?? "";
+      if (!search.reply) throw new Refused(String(search.error?.message ?? `the search was ${search.status}`), null);
+      model.search = search.reply.search;
+      model.answer = search.reply.choices[0].message.content ?? "";
     }
     told();
   }

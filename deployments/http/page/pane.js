@@ -35,7 +35,7 @@ export class Pane {
     const find = (selector) => this.root.querySelector(selector);
     Object.assign(this, {
       canvas: find("canvas"), tree: find(".tree"), active: find(".active"), stage: find(".stage"), slider: find("input"),
-      state: find(".state"), step: find(".step"), result: find(".result"), output: find("output"), problem: find(".problem"),
+      doing: find(".state :first-child"), totals: find(".state :last-child"), step: find(".step"), result: find(".result"), output: find("output"), problem: find(".problem"),
       empty: find(".empty"),
     });
     this.active.id = `active-${name.replace(/\W/g, "")}`;
@@ -43,7 +43,11 @@ export class Pane {
     this.camera = new Camera();
     this.observer = new ResizeObserver(() => this.#resized());
     this.observer.observe(this.stage);
-    dark.addEventListener("change", (this.themed = () => this.refresh((this.theme = null))));
+    this.recolour = () => {
+      this.theme = null;
+      this.refresh();
+    };
+    dark.addEventListener("change", this.recolour);
     find(".in").onclick = () => this.#zoom(1.4);
     find(".out").onclick = () => this.#zoom(1 / 1.4);
     find(".fit").onclick = () => this.#fit();
@@ -93,7 +97,7 @@ export class Pane {
 
   discard() {
     this.observer.disconnect();
-    dark.removeEventListener("change", this.themed);
+    dark.removeEventListener("change", this.recolour);
     cancelAnimationFrame(this.waiting);
     this.root.remove();
   }
@@ -119,6 +123,7 @@ export class Pane {
     const answering = this.follows || moment === model.length ? model.answering : new Set();
     draw(this.context, nodes, { camera, theme: this.theme, moment, model, answering, selected: this.selected });
     this.nodes = nodes;
+    this.tree.classList.toggle("own", camera.own); // then a finger moves the tree, not the page
     this.#place();
     this.#texts(moment);
   }
@@ -150,7 +155,8 @@ export class Pane {
     put(this.output, `${count(moment)} of ${count(model.length)}`);
     const doing = this.failure ? "failed" : this.busy ? (model.length ? "searching" : "waiting for the first step") : model.search ? "answered" : "";
     const steps = model.length ? `${count(this.nodes.length - 1)} distinct steps · ${count(tokens)} tokens` : "";
-    put(this.state, [doing, steps].filter(Boolean).join(" · "));
+    put(this.doing, doing); // screen readers say this one; the totals change too often
+    put(this.totals, (doing && steps && " · ") + steps);
     this.problem.hidden = !this.failure;
     this.empty.hidden = this.busy || this.failure || model.length;
     put(this.problem, this.failure ?? "");

@@ -113,6 +113,15 @@ def test_every_strategy_can_be_chosen() -> None:
         assert width in strategy.model_fields if strategy is not Greedy else width is None
 
 
+async def test_a_link_from_anywhere_leads_to_the_page_and_to_nothing_else(world: World) -> None:
+    link = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    assert (await got(world, "/", **link)).status_code == 200
+    for path in ("/v1/models", "/page/app.js", "/docs"):
+        assert (await got(world, path, **link)).status_code == 403
+    assert (await got(world, "/", **(link | {"Sec-Fetch-Mode": "no-cors"}))).status_code == 403
+    assert (await got(world, "/", host="rebind.example", **link)).status_code == 403
+
+
 async def test_the_base_is_where_the_application_is_served(world: World) -> None:
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(world.app, root_path="/banyan"), base_url="http://localhost"
