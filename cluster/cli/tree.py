@@ -87,7 +87,8 @@ def _streamed(text: str) -> Json:
         kept = chunk.get("search")
         if chunk.get("object") == "chat.completion.chunk":
             search = kept or search
-            answer += "".join(choice["delta"].get("content") or "" for choice in chunk["choices"] if not choice["index"])
+            first = (choice["delta"] for choice in chunk["choices"] if choice["index"] == 0)
+            answer += "".join(delta.get("content") or "" for delta in first)
         elif kept:
             about = {"question": kept.get("question")}
             reply = kept.get("reply") or {}

@@ -4,6 +4,7 @@ import hashlib
 import os
 
 from fastapi import FastAPI, Request
+from starlette.exceptions import HTTPException
 from starlette.responses import Response
 from starlette.staticfiles import StaticFiles
 from starlette.types import Scope
@@ -33,7 +34,7 @@ class _Files(StaticFiles):
         response = super().file_response(full_path, stat_result, scope, status_code)
         kind = TYPES.get(os.path.splitext(full_path)[1])
         if kind is None:
-            return Response(status_code=404)
+            raise HTTPException(404)
         response.headers.update(HEADERS)
         if "content-type" in response.headers:
             response.headers["content-type"] = f"{kind}; charset=utf-8"

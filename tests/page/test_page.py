@@ -304,7 +304,7 @@ def test_every_control_has_a_name_and_is_reached_by_tab(endpoint: str, visit: Vi
 
 
 def test_layouts_are_tidy(endpoint: str, visit: Visit) -> None:
-    """No two nodes of a level touch, siblings keep their order, and parents stand above the middle of their children."""
+    """No two nodes of a level touch, siblings keep their order, and parents stand in the middle of their children."""
     page = visit(endpoint)
     for seed in range(20):
         parents = page.evaluate(

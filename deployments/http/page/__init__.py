@@ -9,6 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ _IMPORT = re.compile(r'^import .*? from "\./[a-z]+\.js";\n', re.MULTILINE | re.D
 _EXPORT = re.compile(r"^export ", re.MULTILINE)
 
 
+@lru_cache(maxsize=8)
 def document(base: str, needs_key: bool, keeps: bool) -> bytes:
     """Returns the HTML of the page.
 

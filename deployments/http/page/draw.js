@@ -109,18 +109,8 @@ export function draw(context, nodes, scene) {
     const batch = `${shade}|${gone ? "gone" : "here"}|${node.ahead ? "ahead" : ""}`;
     if (!batches.has(batch)) batches.set(batch, { shade, gone, ahead: node.ahead, path: new Path2D(), rings: new Path2D() });
     const { path, rings } = batches.get(batch);
-    if (node.ends) path.rect(node.x - size, node.y - size, 2 * size, 2 * size);
-    else if (small) path.rect(node.x - size, node.y - size, 2 * size, 2 * size);
-    else {
-      path.moveTo(node.x + size, node.y);
-      path.arc(node.x, node.y, size, 0, 2 * Math.PI);
-    }
-    const ring = size + 2.5;
-    if (copies > 1 && camera.down >= RING_DOWN && node.ends) rings.rect(node.x - ring, node.y - ring, 2 * ring, 2 * ring);
-    else if (copies > 1 && camera.down >= RING_DOWN) {
-      rings.moveTo(node.x + ring, node.y);
-      rings.arc(node.x, node.y, ring, 0, 2 * Math.PI);
-    }
+    outline(path, node, size, small);
+    if (copies > 1 && camera.down >= RING_DOWN) outline(rings, node, size + 2.5);
   }
   for (const { shade, gone, ahead, path, rings } of batches.values()) {
     context.globalAlpha = ahead ? 0.45 : 1;
@@ -144,11 +134,17 @@ export function draw(context, nodes, scene) {
     context.strokeStyle = theme.ink;
     context.lineWidth = 2;
     context.beginPath();
-    if (node.ends) context.rect(node.x - size, node.y - size, 2 * size, 2 * size);
-    else context.arc(node.x, node.y, size, 0, 2 * Math.PI);
+    outline(context, node, size);
     context.stroke();
   }
   if (camera.down >= LABEL_DOWN && camera.across >= LABEL_ACROSS) labels(context, drawn, scene);
+}
+
+// A square where the path ends, and where a circle could not be told from one: squares are drawn faster.
+function outline(path, node, size, small = false) {
+  if (node.ends || small) return path.rect(node.x - size, node.y - size, 2 * size, 2 * size);
+  path.moveTo(node.x + size, node.y);
+  path.arc(node.x, node.y, size, 0, 2 * Math.PI);
 }
 
 function edges(context, nodes, { camera, theme, moment, answering, model }) {

@@ -1,20 +1,23 @@
 """The page is served to browsers as they need it, and to nobody else anything more."""
 
 import re
+from collections.abc import Callable
 from html.parser import HTMLParser
 from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from http_world import World
+from starlette.types import Message
 
 from deployments.http.page import FOLDER, MODULES, single_file
 from search.strategies.catalog import STRATEGIES
 from search.strategies.solutions.greedy import Greedy
-from tests.unit.http.conftest import MakeWorld
 
+
+MakeWorld = Callable[..., World]
 KEY = "a-key-of-sixteen-characters"
-TYPES = {"js": "text/javascript; charset=utf-8", "css": "text/css; charset=utf-8", "svg": "image/svg+xml; charset=utf-8"}
+TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 MOST_LINES = 1150
 
 
@@ -49,9 +52,8 @@ async def test_the_page_and_its_files_load_without_a_key(make_world: MakeWorld) 
     for name in (*MODULES, "page.css", "icon.svg"):
         reply = await got(world, f"/page/{name}")
         assert reply.status_code == 200
-        assert reply.headers["content-type"] == TYPES[name.rpartition(".")[2]]
+        assert reply.headers["content-type"] == f"{TYPES[name.rpartition('.')[2]]}; charset=utf-8"
     assert (await got(world, "/v1/models")).status_code == 401
-    assert "m" not in re.findall(r'"(m)"', page.text)
 
 
 @pytest.mark.parametrize("path", ["/page/__init__.py", "/page/index.html", "/page/", "/page", "/page/x.js"])
@@ -60,15 +62,25 @@ async def test_no_other_file_is_served(world: World, path: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["/page/../v1/models", "/page/%2e%2e/v1/models", "/page//v1/models", "/page/../routes.py"]
+    "path", ["/page/../v1/models", "/page//v1/models", "/page/../page_routes.py", "/page/../../config.py", "/page/\0"]
 )
 async def test_the_open_paths_lead_nowhere_else(make_world: MakeWorld, path: str) -> None:
-    world = make_world(keys=[KEY])
-    scope_path = path.replace("%2e", ".")
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(world.app), base_url="http://localhost") as client:
-        request = client.build_request("GET", "/")
-        request.url = request.url.copy_with(raw_path=scope_path.encode())
-        assert (await client.send(request)).status_code in (401, 404)
+    """Sent as it is, since clients would resolve it first."""
+    scope = {
+        **{"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "root_path": ""},
+        **{"path": path, "raw_path": path.encode(), "query_string": b"", "headers": [(b"host", b"localhost")]},
+        **{"server": ("localhost", 80), "client": ("127.0.0.1", 1)},
+    }
+    sent: list[Message] = []
+
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    await make_world(keys=[KEY]).app(scope, receive, send)
+    assert sent[0]["status"] == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/page/app.js"])
@@ -97,7 +109,8 @@ def test_nothing_in_the_document_is_inline_or_from_elsewhere() -> None:
     elements = Elements(text)
     assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
     assert elements.values("style") == []
-    assert not [tag for tag, attributes in elements.found if tag == "style" or (tag == "script" and not attributes["src"])]
+    assert "style" not in [tag for tag, _ in elements.found]
+    assert all(attributes["src"] for tag, attributes in elements.found if tag == "script")
     assert not [url for name in ("src", "href") for url in elements.values(name) if urlsplit(url).netloc]
     scripts = "".join((FOLDER / name).read_text() for name in MODULES)
     assert not re.search(r"innerHTML|outerHTML|insertAdjacent|document\.write|\beval\b|new Function|https?://", scripts)
