@@ -191,9 +191,7 @@ def tree(
     line: Annotated[
         int | None, typer.Option(min=1, help="Of results: that of this line of the input.", show_default=False)
     ] = None,
-    output: Annotated[
-        Path | None, typer.Option(help="Unset: FILE with the suffix .html.", show_default=False)
-    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Unset: FILE with the suffix .html.", show_default=False)] = None,
 ) -> None:
     """Write a search as a web page in one file, which needs no server."""
     from cluster.cli.tree import write_tree

@@ -16,8 +16,8 @@ from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that a load balancer requests without a key."""
-PAGE_PATHS = frozenset({"", "/"})
-"""Paths of the web page: it loads without a key, and asks for one."""
+PAGE_PATH = "/"
+"""Path of the web page: it loads without a key, and asks for one."""
 PAGE_FILES = "/page/"
 """Where the files of the page are."""
 JOBS_CLIENT = ("jobs", 0)
@@ -140,7 +140,7 @@ class RequireKey:
 
 
 def _is_open(path: str) -> bool:
-    return path in OPEN_PATHS or path in PAGE_PATHS or path.startswith(PAGE_FILES)
+    return path in OPEN_PATHS or path == PAGE_PATH or path.startswith(PAGE_FILES)
 
 
 def _set_key(scope: Scope, record: KeyRecord) -> None:

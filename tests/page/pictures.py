@@ -18,9 +18,7 @@ FOLDER = Path(__file__).parents[2] / "docs" / "page"
 
 def opened(browser: Browser, url: str, width: int, height: int, dark: bool) -> Page:
     scheme = "dark" if dark else "light"
-    page = browser.new_page(
-        viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce"
-    )
+    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce")
     page.goto(url)
     return page
 

@@ -201,7 +201,7 @@ export class Pane {
     const hidden = text.textContent.replace(/[\n\t]/g, "").match(HIDDEN)?.length ?? 0;
     const hint = this.step.querySelector(".hint");
     hint.hidden = !hidden;
-    hint.textContent = `${count(hidden)} invisible ${hidden === 1 ? "character" : "characters"} in this text`;
+    hint.textContent = hidden ? `${count(hidden)} invisible ${hidden === 1 ? "character" : "characters"} in this text` : "";
     this.step.querySelector("details").hidden = !node.parent;
     whole.textContent = model.path(node).map((each) => each.text).join("");
     fill(this.step.querySelector("dl"), node.parent ? this.#facts(node) : []);

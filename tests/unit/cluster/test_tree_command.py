@@ -24,6 +24,7 @@ from search import (
     save_tree,
     tree_as_json,
 )
+from search.snapshot import TreeView
 
 Json = dict[str, Any]
 
@@ -102,9 +103,7 @@ def test_a_reply_with_its_tree(outcome: SearchOutcome, tmp_path: Path) -> None:
 
 def test_a_line_of_results(outcome: SearchOutcome, tmp_path: Path) -> None:
     file = tmp_path / "results.jsonl"
-    tree = tree_as_json(outcome.tree)
-    for node in tree["nodes"]:
-        del node["end"], node["ends"]
+    tree = TreeView.model_validate(tree_as_json(outcome.tree)).model_dump(mode="json")
     row = {"problem": "Heads?", "strategy": "beam_search", "answer": "1", "text": outcome.text, "tree": tree}
     lines = [{"line": 3, "tree": {}}, {"line": 7, **row}]
     file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))

@@ -67,9 +67,17 @@ async def test_no_other_file_is_served(world: World, path: str) -> None:
 async def test_the_open_paths_lead_nowhere_else(make_world: MakeWorld, path: str) -> None:
     """Sent as it is, since clients would resolve it first."""
     scope = {
-        **{"type": "http", "http_version": "1.1", "method": "GET", "scheme": "http", "root_path": ""},
-        **{"path": path, "raw_path": path.encode(), "query_string": b"", "headers": [(b"host", b"localhost")]},
-        **{"server": ("localhost", 80), "client": ("127.0.0.1", 1)},
+        "type": "http",
+        "http_version": "1.1",
+        "method": "GET",
+        "scheme": "http",
+        "root_path": "",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "headers": [(b"host", b"localhost")],
+        "server": ("localhost", 80),
+        "client": ("127.0.0.1", 1),
     }
     sent: list[Message] = []
 
@@ -139,7 +147,9 @@ async def test_the_base_is_where_the_application_is_served(world: World) -> None
     async with httpx.AsyncClient(
         transport=httpx.ASGITransport(world.app, root_path="/banyan"), base_url="http://localhost"
     ) as client:
-        assert '<base href="/banyan/">' in (await client.get("/banyan")).text
+        for path in ("/banyan", "/banyan/"):
+            assert '<base href="/banyan/">' in (await client.get(path)).text
+        assert (await client.get("/banyan/page/app.js")).status_code == 200
 
 
 def test_the_modules_are_listed_after_those_they_import() -> None:
