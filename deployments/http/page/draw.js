@@ -183,17 +183,23 @@ function labels(context, nodes, { camera, theme, moment, model, answering, selec
   context.lineJoin = "round";
   context.strokeStyle = theme.paper;
   context.lineWidth = 4;
-  for (const node of nodes) {
+  const placed = [];
+  const isStrong = (node) => answering.has(node) || node === selected;
+  for (const node of [...nodes.filter(isStrong), ...nodes.filter((node) => !isStrong(node))]) {
     if (node === model.root || node.text === null) continue;
     const size = radius(camera, model.copiesAt(node, moment));
     const inner = node.below.some((child) => child.seen <= moment);
-    const strong = answering.has(node) || node === selected;
+    const strong = isStrong(node);
     if (inner && camera.down < 24 && !strong) continue; // above it there is no room
     const [x, y] = inner ? [node.x, node.y - size - 11] : [node.x + size + 7, node.y];
     const room = inner ? camera.across - 14 : Math.min(camera.across - size - 30, camera.width - x - 6);
     context.textAlign = inner ? "center" : "left";
     context.font = `${strong ? "600 " : ""}${camera.down >= 20 ? 12 : 11}px ${theme.font}`;
     const text = fitted(plainLine(node.text), room, context);
+    const long = context.measureText(text).width;
+    const box = { left: inner ? x - long / 2 : x, right: inner ? x + long / 2 : x + long, y };
+    if (placed.some((other) => Math.abs(other.y - y) < 13 && other.left < box.right && box.left < other.right)) continue;
+    placed.push(box); // a label over another would make both unreadable
     context.strokeText(text, x, y);
     context.fillStyle = strong ? theme.ink : theme.soft;
     context.fillText(text, x, y);

@@ -14,7 +14,6 @@ from deployments.http.page import FOLDER, MODULES, single_file
 from search.strategies.catalog import STRATEGIES
 from search.strategies.solutions.greedy import Greedy
 
-
 MakeWorld = Callable[..., World]
 KEY = "a-key-of-sixteen-characters"
 TYPES = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
