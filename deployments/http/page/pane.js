@@ -169,7 +169,7 @@ export class Pane {
     const shown = node && node.seen <= this.now;
     this.active.hidden = !shown;
     if (!shown) return this.tree.removeAttribute("aria-activedescendant");
-    const size = radius(this.camera, this.model.copiesAt(node, this.now)) + 5;
+    const size = radius(this.camera, this.model.copiesAt(node, this.now)) + 7;
     this.active.style.transform = `translate(${node.x - size}px, ${node.y - size}px)`;
     this.active.style.width = this.active.style.height = `${2 * size}px`;
     this.tree.setAttribute("aria-activedescendant", this.active.id);
