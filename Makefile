@@ -9,7 +9,7 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-cache test-serve test-faults test-faults-short test-long test-commands test-models test-clients check format lock clean
+.PHONY: help setup run test test-unit test-engine test-cache test-serve test-faults test-faults-short test-long test-commands test-models test-clients test-page check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
@@ -75,6 +75,16 @@ $(NODE_CLIENTS:%=.venv-clients/%/.done): .venv-clients/%/.done: requirements/cli
 	cd $(@D) && npm ci --ignore-scripts --no-audit --no-fund --silent
 	touch $@
 
+# playwright alone: what else the tests import is .venv's, behind it. It brings no browser.
+.venv-page/.done: requirements/page.lock
+	$(BIN)/python -m venv --clear $(@D)
+	$(@D)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --requirement $<
+	$(BIN)/python $(PACKAGES) >"$$($(@D)/bin/python $(PACKAGES))/behind.pth"
+	touch $@
+
+test-page: setup .venv-page/.done ## the page, in Debian's Chromium (apt-get install chromium); not part of `make test`
+	.venv-page/bin/python -m pytest tests/page -s $(ARGS)
+
 check: setup ## format, lint, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -90,5 +100,5 @@ lock: setup ## resolve both locks again (requirements/README.md)
 	$(BIN)/python scripts/lock.py cuda $(if $(UPGRADE),--upgrade)
 
 clean: ## remove what set-up, tests and checks made
-	rm -rf .venv .venv-clients *.egg-info build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
+	rm -rf .venv .venv-clients .venv-page *.egg-info build dist .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -55,6 +55,7 @@ from search.run.report import (
     SearchOutcome,
     SearchStarted,
     StepScored,
+    StepsPruned,
 )
 from search.run.runner import run_search
 from search.settings import SearchSettings, parse_search
@@ -101,6 +102,7 @@ __all__ = [
     "StepEnd",
     "StepScored",
     "StepScorer",
+    "StepsPruned",
     "StopCondition",
     "Strategy",
     "catalog_of",

@@ -107,7 +107,7 @@ class GrowingTree:
             drawing.add(Text(f"… {sum(child.count for child in hidden)} more", style="dim"))
 
     def _line(self, step: DrawnStep) -> Text:
-        # Clients are not told which paths were given up. A leaf above the deepest level is drawn as given up.
+        # The client does not read which paths were given up. A leaf above the deepest level is drawn as given up.
         outgrown = not step.terminal and not step.children and step.depth < self._deepest
         line = Text(overflow="ellipsis", no_wrap=True)
         line.append(reward_text(step.best), style="dim" if outgrown else reward_style(step.best))

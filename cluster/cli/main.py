@@ -1,4 +1,4 @@
-"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, eval, batch."""
+"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, tree, eval, batch."""
 
 import asyncio
 import itertools
@@ -176,6 +176,31 @@ def solve(
 
     with plain_failures():
         asyncio.run(ask())
+
+
+@app.command()
+def tree(
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="A search: the page's export, a reply with its tree, a kept search's events, results with trees.",
+            show_default=False,
+        ),
+    ],
+    line: Annotated[
+        int | None, typer.Option(min=1, help="Of results: that of this line of the input.", show_default=False)
+    ] = None,
+    output: Annotated[Path | None, typer.Option(help="Unset: FILE with the suffix .html.", show_default=False)] = None,
+) -> None:
+    """Write a search as a web page in one file, which needs no server."""
+    from cluster.cli.tree import write_tree
+
+    target = _writable(source.with_suffix(".html") if output is None else output)
+    if os.path.realpath(target) == os.path.realpath(source):
+        refuse("FILE and --output must be different files")
+    write_tree(source, line, target)
+    typer.echo(f"wrote {target}", err=True)
 
 
 @app.command("eval")

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from search.run.report import SearchCost
-from search.snapshot import TreeView
+from search.snapshot import Logprob, TreeView
 
 NodeId = tuple[int, ...]
 
@@ -119,6 +119,18 @@ class StepScored(BaseModel):
     tokens: int = 0
     """Tokens that the whole search has generated so far."""
     nodes: int = 0
+    step_tokens: int = 0
+    """Tokens of this step."""
+    logprob: Logprob | None = None
+    """Sum of their log-probabilities, nats; None if not requested."""
+    prefix_tokens: int = 0
+    """Tokens before this step, prompt included."""
+    cached_tokens: int | None = None
+    """Number of them whose KV came from a cache; None for the later steps of a whole solution."""
+    repeats: NodeId | None = None
+    """The sibling of the same text that represents the step, if it is another one."""
+    repeated_by: tuple[NodeId, ...] = ()
+    """The siblings of the same text that the step represents."""
 
 
 class AnswerText(NamedTuple):

@@ -16,6 +16,10 @@ from deployments.telemetry.context import CLIENT_KEY, KEY_DIGITS
 
 OPEN_PATHS = frozenset({"/health"})
 """Paths that a load balancer requests without a key."""
+PAGE_PATH = "/"
+"""Path of the web page: it loads without a key, and asks for one."""
+PAGE_FILES = "/page/"
+"""Where the files of the page are."""
 JOBS_CLIENT = ("jobs", 0)
 """Client address of all requests by a Serve handle, so that they count as one client. They are trusted."""
 
@@ -116,14 +120,14 @@ class AsKey:
 
 
 class RequireKey:
-    """ASGI middleware: answers 401 to requests without a valid key, except on `OPEN_PATHS`."""
+    """ASGI middleware: answers 401 to requests without a valid key, except on `OPEN_PATHS` and those of the page."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         self._app = app
         self._keys = keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._keys.wanted or route_path(scope) in OPEN_PATHS:
+        if scope["type"] != "http" or not self._keys.wanted or _is_open(route_path(scope)):
             await self._app(scope, receive, send)
             return
         scheme, _, key = Headers(scope=scope).get("authorization", "").partition(" ")
@@ -133,6 +137,10 @@ class RequireKey:
             return
         message = "the API key is wrong" if key else "an API key is needed: Authorization: Bearer <key>"
         await Unauthorized(message).response()(scope, receive, send)
+
+
+def _is_open(path: str) -> bool:
+    return path in OPEN_PATHS or path == PAGE_PATH or path.startswith(PAGE_FILES)
 
 
 def _set_key(scope: Scope, record: KeyRecord) -> None:

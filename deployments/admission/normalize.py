@@ -20,7 +20,9 @@ class Normalize:
         async def without_body(message: Message) -> None:
             await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
-        path = scope["path"].rstrip("/") or "/"
+        path = scope["path"].rstrip("/")
+        if path == scope.get("root_path", "").rstrip("/"):
+            path += "/"  # the root keeps its slash: no route has an empty path
         if scope["method"] == "HEAD":
             await self._app({**scope, "path": path, "method": "GET"}, receive, without_body)
         else:

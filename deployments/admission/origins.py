@@ -13,7 +13,7 @@ from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from deployments.admission.auth import OPEN_PATHS, ApiKeys
+from deployments.admission.auth import OPEN_PATHS, PAGE_PATH, ApiKeys
 from deployments.admission.errors import Forbidden
 from deployments.admission.route_path import route_path
 
@@ -67,7 +67,10 @@ class CheckOrigin:
         host = headers.get("host", "").lower()
         # The scheme may differ: a proxy in front may add TLS.
         is_own = origin in (None, f"http://{host}", f"https://{host}")
-        if not is_own or headers.get("sec-fetch-site") == "cross-site":
+        is_cross_site = headers.get("sec-fetch-site") == "cross-site"
+        # A link on any page may lead to ours: that page sees nothing of it.
+        is_link = route_path(scope) == PAGE_PATH and headers.get("sec-fetch-mode") == "navigate"
+        if not is_own or (is_cross_site and not is_link):
             page = "this page" if origin is None else f"a page of {origin[:100]!r}"
             message = f"this endpoint has no API keys, so {page} may not use it"
             return Forbidden(f"{message}; http.allowed_origins names those that may", code="origin_not_allowed")

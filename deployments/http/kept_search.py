@@ -6,15 +6,17 @@ from contextlib import suppress
 
 from deployments.admission.errors import ApiError, api_error
 from deployments.http.kept import StoreAccess
-from deployments.http.replies import Head, completion, dumps, step_event
+from deployments.http.replies import Head, completion, dumps, pruned_events, step_event
 from deployments.http.streaming import Searching
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
 from deployments.store import SearchEnd, SearchRecord, SearchStatus, SearchWriter
-from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
+from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
 
 WRITE_EVERY_S = 0.2
 """Interval of writes: hundreds of events a second are written in batches."""
+QUESTION_CHARACTERS = 500
+"""Length at which a stored question is cut: it is there to recognize the search by."""
 
 
 class KeptSearch:
@@ -46,6 +48,7 @@ class KeptSearch:
             strategy=head.strategy,
             n=head.n,
             prompt_tokens=head.prompt_tokens,
+            question=job.question[:QUESTION_CHARACTERS],
         )
         writer = await self._kept.do(self._owner, lambda: self._kept.store.owned(self._owner).searches.begin(record))
         # The writer outlives the request: it must also write the end of a cancelled search.
@@ -70,6 +73,8 @@ class KeptSearch:
     def _note(self, event: SearchEvent) -> None:
         if isinstance(event, StepScored):
             self._lines.append(dumps(step_event(event)))
+        elif isinstance(event, StepsPruned):
+            self._lines += map(dumps, pruned_events(event))
 
     async def _write(self, writer: SearchWriter) -> None:
         """Writes events until the search has ended, then how it ended."""

@@ -10,7 +10,8 @@ from starlette.responses import Response
 from deployments.admission.errors import ApiError
 from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choices
 from search.ports import TokenBeamReply
-from search.run.report import SearchOutcome, StepScored
+from search.run.report import SearchOutcome, StepScored, StepsPruned
+from search.snapshot import logprob_as_json
 
 Json = dict[str, Any]
 DONE: Literal["[DONE]"] = "[DONE]"
@@ -19,6 +20,9 @@ Data = Json | Literal["[DONE]"]
 
 MAX_ANSWERS = 64
 """Maximum number of answers in a reply: the winner, then by falling votes. Every path may have a different answer."""
+
+PRUNED_AT_ONCE = 64
+"""Maximum number of nodes that one event reports as pruned."""
 
 
 class Head(NamedTuple):
@@ -69,6 +73,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.selection.answer,
         "score": outcome.selection.score,
+        "node": outcome.selection.node.id,
         "agreement": outcome.selection.agreement,
         "answers": [
             {
@@ -77,6 +82,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
                 "share": group.share,
                 "weight": group.weight,
                 "score": group.score,
+                "node": group.best.id,
             }
             for group in outcome.selection.groups[:MAX_ANSWERS]
         ],
@@ -148,6 +154,11 @@ class Chunks:
         line = step_line(event)
         yield self._chunk(0, {"reasoning_content": line, "reasoning": line}, search_event=step_event(event))
 
+    def pruned(self, event: StepsPruned) -> Iterator[Data]:
+        """Yields chunks without text: only programs need to know."""
+        for part in pruned_events(event):
+            yield self._chunk(0, {}, search_event=part)
+
     def end(self, outcome: SearchOutcome) -> Iterator[Data]:
         """Yields all choices, then the end of each; the last end contains the search block."""
         offered = choices(outcome, self._head.wanted)
@@ -203,7 +214,24 @@ def step_event(event: StepScored) -> Json:
         "terminal": event.terminal,
         "tokens": event.tokens,
         "nodes": event.nodes,
+        "step_tokens": event.step_tokens,
+        "logprob": logprob_as_json(event.logprob),
+        "prefix_tokens": event.prefix_tokens,
+        "cached_tokens": event.cached_tokens,
+        "repeats": event.repeats,
+        "repeated_by": event.repeated_by,
     }
+
+
+def pruned_events(event: StepsPruned) -> Iterator[Json]:
+    """Yields the event in parts: readers limit the length of one."""
+    for begin in range(0, len(event.pruned), PRUNED_AT_ONCE):
+        yield {
+            "type": "steps_pruned",
+            "pruned": event.pruned[begin : begin + PRUNED_AT_ONCE],
+            "tokens": event.tokens,
+            "nodes": event.nodes,
+        }
 
 
 def step_line(event: StepScored) -> str:

@@ -8,7 +8,7 @@ from deployments.admission.errors import ApiError, BadRequest, Busy
 from deployments.http.choices import Choice, choices
 from deployments.http.replies import Data, Head, Json, search_block, step_event, step_line, token_logprobs, usage
 from deployments.http.responses_schema import ResponsesRequest
-from search.run.report import SearchOutcome, StepScored
+from search.run.report import SearchOutcome, StepScored, StepsPruned
 from search.settings import SearchSettings
 
 MAX_REASONING_CHARS = 1 << 16
@@ -58,6 +58,10 @@ class Responses:
             self._chars_left = 0
         data = step_event(event)
         yield self._event("response.reasoning_text.delta", **where, delta=line, search_event=data)
+
+    def pruned(self, event: StepsPruned) -> Iterator[Data]:
+        """Yields nothing: this API has no event for it."""
+        yield from ()
 
     def end(self, outcome: SearchOutcome) -> Iterator[Data]:
         output: list[Json] = []

@@ -17,8 +17,8 @@ from deployments.admission.normalize import Normalize
 from deployments.admission.origins import CheckOrigin
 from deployments.admission.proxy import WORK
 from deployments.admission.refusals import CountRefusals
-from deployments.http import batches, files, replies, searches
-from deployments.http.documentation import add_page, body_of, search_body
+from deployments.http import batches, documentation, files, page_routes, replies, searches
+from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.kept_search import KeptSearch
 from deployments.http.replies import json_response
@@ -37,7 +37,8 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     """Returns the endpoint as an ASGI application. Without ``keys`` it checks none, for trusted callers."""
     app = FastAPI(title="Banyan", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.endpoint = endpoint
-    add_page(app)
+    documentation.add_page(app)
+    page_routes.add_page(app, keys, keeps=endpoint.kept is not None)
     # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
     for each in (router, files.router, batches.router, searches.router):
         app.router.routes += map(copy, each.routes)

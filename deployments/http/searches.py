@@ -127,6 +127,7 @@ def search_object(search: Search, end: SearchEnd | None) -> dict[str, Any]:
         "strategy": record.strategy,
         "n": record.n,
         "prompt_tokens": record.prompt_tokens,
+        "question": record.question,
         "nodes": last["nodes"] if last else 0,
         "generated_tokens": last["tokens"] if last else 0,
         "error": None if end is None else end.error,

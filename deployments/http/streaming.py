@@ -12,7 +12,7 @@ from deployments.admission.errors import ApiError, api_error
 from deployments.http.replies import Data, dumps
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
-from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored
+from search.run.report import EventSink, SearchEvent, SearchOutcome, StepScored, StepsPruned
 from search.tools.tasks import ended
 
 PING_S = 5.0
@@ -28,6 +28,8 @@ class StreamFormat(Protocol):
     def begin(self) -> Iterator[Data]: ...
 
     def step(self, event: StepScored) -> Iterator[Data]: ...
+
+    def pruned(self, event: StepsPruned) -> Iterator[Data]: ...
 
     def end(self, outcome: SearchOutcome) -> Iterator[Data]: ...
 
@@ -79,6 +81,9 @@ async def stream(
         while (event := await events.get()) is not None:
             if isinstance(event, StepScored):
                 for data in script.step(event):
+                    yield sse(data)
+            elif isinstance(event, StepsPruned):
+                for data in script.pruned(event):
                     yield sse(data)
         for data in script.end(await running):
             yield sse(data)

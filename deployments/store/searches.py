@@ -63,6 +63,8 @@ class SearchRecord(Stored):
     strategy: str
     n: int
     prompt_tokens: int
+    question: str = ""
+    """The beginning of the question."""
 
 
 class SearchEnd(Stored):

@@ -152,6 +152,28 @@ class StepScored(NamedTuple):
     """Nodes requested by the search so far."""
     terminal: bool
     """Whether the path ends with this step."""
+    step_tokens: int
+    """Tokens of this step."""
+    logprob: float | None
+    """Sum of their log-probabilities (nats); None if the generator does not report it."""
+    prefix_tokens: int
+    """Tokens before this step: of the prompt and of the steps above."""
+    cached_tokens: int | None
+    """Number of ``prefix_tokens`` whose KV came from a cache; None for the later steps of a whole solution."""
+    repeats: NodeId | None
+    """The sibling that represents the step's text, if that is another one."""
+    repeated_by: tuple[NodeId, ...]
+    """The siblings of the same text that this step represents."""
+
+
+class StepsPruned(NamedTuple):
+    """The strategy has given up steps: they never grow and never answer."""
+
+    pruned: tuple[NodeId, ...]
+    tokens: int
+    """As in `StepScored`."""
+    nodes: int
+    """As in `StepScored`."""
 
 
 class SearchFinished(NamedTuple):
@@ -160,6 +182,6 @@ class SearchFinished(NamedTuple):
     outcome: SearchOutcome
 
 
-SearchEvent = SearchStarted | RoundStarted | StepScored | SearchFinished
+SearchEvent = SearchStarted | RoundStarted | StepScored | StepsPruned | SearchFinished
 EventSink = Callable[[SearchEvent], None]
 """A callback for the events, called by the search in order. It must not block; an exception from it ends the search."""

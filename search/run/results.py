@@ -60,7 +60,7 @@ class Results:
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
         self._meter.settle(reservation, written)
         self._count(child, written)
-        return self._write(node, steps, batch.stop_condition is StopCondition.SOLUTION)
+        return self._write(node, steps, batch.stop_condition is StopCondition.SOLUTION, child.cached_tokens)
 
     def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], neutral: bool) -> list[Node]:
         """Gives the nodes of ``chain`` their rewards. ``neutral``: whether they are neutral rewards.
@@ -82,7 +82,7 @@ class Results:
         if node.status is NodeStatus.PENDING:
             self._tree.give_back([node])
 
-    def _write(self, node: Node, steps: Sequence[Step], whole: bool) -> Received:
+    def _write(self, node: Node, steps: Sequence[Step], whole: bool, cached_tokens: int) -> Received:
         received = Received([], [])
         for number, step in enumerate(steps, start=1):
             above = node if number > 1 else node.parent
@@ -90,7 +90,9 @@ class Results:
             ends = number == len(steps) and (whole or self._ends(above, step))
             if number > 1:
                 node = self._tree.extend(node, step, ends)
-            elif not self._tree.write(node, step, ends):
+            elif self._tree.write(node, step, ends):
+                node.cached_tokens = cached_tokens
+            else:
                 return received
             if node.first.status is not NodeStatus.WRITTEN:
                 received.complete.append(node)

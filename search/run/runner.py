@@ -37,6 +37,7 @@ from search.run.report import (
     SearchOutcome,
     SearchStarted,
     StepScored,
+    StepsPruned,
     StopReason,
 )
 from search.run.results import Results
@@ -305,6 +306,10 @@ class _Search:
             await turns.pass_on()
         arrived, self._arrived = self._arrived, []
         self._strategy.observe(self._tree, arrived)
+        pruned, self._tree.newly_pruned = self._tree.newly_pruned, []
+        if pruned:
+            ids = tuple(node.id for node in pruned)
+            self._emit(StepsPruned(ids, self._cost.generated_tokens, len(self._tree)))
 
     async def _resume(self, group: asyncio.TaskGroup) -> None:
         """Requests unwritten branches again and scores unscored steps of a tree that was grown before."""
@@ -494,6 +499,12 @@ class _Search:
             tokens=self._cost.generated_tokens,
             nodes=len(self._tree),
             terminal=node.ends,
+            step_tokens=len(node.step.token_ids) if node.step else 0,
+            logprob=node.step.logprob if node.step else None,
+            prefix_tokens=len(self._limits.prompt) + (node.parent.path_tokens if node.parent else 0),
+            cached_tokens=node.cached_tokens,
+            repeats=node.repeats.id if node.repeats else None,
+            repeated_by=tuple(sibling.id for sibling in node.repeated_by),
         )
 
     def _exhausted(self, expansions: Sequence[Expansion]) -> StopReason:

@@ -136,6 +136,9 @@ class Node:
     """Indices of children that the generator gave back: they have no node and never will."""
     path_tokens: int = 0
     """Tokens written on the path, prompt excluded."""
+    cached_tokens: int | None = None
+    """Prefix tokens of its branch whose KV came from a cache; None for the later steps of a whole solution, which have
+    no branch of their own, and in a restored tree."""
     prefill_rewards: tuple[float, ...] = ()
     """The rewards of the prefill's steps; only the root may have any."""
     score: tuple[Any, float | None] | None = field(default=None, repr=False)

@@ -77,6 +77,8 @@ class SearchTree:
         """Number of nodes that repeat another."""
         self.given_back = 0
         """Number of children that were given back. They are not nodes."""
+        self.newly_pruned: list[Node] = []
+        """Nodes that were pruned since the search took this list, which empties it."""
         self.replays: frozenset[NodeId] | None = None
         """In a replay of another tree: the ids of the children that were given back there. They are not requested here;
         all others are, and are not optional. None if this tree is no replay."""
@@ -281,6 +283,7 @@ class SearchTree:
         for member in self._subtree(node):
             if member.status not in ENDED:
                 self._set_status(member, NodeStatus.PRUNED)
+                self.newly_pruned.append(member)
 
     def fail(self, node: Node) -> None:
         """Marks a node in flight as failed; any other node stays as it is."""

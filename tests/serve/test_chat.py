@@ -51,7 +51,7 @@ def test_stream_is_live_and_complete(idle: Application, client: openai.OpenAI) -
         extra_body={"search": {"strategy": "beam_search", "n": 16, "m": 4}},
     ):
         extra = chunk.model_extra or {}
-        if event := extra.get("search_event"):
+        if (event := extra.get("search_event")) and event["type"] == "step_scored":
             first_step_at = first_step_at or time.monotonic() - started
             steps.append(tuple(event["node"]))
             assert chunk.choices[0].delta.model_extra["reasoning_content"]  # type: ignore[index]

@@ -159,7 +159,8 @@ async def test_a_stream_has_the_role_every_scored_step_the_answer_and_the_end(wo
     assert done == "[DONE]"
     assert usage["choices"] == []
     assert usage["usage"] == plain["usage"]
-    steps = [chunk for chunk in middle if "search_event" in chunk]
+    told = [chunk for chunk in middle if "search_event" in chunk]
+    steps = [chunk for chunk in told if chunk["search_event"]["type"] == "step_scored"]
     assert len(steps) == plain["search"]["scored_steps"] + plain["search"]["repeated_steps"]
     assert all(chunk["choices"][0]["delta"]["reasoning_content"].endswith("\n") for chunk in steps)
     event = steps[-1]["search_event"]

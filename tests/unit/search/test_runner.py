@@ -11,7 +11,7 @@ from search_fakes import PROMPT, Bench, broken, reward_of, search
 from search.errors import GeneratorError, LimitReached, PromptTooLong, ScorerError
 from search.ports import Child, Lane, StopCondition
 from search.run.environment import Fallback
-from search.run.report import RoundStarted, SearchFinished, SearchOutcome, SearchStarted, StepScored
+from search.run.report import RoundStarted, SearchFinished, SearchOutcome, SearchStarted, StepScored, StepsPruned
 from search.run.results import joined
 from search.snapshot import tree_as_json
 from search.tree import NodeStatus, Step, StepEnd
@@ -55,12 +55,22 @@ def test_every_complete_step_is_one_event(settings: dict[str, Any]) -> None:
     assert first == SearchStarted("s1", settings["strategy"], 7)
     assert last == SearchFinished(outcome)
     scored = [event for event in steps if isinstance(event, StepScored)]
-    assert len(scored) == len(steps)
+    pruned = [event for event in steps if isinstance(event, StepsPruned)]
+    assert len(scored) + len(pruned) == len(steps)
     assert sorted(event.node for event in scored) == sorted(node.id for node in bench.tree.nodes)
+    given_up = sorted(node.id for node in bench.tree.nodes if node.status is NodeStatus.PRUNED)
+    assert sorted(node_id for event in pruned for node_id in event.pruned) == given_up
+    for event in pruned:  # only what was scored before is given up
+        before = steps[: steps.index(event)]
+        assert set(event.pruned) <= {each.node for each in before if isinstance(each, StepScored)}
     for event in scored:
         node = bench.tree[event.node]
         assert (event.text, event.reward) == (node.step.text if node.step else None, node.reward)
         assert event.terminal is (node.status is NodeStatus.TERMINAL)
+        assert node.step is not None
+        assert (event.step_tokens, event.logprob) == (len(node.step.token_ids), node.step.logprob)
+        assert event.prefix_tokens == len(PROMPT) + node.path_tokens - event.step_tokens
+        assert event.cached_tokens is None or 0 <= event.cached_tokens <= event.prefix_tokens
     assert scored[-1].tokens == outcome.cost.generated_tokens
     assert scored[-1].nodes == outcome.cost.nodes
 
