@@ -88,11 +88,13 @@ class Turn(NamedTuple):
     """Increase of the generator's counters."""
 
 
-def switch(setting: str | float) -> None:
-    """Sets ``generator.write_ahead`` in every generator replica."""
+def switch(setting: float | None) -> None:
+    """Sets ``generator.write_ahead`` in every generator replica; None: to what it started with."""
 
     def set_setting(replica: Any) -> None:
-        replica._engine._running.write_ahead.setting = setting
+        ahead = replica._engine._running.write_ahead
+        ahead.__dict__.setdefault("started_with", ahead.setting)
+        ahead.setting = ahead.started_with if setting is None else setting
 
     in_replicas("Generator", set_setting)
 
@@ -124,7 +126,7 @@ def level_seconds() -> float:
     return max(in_replicas("Generator", lambda replica: float(replica._engine._running.write_ahead.call_s)))
 
 
-async def measure(case: Case, sides: Mapping[str, Solve], setting: str | float, rounds: int) -> list[dict[str, Turn]]:
+async def measure(case: Case, sides: Mapping[str, Solve], setting: float | None, rounds: int) -> list[dict[str, Turn]]:
     stream = draw_problems(Split.VALIDATION, SEED, case.level)
     measured: list[dict[str, Turn]] = []
 
@@ -208,7 +210,7 @@ def table(results: Sequence[Result]) -> Table:
 
 
 async def measured_cases(
-    url: str, cases: Sequence[Case], keys: Mapping[str, str], setting: str | float, rounds: int
+    url: str, cases: Sequence[Case], keys: Mapping[str, str], setting: float | None, rounds: int
 ) -> list[Result]:
     async with AsyncExitStack() as stack:
         sides = {side: await stack.enter_async_context(served(url, SEARCH, keys[side])) for side in SIDES}
@@ -223,7 +225,7 @@ def main(
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    value = setting if setting == "auto" else float(setting)
+    value = None if setting == "auto" else float(setting)
     results: list[Result] = []
     for each in pair or list(PairName):
         cases = [case for case in CASES if case.pair is each and only in case.name]

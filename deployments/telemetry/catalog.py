@@ -160,6 +160,9 @@ GIVEN_BACK = _counter(
 RECOMPUTED = _counter(
     _E, "recomputed_tokens_total", "Tokens of paths, in whole blocks, that were computed before and were in no cache"
 )
+AHEAD_BEGUN = _counter(_G, "ahead_begun_branches_total", "Branches begun before a search asked for them")
+AHEAD_ADOPTED = _counter(_G, "ahead_adopted_branches_total", "Those of them that a search asked for")
+AHEAD_UNUSED = _counter(_G, "ahead_unused_tokens_total", "Tokens of those that none asked for")
 PREEMPTIONS = _counter(_E, "preemptions_total", "Requests that the engine put back for want of KV blocks")
 PROMPT_TOKENS = _counter(_E, "engine_prompt_tokens_total", "Tokens of the requests' prefixes")
 ENGINE_TOKENS = _counter(
