@@ -1,6 +1,7 @@
-"""Checks that one seed gives one tree on served engines: from run to run, and with one generator or two.
+"""Checks that one seed gives one tree on served engines: with and without writing ahead, with one generator or two.
 
-Three applications one after the other, two of them alike, search the same problems with the same seeds, 16 at a time.
+Three applications one after the other search the same problems with the same seeds, 16 at a time, the last quarter of
+the problems one at a time: only then is there much time to write ahead.
 Trees are compared by the ids, texts, statuses, ends and counts of their nodes. Rewards may differ in their last digits,
 since an engine sums in another order in another batch; the largest difference is recorded.
 
@@ -30,11 +31,22 @@ SEARCHES: Mapping[str, dict[str, Any]] = {
     "beam_search": {"strategy": "beam_search", "n": 16, "m": 4},
     "dvts": {"strategy": "dvts", "n": 16, "m": 4},
     "mcts": {"strategy": "mcts", "iterations": 16, "width": 4, "paths": 4},
+    "rebase": {"strategy": "rebase", "n": 16},
+    "ets": {"strategy": "ets", "n": 16},
+    "particle_filter": {"strategy": "particle_filter", "n": 16},
+    "frontier": {"strategy": "frontier", "iterations": 16},
+    "ab_mcts": {"strategy": "ab_mcts", "iterations": 16, "paths": 4},
+    "best_of_n": {"strategy": "best_of_n", "n": 16},
 }
 COMPARED = ("id", "text", "status", "end", "ends", "count", "tokens")
 """Fields of a node that must be equal."""
-RUNS = {"one generator": 1, "one generator again": 1, "two generators": 2}
-"""Generator replicas by the name of the run; the first is what the others are compared with."""
+RUNS: Mapping[str, tuple[int, float | str]] = {
+    "one generator": (1, "off"),
+    "one generator that writes ahead": (1, 2.0),
+    "two generators that write ahead": (2, 2.0),
+}
+"""Generator replicas and ``generator.write_ahead`` by the name of the run; the first is what the others are compared
+with."""
 console = Console(stderr=True)
 
 Tree = list[dict[str, Any]]
@@ -60,9 +72,20 @@ async def trees_of(url: str, problems: Sequence[Problem]) -> dict[str, list[Tree
             return tree
 
         found: dict[str, list[Tree]] = {}
+        together = -(-len(problems) * 3 // 4)
         for strategy in SEARCHES:
-            found[strategy], _ = await solve_all(solve, [(strategy, problem) for problem in problems], IN_FLIGHT, SEED)
+            items = [(strategy, problem) for problem in problems]
+            found[strategy], _ = await solve_all(solve, items[:together], IN_FLIGHT, SEED)
+            alone, _ = await solve_all(solve, items[together:], 1, SEED + together)
+            found[strategy] += alone
         return found
+
+
+def ahead(url: str) -> dict[str, int]:
+    """What the generators wrote ahead so far."""
+    [status] = [httpx.get(f"{url}/v1/status", trust_env=False, timeout=60).raise_for_status().json()]
+    figures = [each for each in status["generator"] if isinstance(each, dict)]
+    return {name: sum(each.get(name, 0) for each in figures) for name in ("ahead_begun", "ahead_adopted")}
 
 
 def same(tree: Tree, other: Tree) -> bool:
@@ -86,16 +109,19 @@ def largest_difference(trees: Sequence[Tree], others: Sequence[Tree]) -> float:
     )
 
 
-def main(problems: Annotated[int, typer.Option(min=1, max=1000)] = 60) -> None:
+def main(problems: Annotated[int, typer.Option(min=1, max=1000)] = 40) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
     drawn = list(islice(draw_problems(Split.VALIDATION, SEED), problems))
     runs: dict[str, dict[str, list[Tree]]] = {}
-    for name, generators in RUNS.items():
+    written_ahead: dict[str, dict[str, int]] = {}
+    for name, (generators, write_ahead) in RUNS.items():
         replicas = {"min_replicas": generators, "max_replicas": generators}
-        config = AppConfig.model_validate({"generator": {"replicas": replicas}, "http": {"canary_every_s": 0}})
+        generator = {"replicas": replicas, "write_ahead": write_ahead}
+        config = AppConfig.model_validate({"generator": generator, "http": {"canary_every_s": 0}})
         with application(config) as url:
             runs[name] = asyncio.run(trees_of(url, drawn))
+            written_ahead[name] = ahead(url)
         console.print(f"{name}: {sum(map(len, runs[name].values()))} trees")
     first, *others = RUNS
     claims = []
@@ -115,6 +141,7 @@ def main(problems: Annotated[int, typer.Option(min=1, max=1000)] = 60) -> None:
             "problems": problems,
             "in_flight": IN_FLIGHT,
             "nodes": nodes,
+            "written_ahead": written_ahead,
             "largest_difference_of_rewards": differences,
             "claims": claims,
         },
