@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
-
-from vllm import SamplingParams
+from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from deployments.engines.settings import WriteAheadSetting
@@ -26,6 +24,9 @@ from kvstore.memory.clamp import StepLengths
 from search.answers.extraction import boxed_answer
 from search.ports import Ahead, Child, ExpandRequest, Sampling, branch_seed
 from search.tree import NodeId, StepEnd
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 LEAST_EXTENT, MOST_EXTENT = 1.5, 3.0
 """Range of ``WriteAhead.extent`` under ``auto``: the lower end for rewards that come at once, the upper one if scoring
@@ -72,7 +73,7 @@ class _FinishedStep:
 class _Round:
     """The steps that one call has written, and what was begun below them."""
 
-    def __init__(self, request: ExpandRequest, ahead: Ahead, params: SamplingParams) -> None:
+    def __init__(self, request: ExpandRequest, ahead: Ahead, params: "SamplingParams") -> None:
         self.search_id = request.search_id
         self.kind = _Kind.of(request)
         self.ahead = ahead
@@ -208,7 +209,7 @@ class WriteAhead:
         return [f"something is written ahead for search {search_id}" for search_id in self._searches]
 
     @contextmanager
-    def call(self, request: ExpandRequest, params: SamplingParams) -> Iterator["SearchAhead | None"]:
+    def call(self, request: ExpandRequest, params: "SamplingParams") -> Iterator["SearchAhead | None"]:
         """Context of one call; None if nothing is written ahead for it. If the call is not completed, everything that
         was written ahead for its search is given up.
 
@@ -355,7 +356,7 @@ class SearchAhead:
         self.give_up_rest()
 
     def adopt(
-        self, parent: NodeId, index: int, token_ids: Sequence[int], params: SamplingParams
+        self, parent: NodeId, index: int, token_ids: Sequence[int], params: "SamplingParams"
     ) -> EngineRequest | None:
         """The request of a branch that was begun before it was asked for. None if there is none that writes what this
         branch would.
