@@ -43,6 +43,8 @@ or the same GPU, and where other searches keep the engine busy."""
 LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
 """What was written ahead is given up if the search's next call does not come within so many average waits for one:
 nobody tells a replica that a search has ended."""
+PRUNE_ABOVE = 1024
+"""Number of children to begin above which those of rounds that are over are dropped."""
 
 
 class _Kind(NamedTuple):
@@ -176,7 +178,8 @@ class WriteAhead:
         self._searches: dict[str, SearchAhead] = {}
         self._wanted: list[tuple[float, int, _Round, _FinishedStep]] = []
         """Heap of children to begin: the share of its siblings that come before it, the order of arrival, below what.
-        Entries of rounds that are over are dropped when they come first."""
+        Entries of rounds that are over are dropped when they come first, or when there are too many."""
+        self._prune_above = PRUNE_ABOVE
         self._numbers = count()
         self._trial = Trial()
         self._turn_s = self.call_s = 0.0
@@ -259,6 +262,11 @@ class WriteAhead:
         number = self._number(owner, step)
         for index in range(len(step.children), number):
             heapq.heappush(self._wanted, (index / number, next(self._numbers), owner, step))
+        if len(self._wanted) > self._prune_above:
+            # Beside steady demand none is ever taken.
+            self._wanted = [entry for entry in self._wanted if not entry[2].over]
+            heapq.heapify(self._wanted)
+            self._prune_above = max(PRUNE_ABOVE, 2 * len(self._wanted))
 
     def begin(self) -> None:
         """Has the queue begin children, if the engine has room."""
