@@ -220,6 +220,8 @@ class WriteAhead:
             params: parameters of every branch but for seed and length.
         """
         if request.ahead is None or self.setting == "off":
+            if (known := self._searches.get(request.search_id)) is not None:
+                self._forget(known)  # it asks for whole solutions now
             yield None
             return
         began = time.monotonic()
