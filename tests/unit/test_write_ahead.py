@@ -183,6 +183,8 @@ class Call:
     merges: bool = True
     children: float = 1
     most: int = WIDTH
+    whole: bool = False
+    """Whether it asks for whole solutions."""
     seed: int = SEED
     open: dict[EngineRequest, Wanted] = field(default_factory=dict)
     """Requests whose output the search does not have yet."""
@@ -197,12 +199,12 @@ class Call:
             self.search_id,
             (),
             Sampling(self.temperature),
-            StopCondition.STEP,
+            StopCondition.SOLUTION if self.whole else StopCondition.STEP,
             Lane.DEMAND,
             60.0,
             self.logprobs,
             self.salt,
-            ahead=ahead,
+            ahead=None if self.whole else ahead,
         )
 
     def begin(self, *branches: Wanted) -> "Call":
@@ -403,7 +405,7 @@ def test_a_step_gets_the_tokens_that_its_path_leaves(clock: Clock) -> None:
     [
         (StepEnd.END_OF_SEQUENCE, "", (), PROMPT),
         (StepEnd.LENGTH, "", (), PROMPT),
-        (StepEnd.DELIMITER, r"So it is $\boxed{4}$." "\n\n", (), PROMPT),
+        (StepEnd.DELIMITER, "So it is $\\boxed{4}$.\n\n", (), PROMPT),
         (StepEnd.DELIMITER, "", (0,) * (MAX_DEPTH - 1), PROMPT),
         (StepEnd.DELIMITER, "", (), tuple(range(PATH_TOKENS - 2))),
     ],
@@ -555,10 +557,22 @@ def test_the_setting_can_change_at_any_time(clock: Clock) -> None:
     engine.book.setting = "off"
     call = Call(engine).begin(wanted(node, 0, path))
     assert call.ahead is None
+    assert engine.ahead == []
     call.write()
     call.end()
     assert engine.start() == []
-    clock.pass_time(MOST_LINGER_S)
+    assert_idle(engine)
+
+
+def test_a_search_that_goes_on_with_whole_solutions_adopts_no_steps(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    assert len(engine.start()) == 2
+    call = Call(engine, whole=True).begin(wanted(node, 0, path))
+    assert not call.adopted
+    assert engine.ahead == []
+    call.write()
+    call.end()
     assert_idle(engine)
 
 
