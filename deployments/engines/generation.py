@@ -301,7 +301,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         with suppress(TimeoutError):
             async with asyncio.timeout(settle_s):
                 # What is written ahead for a search is given up only a while after its end.
-                while self._running.write_ahead.check_integrity():
+                while self._running.write_ahead.check_integrity():  # noqa: ASYNC110  # timers have no event
                     await asyncio.sleep(TIDY_S)
         left += await super().check_integrity(settle_s)
         return left + self._running.write_ahead.check_integrity()

@@ -512,6 +512,16 @@ def test_a_call_that_is_closed_leaves_nothing_of_its_search(clock: Clock) -> Non
     assert engine.start() == [], "what is not begun is not begun any more"
 
 
+def test_a_call_that_fails_at_once_leaves_nothing_of_its_search(clock: Clock) -> None:
+    engine = Engine(clock)
+    first_call(engine)
+    assert len(engine.start()) == 2
+    request = Call(engine).request
+    with pytest.raises(RuntimeError), engine.book.call(request, Params()):  # type: ignore[arg-type]
+        raise RuntimeError("one of its branches was refused, before the rest was given up")
+    assert_idle(engine)
+
+
 def test_a_search_that_does_not_come_again_is_forgotten(clock: Clock) -> None:
     engine = Engine(clock)
     first_call(engine)
@@ -804,7 +814,7 @@ def test_a_round_that_began_before_the_turn_is_not_compared() -> None:
     trial = Trial()
     turn(trial, CYCLE, ahead_s=0.8, alone_s=1.0)
     for _ in range(4 * CYCLE):
-        trial.ended(not trial.on, 1e3 if trial.on else 1e-3, 1)
+        trial.ended(not trial.on, 1e-3 if trial.on else 1e3, 1)
     assert trial.pays
 
 

@@ -36,7 +36,7 @@ def test_every_strategy_is_asked() -> None:
     assert {wanted["strategy"] for wanted, _ in EXPECTED} == set(STRATEGIES)
 
 
-@pytest.mark.parametrize(("wanted", "expected"), EXPECTED, ids=lambda value: str(value))
+@pytest.mark.parametrize(("wanted", "expected"), EXPECTED, ids=str)
 def test_a_strategy_expects_children_where_it_writes_single_steps(
     wanted: dict[str, Any], expected: tuple[int, int] | None
 ) -> None:
