@@ -7,7 +7,7 @@ the tests all use it.
 import asyncio
 import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,6 +65,8 @@ HEARTBEAT_S = 5.0
 GROUP_S = 0.004
 """How long a finished child waits for others to share its message: sending one takes a good part of the time of a small
 model's engine step."""
+TIDY_S = 0.1
+"""Time between two looks whether what was written ahead is given up."""
 
 
 class _ChildRequest(NamedTuple):
@@ -301,6 +303,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         left = [f"{self._open_calls} calls are open"] if self._open_calls else []
+        with suppress(TimeoutError):
+            async with asyncio.timeout(settle_s):
+                # What is written ahead for a search is given up only a while after its end.
+                while self._running.write_ahead.check_integrity():  # noqa: ASYNC110  # timers have no event
+                    await asyncio.sleep(TIDY_S)
         left += await super().check_integrity(settle_s)
         return left + self._running.write_ahead.check_integrity()
 

@@ -16,9 +16,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
-from typing import NamedTuple
-
-from vllm import SamplingParams
+from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from deployments.engines.settings import WriteAheadSetting
@@ -26,6 +24,9 @@ from kvstore.memory.clamp import StepLengths
 from search.answers.extraction import boxed_answer
 from search.ports import Ahead, Child, ExpandRequest, Sampling, branch_seed
 from search.tree import NodeId, StepEnd
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
 
 LEAST_EXTENT, MOST_EXTENT = 1.5, 3.0
 """Range of ``WriteAhead.extent`` under ``auto``: the lower end for rewards that come at once, the upper one if scoring
@@ -40,6 +41,8 @@ that is alone, and cost 5% with four at a time."""
 LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
 """What was written ahead is given up if the search's next call does not come within so many average waits for one:
 nobody tells a replica that a search has ended."""
+PRUNE_ABOVE = 1024
+"""Number of children to begin above which those of rounds that are over are dropped."""
 
 
 class _Kind(NamedTuple):
@@ -70,7 +73,7 @@ class _FinishedStep:
 class _Round:
     """The steps that one call has written, and what was begun below them."""
 
-    def __init__(self, request: ExpandRequest, ahead: Ahead, params: SamplingParams) -> None:
+    def __init__(self, request: ExpandRequest, ahead: Ahead, params: "SamplingParams") -> None:
         self.search_id = request.search_id
         self.kind = _Kind.of(request)
         self.ahead = ahead
@@ -137,7 +140,8 @@ class WriteAhead:
         self._searches: dict[str, SearchAhead] = {}
         self._wanted: list[tuple[float, int, _Round, _FinishedStep]] = []
         """Heap of children to begin: the share of its siblings that come before it, the order of arrival, below what.
-        Entries of rounds that are over are dropped when they come first."""
+        Entries of rounds that are over are dropped when they come first, or when there are too many."""
+        self._prune_above = PRUNE_ABOVE
         self._numbers = count()
         self._turn_s = self.call_s = 0.0
         """Moving averages: the time from the end of a search's call to its next one, and the time of a call."""
@@ -169,7 +173,7 @@ class WriteAhead:
         return [f"something is written ahead for search {search_id}" for search_id in self._searches]
 
     @contextmanager
-    def call(self, request: ExpandRequest, params: SamplingParams) -> Iterator["SearchAhead | None"]:
+    def call(self, request: ExpandRequest, params: "SamplingParams") -> Iterator["SearchAhead | None"]:
         """Context of one call; None if nothing is written ahead for it. If the call is not completed, everything that
         was written ahead for its search is given up.
 
@@ -177,6 +181,8 @@ class WriteAhead:
             params: parameters of every branch but for seed and length.
         """
         if request.ahead is None or self.setting == "off":
+            if (known := self._searches.get(request.search_id)) is not None:
+                self._forget(known)  # it asks for whole solutions now
             yield None
             return
         began = time.monotonic()
@@ -214,6 +220,11 @@ class WriteAhead:
         number = self._number(owner, step)
         for index in range(len(step.children), number):
             heapq.heappush(self._wanted, (index / number, next(self._numbers), owner, step))
+        if len(self._wanted) > self._prune_above:
+            # Beside steady demand none is ever taken.
+            self._wanted = [entry for entry in self._wanted if not entry[2].over]
+            heapq.heapify(self._wanted)
+            self._prune_above = max(PRUNE_ABOVE, 2 * len(self._wanted))
 
     def begin(self) -> None:
         """Has the queue begin children, if the engine has room."""
@@ -298,7 +309,7 @@ class SearchAhead:
         self.give_up_rest()
 
     def adopt(
-        self, parent: NodeId, index: int, token_ids: Sequence[int], params: SamplingParams
+        self, parent: NodeId, index: int, token_ids: Sequence[int], params: "SamplingParams"
     ) -> EngineRequest | None:
         """The request of a branch that was begun before it was asked for. None if there is none that writes what this
         branch would.

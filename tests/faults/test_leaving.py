@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -111,6 +112,46 @@ def test_clients_that_hang_up_leave_nothing(whole: Application, leave: Callable[
         for _ in pool.map(lambda seed: leave(whole, seed), range(8)):
             pass
     until(whole.is_whole, "nothing runs and nothing is left", 30.0)
+
+
+def write_ahead(application: Application, setting: str | float) -> None:
+    """Sets ``generator.write_ahead`` in every replica."""
+
+    def set_setting(replica: Any) -> None:
+        replica._engine._running.write_ahead.setting = setting
+
+    application.in_replicas("Generator", set_setting)
+
+
+@pytest.mark.parametrize("number", [40, pytest.param(1000, marks=pytest.mark.long)])
+def test_what_is_written_ahead_for_searches_that_are_cancelled_is_given_up(whole: Application, number: int) -> None:
+    """A fifth of the searches is cancelled at some moment."""
+    luck = random.Random(3)
+    leaves = [luck.choice(STAGES[2:]) if luck.random() < 0.2 else None for _ in range(number)]
+    questions = problems(number, seed=86)
+
+    def search(seed: int) -> bool:
+        if (leave := leaves[seed]) is not None:
+            leave(whole, seed)
+            return True
+        reply = whole.chat(questions[seed], 700 + seed, "/v1/search")
+        return bool(reply["search"]["stop_reason"] == "finished")
+
+    before = whole.status()["generator"]
+    write_ahead(whole, 2.0)
+    try:
+        with ThreadPoolExecutor(4) as pool:
+            assert all(pool.map(search, range(number)))
+    finally:
+        write_ahead(whole, whole.config.generator.write_ahead)
+    until(whole.is_whole, "nothing runs and nothing is left", 60.0)
+    after = whole.status()["generator"]
+    for name in ("ahead_begun", "ahead_adopted", "ahead_unused_tokens"):
+        assert sum(each[name] for each in after) > sum(each[name] for each in before)
+    for each in after:
+        assert each["generated_tokens"] == each["written_tokens"] + each["discarded_tokens"]
+        assert each["branches_begun"] == sum(each[f"branches_{end}"] for end in ("finished", "aborted", "failed"))
+        assert each["reserved_blocks"] == 0
 
 
 def test_slow_readers_do_not_slow_others_and_their_searches_end(whole: Application) -> None:

@@ -1,0 +1,841 @@
+"""The book of what is written ahead: what is adopted, what is given up, and what it may take from demand."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import count
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from deployments.engines import write_ahead
+from deployments.engines.request_queue import AHEAD_PER_STEP, MOST_DEMAND, Ending, EngineRequest, RequestQueue
+from deployments.engines.settings import WriteAheadSetting
+from deployments.engines.write_ahead import (
+    BLOCK_ROUNDS,
+    LEAST_LINGER_S,
+    MOST_LINGER_S,
+    TRIAL_EVERY,
+    SearchAhead,
+    Trial,
+    WriteAhead,
+)
+from kvstore.memory.clamp import AHEAD_FREE, KVClamp, StepLengths
+from kvstore.memory.ledger import KVLedger
+from search.ports import Ahead, Child, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
+from search.tree import NodeId, Step, StepEnd
+
+BLOCK = 4
+BATCH = 12
+SEED = 7
+STEP_TOKENS = 8
+PATH_TOKENS = 40
+MAX_DEPTH = 4
+SETTING = 2.0
+WIDTH = 3
+PROMPT = (1, 2, 3)
+
+
+@dataclass
+class Params:
+    """Stands in for vLLM's ``SamplingParams``."""
+
+    seed: int | None = None
+    max_tokens: int | None = None
+
+
+class Clock:
+    """Time, and the timers of an event loop."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._timers: list[tuple[float, list[Callable[[], None]]]] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def get_running_loop(self) -> "Clock":
+        return self
+
+    def call_later(self, delay: float, callback: Callable[..., None], *args: Any) -> Any:
+        due = [lambda: callback(*args)]
+        self._timers.append((self.now + delay, due))
+        return SimpleNamespace(cancel=due.clear)
+
+    def pass_time(self, seconds: float) -> None:
+        self.now += seconds
+        ripe = [due for when, due in self._timers if when <= self.now]
+        self._timers = [(when, due) for when, due in self._timers if when > self.now]
+        for due in ripe:
+            for callback in due:
+                callback()
+
+
+class Engine:
+    """The queue and its book, with an engine that ends requests when the test says so."""
+
+    def __init__(self, clock: Clock, setting: WriteAheadSetting = SETTING, blocks: int | None = None) -> None:
+        self.clock = clock
+        self.clamp = KVClamp(KVLedger(blocks, BLOCK)) if blocks else None
+        self.queue = RequestQueue(BATCH, self.clamp)
+        self.book = WriteAhead(self.queue, setting, StepLengths(), self._aborted)
+        self.running: list[EngineRequest] = []
+        self.begun: list[EngineRequest] = []
+        """Every request that was started ahead."""
+        self.adopted: set[EngineRequest] = set()
+        self.wasted = 0
+        """Tokens of those that were given up."""
+        self.since_step = 0
+        self._numbers = count(100)
+
+    def _aborted(self, requests: Sequence[EngineRequest], count_tokens: Callable[[int], None]) -> None:
+        for each in requests:
+            assert each.ending is Ending.ABORTED
+            assert each.ahead, "what is in demand is aborted by its call"
+            self.wasted += 1
+            count_tokens(1)
+
+    def start(self) -> list[EngineRequest]:
+        """Starts whatever can start, as the engine's feeder does."""
+        started: list[EngineRequest] = []
+        while True:
+            waiting, demand, running = self.queue.queued, self.queue.demand, len(self.alive)
+            if (request := self.queue.start_next()) is None:
+                break
+            request.collector = object()
+            if request.ahead:
+                self.since_step += 1
+                self.begun.append(request)
+                assert waiting == 0, "demand goes first"
+                assert demand <= MOST_DEMAND
+                assert running < BATCH
+                assert self.since_step <= AHEAD_PER_STEP or running == 0
+                if self.clamp is not None:
+                    assert self.clamp.ledger.free >= int(AHEAD_FREE * self.clamp.ledger.capacity) or running == 0
+            started.append(request)
+            self.running.append(request)
+        assert self.queue.queued == 0 or not self.ahead, "demand waits beside what nobody asked for"
+        return started
+
+    @property
+    def alive(self) -> list[EngineRequest]:
+        """The started requests that have not ended."""
+        self.running = [each for each in self.running if each.ending is None]
+        return self.running
+
+    @property
+    def ahead(self) -> list[EngineRequest]:
+        """Those of them that nobody has asked for."""
+        return [each for each in self.alive if each.ahead]
+
+    def step(self) -> None:
+        self.since_step = 0
+        self.queue.stepped(0, 0)
+
+    def finish(self, request: EngineRequest, tokens: int = 2) -> None:
+        written = tuple(next(self._numbers) for _ in range(tokens))
+        request.output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=written)])
+        self.queue.end(request, Ending.FINISHED)
+
+    def submit(self, search_id: str = "other", growth: int = 1) -> EngineRequest:
+        """Queues a request of a search that nothing is written ahead for."""
+        token_ids = (next(self._numbers),)
+        request = EngineRequest(
+            search_id, None, token_ids, Params(), "", Lane.DEMAND, lambda ended: None, growth=growth
+        )
+        assert self.queue.submit(request)
+        return request
+
+
+class Wanted(SimpleNamespace):
+    """A branch that a call asks for."""
+
+    parent: NodeId
+    index: int
+    token_ids: tuple[int, ...]
+    seed: int | None
+    max_tokens: int
+
+
+def wanted(parent: NodeId, index: int, token_ids: tuple[int, ...], /, **changes: Any) -> Wanted:
+    """A branch as the search asks for it, but for ``changes``."""
+    max_tokens = min(STEP_TOKENS, PATH_TOKENS - len(token_ids))
+    as_asked = {"seed": branch_seed(SEED, parent, index), "max_tokens": max_tokens}
+    return Wanted(**{"parent": parent, "index": index, "token_ids": token_ids, **as_asked, **changes})
+
+
+@dataclass
+class Call:
+    """One call of a search, as `GenerationEngine.expand` makes it."""
+
+    engine: Engine
+    search_id: str = "search"
+    salt: str = ""
+    temperature: float = 0.8
+    logprobs: bool = False
+    merges: bool = True
+    children: float = 1
+    most: int = WIDTH
+    whole: bool = False
+    """Whether it asks for whole solutions."""
+    seed: int = SEED
+    open: dict[EngineRequest, Wanted] = field(default_factory=dict)
+    """Requests whose output the search does not have yet."""
+    adopted: dict[EngineRequest, Wanted] = field(default_factory=dict)
+    _context: "AbstractContextManager[SearchAhead | None] | None" = None
+    ahead: SearchAhead | None = None
+
+    @property
+    def request(self) -> ExpandRequest:
+        ahead = Ahead(self.seed, self.children, self.most, STEP_TOKENS, PATH_TOKENS, MAX_DEPTH, self.merges)
+        return ExpandRequest(
+            self.search_id,
+            (),
+            Sampling(self.temperature),
+            StopCondition.SOLUTION if self.whole else StopCondition.STEP,
+            Lane.DEMAND,
+            60.0,
+            self.logprobs,
+            self.salt,
+            ahead=None if self.whole else ahead,
+        )
+
+    def begin(self, *branches: Wanted) -> "Call":
+        template, book = Params(), self.engine.book
+        self._context = book.call(self.request, template)  # type: ignore[arg-type]
+        self.ahead = self._context.__enter__()
+        for branch in branches:
+            params = copy(template)
+            params.max_tokens = branch.max_tokens
+            params.seed = branch.seed if self.temperature > 0 else None
+            begun = None
+            if self.ahead is not None:
+                begun = self.ahead.adopt(branch.parent, branch.index, branch.token_ids, params)  # type: ignore[arg-type]
+            if begun is None:
+                begun = EngineRequest(
+                    self.search_id, None, branch.token_ids, params, self.salt, Lane.DEMAND, lambda ended: None
+                )
+                assert self.engine.queue.submit(begun)
+            else:
+                self._check(begun, branch)
+            self.open[begun] = branch
+        if self.ahead is not None:
+            self.ahead.give_up_rest()
+        return self
+
+    def _check(self, begun: EngineRequest, branch: Wanted) -> None:
+        """An adopted request writes what the branch would."""
+        assert begun in self.engine.begun
+        assert begun not in self.engine.adopted, "adopted before"
+        assert not begun.ahead
+        assert begun.ending in (None, Ending.FINISHED)
+        assert (begun.search_id, begun.cache_salt) == (self.search_id, self.salt)
+        assert begun.token_ids == branch.token_ids
+        assert begun.params.max_tokens == branch.max_tokens
+        assert begun.params.seed == (branch.seed if self.temperature > 0 else None)
+        self.engine.adopted.add(begun)
+        self.adopted[begun] = branch
+
+    def take(self, request: EngineRequest, text: str = "", end: StepEnd = StepEnd.DELIMITER) -> tuple[int, ...]:
+        """The search gets a finished request's step. Returns the path with it."""
+        branch = self.open.pop(request)
+        new = request.output.outputs[0].token_ids
+        path = (*branch.token_ids, *new)
+        step = Step(new, text or f"step {new}\n\n", end)
+        if self.ahead is not None:
+            self.ahead.wrote([(Child(branch.parent, branch.index, (step,), 0), path)])
+        return path
+
+    def write(self, text: str = "", end: StepEnd = StepEnd.DELIMITER) -> list[tuple[NodeId, tuple[int, ...]]]:
+        """The engine finishes all requests, in the order of the branches, and the search takes them."""
+        self.engine.start()
+        written: list[tuple[NodeId, tuple[int, ...]]] = []
+        for request, branch in list(self.open.items()):
+            if request.ending is None:
+                self.engine.finish(request)
+            written.append(((*branch.parent, branch.index), self.take(request, text, end)))
+        return written
+
+    def end(self) -> None:
+        assert self._context is not None
+        assert not self.open
+        self._context.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """Its caller is gone: its own requests are aborted, and the generator is closed."""
+        for request in self.open:
+            if request.ending is None:
+                self.engine.queue.end(request, Ending.ABORTED)
+        assert self._context is not None
+        assert not self._context.__exit__(GeneratorExit, GeneratorExit(), None)
+
+
+@contextmanager
+def clocked() -> Iterator[Clock]:
+    clock = Clock()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(write_ahead, "asyncio", clock)
+        patch.setattr(write_ahead, "time", clock)
+        yield clock
+
+
+@pytest.fixture
+def clock() -> Iterator[Clock]:
+    with clocked() as clock:
+        yield clock
+
+
+def first_call(engine: Engine, branches: int = 1, **kind: Any) -> list[tuple[NodeId, tuple[int, ...]]]:
+    """The first steps of a search, each with its own text. Nothing is begun below them yet."""
+    call = Call(engine, **kind).begin(*(wanted((), index, PROMPT) for index in range(branches)))
+    written = call.write()
+    call.end()
+    return written
+
+
+def assert_idle(engine: Engine) -> None:
+    assert engine.queue.check_integrity() == []
+    assert engine.book.check_integrity() == []
+    counts, queue = engine.book.counts, engine.queue.counts
+    assert queue["begun"] == sum(queue[ending.value] for ending in Ending)
+    assert counts["ahead_adopted"] == len(engine.adopted)
+    assert engine.clamp is None or engine.clamp.running == engine.clamp.pressure == 0
+
+
+# What is adopted.
+
+
+def test_children_of_a_step_are_begun_and_adopted_finished_or_not(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    begun = engine.start()
+    assert [each.params for each in begun] == [Params(branch_seed(SEED, node, index), STEP_TOKENS) for index in (0, 1)]
+    assert {each.token_ids for each in begun} == {path}
+    engine.finish(begun[0])
+    call = Call(engine).begin(*(wanted(node, index, path) for index in range(3)))
+    assert list(call.adopted) == begun
+    assert engine.queue.demand == 2, "one runs, and one that was not begun waits"
+    call.write()
+    call.end()
+    counts = engine.book.counts
+    assert (counts["ahead_begun"], counts["ahead_adopted"], counts["ahead_adopted_finished"]) == (2, 2, 1)
+    assert counts["ahead_unused_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ({"search_id": "another"}, {}),
+        ({"salt": "another"}, {}),
+        ({"temperature": 0.9}, {}),
+        ({"temperature": 0.0}, {}),
+        ({"logprobs": True}, {}),
+        ({}, {"seed": 1}),
+        ({}, {"max_tokens": STEP_TOKENS - 1}),
+        ({}, {"token_ids": (*PROMPT, 1, 1)}),
+        ({}, {"parent": (1,)}),
+        ({}, {"index": 2}),
+        ({}, {"index": -1}),
+    ],
+)
+def test_only_a_branch_that_would_write_the_same_adopts(
+    clock: Clock, kind: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    begun = engine.start()
+    call = Call(engine, **kind).begin(wanted(node, 0, path, **changes))
+    assert not call.adopted
+    if call.search_id == "search":
+        assert all(each.ending is Ending.ABORTED for each in begun)
+    call.write()
+    call.end()
+    clock.pass_time(MOST_LINGER_S)
+    assert_idle(engine)
+
+
+def test_greedy_children_have_no_seed(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine, temperature=0.0)
+    [begun, _] = engine.start()
+    call = Call(engine, temperature=0.0).begin(wanted(node, 0, path))
+    assert list(call.adopted) == [begun]
+
+
+def test_nothing_is_adopted_twice(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    [begun, _] = engine.start()
+    call = Call(engine).begin(wanted(node, 0, path), wanted(node, 0, path))
+    assert list(call.adopted) == [begun]
+
+
+def test_a_child_that_failed_or_was_given_up_is_written_anew(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    failed, _ = engine.start()
+    engine.queue.end(failed, Ending.FAILED)
+    call = Call(engine).begin(wanted(node, 0, path), wanted(node, 1, path))
+    assert [branch.index for branch in call.adopted.values()] == [1]
+
+
+def test_a_step_gets_the_tokens_that_its_path_leaves(clock: Clock) -> None:
+    engine = Engine(clock)
+    long = tuple(range(PATH_TOKENS - 5))
+    call = Call(engine).begin(wanted((), 0, long))
+    [(node, path)] = call.write()
+    call.end()
+    begun = engine.start()
+    assert {each.params.max_tokens for each in begun} == {3}
+    assert len(Call(engine).begin(wanted(node, 0, path)).adopted) == 1
+
+
+# Which steps are continued.
+
+
+@pytest.mark.parametrize(
+    ("end", "text", "parent", "prefix"),
+    [
+        (StepEnd.END_OF_SEQUENCE, "", (), PROMPT),
+        (StepEnd.LENGTH, "", (), PROMPT),
+        (StepEnd.DELIMITER, "So it is $\\boxed{4}$.\n\n", (), PROMPT),
+        (StepEnd.DELIMITER, "", (0,) * (MAX_DEPTH - 1), PROMPT),
+        (StepEnd.DELIMITER, "", (), tuple(range(PATH_TOKENS - 2))),
+    ],
+    ids=["end", "cut off", "boxed", "deepest", "full"],
+)
+def test_a_step_that_ends_its_path_is_not_continued(
+    clock: Clock, end: StepEnd, text: str, parent: NodeId, prefix: tuple[int, ...]
+) -> None:
+    engine = Engine(clock)
+    call = Call(engine).begin(wanted(parent, 0, prefix))
+    call.write(text, end)
+    call.end()
+    assert engine.start() == []
+    if len(parent) == MAX_DEPTH - 1:
+        call = Call(engine, search_id="less deep").begin(wanted(parent[1:], 0, prefix))
+        call.write()
+        assert engine.start() != []
+
+
+def test_of_equal_siblings_the_lowest_is_continued_whatever_comes_first(clock: Clock) -> None:
+    engine = Engine(clock)
+    call = Call(engine, most=16).begin(*(wanted((), index, PROMPT) for index in range(3)))
+    engine.start()
+    first, second, third = list(call.open)
+    for each in (first, second, third):
+        engine.finish(each)
+    call.take(second, "same\n\n")
+    outdated = engine.start()
+    assert len(outdated) == 2
+    call.take(third, "same\n\n")
+    more = engine.start()
+    assert len(more) == 2, "two copies may expect twice as many"
+    assert {each.token_ids for each in (*outdated, *more)} == {outdated[0].token_ids}
+    path = call.take(first, "same\n\n")
+    assert all(each.ending is Ending.ABORTED for each in (*outdated, *more))
+    engine.step()
+    begun = engine.start()
+    assert [each.params.seed for each in begun] == [branch_seed(SEED, (0,), index) for index in range(6)]
+    assert {each.token_ids for each in begun} == {path}
+    call.end()
+    assert len(Call(engine).begin(wanted((0,), 5, path), wanted((1,), 0, outdated[0].token_ids)).adopted) == 1
+
+
+def test_siblings_that_are_not_merged_are_each_continued(clock: Clock) -> None:
+    engine = Engine(clock)
+    call = Call(engine, merges=False).begin(wanted((), 0, PROMPT), wanted((), 1, PROMPT))
+    written = call.write("same\n\n")
+    call.end()
+    begun = engine.start()
+    assert Counter(each.token_ids for each in begun) == {path: 2 for _, path in written}
+    assert len(Call(engine, merges=False).begin(*(wanted(node, 0, path) for node, path in written)).adopted) == 2
+
+
+def test_first_children_of_all_steps_come_before_second_ones(clock: Clock) -> None:
+    engine = Engine(clock, setting=3.0)
+    written = first_call(engine, branches=4)
+    begun = engine.start()
+    assert len(begun) == AHEAD_PER_STEP
+    assert [each.token_ids for each in begun] == 2 * [path for _, path in written]
+
+
+@pytest.mark.parametrize(("setting", "children", "most", "expected"), [(2.0, 1, 3, 2), (0.4, 2, 3, 1), (16.0, 1, 3, 3)])
+def test_the_setting_is_a_multiple_of_the_expected_children(
+    clock: Clock, setting: float, children: int, most: int, expected: int
+) -> None:
+    engine = Engine(clock, setting)
+    first_call(engine, children=children, most=most)
+    assert len(engine.start()) == expected
+
+
+# What is given up.
+
+
+def test_what_the_next_call_does_not_ask_for_is_given_up(clock: Clock) -> None:
+    engine = Engine(clock)
+    written = first_call(engine, branches=3)
+    begun = engine.start()
+    assert len(begun) == 6
+    engine.finish(begun[5], tokens=4)
+    node, path = written[0]
+    call = Call(engine).begin(wanted(node, 0, path))
+    assert engine.ahead == []
+    assert engine.alive == begun[:1]
+    assert engine.book.counts["ahead_unused_tokens"] == 4 + 4 * 1
+    assert call.ahead is not None
+    assert call.ahead.take_unused_tokens() == 8
+    assert call.ahead.take_unused_tokens() == 0
+    call.write()
+    call.end()
+
+
+def test_a_call_that_is_closed_leaves_nothing_of_its_search(clock: Clock) -> None:
+    engine = Engine(clock)
+    written = first_call(engine, branches=2)
+    engine.start()
+    call = Call(engine).begin(*(wanted(node, 0, path) for node, path in written))
+    engine.finish(next(iter(call.open)))
+    call.take(next(iter(call.open)))
+    engine.step()
+    assert any(each.ahead for each in engine.start())
+    call.close()
+    assert_idle(engine)
+    engine.step()
+    assert engine.start() == [], "what is not begun is not begun any more"
+
+
+def test_a_call_that_fails_at_once_leaves_nothing_of_its_search(clock: Clock) -> None:
+    engine = Engine(clock)
+    first_call(engine)
+    assert len(engine.start()) == 2
+    request = Call(engine).request
+    with pytest.raises(RuntimeError), engine.book.call(request, Params()):  # type: ignore[arg-type]
+        raise RuntimeError("one of its branches was refused, before the rest was given up")
+    assert_idle(engine)
+
+
+def test_a_search_that_does_not_come_again_is_forgotten(clock: Clock) -> None:
+    engine = Engine(clock)
+    first_call(engine)
+    assert len(engine.start()) == 2
+    clock.pass_time(LEAST_LINGER_S - 0.1)
+    assert len(engine.ahead) == 2
+    clock.pass_time(0.2)
+    assert_idle(engine)
+    assert engine.book.counts["ahead_unused_tokens"] == 2
+
+
+def test_a_call_in_progress_is_not_forgotten(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    engine.start()
+    call = Call(engine).begin(wanted(node, 0, path))
+    clock.pass_time(10 * MOST_LINGER_S)
+    [(node, path)] = call.write()
+    call.end()
+    engine.step()
+    engine.start()
+    assert Call(engine).begin(wanted(node, 0, path)).adopted
+
+
+def test_searches_with_long_waits_are_kept_for_longer(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    clock.pass_time(1.5)
+    call = Call(engine).begin(wanted(node, 0, path))
+    call.write()
+    call.end()
+    engine.start()
+    clock.pass_time(7.0)
+    assert engine.ahead
+    clock.pass_time(1.0)
+    assert_idle(engine)
+
+
+def test_the_setting_can_change_at_any_time(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    engine.start()
+    engine.book.setting = "off"
+    call = Call(engine).begin(wanted(node, 0, path))
+    assert call.ahead is None
+    assert engine.ahead == []
+    call.write()
+    call.end()
+    assert engine.start() == []
+    assert_idle(engine)
+
+
+def test_a_search_that_goes_on_with_whole_solutions_adopts_no_steps(clock: Clock) -> None:
+    engine = Engine(clock)
+    [(node, path)] = first_call(engine)
+    assert len(engine.start()) == 2
+    call = Call(engine, whole=True).begin(wanted(node, 0, path))
+    assert not call.adopted
+    assert engine.ahead == []
+    call.write()
+    call.end()
+    assert_idle(engine)
+
+
+# Beside demand.
+
+
+def test_demand_takes_the_slots_of_what_is_written_ahead_the_newest_first(clock: Clock) -> None:
+    engine = Engine(clock)
+    first_call(engine, branches=8)
+    begun: list[EngineRequest] = []
+    while started := engine.start():
+        begun += started
+        engine.step()
+    assert len(begun) == BATCH
+    demand = [engine.submit() for _ in range(3)]
+    assert engine.start() == demand
+    assert engine.ahead == begun[:-3]
+    assert engine.queue.demand == 3
+
+
+def test_demand_takes_the_memory_of_what_is_written_ahead(clock: Clock) -> None:
+    engine = Engine(clock, blocks=20)
+    first_call(engine, branches=8)
+    while engine.start():
+        engine.step()
+    assert engine.clamp is not None
+    assert engine.clamp.ledger.free >= int(AHEAD_FREE * 20)
+    assert engine.ahead
+    large = engine.submit(growth=20 * BLOCK - 1)
+    assert engine.start() == [large]
+    assert engine.ahead == []
+    assert not large.waited
+
+
+def test_nothing_is_begun_beside_much_demand(clock: Clock) -> None:
+    engine = Engine(clock)
+    demand = [engine.submit() for _ in range(MOST_DEMAND + 1)]
+    assert engine.start() == demand
+    first_call(engine)
+    assert engine.start() == []
+    engine.finish(demand[0])
+    assert len(engine.start()) == 2
+
+
+def test_children_that_are_never_begun_are_not_kept(clock: Clock) -> None:
+    """Under steady demand no child is ever begun: the list of those to begin must not grow for ever."""
+    engine = Engine(clock)
+    for _ in range(MOST_DEMAND + 1):
+        engine.submit()
+    engine.start()
+    for number in range(2000):
+        first_call(engine, search_id=f"search {number}", branches=4)
+        if number % 20 == 0:
+            clock.pass_time(MOST_LINGER_S)
+    assert len(engine.book._wanted) < 2000
+
+
+# Whatever happens.
+
+
+class Book(RuleBasedStateMachine):
+    """Calls of several searches begin, go on, end and are closed beside other demand, in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._clocked = clocked()
+        self.clock = self._clocked.__enter__()
+        self.engine = Engine(self.clock, blocks=60)
+        self.calls: dict[str, Call] = {}
+        self.open: dict[str, list[tuple[NodeId, tuple[int, ...]]]] = {}
+        """For each search its steps that can be continued."""
+        self.others: list[EngineRequest] = []
+
+    @rule(data=st.data(), search_id=st.sampled_from("ab"), salt=st.sampled_from(["", "", "", "salt"]))
+    def call(self, data: st.DataObject, search_id: str, salt: str) -> None:
+        if search_id in self.calls:
+            return
+        branches: list[Wanted] = []
+        for node, path in self.open.pop(search_id, []) or [((), PROMPT)]:
+            for index in range(data.draw(st.integers(0, 3))):
+                changes = data.draw(
+                    st.sampled_from([*[{}] * 12, {"seed": 1}, {"max_tokens": 1}, {"token_ids": (*path, 0)}])
+                )
+                branches.append(wanted(node, index, path, **changes))
+        earlier = [each for each in self.engine.begun if each.search_id == search_id and each.ahead]
+        self.calls[search_id] = Call(self.engine, search_id, salt, most=4).begin(*branches)
+        assert all(each.ending for each in earlier if each.ahead), "what was not adopted is given up"
+
+    @precondition(lambda self: self.engine.alive)
+    @rule(data=st.data(), tokens=st.integers(1, 6))
+    def finish(self, data: st.DataObject, tokens: int) -> None:
+        request = data.draw(st.sampled_from(self.engine.alive))
+        fails = request.ahead and data.draw(st.booleans())
+        if fails:
+            self.engine.queue.end(request, Ending.FAILED)
+        else:
+            self.engine.finish(request, tokens)
+
+    @precondition(lambda self: any(each.ending for call in self.calls.values() for each in call.open))
+    @rule(data=st.data(), text=st.sampled_from(["", "same\n\n"]), end=st.sampled_from(StepEnd))
+    def take(self, data: st.DataObject, text: str, end: StepEnd) -> None:
+        done = [(call, each) for call in self.calls.values() for each in call.open if each.ending]
+        call, request = data.draw(st.sampled_from(done))
+        branch = call.open[request]
+        path = call.take(request, text, end)
+        self.open.setdefault(call.search_id, []).append(((*branch.parent, branch.index), path))
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data(), seconds=st.floats(0, 3))
+    def end(self, data: st.DataObject, seconds: float) -> None:
+        call = data.draw(st.sampled_from(list(self.calls.values())))
+        self.clock.pass_time(seconds)
+        if not call.open:
+            call.end()
+            del self.calls[call.search_id]
+
+    @precondition(lambda self: self.calls)
+    @rule(data=st.data())
+    def close(self, data: st.DataObject) -> None:
+        call = self.calls.pop(data.draw(st.sampled_from(list(self.calls))))
+        call.close()
+        self.open.pop(call.search_id, None)
+        assert not self.engine.queue.searches[call.search_id]
+        assert f"something is written ahead for search {call.search_id}" not in self.engine.book.check_integrity()
+
+    @rule(growth=st.integers(1, 60))
+    def submit(self, growth: int) -> None:
+        self.others.append(self.engine.submit(growth=growth))
+
+    @rule()
+    def step(self) -> None:
+        self.engine.step()
+
+    @rule()
+    def start(self) -> None:
+        self.engine.start()
+
+    @rule(seconds=st.floats(0, 2 * MOST_LINGER_S))
+    def wait(self, seconds: float) -> None:
+        self.clock.pass_time(seconds)
+        if seconds > MOST_LINGER_S:
+            assert {each.search_id for each in self.engine.ahead} <= set(self.calls)
+
+    @invariant()
+    def counts_agree(self) -> None:
+        engine, queue = self.engine, self.engine.queue
+        counts = queue.counts
+        assert counts["begun"] == counts["alive"] + sum(counts[ending.value] for ending in Ending)
+        assert len(queue) - queue.queued == len(engine.alive)
+        assert queue.demand == len(queue) - len(engine.ahead)
+        clamp = engine.clamp
+        assert clamp is not None
+        assert clamp.running == len(engine.alive)
+        ids = [each.request_id for each in engine.begun]
+        assert len(set(ids)) == len(ids)
+        assert engine.book.counts["ahead_begun"] >= len(engine.begun)
+
+    def teardown(self) -> None:
+        for call in self.calls.values():
+            call.close()
+        for each in self.others:
+            if each.ending is None:
+                self.engine.queue.end(each, Ending.ABORTED)
+        self.clock.pass_time(MOST_LINGER_S + 1)
+        assert_idle(self.engine)
+        self.engine.step()
+        assert self.engine.start() == []
+        finished = [each for each in self.engine.begun if each.ahead and each.ending is Ending.FINISHED]
+        unused = self.engine.wasted + sum(len(each.output.outputs[0].token_ids) for each in finished)
+        assert self.engine.book.counts["ahead_unused_tokens"] == unused, "every token is counted once"
+        self._clocked.__exit__(None, None, None)
+
+
+TestBook = Book.TestCase
+
+
+# Whether it pays.
+
+
+def turn(trial: Trial, rounds: int, ahead_s: float, alone_s: float, tokens: int = 10) -> list[bool]:
+    """Whether each of the next rounds was written ahead; rounds take so long with and without it."""
+    was: list[bool] = []
+    for _ in range(rounds):
+        was.append(trial.on)
+        trial.ended(trial.on, ahead_s if trial.on else alone_s, tokens)
+    return was
+
+
+CYCLE = TRIAL_EVERY * BLOCK_ROUNDS
+
+
+def test_writing_ahead_stays_on_where_it_pays() -> None:
+    trial = Trial()
+    first = turn(trial, 2 * BLOCK_ROUNDS, ahead_s=0.8, alone_s=1.0)
+    assert first == [True] * BLOCK_ROUNDS + [False] * BLOCK_ROUNDS
+    was = turn(trial, 3 * CYCLE, ahead_s=0.8, alone_s=1.0)
+    assert trial.pays
+    assert was.count(False) == 3 * BLOCK_ROUNDS
+
+
+@pytest.mark.parametrize("ahead_s", [1.2, 1.0, 0.995])
+def test_writing_ahead_goes_off_where_it_does_not_pay(ahead_s: float) -> None:
+    trial = Trial()
+    turn(trial, 2 * BLOCK_ROUNDS, ahead_s, alone_s=1.0)
+    was = turn(trial, 3 * CYCLE, ahead_s, alone_s=1.0)
+    assert not trial.pays
+    assert was.count(True) == 3 * BLOCK_ROUNDS
+
+
+@pytest.mark.parametrize("paid", [True, False])
+def test_a_change_is_noticed(paid: bool) -> None:
+    trial = Trial()
+    times = (0.8, 1.2) if paid else (1.2, 0.8)
+    turn(trial, 4 * CYCLE, times[0], alone_s=1.0)
+    assert trial.pays is paid
+    turn(trial, 4 * CYCLE, times[1], alone_s=1.0)
+    assert trial.pays is not paid
+
+
+def test_rounds_are_compared_by_the_tokens_of_their_longest_step() -> None:
+    trial = Trial()
+    for _ in range(CYCLE):
+        tokens = 100 if trial.on else 10
+        trial.ended(trial.on, 0.08 * tokens if trial.on else 0.1 * tokens, tokens)
+    assert trial.pays
+
+
+def test_a_round_that_began_before_the_turn_is_not_compared() -> None:
+    trial = Trial()
+    turn(trial, CYCLE, ahead_s=0.8, alone_s=1.0)
+    for _ in range(4 * CYCLE):
+        trial.ended(not trial.on, 1e-3 if trial.on else 1e3, 1)
+    assert trial.pays
+
+
+@given(seconds=st.lists(st.floats(0, 1e6), min_size=1), tokens=st.integers(1, 1 << 20))
+def test_any_time_is_accepted(seconds: list[float], tokens: int) -> None:
+    trial = Trial()
+    for each in seconds:
+        trial.ended(trial.on, each, tokens)
+    assert all(time is None or math.isfinite(time) for time in trial._time.values())
+
+
+def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
+    engine = Engine(clock, setting="auto")
+    call = Call(engine, most=16).begin(wanted((), 0, PROMPT))
+    clock.pass_time(1.0)
+    [(node, path)] = call.write()
+    call.end()
+    assert engine.book.extent == 0
+    assert engine.start() == []
+    clock.pass_time(0.5)
+    Call(engine, most=16).begin(wanted(node, 0, path))
+    assert engine.book.extent == pytest.approx(1.5 + 1.5 * 0.5)
+    engine.book._trial.on = False
+    assert engine.book.extent == 0
