@@ -146,6 +146,7 @@ class EngineCall(Generic[Label]):
             self._on_end,
             prefix,
             growth,
+            on_discard=self._discard,
         )
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional)
@@ -163,7 +164,7 @@ class EngineCall(Generic[Label]):
         """
         if self._stopped:
             raise EngineCallError(self._stopped)
-        request.label, request.on_end = label, self._on_end
+        request.label, request.on_end, request.on_discard = label, self._on_end, self._discard
         self._open.add(request)
         if request.ending is not None:
             self._on_end(request)
@@ -280,6 +281,8 @@ async def hand_over(engine: AsyncLLM, queue: RequestQueue, request: EngineReques
     if request.ending is not None:
         # Aborted meanwhile, perhaps before the engine knew the request.
         await engine.abort(collector.request_id, internal=True)
+        if request.on_discard is not None and not isinstance(collector.output, Exception | None):
+            request.on_discard(collector.output)
         return
     request.collector = collector
     collector.ready = _FinishedEvent(queue, request)

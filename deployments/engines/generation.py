@@ -195,10 +195,12 @@ class GenerationEngine(EngineLifecycle[_Running]):
                             if not self.silent_s:
                                 yield ChildGroup((), self._headroom)
                             continue
+                        self._record(finished, request.stop_condition)  # before it waits: it may be cancelled then
                         if call.pending:
                             await asyncio.sleep(GROUP_S)
-                            finished += call.take()
-                        self._record(finished, request.stop_condition)
+                            more = call.take()
+                            self._record(more, request.stop_condition)
+                            finished += more
                         written = [(child, done) for done in finished if (child := self._child(call, request, done))]
                         if written:
                             unused = ahead.take_unused_tokens() if ahead is not None else 0

@@ -78,6 +78,8 @@ class EngineRequest:
     output: Any = None
     """The engine's output, or the exception with which it failed."""
     ending: Ending | None = None
+    on_discard: "Callable[[Any], None] | None" = None
+    """Gets what it has written if it ended on its way to the engine."""
     ahead: bool = False
     """Whether it was written ahead and no call has asked for it yet."""
 

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from deployments.engines.settings import WriteAheadSetting
@@ -244,8 +245,10 @@ class WriteAhead:
         for request in requests:
             if request.ending is None:
                 self._queue.end(request, Ending.ABORTED)
-                # `hand_over` aborts those that the engine does not know yet.
-                running += [request] if request.collector is not None else []
+                if request.collector is not None:
+                    running.append(request)
+                else:  # It is on its way to the engine: `hand_over` aborts it.
+                    request.on_discard = partial(self._discard, request.search_id)
             elif request.ending is Ending.FINISHED:
                 self._count_unused(request.search_id, len(request.output.outputs[0].token_ids))
         if running:
@@ -261,6 +264,9 @@ class WriteAhead:
         if self._searches.get(search.search_id) is search:
             del self._searches[search.search_id]
         search.close()
+
+    def _discard(self, search_id: str, output: Any) -> None:
+        self._count_unused(search_id, len(output.outputs[0].token_ids))
 
     def _count_unused(self, search_id: str, tokens: int) -> None:
         self._unused_tokens += tokens

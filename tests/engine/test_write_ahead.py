@@ -142,7 +142,7 @@ async def pair(
     book = generation._running.write_ahead
     before = book.setting
     # Otherwise little is begun as soon as several searches run.
-    monkeypatch.setattr(request_queue, "MOST_DEMAND", 64)
+    monkeypatch.setattr(request_queue.RequestQueue, "demand", property(lambda queue: 0))
     yield shared_pair
     book.setting = before
 

@@ -1,6 +1,5 @@
 """The book of what is written ahead: what is adopted, what is given up, and what it may take from demand."""
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -11,20 +10,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from deployments.engines import write_ahead
-from deployments.engines.request_queue import AHEAD_PER_STEP, MOST_DEMAND, Ending, EngineRequest, RequestQueue
+from deployments.engines.request_queue import AHEAD_PER_STEP, Ending, EngineRequest, RequestQueue
 from deployments.engines.settings import WriteAheadSetting
 from deployments.engines.write_ahead import (
-    BLOCK_ROUNDS,
     LEAST_LINGER_S,
+    LEAST_TURN_S,
     MOST_LINGER_S,
-    TRIAL_EVERY,
     SearchAhead,
-    Trial,
     WriteAhead,
 )
 from kvstore.memory.clamp import AHEAD_FREE, KVClamp, StepLengths
@@ -114,7 +110,7 @@ class Engine:
                 self.since_step += 1
                 self.begun.append(request)
                 assert waiting == 0, "demand goes first"
-                assert demand <= MOST_DEMAND
+                assert demand == 0
                 assert running < BATCH
                 assert self.since_step <= AHEAD_PER_STEP or running == 0
                 if self.clamp is not None:
@@ -502,7 +498,8 @@ def test_a_call_that_is_closed_leaves_nothing_of_its_search(clock: Clock) -> Non
     written = first_call(engine, branches=2)
     engine.start()
     call = Call(engine).begin(*(wanted(node, 0, path) for node, path in written))
-    engine.finish(next(iter(call.open)))
+    for request in call.open:
+        engine.finish(request)
     call.take(next(iter(call.open)))
     engine.step()
     assert any(each.ahead for each in engine.start())
@@ -617,20 +614,21 @@ def test_demand_takes_the_memory_of_what_is_written_ahead(clock: Clock) -> None:
     assert not large.waited
 
 
-def test_nothing_is_begun_beside_much_demand(clock: Clock) -> None:
+def test_nothing_is_begun_beside_demand(clock: Clock) -> None:
     engine = Engine(clock)
-    demand = [engine.submit() for _ in range(MOST_DEMAND + 1)]
+    demand = [engine.submit() for _ in range(2)]
     assert engine.start() == demand
     first_call(engine)
-    assert engine.start() == []
     engine.finish(demand[0])
+    assert engine.start() == []
+    engine.finish(demand[1])
     assert len(engine.start()) == 2
 
 
 def test_children_that_are_never_begun_are_not_kept(clock: Clock) -> None:
     """Under steady demand no child is ever begun: the list of those to begin must not grow for ever."""
     engine = Engine(clock)
-    for _ in range(MOST_DEMAND + 1):
+    for _ in range(2):
         engine.submit()
     engine.start()
     for number in range(2000):
@@ -759,71 +757,7 @@ class Book(RuleBasedStateMachine):
 TestBook = Book.TestCase
 
 
-# Whether it pays.
-
-
-def turn(trial: Trial, rounds: int, ahead_s: float, alone_s: float, tokens: int = 10) -> list[bool]:
-    """Whether each of the next rounds was written ahead; rounds take so long with and without it."""
-    was: list[bool] = []
-    for _ in range(rounds):
-        was.append(trial.on)
-        trial.ended(trial.on, ahead_s if trial.on else alone_s, tokens)
-    return was
-
-
-CYCLE = TRIAL_EVERY * BLOCK_ROUNDS
-
-
-def test_writing_ahead_stays_on_where_it_pays() -> None:
-    trial = Trial()
-    first = turn(trial, 2 * BLOCK_ROUNDS, ahead_s=0.8, alone_s=1.0)
-    assert first == [True] * BLOCK_ROUNDS + [False] * BLOCK_ROUNDS
-    was = turn(trial, 3 * CYCLE, ahead_s=0.8, alone_s=1.0)
-    assert trial.pays
-    assert was.count(False) == 3 * BLOCK_ROUNDS
-
-
-@pytest.mark.parametrize("ahead_s", [1.2, 1.0, 0.995])
-def test_writing_ahead_goes_off_where_it_does_not_pay(ahead_s: float) -> None:
-    trial = Trial()
-    turn(trial, 2 * BLOCK_ROUNDS, ahead_s, alone_s=1.0)
-    was = turn(trial, 3 * CYCLE, ahead_s, alone_s=1.0)
-    assert not trial.pays
-    assert was.count(True) == 3 * BLOCK_ROUNDS
-
-
-@pytest.mark.parametrize("paid", [True, False])
-def test_a_change_is_noticed(paid: bool) -> None:
-    trial = Trial()
-    times = (0.8, 1.2) if paid else (1.2, 0.8)
-    turn(trial, 4 * CYCLE, times[0], alone_s=1.0)
-    assert trial.pays is paid
-    turn(trial, 4 * CYCLE, times[1], alone_s=1.0)
-    assert trial.pays is not paid
-
-
-def test_rounds_are_compared_by_the_tokens_of_their_longest_step() -> None:
-    trial = Trial()
-    for _ in range(CYCLE):
-        tokens = 100 if trial.on else 10
-        trial.ended(trial.on, 0.08 * tokens if trial.on else 0.1 * tokens, tokens)
-    assert trial.pays
-
-
-def test_a_round_that_began_before_the_turn_is_not_compared() -> None:
-    trial = Trial()
-    turn(trial, CYCLE, ahead_s=0.8, alone_s=1.0)
-    for _ in range(4 * CYCLE):
-        trial.ended(not trial.on, 1e-3 if trial.on else 1e3, 1)
-    assert trial.pays
-
-
-@given(seconds=st.lists(st.floats(0, 1e6), min_size=1), tokens=st.integers(1, 1 << 20))
-def test_any_time_is_accepted(seconds: list[float], tokens: int) -> None:
-    trial = Trial()
-    for each in seconds:
-        trial.ended(trial.on, each, tokens)
-    assert all(time is None or math.isfinite(time) for time in trial._time.values())
+# How far.
 
 
 def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
@@ -837,5 +771,14 @@ def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
     clock.pass_time(0.5)
     Call(engine, most=16).begin(wanted(node, 0, path))
     assert engine.book.extent == pytest.approx(1.5 + 1.5 * 0.5)
-    engine.book._trial.on = False
+
+
+def test_auto_begins_nothing_where_rewards_come_soon(clock: Clock) -> None:
+    engine = Engine(clock, setting="auto")
+    call = Call(engine, most=16).begin(wanted((), 0, PROMPT))
+    clock.pass_time(1.0)
+    [(node, path)] = call.write()
+    call.end()
+    clock.pass_time(0.9 * LEAST_TURN_S)
+    Call(engine, most=16).begin(wanted(node, 0, path))
     assert engine.book.extent == 0
