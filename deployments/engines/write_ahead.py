@@ -170,8 +170,9 @@ class WriteAhead:
         }
 
     def check_integrity(self) -> list[str]:
-        """Leak check of an idle engine: a sentence for each search of which something is kept."""
-        return [f"something is written ahead for search {search_id}" for search_id in self._searches]
+        """Leak check of an idle engine: a sentence for each search for which something is kept that was begun."""
+        begun = (search_id for search_id, search in self._searches.items() if search.has_begun)
+        return [f"something is written ahead for search {search_id}" for search_id in begun]
 
     @contextmanager
     def call(self, request: ExpandRequest, params: "SamplingParams") -> Iterator["SearchAhead | None"]:
@@ -292,6 +293,12 @@ class SearchAhead:
         """The steps of ``_before`` below which this call's branches may have been begun."""
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything is kept that was begun."""
+        rounds = [each for each in (self._before, self._round) if each is not None]
+        return any(step.children for each in rounds for step in each.steps.values())
+
     def begins(self, newest: _Round) -> None:
         """A call of the search begins."""
         self._stop_timer()
@@ -344,7 +351,7 @@ class SearchAhead:
 
     def wrote(self, written: Iterable[tuple[Child, tuple[int, ...]]]) -> None:
         """Takes note of finished steps, each with the token ids of its whole path: their children may be begun."""
-        if (owner := self._round) is None:
+        if (owner := self._round) is None or not self._owner.extent:
             return
         for child, token_ids in written:
             if (added := owner.add(child, token_ids)) is not None:
