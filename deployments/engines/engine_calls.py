@@ -5,8 +5,8 @@ a call costs one task whatever its width.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
 from vllm.exceptions import VLLMClientError
@@ -77,6 +77,7 @@ class EngineCall(Generic[Label]):
         self._queue = queue
         self._request = request
         self._on_discard = on_discard
+        self._aborts = Aborts(engine)
         self._open: set[EngineRequest] = set()
         self._ended: list[EngineRequest] = []
         """Requests that ended and were not taken yet."""
@@ -84,7 +85,6 @@ class EngineCall(Generic[Label]):
         self._stopped: str | None = None
         self._cut_short = False
         """Whether it was stopped before all its requests were taken."""
-        self._aborting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -109,7 +109,7 @@ class EngineCall(Generic[Label]):
         assert self._timer is not None
         self._timer.cancel()
         self.stop("the caller is gone")
-        await self.aborted()  # the aborts go on even if this wait is cancelled
+        await self._aborts.sent()  # the aborts go on even if this wait is cancelled
 
     def submit(
         self,
@@ -146,7 +146,7 @@ class EngineCall(Generic[Label]):
             self._on_end,
             prefix,
             growth,
-            on_discard=self._discard,
+            on_discard=self._on_discard,
         )
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional)
@@ -164,7 +164,7 @@ class EngineCall(Generic[Label]):
         """
         if self._stopped:
             raise EngineCallError(self._stopped)
-        request.label, request.on_end, request.on_discard = label, self._on_end, self._discard
+        request.label, request.on_end, request.on_discard = label, self._on_end, self._on_discard
         self._open.add(request)
         if request.ending is not None:
             self._on_end(request)
@@ -208,16 +208,12 @@ class EngineCall(Generic[Label]):
         self._cut_short = self._cut_short or bool(self._open or self._ended)
         self._changed.set()
         for request in self._ended:
-            self._discard(request.output)
+            request.discard(request.output)
         self._ended = []
         aborted, self._open = self._open, set()
         for request in aborted:
             self._queue.end(request, Ending.ABORTED)
-        # The engine does not know the other requests yet; `hand_over` aborts those that are on their way to it.
-        if at_engine := [request for request in aborted if request.collector is not None]:
-            task = asyncio.get_running_loop().create_task(self._abort(at_engine))
-            self._aborting.add(task)
-            task.add_done_callback(self._aborting.discard)
+        self._aborts.begin(aborted)
 
     def _on_end(self, request: EngineRequest) -> None:
         if request in self._open:
@@ -225,25 +221,31 @@ class EngineCall(Generic[Label]):
             self._ended.append(request)
             self._changed.set()
 
-    async def aborted(self) -> None:
+
+class Aborts:
+    """Aborts ended requests at the engine, in the background."""
+
+    def __init__(self, engine: AsyncLLM) -> None:
+        self._engine = engine
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def begin(self, requests: Iterable[EngineRequest]) -> None:
+        """Aborts those of the requests that the engine has, and discards what they have written. `hand_over` does the
+        same for those that are on their way to it."""
+        if at_engine := [request for request in requests if request.collector is not None]:
+            task = asyncio.get_running_loop().create_task(self._abort(at_engine))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    async def sent(self) -> None:
         """Waits until every abort so far has been sent to the engine."""
-        if self._aborting:
-            await asyncio.wait(self._aborting)
+        if self._tasks:
+            await asyncio.wait(self._tasks)
 
     async def _abort(self, requests: Sequence[EngineRequest]) -> None:
-        for output in await abort(self._engine, requests):
-            self._on_discard(output)
-
-    def _discard(self, output: Any) -> None:
-        if output is not None and not isinstance(output, Exception):
-            self._on_discard(output)
-
-
-async def abort(engine: AsyncLLM, requests: Sequence[EngineRequest]) -> list[Output]:
-    """Aborts requests that the engine has; returns what each has written."""
-    await engine.abort([request.request_id for request in requests])
-    outputs = [request.collector.output for request in requests]
-    return [output for output in outputs if output is not None and not isinstance(output, Exception)]
+        await self._engine.abort([request.request_id for request in requests])
+        for request in requests:
+            request.discard(request.collector.output)
 
 
 class _FinishedEvent:
@@ -281,8 +283,7 @@ async def hand_over(engine: AsyncLLM, queue: RequestQueue, request: EngineReques
     if request.ending is not None:
         # Aborted meanwhile, perhaps before the engine knew the request.
         await engine.abort(collector.request_id, internal=True)
-        if request.on_discard is not None and not isinstance(collector.output, Exception | None):
-            request.on_discard(collector.output)
+        request.discard(collector.output)
         return
     request.collector = collector
     collector.ready = _FinishedEvent(queue, request)

@@ -6,7 +6,7 @@ the tests all use it.
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from copy import copy
 from dataclasses import dataclass
@@ -24,17 +24,17 @@ from deployments.engines.cores import cpu_threads
 from deployments.engines.counters import EngineCounters
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.engine_calls import (
+    Aborts,
     EngineCall,
     EngineCallError,
     Finished,
     NeverFits,
     Output,
     RequestRefused,
-    abort,
 )
 from deployments.engines.grants import grant
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
-from deployments.engines.request_queue import EngineRequest, RequestQueue
+from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
 from deployments.engines.write_ahead import SearchAhead, WriteAhead
@@ -133,7 +133,6 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._recomputed_tokens = 0
         self._given_back = 0
         self._lengths = {condition: StepLengths() for condition in StopCondition}
-        self._aborts: set[asyncio.Task[None]] = set()
 
     def _arguments(self) -> AsyncEngineArgs:
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
@@ -153,14 +152,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             setting = "off"  # What a search gets would depend on the memory that this takes.
         elif setting == "auto" and current_platform.is_cpu() and cpu_threads(self._settings) > 1:
             setting = "off"  # The reward model's engine uses the same cores: they have no time left.
-        lengths = self._lengths[StopCondition.STEP]
-
-        def abort_ahead(requests: Sequence[EngineRequest], count_tokens: Callable[[int], None]) -> None:
-            task = asyncio.get_running_loop().create_task(_abort(engine, requests, count_tokens))
-            self._aborts.add(task)
-            task.add_done_callback(self._aborts.discard)
-
-        write_ahead = WriteAhead(queue, setting, lengths, abort_ahead)
+        write_ahead = WriteAhead(queue, setting, self._lengths[StopCondition.STEP], Aborts(engine).begin)
         chat = ChatEncoder(tokenizer)
         return _Running(engine, counters, queue, chat, splitter, eos, block_size, clamp, write_ahead)
 
@@ -417,8 +409,14 @@ class GenerationEngine(EngineLifecycle[_Running]):
                     return None
                 step = step._replace(end=StepEnd.LENGTH)
             steps = (step,)
-        _, _, _, _, waited, ahead = child_request
-        return Child(child_request.parent, child_request.child, steps, written.cached_tokens, waited, ahead)
+        return Child(
+            child_request.parent,
+            child_request.child,
+            steps,
+            written.cached_tokens,
+            child_request.waited,
+            child_request.ahead,
+        )
 
     def _continue(
         self, call: EngineCall[_ChildRequest], output: RequestOutput, child_request: _ChildRequest, left: int
@@ -512,12 +510,6 @@ def _path(output: Output) -> tuple[int, ...]:
     """The token ids of a finished request: its prompt's, and those it wrote."""
     assert isinstance(output, RequestOutput)
     return (*(output.prompt_token_ids or ()), *output.outputs[0].token_ids)
-
-
-async def _abort(engine: AsyncLLM, requests: Sequence[EngineRequest], count_tokens: Callable[[int], None]) -> None:
-    for output in await abort(engine, requests):
-        assert isinstance(output, RequestOutput)
-        count_tokens(len(output.outputs[0].token_ids))
 
 
 def _as_search_error(error: EngineCallError) -> GeneratorError:

@@ -78,8 +78,8 @@ class EngineRequest:
     output: Any = None
     """The engine's output, or the exception with which it failed."""
     ending: Ending | None = None
-    on_discard: "Callable[[Any], None] | None" = None
-    """Gets what it has written if it ended on its way to the engine."""
+    on_discard: Callable[[Any], None] = lambda output: None
+    """Called with the output if nobody takes it, partial or complete; see ``discard``."""
     ahead: bool = False
     """Whether it was written ahead and no call has asked for it yet."""
 
@@ -100,6 +100,11 @@ class EngineRequest:
             place=AHEAD_PLACE,
             ahead=True,
         )
+
+    def discard(self, output: Any) -> None:
+        """Reports an output that nobody takes; None and exceptions are none."""
+        if output is not None and not isinstance(output, Exception):
+            self.on_discard(output)
 
     @property
     def priority(self) -> int:
@@ -197,7 +202,7 @@ class RequestQueue:
 
     @property
     def demand(self) -> int:
-        """Number of requests that have not ended, without those that are written ahead."""
+        """Number of live requests that a call has made or adopted."""
         return len(self._alive) - len(self._started_ahead)
 
     @property
@@ -343,11 +348,9 @@ class RequestQueue:
             del self._started_ahead[request.request_id]
             if self.clamp is not None and request.hold is not None:
                 self.clamp.release(request.hold)
-            self.wake()
-            return
-        if ending is Ending.FINISHED:
+        elif ending is Ending.FINISHED:
             self._order.served(request.place)
-        if self.clamp is not None and request.needs is not None:
+        if self.clamp is not None and request.needs is not None and not request.ahead:
             waits = self._short_of_memory and self.queued > 0
             self.clamp.remove(request.needs, request.hold, others_wait=waits and ending is Ending.FINISHED)
         self.wake()

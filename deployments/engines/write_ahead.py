@@ -127,12 +127,12 @@ class WriteAhead:
         queue: RequestQueue,
         setting: WriteAheadSetting,
         lengths: StepLengths,
-        abort: Callable[[Sequence[EngineRequest], Callable[[int], None]], None],
+        abort: Callable[[Sequence[EngineRequest]], None],
     ) -> None:
         """
         Args:
             lengths: of the steps that the engine wrote.
-            abort: aborts requests at the engine; calls its second argument with the number of tokens of each.
+            abort: aborts ended requests at the engine and discards what they have written.
         """
         self._queue = queue
         self.setting = setting
@@ -212,6 +212,7 @@ class WriteAhead:
             _, _, owner, step = heapq.heappop(self._wanted)
             if not owner.over and len(step.children) < self._number(owner, step):
                 request = owner.request_below(step, self._lengths)
+                request.on_discard = partial(self._count_unused, owner.search_id)
                 step.children.append(request)
                 self._begun += 1
                 return request
@@ -227,11 +228,7 @@ class WriteAhead:
             self._wanted = [entry for entry in self._wanted if not entry[2].over]
             heapq.heapify(self._wanted)
             self._prune_above = max(PRUNE_ABOVE, 2 * len(self._wanted))
-
-    def begin(self) -> None:
-        """Has the queue begin children, if the engine has room."""
-        if self._wanted:
-            self._queue.wake()
+        self._queue.wake()
 
     def adopt(self, request: EngineRequest) -> None:
         """Makes a request that was written ahead one of a call."""
@@ -240,21 +237,14 @@ class WriteAhead:
         self._queue.adopt(request)
 
     def give_up(self, requests: Sequence[EngineRequest]) -> None:
-        """Ends requests of one search that were written ahead. Also called by the queue, when demand needs their
-        place."""
-        running: list[EngineRequest] = []
+        """Ends requests that were written ahead. Also called by the queue, when demand needs their place."""
+        alive = [request for request in requests if request.ending is None]
         for request in requests:
             if request.ending is None:
                 self._queue.end(request, Ending.ABORTED)
-                if request.collector is not None:
-                    running.append(request)
-                else:  # It is on its way to the engine: `hand_over` aborts it.
-                    request.on_discard = partial(self._discard, request.search_id)
-            elif request.ending is Ending.FINISHED:
-                self._count_unused(request.search_id, len(request.output.outputs[0].token_ids))
-        if running:
-            search_id = running[0].search_id
-            self._abort(running, lambda tokens: self._count_unused(search_id, tokens))
+            else:
+                request.discard(request.output)
+        self._abort(alive)
 
     def _number(self, owner: _Round, step: _FinishedStep) -> int:
         """The number of children of a step to write ahead."""
@@ -266,10 +256,8 @@ class WriteAhead:
             del self._searches[search.search_id]
         search.close()
 
-    def _discard(self, search_id: str, output: Any) -> None:
-        self._count_unused(search_id, len(output.outputs[0].token_ids))
-
-    def _count_unused(self, search_id: str, tokens: int) -> None:
+    def _count_unused(self, search_id: str, output: Any) -> None:
+        tokens = len(output.outputs[0].token_ids)
         self._unused_tokens += tokens
         if (search := self._searches.get(search_id)) is not None:
             search.unused_tokens += tokens
@@ -358,7 +346,6 @@ class SearchAhead:
                 step, outdated = added
                 self._owner.give_up(outdated)
                 self._owner.want(owner, step)
-        self._owner.begin()
 
     def take_unused_tokens(self) -> int:
         """The number of tokens that were given up since the last call of this method."""

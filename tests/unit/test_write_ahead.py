@@ -74,6 +74,11 @@ class Clock:
                 callback()
 
 
+def output(*token_ids: int) -> Any:
+    """What vLLM returns of a request that has written these tokens."""
+    return SimpleNamespace(outputs=[SimpleNamespace(token_ids=token_ids)])
+
+
 class Engine:
     """The queue and its book, with an engine that ends requests when the test says so."""
 
@@ -91,12 +96,12 @@ class Engine:
         self.since_step = 0
         self._numbers = count(100)
 
-    def _aborted(self, requests: Sequence[EngineRequest], count_tokens: Callable[[int], None]) -> None:
+    def _aborted(self, requests: Sequence[EngineRequest]) -> None:
         for each in requests:
             assert each.ending is Ending.ABORTED
             assert each.ahead, "what is in demand is aborted by its call"
             self.wasted += 1
-            count_tokens(1)
+            each.discard(output(next(self._numbers)))
 
     def start(self) -> list[EngineRequest]:
         """Starts whatever can start, as the engine's feeder does."""
@@ -136,8 +141,7 @@ class Engine:
         self.queue.stepped(0, 0)
 
     def finish(self, request: EngineRequest, tokens: int = 2) -> None:
-        written = tuple(next(self._numbers) for _ in range(tokens))
-        request.output = SimpleNamespace(outputs=[SimpleNamespace(token_ids=written)])
+        request.output = output(*(next(self._numbers) for _ in range(tokens)))
         self.queue.end(request, Ending.FINISHED)
 
     def submit(self, search_id: str = "other", growth: int = 1) -> EngineRequest:
@@ -760,7 +764,8 @@ TestBook = Book.TestCase
 # How far.
 
 
-def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
+def auto_after(clock: Clock, turn_s: float) -> WriteAhead:
+    """The book under ``auto`` after a call of one second and a second call ``turn_s`` later."""
     engine = Engine(clock, setting="auto")
     call = Call(engine, most=16).begin(wanted((), 0, PROMPT))
     clock.pass_time(1.0)
@@ -768,17 +773,14 @@ def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
     call.end()
     assert engine.book.extent == 0
     assert engine.start() == []
-    clock.pass_time(0.5)
+    clock.pass_time(turn_s)
     Call(engine, most=16).begin(wanted(node, 0, path))
-    assert engine.book.extent == pytest.approx(1.5 + 1.5 * 0.5)
+    return engine.book
+
+
+def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
+    assert auto_after(clock, 0.5).extent == pytest.approx(1.5 + 1.5 * 0.5)
 
 
 def test_auto_begins_nothing_where_rewards_come_soon(clock: Clock) -> None:
-    engine = Engine(clock, setting="auto")
-    call = Call(engine, most=16).begin(wanted((), 0, PROMPT))
-    clock.pass_time(1.0)
-    [(node, path)] = call.write()
-    call.end()
-    clock.pass_time(0.9 * LEAST_TURN_S)
-    Call(engine, most=16).begin(wanted(node, 0, path))
-    assert engine.book.extent == 0
+    assert auto_after(clock, 0.9 * LEAST_TURN_S).extent == 0
