@@ -83,7 +83,7 @@ async def trees_of(url: str, problems: Sequence[Problem]) -> dict[str, list[Tree
 
 def ahead(url: str) -> dict[str, int]:
     """What the generators wrote ahead so far."""
-    [status] = [httpx.get(f"{url}/v1/status", trust_env=False, timeout=60).raise_for_status().json()]
+    status = httpx.get(f"{url}/v1/status", trust_env=False, timeout=60).raise_for_status().json()
     figures = [each for each in status["generator"] if isinstance(each, dict)]
     return {name: sum(each.get(name, 0) for each in figures) for name in ("ahead_begun", "ahead_adopted")}
 

@@ -47,7 +47,7 @@ console = Console(stderr=True)
 
 
 class Case(NamedTuple):
-    """One load, and what is asked of writing ahead under it."""
+    """A load, and the bound for the ratio of the two sides under it."""
 
     pair: PairName
     in_flight: int

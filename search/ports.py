@@ -88,7 +88,7 @@ class Ahead(NamedTuple):
 
     seed: int
     """The search's seed; see `branch_seed`."""
-    children: float
+    children: int
     """Children that a step may expect in the next round for each time that it was written."""
     most_children: int
     """Most children that it may get."""

@@ -48,7 +48,7 @@ def _kept(path: Path | None) -> dict[Point, dict[str, Any]]:
 
 
 def claims(rows: list[dict[str, Any]], sweeps: Sweeps) -> list[dict[str, Any]]:
-    """More searches at once fill the batch, and no split or batch size changes what is written."""
+    """The batch is fuller with more searches at once, and every point generates the same number of tokens."""
     base = [row for row in rows if sweeps.base._asdict().items() <= row.items()]
     fills = {row["clients"]: row["generator"]["batch_fill"] for row in base}
     gain = round(fills[max(fills)] / fills[min(fills)], 2)

@@ -139,7 +139,7 @@ def _events(view: TreeView) -> Iterator[Json]:
     shown: dict[NodeId, NodeId] = {(): ()}
     pruned: list[NodeId] = []
     tokens = 0
-    # Of a level, those that represent a text come before those that repeat it.
+    # Within a level, the node that represents a text comes before its repetitions.
     for node in sorted(view.nodes, key=lambda node: (len(node.id), node.status is NodeStatus.REPEATED, node.id)):
         if node.text is None:
             continue

@@ -43,8 +43,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def _faults(node: yaml.Node, path: tuple[str, ...], seen: set[int]) -> Iterator[str]:
-    """Yields a line for each duplicate name, of which YAML keeps the last value, and for each variable, which YAML does
-    not expand. ``seen``: ids of the nodes checked so far; an alias repeats its node."""
+    """Yields a line for each duplicate name and for each variable: YAML would keep the last value, and not expand the
+    variable. ``seen``: ids of the nodes checked so far; an alias repeats its node."""
     if id(node) in seen:
         return
     seen.add(id(node))

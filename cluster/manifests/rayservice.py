@@ -14,7 +14,7 @@ HTTP_PORT = 8000
 NO_SUCH_FILE = {"RAY_AUTH_TOKEN_PATH"}
 """Variables of `scripts/environment` that a pod has not: KubeRay gives the token itself."""
 OF_A_CLUSTER = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "1"}
-"""Variables of which a cluster has another value: Ray listens on the pods' network."""
+"""Variables with another value on a cluster: Ray listens on the pods' network."""
 DASHBOARD = {
     "RAY_PROMETHEUS_HOST": "http://prometheus-operated.monitoring:9090",
     "RAY_GRAFANA_HOST": "http://grafana.monitoring:80",
@@ -55,7 +55,7 @@ def rayservice(served: Served) -> Json:
                 },
                 "headGroupSpec": {
                     "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0", **_object_store()},
-                    "template": _pod(served, HEAD, HEAD_PORTS, {**DASHBOARD}),
+                    "template": _pod(served, HEAD, HEAD_PORTS, DASHBOARD),
                 },
                 "workerGroupSpecs": [_workers(served, group) for group in served.groups],
             },
@@ -117,7 +117,7 @@ def _pod(served: Served, group: Group, ports: dict[str, int], environment: dict[
                     "image": f"{IMAGE}:{kind}",
                     "ports": [{"name": name, "containerPort": port} for name, port in ports.items()],
                     "env": [
-                        *(_variable(*each) for each in ({**set_here, **OF_A_CLUSTER, **environment}).items()),
+                        *(_variable(*each) for each in {**set_here, **OF_A_CLUSTER, **environment}.items()),
                         {
                             "name": "HF_TOKEN",
                             "valueFrom": {"secretKeyRef": {"name": "banyan-hub", "key": "token", "optional": True}},

@@ -1,4 +1,4 @@
-"""Refuses requests from web pages that may not use the endpoint, and answers CORS requests of those that may.
+"""Refuses requests from web pages that are not allowed to use the endpoint; answers CORS requests of allowed ones.
 
 A page that a user opens runs on the user's machine, so without API keys it reaches what that machine reaches: by
 cross-site requests, whose replies it cannot read, and by DNS rebinding, after which the endpoint is of its own origin.

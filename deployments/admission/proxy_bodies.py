@@ -1,8 +1,7 @@
 """Limits on request bodies in Serve's proxy, which takes in every body whether or not it is read.
 
-Serve passes a body on to a controller as fast as it arrives and keeps what the controller has not read. The controller
-enforces the limits of each route. These limits bound what is kept until then. They also hold for requests that take no
-body.
+Serve passes a body on to a controller as fast as it arrives and buffers what the controller has not read. The
+controller enforces the limits of each route; the limits here bound the buffer, also for requests that take no body.
 """
 
 from starlette.datastructures import Headers

@@ -6,7 +6,7 @@ arithmetic. The model is `Qwen2ForProcessRewardModel`: the Qwen2 trunk and a two
 
 The trunk knows the correct digit, but only in its last layer and one position too early. So three layers are put on
 top of it, with heads that initially attend to positions a little before their own. Only these layers and the head are
-trained: they learn to compare the written tokens with those that the trunk expected. In training the tags have labels,
+trained: they learn to compare the written tokens with the trunk's predictions. In training the tags have labels,
 and so have the tokens up to the first wrong one, which has ten times the weight of the others.
 """
 

@@ -151,7 +151,7 @@ class EngineCall(Generic[Label]):
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional)
         except TooLarge as error:
-            raise NeverFits(f"a path {error}; generator.kv_cache_memory_bytes sets their number") from None
+            raise NeverFits(f"a path {error}") from None
         if queued:
             self._open.add(request)
         return queued

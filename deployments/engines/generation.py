@@ -514,7 +514,7 @@ def _path(output: Output) -> tuple[int, ...]:
 
 def _as_search_error(error: EngineCallError) -> GeneratorError:
     if isinstance(error, NeverFits):
-        return PathTooLarge(str(error))
+        return PathTooLarge(f"{error}; generator.kv_cache_memory_bytes sets their number")
     return GeneratorRefused(str(error)) if isinstance(error, RequestRefused) else GeneratorError(str(error))
 
 

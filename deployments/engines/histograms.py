@@ -54,18 +54,16 @@ class StepHistograms:
     """The histograms of one engine. `EngineCounters` fills them, with one update per engine step."""
 
     def __init__(self) -> None:
+        self._tokens, self._requests, self._kv_use = Histogram(TOKENS), Histogram(REQUESTS), Histogram(SHARES)
+        self._lifetime, self._idle, self._reuse_gap = (Histogram(RESIDENCY_S) for _ in range(3))
         self.by_name = {
-            "engine_step_tokens": Histogram(TOKENS),
-            "engine_step_requests": Histogram(REQUESTS),
-            "engine_step_kv_use_ratio": Histogram(SHARES),
-            "kv_block_lifetime_seconds": Histogram(RESIDENCY_S),
-            "kv_block_idle_seconds": Histogram(RESIDENCY_S),
-            "kv_block_reuse_gap_seconds": Histogram(RESIDENCY_S),
+            "engine_step_tokens": self._tokens,
+            "engine_step_requests": self._requests,
+            "engine_step_kv_use_ratio": self._kv_use,
+            "kv_block_lifetime_seconds": self._lifetime,
+            "kv_block_idle_seconds": self._idle,
+            "kv_block_reuse_gap_seconds": self._reuse_gap,
         }
-        steps = ("engine_step_tokens", "engine_step_requests", "engine_step_kv_use_ratio")
-        blocks = ("kv_block_lifetime_seconds", "kv_block_idle_seconds", "kv_block_reuse_gap_seconds")
-        self._tokens, self._requests, self._kv_use = (self.by_name[name].observe for name in steps)
-        self._lifetime, self._idle, self._reuse_gap = (self.by_name[name].observe for name in blocks)
 
     def step(self, tokens: int, requests: int, kv_use: float) -> None:
         """Records a step that computed something.
@@ -75,14 +73,14 @@ class StepHistograms:
             requests: requests in its batch.
             kv_use: share of the KV blocks that requests held.
         """
-        self._tokens(tokens)
-        self._requests(requests)
-        self._kv_use(kv_use)
+        self._tokens.observe(tokens)
+        self._requests.observe(requests)
+        self._kv_use.observe(kv_use)
 
     def evicted(self, lifetime_s: float, idle_s: float, reuse_gaps_s: Sequence[float]) -> None:
         """Records the end of a block: its age, the time since it was last read, and the times between its last reads.
         vLLM samples blocks, so few of them come here."""
-        self._lifetime(lifetime_s)
-        self._idle(idle_s)
+        self._lifetime.observe(lifetime_s)
+        self._idle.observe(idle_s)
         for gap in reuse_gaps_s:
-            self._reuse_gap(gap)
+            self._reuse_gap.observe(gap)

@@ -16,13 +16,13 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from deployments.engines.arguments import engine_args
 from deployments.engines.backlog import Backlog
 from deployments.engines.counters import EngineCounters
-from deployments.engines.engine_calls import EngineCall, EngineCallError, RequestRefused
+from deployments.engines.engine_calls import EngineCall, EngineCallError, NeverFits, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
 from kvstore.memory.clamp import KVClamp
 from kvstore.memory.geometry import KVGeometry
-from kvstore.memory.ledger import KVLedger, Prefix, TooLarge
+from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import ScoredPathTooLarge, ScorerError, ScorerRefused
 from search.ports import Lane, ScoreItem, ScoreRequest
 from search.rewards import RewardRows, check_rewards
@@ -180,6 +180,8 @@ class ScoringEngine(EngineLifecycle[_Running]):
                         # Only whole blocks are cached.
                         whole = label.query.known // running.block_size * running.block_size
                         recomputed += max(0, whole - (done.output.num_cached_tokens or 0))
+        except NeverFits as error:
+            raise ScoredPathTooLarge(f"{error}; prm.kv_cache_memory_bytes sets their number") from error
         except RequestRefused as error:
             raise ScorerRefused(str(error)) from error
         except (EngineCallError, ValueError) as error:
@@ -205,13 +207,6 @@ class ScoringEngine(EngineLifecycle[_Running]):
         longest = max(len(query.token_ids) for query in queries)
         if longest > self._running.max_query_tokens:
             raise ScorerRefused(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
-        if self._running.clamp is not None:
-            try:
-                self._running.clamp.needs(Prefix((), longest - 1), 1)
-            except TooLarge as error:
-                raise ScoredPathTooLarge(
-                    f"a path of {longest} tokens {error}; prm.kv_cache_memory_bytes sets their number"
-                ) from None
         return queries
 
 

@@ -62,8 +62,8 @@ def _gauge(owner: Owner, name: str, meaning: str, *labels: str) -> Metric:
     return _declared(Kind.GAUGE, owner, name, meaning, *labels)
 
 
-def _seconds(owner: Owner, name: str, meaning: str, *labels: str) -> Metric:
-    return _declared(Kind.HISTOGRAM, owner, name, meaning, *labels, boundaries=SECONDS)
+def _histogram(owner: Owner, name: str, meaning: str, *labels: str, boundaries: tuple[float, ...] = SECONDS) -> Metric:
+    return _declared(Kind.HISTOGRAM, owner, name, meaning, *labels, boundaries=boundaries)
 
 
 _C, _E, _G, _P = Owner.CONTROLLER, Owner.ENGINES, Owner.GENERATORS, Owner.PRM
@@ -76,7 +76,7 @@ SEARCHES = _counter(
     "ending",
     "degraded",
 )
-SEARCH_SECONDS = _seconds(_C, "search_seconds", "From the start of a search to its end, however it ends", "strategy")
+SEARCH_SECONDS = _histogram(_C, "search_seconds", "From the start of a search to its end, however it ends", "strategy")
 SEARCH_ROUNDS = _counter(_C, "search_rounds_total", "Decisions of a strategy that led to calls", "strategy")
 PLACES = _gauge(_C, "search_places", "Searches that may run at once")
 PLACES_TAKEN = _gauge(_C, "search_places_taken", "Places that are taken")
@@ -91,10 +91,10 @@ REFUSED = _counter(
 LOOP_DELAY = _gauge(
     _C, "event_loop_delay_seconds", "Longest time by which the event loop was late since the last publishing"
 )
-EXPAND_SECONDS = _seconds(
+EXPAND_SECONDS = _histogram(
     _C, "expand_seconds", "Calls to the generator, from the request to the last child, retries included", "lane"
 )
-SCORE_SECONDS = _seconds(_C, "score_seconds", "Calls to the process reward model, retries included")
+SCORE_SECONDS = _histogram(_C, "score_seconds", "Calls to the process reward model, retries included")
 STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps that arrived from the generator")
 STEPS_REPEATED = _counter(_C, "steps_repeated_total", "Steps that said what a sibling says; counted as a search ends")
 STEPS_SCORED = _counter(_C, "steps_scored_total", "Steps that got a reward from the process reward model")
@@ -109,16 +109,14 @@ RETRIES = _counter(_C, "retries_total", "Calls made again because a replica fail
 BATCH_FILL = _gauge(
     _E, "engine_batch_fill_ratio", "Requests in an engine step over max_num_seqs, mean since the last publishing"
 )
-STEP_TOKENS = _declared(
-    Kind.HISTOGRAM,
+STEP_TOKENS = _histogram(
     _E,
     "engine_step_tokens",
     "Tokens that an engine step computed: uncached ones of prompts, and one for each request that goes on",
     boundaries=TOKENS,
 )
-STEP_REQUESTS = _declared(Kind.HISTOGRAM, _E, "engine_step_requests", "Requests in an engine step", boundaries=REQUESTS)
-STEP_KV_USE = _declared(
-    Kind.HISTOGRAM,
+STEP_REQUESTS = _histogram(_E, "engine_step_requests", "Requests in an engine step", boundaries=REQUESTS)
+STEP_KV_USE = _histogram(
     _E,
     "engine_step_kv_use_ratio",
     "Share of the KV blocks that requests held in an engine step",
@@ -130,22 +128,19 @@ KV_BLOCKS = _gauge(_E, "kv_total_blocks", "KV blocks of the engine")
 KV_USED = _gauge(_E, "kv_used_blocks", "KV blocks that running requests hold")
 KV_FREE = _gauge(_E, "kv_free_blocks", "Headroom: blocks that no running request holds; cached but idle ones are free")
 KV_RESERVED = _gauge(_E, "kv_reserved_blocks", "KV blocks that requests were promised, of those there are")
-KV_LIFETIME = _declared(
-    Kind.HISTOGRAM,
+KV_LIFETIME = _histogram(
     _E,
     "kv_block_lifetime_seconds",
     "From the allocation of a KV block to its next one, of one in twenty blocks",
     boundaries=RESIDENCY_S,
 )
-KV_IDLE = _declared(
-    Kind.HISTOGRAM,
+KV_IDLE = _histogram(
     _E,
     "kv_block_idle_seconds",
     "From the last cache hit of a KV block, or from its allocation if it had none, to its next allocation; likewise",
     boundaries=RESIDENCY_S,
 )
-KV_REUSE_GAP = _declared(
-    Kind.HISTOGRAM,
+KV_REUSE_GAP = _histogram(
     _E,
     "kv_block_reuse_gap_seconds",
     "Between two of the last four cache hits of a KV block; likewise",

@@ -33,18 +33,6 @@ TOTALS = {
     "generated_tokens": catalog.ENGINE_TOKENS,
     "reward_cache_hits": catalog.REWARD_CACHE_HITS,
 }
-HISTOGRAMS = {
-    metric.name.removeprefix("banyan_"): metric
-    for metric in (
-        catalog.STEP_TOKENS,
-        catalog.STEP_REQUESTS,
-        catalog.STEP_KV_USE,
-        catalog.KV_LIFETIME,
-        catalog.KV_IDLE,
-        catalog.KV_REUSE_GAP,
-    )
-}
-"""By the names that `StepHistograms` gives them."""
 BY_LABEL = {
     catalog.CACHED_TOKENS: {"prefix_hits": "engine", "external_hits": "lmcache"},
     catalog.LMCACHE_CHUNKS: {
@@ -84,7 +72,7 @@ class EngineFigures:
                     self._metrics.total(metric, stats[name], label)
         for name, histogram in self._histograms.items():
             for value in histogram.new_values():
-                self._metrics.observe(HISTOGRAMS[name], value)
+                self._metrics.observe(catalog.METRICS[f"banyan_{name}"], value)
         if "total_blocks" in stats:
             self._metrics.set(catalog.KV_USED, stats["total_blocks"] - stats["free_blocks"])
         if "engine_steps" in stats and self._max_num_seqs:

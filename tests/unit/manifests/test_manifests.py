@@ -1,6 +1,7 @@
 """Manifests for KubeRay and `ray up`: what the program makes, what KubeRay and Kubernetes accept, and an application
 that can be built and finds the resources that it asks for."""
 
+import gzip
 import json
 import os
 import shlex
@@ -28,7 +29,7 @@ from deployments.startup.environment import variables
 
 Json = dict[str, Any]
 ROOT = Path(__file__).parents[3]
-CRD = Path(__file__).parent / "kuberay" / "ray.io_rayservices.yaml"
+CRD = Path(__file__).parent / "kuberay" / "ray.io_rayservices.yaml.gz"
 NAMES = sorted(path.stem for path in CONFIGS.glob("*.yaml"))
 KUBERNETES = "1.30"
 WRITABLE = {"/tmp", "/home/banyan", "/dev/shm"}
@@ -38,7 +39,7 @@ SIZES = {"Gi": 1 << 30}
 @cache
 def crd() -> Draft7Validator:
     """KubeRay's schema of a RayService; unknown names, which Kubernetes would drop, are refused."""
-    loaded = yaml.load(CRD.read_text(), Loader=yaml.CSafeLoader)
+    loaded = yaml.load(gzip.decompress(CRD.read_bytes()), Loader=yaml.CSafeLoader)
     [schema] = [each["schema"]["openAPIV3Schema"] for each in loaded["spec"]["versions"] if each["name"] == "v1"]
     schema["properties"]["metadata"] = {}
     return Draft7Validator(strict(schema))
