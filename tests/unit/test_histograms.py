@@ -3,7 +3,13 @@
 import pytest
 
 from deployments.engines.histograms import Histogram, StepHistograms
-from deployments.telemetry.engine_telemetry import HISTOGRAMS
+from deployments.telemetry.catalog import METRICS, Kind, Owner
+
+DECLARED = {
+    name.removeprefix("banyan_"): metric
+    for name, metric in METRICS.items()
+    if metric.kind is Kind.HISTOGRAM and metric.owner is Owner.ENGINES
+}
 
 
 def test_a_boundary_belongs_to_its_bucket_and_buckets_are_cumulative() -> None:
@@ -28,10 +34,10 @@ def test_new_values_have_the_counts_and_sums_of_those_observed_since() -> None:
 
 def test_each_has_a_metric_with_its_boundaries() -> None:
     histograms = StepHistograms()
-    assert histograms.by_name.keys() == HISTOGRAMS.keys()
+    assert histograms.by_name.keys() == DECLARED.keys()
     for name, histogram in histograms.by_name.items():
         *boundaries, infinite = histogram.figures["buckets"]
-        assert (boundaries, infinite) == ([f"{each:g}" for each in HISTOGRAMS[name].boundaries], "+Inf")
+        assert (boundaries, infinite) == ([f"{each:g}" for each in DECLARED[name].boundaries], "+Inf")
 
 
 def test_a_step_and_an_eviction_reach_their_histograms() -> None:
