@@ -92,14 +92,18 @@ def main(
     repeats: Annotated[int, typer.Option(min=1, max=50)] = 3,
     seed: Annotated[int, typer.Option(min=0)] = 1,
     cache: Annotated[bool, typer.Option(help="With LMCache, or without.")] = True,
+    write_ahead: Annotated[str, typer.Option(help="Of the generator; see docs/settings.md.")] = "auto",
 ) -> None:
     set_environment()  # before Ray is imported
     ensure_token()
-    config = AppConfig.model_validate({"cache": {"enabled": cache}})
+    config = AppConfig.model_validate({"cache": {"enabled": cache}, "generator": {"write_ahead": write_ahead}})
     with application(config) as url:
         figures = uvloop.run(measure(Target.of(url), problems, repeats, seed))
     asked = {"clients": CLIENTS, "problems": problems, "repeats": repeats}
-    path = write_result("fairness", {"narrow": NARROW, "wide": WIDE, "lmcache": cache, "asked": asked, **figures})
+    path = write_result(
+        "fairness",
+        {"narrow": NARROW, "wide": WIDE, "lmcache": cache, "write_ahead": write_ahead, "asked": asked, **figures},
+    )
     show_claims(console, figures["claims"])
     console.print(f"kept in {path.relative_to(path.parents[2])}")
 

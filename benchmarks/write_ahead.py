@@ -9,6 +9,7 @@ one whose every call takes as long as the generator takes for a level on the sid
 
 import asyncio
 import tempfile
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import islice
@@ -20,10 +21,11 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.model_pairs import PairName
+from benchmarks.overload import quantile
 from benchmarks.ratios import Ratio, ratio_with_interval
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.replicas import in_replicas
-from benchmarks.served_overhead import Round, Solve, application, http_for, run_round, served
+from benchmarks.served_overhead import Round, Searched, Solve, application, http_for, run_round, served
 from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
@@ -55,6 +57,8 @@ class Case(NamedTuple):
     """In each turn."""
     asked: float
     """The bound of the time with writing ahead over that without if searches are alone, of the throughput otherwise."""
+    p95_asked: float | None = None
+    """The bound of the 95th percentile of the searches' times, with over without."""
     slow: bool = False
     """Whether the reward model is as slow as the generator."""
     level: int | None = None
@@ -74,6 +78,7 @@ CASES = (
     Case(PairName.EMBEDDED, 1, 4, 0.95),
     Case(PairName.EMBEDDED, 4, 12, 0.98),
     Case(PairName.EMBEDDED, 16, 24, 0.98),
+    Case(PairName.EMBEDDED, 32, 64, 0.98, p95_asked=1.03),
     Case(PairName.EMBEDDED, 1, 4, 0.78, slow=True),
     Case(PairName.EMBEDDED, 2, 8, 1.15, slow=True),
     Case(PairName.HEAVY, 1, 2, 0.88, level=2),
@@ -86,6 +91,8 @@ class Turn(NamedTuple):
     round: Round
     counters: dict[str, int]
     """Increase of the generator's counters."""
+    seconds: list[float]
+    """Time of each search."""
 
 
 def switch(setting: float | None) -> None:
@@ -134,8 +141,16 @@ async def measure(case: Case, sides: Mapping[str, Solve], setting: float | None,
         # Not "off": calls are timed with 0, too.
         switch(setting if side == "on" else 0.0)
         before = counters()
-        done = await run_round(sides[side], problems, case.in_flight)
-        return Turn(done, {name: value - before[name] for name, value in counters().items()})
+        seconds: list[float] = []
+
+        async def timed(problem: Problem, seed: int) -> Searched:
+            began = time.perf_counter()
+            found = await sides[side](problem, seed)
+            seconds.append(time.perf_counter() - began)
+            return found
+
+        done = await run_round(timed, problems, case.in_flight)
+        return Turn(done, {name: value - before[name] for name, value in counters().items()}, seconds)
 
     slow_down(0.0)
     warm_up = list(islice(stream, 2 * case.in_flight))
@@ -177,12 +192,23 @@ class Result(NamedTuple):
         summed = self.counters(side)
         return summed["engine_step_requests"] / max(summed["engine_steps"], 1)
 
+    @property
+    def p95_ratio(self) -> float:
+        """95th percentile of the searches' times with writing ahead over that without."""
+        on, off = (
+            quantile(sorted(time for each in self.rounds for time in each[side].seconds), 0.95) for side in SIDES[::-1]
+        )
+        return on / off
+
     def claims(self) -> Iterator[dict[str, Any]]:
         value, asked = round(self.ratio.ratio, 3), self.case.asked
         if self.case.lower_is_better:
             yield claim(f"{self.case.name}: time, on over off", value, f"<= {asked}", value <= asked)
         else:
             yield claim(f"{self.case.name}: throughput, on over off", value, f">= {asked}", value >= asked)
+        if (most := self.case.p95_asked) is not None:
+            p95 = round(self.p95_ratio, 3)
+            yield claim(f"{self.case.name}: p95 of the searches' times, on over off", p95, f"<= {most}", p95 <= most)
         yield claim(f"{self.case.name}: same answers, steps and tokens", self.equal, True, self.equal)
 
     @property
@@ -191,6 +217,7 @@ class Result(NamedTuple):
             **self.case._asdict(),
             "rounds": len(self.rounds),
             "ratio": self.ratio.as_json,
+            "p95_ratio": round(self.p95_ratio, 3),
             "seconds": {side: [round(each[side].round.seconds, 3) for each in self.rounds] for side in SIDES},
             "counters": {side: self.counters(side) for side in SIDES},
             "mean_batch": {side: round(self.fill(side), 2) for side in SIDES},

@@ -1,4 +1,4 @@
-"""A Llama model from one quantized GGUF file to a directory that vLLM loads: bfloat16 safetensors and the tokenizer.
+"""A Llama or Qwen2 model from one quantized GGUF file to what vLLM loads: bfloat16 safetensors and the tokenizer.
 
     python scripts/gguf_to_safetensors.py MODEL.gguf DIRECTORY
 
@@ -13,7 +13,15 @@ from typing import Any
 
 import torch
 from gguf import GGUFReader, dequantize
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoTokenizer,
+    GenerationConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PretrainedConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 LAYER_PARTS = {
     "attn_q": "self_attn.q_proj",
@@ -33,19 +41,24 @@ OTHER_PARTS = {
 }
 
 
-def read_config(reader: GGUFReader) -> LlamaConfig:
-    def value(name: str) -> Any:
-        return reader.get_field(name).contents()
+ARCHITECTURES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
+ENDS = ("<|im_end|>", "<|endoftext|>")
+"""Tokens that end a reply; the file names one."""
 
-    return LlamaConfig(
-        hidden_size=value("llama.embedding_length"),
-        intermediate_size=value("llama.feed_forward_length"),
-        num_hidden_layers=value("llama.block_count"),
-        num_attention_heads=value("llama.attention.head_count"),
-        num_key_value_heads=value("llama.attention.head_count_kv"),
-        max_position_embeddings=value("llama.context_length"),
-        rms_norm_eps=value("llama.attention.layer_norm_rms_epsilon"),
-        rope_parameters={"rope_type": "default", "rope_theta": value("llama.rope.freq_base")},
+
+def read_config(reader: GGUFReader, architecture: str) -> PretrainedConfig:
+    def value(name: str) -> Any:
+        return reader.get_field(name.replace("ARCH", architecture)).contents()
+
+    return ARCHITECTURES[architecture][0](
+        hidden_size=value("ARCH.embedding_length"),
+        intermediate_size=value("ARCH.feed_forward_length"),
+        num_hidden_layers=value("ARCH.block_count"),
+        num_attention_heads=value("ARCH.attention.head_count"),
+        num_key_value_heads=value("ARCH.attention.head_count_kv"),
+        max_position_embeddings=value("ARCH.context_length"),
+        rms_norm_eps=value("ARCH.attention.layer_norm_rms_epsilon"),
+        rope_parameters={"rope_type": "default", "rope_theta": value("ARCH.rope.freq_base")},
         vocab_size=len(value("tokenizer.ggml.tokens")),
         bos_token_id=value("tokenizer.ggml.bos_token_id"),
         eos_token_id=value("tokenizer.ggml.eos_token_id"),
@@ -55,8 +68,8 @@ def read_config(reader: GGUFReader) -> LlamaConfig:
 
 
 def huggingface_name(name: str) -> str:
-    if layer := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name):
-        return f"model.layers.{layer[1]}.{LAYER_PARTS[layer[2]]}.weight"
+    if layer := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        return f"model.layers.{layer[1]}.{LAYER_PARTS[layer[2]]}.{layer[3]}"
     return OTHER_PARTS[name]
 
 
@@ -66,13 +79,13 @@ def unpermuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Tensor]:
+def read_weights(reader: GGUFReader, config: PretrainedConfig) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        if ".attn_q." in tensor.name:
+        if config.model_type == "llama" and ".attn_q." in tensor.name:
             weight = unpermuted(weight, config.num_attention_heads)
-        elif ".attn_k." in tensor.name:
+        elif config.model_type == "llama" and ".attn_k." in tensor.name:
             weight = unpermuted(weight, config.num_key_value_heads)
         weights[huggingface_name(tensor.name)] = weight.to(torch.bfloat16)
     return weights
@@ -80,14 +93,19 @@ def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Ten
 
 def main(source: Path, target: Path) -> None:
     reader = GGUFReader(source)
-    config = read_config(reader)
+    architecture = reader.get_field("general.architecture").contents()
+    config = read_config(reader, architecture)
     weights = read_weights(reader, config)
     if config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = ARCHITECTURES[architecture][1](config).to(torch.bfloat16)
     model.load_state_dict(weights)
+    model.tie_weights()
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    ends = [tokenizer.convert_tokens_to_ids(end) for end in ENDS if end in tokenizer.get_vocab()]
+    model.generation_config = GenerationConfig(bos_token_id=config.bos_token_id, eos_token_id=ends)
     model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+    tokenizer.save_pretrained(target)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ AS_CONFIGURED = "as configured"
 COMPARISONS: dict[str, dict[str, Any]] = {
     "cache": {"cache": {"enabled": False}},
     "clamp": {"generator": {"clamp": "off"}},
+    "write_ahead": {"generator": {"write_ahead": "off"}},
 }
 """Settings with which ``--compare`` measures once more, by its name: the side without."""
 
