@@ -64,7 +64,8 @@ def application(
 ) -> Iterator[Application]:
     two = {"min_replicas": 2, "max_replicas": 2}
     settings = {
-        "generator": {"replicas": two},
+        # Forced on: under `auto` it is off on a CPU.
+        "generator": {"replicas": two, "write_ahead": 2.0},
         "prm": {"replicas": two},
         "http": {"canary_every_s": 0},
         "controller": {"limits": {"seconds": 120}, "store": {"path": str(tmp_path_factory.mktemp("store"))}},

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import count
 from typing import Any, NamedTuple
 
@@ -108,3 +109,17 @@ def failures(outcomes: Sequence[Outcome], which: Callable[[Outcome], bool]) -> s
     """The first outcomes for which ``which`` does not hold, as an assertion's message."""
     bad = [each for each in outcomes if not which(each)]
     return f"{len(bad)} of {len(outcomes)}:\n" + "\n".join(map(str, bad[:8]))
+
+
+@contextmanager
+def without_writing_ahead(application: Application) -> Iterator[None]:
+    """Has the generator replicas of now write nothing ahead within the block."""
+
+    def set_setting(replica: Any, setting: str | float) -> None:
+        replica._engine._running.write_ahead.setting = setting
+
+    application.in_replicas("Generator", partial(set_setting, setting="off"))
+    try:
+        yield
+    finally:
+        application.in_replicas("Generator", partial(set_setting, setting=application.config.generator.write_ahead))

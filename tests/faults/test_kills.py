@@ -10,7 +10,7 @@ import psutil
 import pytest
 from ray import serve
 
-from tests.faults.load import Load, Outcome, failures
+from tests.faults.load import Load, Outcome, failures, without_writing_ahead
 from tests.faults.processes import Replica, assert_none_unused, below, replicas, running, shared_memory
 from tests.serve.application import REPAIR_S, Application, kill, problems, until
 
@@ -41,7 +41,8 @@ def test_kills_change_no_answer(whole: Application, pytestconfig: pytest.Config)
     seconds, least = pytestconfig.getoption("--kill-seconds"), pytestconfig.getoption("--least-kills")
     before = shared_memory()
     load = Load(whole, problems(24, seed=71), SEED)
-    undisturbed = {index: load.once(whole.http, index) for index in range(24)}
+    with without_writing_ahead(whole):
+        undisturbed = {index: load.once(whole.http, index) for index in range(24)}
     assert all(each.is_whole for each in undisturbed.values()), failures(
         list(undisturbed.values()), lambda each: each.is_whole
     )
