@@ -96,7 +96,7 @@ class KeptSearch:
             raise
         finally:
             self._ended.set()
-            if self._end.status is not SearchStatus.CANCELLED:
+            if self._background or self._end.status is not SearchStatus.CANCELLED:
                 await asyncio.wait({writing})
         return outcome
 

@@ -190,6 +190,7 @@ async def _in_background(
     await searching.begin(job)
     # Nothing is awaited between these two lines: the place has an owner at any time.
     kept.later(_run(served, searching, job, place_of(request.scope), taken_over(request.scope)))
+    await asyncio.sleep(0)  # it registers as open before this request leaves
     if not reply.record.streamed:
         return json_response(reply.begun)
     search = await kept.do(owner, lambda: stored_response(kept.owned(request).searches, reply.begun["id"]))
