@@ -1,4 +1,4 @@
-"""The stored searches of one owner: their events, written as they arrive, and the reply.
+"""The stored searches of one owner: their events, written as they arrive, the reply, and the response if it is one.
 
 The controller that runs a search holds its lease. A search without an end whose lease is free was lost with its
 controller.
