@@ -107,9 +107,10 @@ class KeptSearch:
     def _note(self, event: SearchEvent) -> None:
         if isinstance(event, StepScored):
             self._steps += 1
+            data = step_event(event)
             if self._response:
-                self._response.note(event)
-            self._lines.append(dumps(step_event(event)))
+                self._response.note(data)
+            self._lines.append(dumps(data))
         elif isinstance(event, StepsPruned):
             self._lines += map(dumps, pruned_events(event))
 

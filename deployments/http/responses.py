@@ -120,11 +120,12 @@ class Responses:
         messages = tuple((str(turn["role"]), turn["content"] or "") for turn in self._request.own_messages)
         return ResponseRecord(response=self.begun, messages=messages, streamed=bool(self._request.stream))
 
-    def note(self, event: StepScored) -> None:
-        """Adds a step to the text of the reasoning item, which only streamed responses have."""
+    def note(self, data: Json) -> None:
+        """Adds a step to the text of the reasoning item, which only streamed responses have. ``data``: its
+        `step_event`."""
         if not self._request.stream:
             return
-        line = step_line(step_event(event))
+        line = step_line(data)
         if len(line) <= self._chars_left or not self._lines:
             self._lines.append(line)
             self._chars_left -= len(line)
@@ -157,8 +158,9 @@ class Responses:
         return self._events.begin()
 
     def step(self, event: StepScored) -> Iterator[Data]:
-        self.note(event)
-        return self._events.step(step_event(event))
+        data = step_event(event)
+        self.note(data)
+        return self._events.step(data)
 
     def pruned(self, event: StepsPruned) -> Iterator[Data]:
         """Yields nothing: this API has no event for it."""

@@ -19,7 +19,10 @@ from pydantic import TypeAdapter
 from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
 from deployments.http import kept_responses
+from deployments.http.kept import StoreAccess
+from deployments.store import Store, StoreSettings
 from deployments.store.records import new_id
+from deployments.telemetry.context import CLIENT_KEY
 from search.answers.equivalence import AnswerMatcher
 
 Json = dict[str, Any]
@@ -294,6 +297,17 @@ class TestBackground:
         assert "deadline" in response.error.message
         await until_idle(world)
 
+    async def test_it_counts_for_its_key_in_the_metrics(self, kept: World) -> None:
+        told = asyncio.get_running_loop().create_future()
+
+        async def work() -> None:
+            told.set_result(CLIENT_KEY.get())
+
+        access = StoreAccess(Store(Path("unused"), StoreSettings()), kept.live)
+        CLIENT_KEY.set("1a2b3c4d")
+        await access.later(work())
+        assert told.result() == "1a2b3c4d"
+
     async def test_it_must_be_stored(self, kept: World) -> None:
         error = await refusal(client_of(kept).responses.create(**ASKED, background=True, store=False))
         assert error.param == "background"
@@ -433,6 +447,14 @@ class TestSummaries:
         assert detailed.startswith(concise)
         assert f"{len(others)} other answer" in detailed
         assert f"{block['generated_tokens']} tokens were generated" in detailed
+
+    async def test_a_search_without_answer_is_told_too(self, kept: World) -> None:
+        cut: Any = {**ASKED, "extra_body": {"seed": 1, "search": {"max_depth": 1}}}
+        response = await client_of(kept).responses.create(**cut, reasoning={"summary": "concise"})
+        reasoning, _ = response.output
+        assert (response.status, reasoning.type) == ("incomplete", "reasoning")
+        assert "on 1 level; " in reasoning.summary[0].text
+        assert reasoning.summary[0].text.endswith("No path gave an answer to vote on.")
 
     async def test_a_stream_has_the_events_of_the_summary(self, kept: World) -> None:
         client = client_of(kept)
