@@ -125,6 +125,7 @@ class SearchControllerReplica:
             loop_delay=self._loop_delay,
             refused=self._telemetry.refused,
             kept=StoreAccess(store, self._live) if store else None,
+            open_requests=self._open_requests,
             allowed_origins=config.http.allowed_origins,
             host=self._host,
         )

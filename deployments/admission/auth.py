@@ -38,9 +38,15 @@ def check_operator(scope: Scope) -> None:
     """
     key = key_of(scope)
     host, *_ = scope.get("client") or ("",)
-    is_local = is_loopback(host) or host == JOBS_CLIENT[0]
+    is_local = is_loopback(host) or is_job(scope)
     if not (is_local if key is None else key.operator):
         raise Forbidden("only the operator may read this: with a key marked as operator, or without keys from loopback")
+
+
+def is_job(scope: Scope) -> bool:
+    """Whether a request came by a Serve handle, from a batch or another job on the cluster."""
+    host, *_ = scope.get("client") or ("",)
+    return bool(host == JOBS_CLIENT[0])
 
 
 def is_loopback(host: str) -> bool:

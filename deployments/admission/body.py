@@ -5,6 +5,7 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, Literal, NoReturn, TypeVar
 
 from pydantic import BaseModel, ValidationError
@@ -37,9 +38,14 @@ because no client would recognize them."""
 
 async def read_by(work: Callable[[bytes], T], body: bytes) -> T:
     """Returns ``work(body)``; runs it in a thread if the body is longer than `INLINE_BYTES`."""
-    if len(body) <= INLINE_BYTES:
-        return work(body)
-    return await asyncio.get_running_loop().run_in_executor(_THREADS, work, body)
+    return await by_size(partial(work, body), len(body))
+
+
+async def by_size(work: Callable[[], T], size: int) -> T:
+    """Returns ``work()``; runs it in a thread if it processes more than `INLINE_BYTES`."""
+    if size <= INLINE_BYTES:
+        return work()
+    return await asyncio.get_running_loop().run_in_executor(_THREADS, work)
 
 
 def check_media(headers: Headers) -> None:

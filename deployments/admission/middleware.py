@@ -79,12 +79,10 @@ class Admission:
                 return
             except ClientDisconnect:
                 return
-            scope.setdefault("state", {})["place"] = place
-            try:
-                await self._app(scope, _replayed(body, receive), send)
-            finally:
-                if key is not None:
-                    self._quotas.charge(key, place.tokens)
+            if key is not None:
+                stack.callback(lambda: self._quotas.charge(key, place.tokens))
+            scope.setdefault("state", {}).update(place=place, admitted=stack)
+            await self._app(scope, _replayed(body, receive), send)
 
     def _announcing_room(self, send: Send) -> Send:
         """Returns ``send`` with a header that tells the proxy how many requests this controller has room for."""
@@ -129,6 +127,13 @@ def place_of(scope: Scope) -> Place:
     """Returns the place of an admitted request."""
     place: Place = scope["state"]["place"]
     return place
+
+
+def taken_over(scope: Scope) -> AsyncExitStack:
+    """Takes the place out of an admitted request, for work that outlives it: the place is held, and the key's quota not
+    charged, until the caller closes the returned stack."""
+    admitted: AsyncExitStack = scope["state"]["admitted"]
+    return admitted.pop_all()
 
 
 def _owner(scope: Scope, key: KeyRecord | None) -> Owner:

@@ -1,6 +1,8 @@
 """Graceful shutdown: requests in progress get a grace period, new requests get 503."""
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -25,27 +27,39 @@ class OpenRequests:
     """The requests in progress, and whether new ones are admitted. For one event loop only."""
 
     def __init__(self) -> None:
-        self.closed = False
+        self._deadline: float | None = None
+        """The event loop's time at which requests are ended; None while new ones are admitted."""
         self._inside: set[asyncio.Timeout] = set()
         self._empty = asyncio.Event()
         self._empty.set()
 
-    def enter(self, limit: asyncio.Timeout) -> None:
-        """Registers a request. ``limit``: its timeout, not set yet; `close` sets it."""
-        self._inside.add(limit)
-        self._empty.clear()
+    @property
+    def closed(self) -> bool:
+        return self._deadline is not None
 
-    def leave(self, limit: asyncio.Timeout) -> None:
-        self._inside.discard(limit)
-        if not self._inside:
-            self._empty.set()
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[asyncio.Timeout]:
+        """Registers a request, or work that outlives its request, for the duration of the block. Yields its timeout,
+        which `close` sets.
+
+        Raises:
+            TimeoutError: the block was not done within the grace period.
+        """
+        async with asyncio.timeout_at(self._deadline) as limit:
+            self._inside.add(limit)
+            self._empty.clear()
+            try:
+                yield limit
+            finally:
+                self._inside.discard(limit)
+                if not self._inside:
+                    self._empty.set()
 
     async def close(self, grace_s: float) -> None:
         """Refuses new requests, gives those in progress ``grace_s`` seconds, and returns when all have ended."""
-        self.closed = True
-        deadline = asyncio.get_running_loop().time() + grace_s
+        self._deadline = asyncio.get_running_loop().time() + grace_s
         for limit in self._inside:
-            limit.reschedule(deadline)
+            limit.reschedule(self._deadline)
         await self._empty.wait()
 
 
@@ -73,15 +87,11 @@ class StoppingMiddleware:
             reply_begun = True
             await send(message)
 
-        limit = asyncio.timeout(None)
         try:
-            async with limit:
-                self._open_requests.enter(limit)
+            async with self._open_requests.one() as limit:
                 await self._app(scope, receive, sending)
         except TimeoutError:
             if not limit.expired():
                 raise
             if not reply_begun:
                 await Stopping().response()(scope, receive, send)
-        finally:
-            self._open_requests.leave(limit)

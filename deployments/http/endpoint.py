@@ -9,6 +9,7 @@ from fastapi import Depends, Request
 
 from deployments.admission.body import check_media, parsed_object, read_by
 from deployments.admission.errors import NotFound
+from deployments.admission.stopping import OpenRequests
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
 from deployments.http.kept import StoreAccess
@@ -45,6 +46,8 @@ class Endpoint:
     """Called with status, reason and number of refused requests, for the metrics."""
     kept: StoreAccess | None = None
     """The store of files, batches and searches; None if there is no store."""
+    open_requests: OpenRequests = field(default_factory=OpenRequests)
+    """Where work that outlives its request registers."""
     allowed_origins: Sequence[str] = ()
     """Origins of the web pages that may use the endpoint."""
     host: str | None = None
@@ -80,7 +83,9 @@ async def _kept(served: Served) -> StoreAccess:
         NotFound: there is no store.
     """
     if served.kept is None:
-        message = "files, batches and searches are not kept here: the operator has not set controller.store.path"
+        message = (
+            "files, batches, searches and responses are not kept here: the operator has not set controller.store.path"
+        )
         raise NotFound(message, code="store_disabled")
     return served.kept
 

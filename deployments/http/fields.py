@@ -140,7 +140,6 @@ RESPONSES_FIELDS = FieldRules(
     IGNORED | {"access_programs", "image", "max_tool_calls"},
     ENGINES_FIELDS
     | {
-        "background": (False,),
         "context_management": (),
         "conversation": (),
         "frequency_penalty": (0,),
@@ -152,7 +151,6 @@ RESPONSES_FIELDS = FieldRules(
         "moderation": (),
         "n": (1,),
         "presence_penalty": (0,),
-        "previous_response_id": (),
         "prompt": (),
         "reasoning_effort": (),
         "response_format": ({"type": "text"},),
@@ -164,8 +162,7 @@ RESPONSES_FIELDS = FieldRules(
     _CHATS
     | dict.fromkeys((*_SCHEMA, "response_format"), "say text.format")
     | {
-        "background": "a response is not stored here, so nothing can be asked for later",
-        "conversation": "no conversation is stored here: send it in input",
+        "conversation": "conversations are not kept here: say previous_response_id, or send it in input",
         "enable_thinking": "say it in chat_template_kwargs",
         "extra_body": "its fields belong beside the others",
         "logprobs": "say it in include",
@@ -173,8 +170,8 @@ RESPONSES_FIELDS = FieldRules(
         "max_new_tokens": "say max_output_tokens",
         "max_tokens": "say max_output_tokens",
         "messages": "say input",
-        "previous_response_id": "no response is stored here: send the conversation in input",
         "reasoning_effort": "say reasoning.effort",
+        "tools": "a search calls no tools",
         "use_beam_search": "it is at /v1/completions",
     },
 )

@@ -18,6 +18,7 @@ from deployments.admission.keys import store_owner
 from deployments.admission.limits import Bodies
 from deployments.service.live import LiveSettings
 from deployments.store import Owned, Store
+from deployments.telemetry.context import CLIENT_KEY
 
 logger = logging.getLogger("banyan.http")
 T = TypeVar("T")
@@ -65,7 +66,9 @@ class StoreAccess:
 
     def later(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Starts a task that outlives the request. It has its own context, or Serve would cancel it too."""
-        task = asyncio.create_task(work, context=Context())
+        context = Context()
+        context.run(CLIENT_KEY.set, CLIENT_KEY.get())
+        task = asyncio.create_task(work, context=context)
         self._later.add(task)
         task.add_done_callback(self._later.discard)
         return task

@@ -1,12 +1,15 @@
-"""A search that stores its events and its reply, for ``/v1/searches``."""
+"""A search that stores its events and its reply, for ``/v1/searches`` and ``/v1/responses``."""
 
 import asyncio
 import time
 from contextlib import suppress
+from typing import Any
 
 from deployments.admission.errors import ApiError, api_error
+from deployments.admission.stopping import Stopping
 from deployments.http.kept import StoreAccess
 from deployments.http.replies import Head, completion, dumps, pruned_events, step_event
+from deployments.http.responses import Responses
 from deployments.http.streaming import Searching
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
@@ -22,25 +25,35 @@ QUESTION_CHARACTERS = 500
 class KeptSearch:
     """Runs a search and stores its events and reply. If the disk fails meanwhile, only stored data is lost."""
 
-    def __init__(self, searches: Searching, kept: StoreAccess, owner: str, head: Head) -> None:
-        """``searches``: runs the search. ``head``: of the reply."""
+    def __init__(
+        self, searches: Searching, kept: StoreAccess, owner: str, head: Head, response: Responses | None = None
+    ) -> None:
+        """``searches``: runs the search. ``head``: of the reply. ``response``: the reply, if it is one."""
         self._searches = searches
         self._kept = kept
         self._owner = owner
         self._head = head
+        self._response = response
+        self._background = response is not None and bool(response.begun["background"])
+        self._writer: SearchWriter | None = None
+        self._cancelled = False
+        """Whether a client has cancelled or removed the search. Only a search in the background looks for it."""
+        self._steps = 0
         self._lines: list[str] = []
         """Events not written yet, as JSON."""
         self._end = SearchEnd(status=SearchStatus.CANCELLED, ended=0.0)
-        self._reply: str | None = None
+        self._replies: tuple[str, ...] = ()
+        """The reply and, if it is one, the response, as JSON."""
         self._ended = asyncio.Event()
 
-    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
-        """Like `deployments.service.searches.SearchService.search`; stores the reply before it returns.
+    async def begin(self, job: SearchJob) -> None:
+        """Adds the search to the store. `search` does it too, unless it was done before.
 
         Raises:
-            Unavailable: the store failed before the search began.
+            Unavailable: the store failed.
         """
         head = self._head
+        response = self._response.record if self._response else None
         record = SearchRecord(
             id=job.search_id,
             created=time.time(),
@@ -50,36 +63,65 @@ class KeptSearch:
             prompt_tokens=head.prompt_tokens,
             question=job.question[:QUESTION_CHARACTERS],
         )
-        writer = await self._kept.do(self._owner, lambda: self._kept.store.owned(self._owner).searches.begin(record))
+        searches = self._kept.store.owned(self._owner).searches
+        self._writer = await self._kept.do(self._owner, lambda: searches.begin(record, response))
+
+    async def search(self, job: SearchJob, place: Place, *sinks: EventSink) -> SearchOutcome:
+        """Like `deployments.service.searches.SearchService.search`; stores the reply before it returns.
+
+        Raises:
+            Unavailable: the store failed before the search began.
+        """
+        if self._writer is None:
+            await self.begin(job)
+        assert self._writer is not None
+        running = asyncio.current_task()
+        assert running is not None
         # The writer outlives the request: it must also write the end of a cancelled search.
-        writing = self._kept.later(self._write(writer))
+        writing = self._kept.later(self._write(self._writer, running))
         try:
             outcome = await self._searches.search(job, place, self._note, *sinks)
-            self._reply = dumps(completion(head, outcome))
-            self._end = SearchEnd(status=SearchStatus.FINISHED, ended=time.time())
+            response = [self._response.ended(outcome)] if self._response else []
+            self._replies = tuple(map(dumps, [completion(self._head, outcome), *response]))
+            self._end = self._ending(SearchStatus.FINISHED)
         except asyncio.CancelledError:
-            self._end = SearchEnd(status=SearchStatus.CANCELLED, ended=time.time())
+            # No client can leave a search in the background: the controller is stopping.
+            stopped = self._background and not self._cancelled
+            self._end = (
+                self._ending(SearchStatus.FAILED, Stopping()) if stopped else self._ending(SearchStatus.CANCELLED)
+            )
             raise
         except Exception as error:
-            error_body = api_error(error).body["error"]
-            self._end = SearchEnd(status=SearchStatus.FAILED, ended=time.time(), error=error_body)
+            self._end = self._ending(SearchStatus.FAILED, api_error(error))
             raise
         finally:
             self._ended.set()
-            if self._end.status is not SearchStatus.CANCELLED:
+            if self._background or self._end.status is not SearchStatus.CANCELLED:
                 await asyncio.wait({writing})
         return outcome
 
+    def _ending(self, status: SearchStatus, error: ApiError | None = None) -> SearchEnd:
+        body = error.body["error"] if error else None
+        return SearchEnd(status=status, ended=time.time(), error=body, steps=self._steps)
+
     def _note(self, event: SearchEvent) -> None:
         if isinstance(event, StepScored):
-            self._lines.append(dumps(step_event(event)))
+            self._steps += 1
+            data = step_event(event)
+            if self._response:
+                self._response.note(data)
+            self._lines.append(dumps(data))
         elif isinstance(event, StepsPruned):
             self._lines += map(dumps, pruned_events(event))
 
-    async def _write(self, writer: SearchWriter) -> None:
-        """Writes events until the search has ended, then how it ended."""
+    async def _write(self, writer: SearchWriter, running: asyncio.Task[Any]) -> None:
+        """Writes events until the search has ended, then how it ended. Cancels ``running``, the task of a search in the
+        background, when a client has cancelled it."""
         while not self._ended.is_set():
             await self._append(writer)
+            if self._cancelled and not self._ended.is_set():
+                running.cancel()
+                await self._ended.wait()
             try:
                 async with asyncio.timeout(WRITE_EVERY_S):
                     await self._ended.wait()
@@ -87,10 +129,16 @@ class KeptSearch:
                 continue
         await self._append(writer)
         with suppress(ApiError):
-            await self._kept.do(self._owner, lambda: writer.end(self._end, self._reply))
+            await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies))
 
     async def _append(self, writer: SearchWriter) -> None:
         lines, self._lines = self._lines, []
-        if lines:
+
+        def write() -> None:
+            if lines:
+                writer.append(lines)
+            self._cancelled = self._background and writer.is_cancelled
+
+        if lines or self._background:
             with suppress(ApiError):  # already logged
-                await self._kept.do(self._owner, lambda: writer.append(lines))
+                await self._kept.do(self._owner, write)

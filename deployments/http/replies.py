@@ -151,8 +151,9 @@ class Chunks:
 
     def step(self, event: StepScored) -> Iterator[Data]:
         """Yields the progress: a readable line for people, the event itself for programs."""
-        line = step_line(event)
-        yield self._chunk(0, {"reasoning_content": line, "reasoning": line}, search_event=step_event(event))
+        data = step_event(event)
+        line = step_line(data)
+        yield self._chunk(0, {"reasoning_content": line, "reasoning": line}, search_event=data)
 
     def pruned(self, event: StepsPruned) -> Iterator[Data]:
         """Yields chunks without text: only programs need to know."""
@@ -234,11 +235,11 @@ def pruned_events(event: StepsPruned) -> Iterator[Json]:
         }
 
 
-def step_line(event: StepScored) -> str:
-    """Returns one line: the step's node, reward and text."""
-    node = ".".join(map(str, event.node))
-    reward = "" if event.reward is None else f" {event.reward:.2f}"
-    return f"[{node}]{reward}{' ■' if event.terminal else ''} {' '.join(event.text.split())}\n"
+def step_line(data: Json) -> str:
+    """Returns a `step_event` as one line: the step's node, reward and text."""
+    node = ".".join(map(str, data["node"]))
+    reward = "" if data["reward"] is None else f" {data['reward']:.2f}"
+    return f"[{node}]{reward}{' ■' if data['terminal'] else ''} {' '.join(data['text'].split())}\n"
 
 
 def models(served_name: str, created: int) -> Json:

@@ -1,6 +1,6 @@
 """Requests to ``/v1/responses``: the part of OpenAI's Responses API that a search supports, for text only."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal
 
@@ -21,6 +21,8 @@ from deployments.http.schema import (
     Unread,
 )
 
+Turn = dict[str, str | None]
+"""``role`` and ``content``."""
 LOGPROBS = "message.output_text.logprobs"
 Includable = Literal[
     "code_interpreter_call.outputs",
@@ -69,8 +71,8 @@ class InputMessage(Body):
     def _is_no_reference(cls, kind: Any) -> Any:
         if kind == "item_reference":
             raise ValueError(
-                "'item_reference' gives an item's id, but no items are stored: send the item itself, as clients do "
-                "when they set store to false"
+                "'item_reference' gives an item's id, by which no items are kept: send the item itself, as clients do "
+                "when they set store to false, or previous_response_id"
             )
         return kind
 
@@ -105,12 +107,19 @@ def _kind_of_input(given: Any) -> str:
     return f"{TAG}items" if isinstance(given, list) else f"{TAG}text"
 
 
+Summary = Literal["auto", "concise", "detailed"]
+
+
 class Reasoning(Body):
     effort: Effort | None = None
     context: Unread = None
     mode: Literal["standard"] | None = None
-    summary: Unread = None
-    generate_summary: Unread = None
+    summary: Summary | None = Field(None, description="The search told in short, as the reasoning item's summary.")
+    generate_summary: Summary | None = Field(None, description="The former name of summary.")
+
+    @property
+    def wanted_summary(self) -> Summary | None:
+        return self.summary or self.generate_summary
 
 
 class TextFormat(Body):
@@ -152,7 +161,11 @@ class ResponsesRequest(Body):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     service_tier: ServiceTier | None = None
-    store: bool | None = Field(None, description="Whether the search is kept, for GET /v1/searches/{id}.")
+    store: bool | None = Field(
+        None, description="Whether the response is kept, for GET /v1/responses/{id}. Unset: where there is a store."
+    )
+    background: bool | None = Field(None, description="Reply at once; the search goes on without its client.")
+    previous_response_id: str | None = Field(None, description="The kept response whose conversation goes on.")
     metadata: dict[str, str] | None = Field(None, description="Comes back with the response.")
     include: list[Includable] | None = Field(None, description="Of all but the logprobs there is nothing to include.")
     top_logprobs: int | None = Field(None, ge=0, le=1, description="No alternatives to the tokens are reported.")
@@ -176,15 +189,26 @@ class ResponsesRequest(Body):
         """
         return parsed(cls, body, RESPONSES_FIELDS, unknown)
 
-    def chat(self) -> ChatRequest:
-        """Returns the chat request for the same search.
+    @property
+    def own_messages(self) -> list[Turn]:
+        """The messages of the input."""
+        if isinstance(self.input, str):
+            return [{"role": "user", "content": self.input}]
+        return [
+            {"role": item.role, "content": None if item.content is None else item.text}
+            for item in self.input
+            if isinstance(item, InputMessage)
+        ]
+
+    def chat(self, earlier: Sequence[Turn] = ()) -> ChatRequest:
+        """Returns the chat request for the same search. ``earlier``: the conversation of the previous response.
 
         Raises:
             BadRequest: the conversation is invalid; names the path in this request (see `spoken_of`).
         """
         given: dict[str, Any] = {
             "model": self.model,
-            "messages": self._messages(),
+            "messages": self._messages(earlier),
             "max_completion_tokens": self.max_output_tokens,
             "reasoning_effort": self.reasoning.effort if self.reasoning else None,
             "logprobs": (LOGPROBS in self.include or None) if self.include else None,
@@ -194,23 +218,14 @@ class ResponsesRequest(Body):
             *("temperature", "top_p", "top_k", "min_p", "seed", "chat_template_kwargs", "top_logprobs"),
             *("search", "stream", "store", "service_tier"),
         )
-        with spoken_of(self):
+        with spoken_of(self, len(earlier)):
             return ChatRequest.parse(given | {name: getattr(self, name) for name in same_fields})
 
-    def _messages(self) -> list[dict[str, str | None]]:
-        instructions: list[dict[str, str | None]] = []
-        if self.instructions:
-            instructions = [{"role": "system", "content": self.instructions}]
-        if isinstance(self.input, str):
-            return [*instructions, {"role": "user", "content": self.input}]
-        messages = [
-            {"role": item.role, "content": None if item.content is None else item.text}
-            for item in self.input
-            if isinstance(item, InputMessage)
-        ]
-        if not messages:
+    def _messages(self, earlier: Sequence[Turn]) -> list[Turn]:
+        instructions: list[Turn] = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        if not (messages := self.own_messages):
             raise BadRequest("the input has no message", "input")
-        return [*instructions, *messages]
+        return [*instructions, *earlier, *messages]
 
 
 RESPONSES_NAMES = {
@@ -222,8 +237,9 @@ RESPONSES_NAMES = {
 
 
 @contextmanager
-def spoken_of(request: ResponsesRequest) -> Iterator[None]:
-    """Translates errors of the chat request to the paths of the client's Responses request.
+def spoken_of(request: ResponsesRequest, earlier: int = 0) -> Iterator[None]:
+    """Translates errors of the chat request to the paths of the client's Responses request. ``earlier``: number of
+    messages of the previous response's conversation.
 
     Raises:
         BadRequest: the block's error, with the translated path.
@@ -233,11 +249,11 @@ def spoken_of(request: ResponsesRequest) -> Iterator[None]:
     except BadRequest as error:
         if error.param is None:
             raise
-        path = _path(error.param, request)
+        path = _path(error.param, request, earlier)
         raise BadRequest(error.message.replace(error.param, path, 1), path, error.code) from None
 
 
-def _path(param: str, request: ResponsesRequest) -> str:
+def _path(param: str, request: ResponsesRequest, earlier: int) -> str:
     if param in RESPONSES_NAMES:
         return RESPONSES_NAMES[param]
     first, _, rest = param.partition(".")
@@ -251,6 +267,9 @@ def _path(param: str, request: ResponsesRequest) -> str:
     index = int(number) - bool(request.instructions)
     if index < 0:
         return "instructions"
+    index -= earlier
+    if index < 0:
+        return "previous_response_id"
     if isinstance(request.input, str):
         return "input"
     messages = [position for position, item in enumerate(request.input) if isinstance(item, InputMessage)]

@@ -17,13 +17,12 @@ from deployments.admission.normalize import Normalize
 from deployments.admission.origins import CheckOrigin
 from deployments.admission.proxy import WORK
 from deployments.admission.refusals import CountRefusals
-from deployments.http import batches, documentation, files, page_routes, replies, searches
+from deployments.http import batches, documentation, files, page_routes, replies, response_routes, searches
 from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.kept_search import KeptSearch
 from deployments.http.replies import json_response
-from deployments.http.responses import Responses
-from deployments.http.responses_schema import ResponsesRequest, spoken_of
+from deployments.http.responses_schema import ResponsesRequest
 from deployments.http.schema import ChatRequest, CompletionBody, ScoreBody
 from deployments.http.streaming import Searching, SearchStream
 from deployments.http.tree_reply import BytesResponse, with_tree
@@ -40,12 +39,12 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     documentation.add_page(app)
     page_routes.add_page(app, keys, keeps=endpoint.kept is not None)
     # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
-    for each in (router, files.router, batches.router, searches.router):
+    for each in (router, response_routes.router, files.router, batches.router, searches.router):
         app.router.routes += map(copy, each.routes)
     bodies: dict[Any, type[BaseModel]] = {
         chat_completions: ChatRequest,
         search: ChatRequest,
-        responses: ResponsesRequest,
+        response_routes.create_response: ResponsesRequest,
     }
     for route in app.routes:
         if isinstance(route, APIRoute) and route.endpoint in bodies:
@@ -94,26 +93,6 @@ async def search(request: Request, served: Served) -> Response:
     if job.settings.logprobs:
         reply["prompt_token_ids"] = list(job.prompt)
     return BytesResponse(await with_tree(reply, outcome.tree))
-
-
-@router.post("/v1/responses")
-async def responses(request: Request, served: Served) -> Response:
-    """As chat completions, in the words of OpenAI's Responses API: text in, text out."""
-
-    def prepare(given: dict[str, Any]) -> tuple[ResponsesRequest, ChatRequest, SearchJob]:
-        asked = ResponsesRequest.parse(given, served.jobs.unknown_fields)
-        chat = asked.chat()
-        with spoken_of(asked):
-            return asked, chat, served.jobs.search(chat, key_of(request.scope))
-
-    asked, chat, job = await served.prepared(request, prepare)
-    head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
-    searching = _searching(request, served, chat, head)
-    reply = Responses(asked, job.settings, head, stored=searching is not served.searches)
-    if asked.stream:
-        return SearchStream(searching, job, place_of(request.scope), reply)
-    outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
-    return json_response(reply.whole(outcome))
 
 
 @router.post("/v1/completions", openapi_extra=body_of(CompletionBody))

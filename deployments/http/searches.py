@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Query, Request
@@ -64,10 +65,10 @@ async def search_events(
     known = int(last_event_id) if last_event_id and last_event_id.isdecimal() and len(last_event_id) < 10 else after
     owner = kept.owner(request)
     search = await kept.do(owner, lambda: _named(search_id, request, kept))
-    return _LimitedStream(kept, owner, followed(kept, owner, search, known))
+    return LimitedStream(kept, owner, followed(kept, owner, search, known))
 
 
-class _LimitedStream(EventStream):
+class LimitedStream(EventStream):
     """A stream of events. Limits the concurrent streams of an owner."""
 
     def __init__(self, kept: StoreAccess, owner: str, events: AsyncIterator[ServerSentEvent]) -> None:
@@ -84,34 +85,50 @@ class _LimitedStream(EventStream):
 
 
 async def followed(kept: StoreAccess, owner: str, search: Search, known: int = 0) -> AsyncIterator[ServerSentEvent]:
-    """Yields the events after the first ``known``, each with its number, then the search itself.
+    """Yields the events after the first ``known``, each with its number, then the search itself."""
+    number = 0
 
-    The stream ends with the search, which ends by its own time limit or with the process that runs it.
+    def result(end: SearchEnd) -> dict[str, Any]:
+        return search_object(search, end) | {"reply": search.reply}
+
+    try:
+        async for told in events_and_end(kept, owner, search):
+            if isinstance(told, SearchEnd):
+                shown = await kept.do(owner, partial(result, told))
+                yield ServerSentEvent(dumps({"search": shown}), sep="\n")
+                yield sse(DONE)
+                continue
+            number += 1
+            if number > known:
+                yield ServerSentEvent(f'{{"search_event":{told}}}', id=str(number), sep="\n")
+    except Exception as error:
+        yield sse(api_error(error).body)
+
+
+async def events_and_end(kept: StoreAccess, owner: str, search: Search) -> AsyncIterator[str | SearchEnd]:
+    """Yields the stored events of a search, as JSON, also those that come while it runs; then how it ended.
+
+    It ends with the search, which ends by its own time limit or with the process that runs it.
+
+    Raises:
+        Unavailable, NotThere: see `StoreAccess.do` and `Search.end`.
     """
-    number = offset = 0
+    offset = 0
 
     def look() -> tuple[SearchEnd | None, Events]:
         # In this order: when the end is there, all events are too.
         return search.end, search.events(offset)
 
-    try:
-        while True:
-            end, events = await kept.do(owner, look)
-            offset = events.offset
-            for line in events.lines:
-                number += 1
-                if number > known:
-                    yield ServerSentEvent(f'{{"search_event":{line}}}', id=str(number), sep="\n")
-            if end is not None and not events.lines:
-                break
-            if not events.lines:
-                await asyncio.sleep(LOOK_EVERY_S)
-        ended = end
-        result = await kept.do(owner, lambda: search_object(search, ended) | {"reply": search.reply})
-        yield ServerSentEvent(dumps({"search": result}), sep="\n")
-        yield sse(DONE)
-    except Exception as error:
-        yield sse(api_error(error).body)
+    while True:
+        end, events = await kept.do(owner, look)
+        offset = events.offset
+        for line in events.lines:
+            yield line
+        if not events.lines:
+            if end is not None:
+                yield end
+                return
+            await asyncio.sleep(LOOK_EVERY_S)
 
 
 def search_object(search: Search, end: SearchEnd | None) -> dict[str, Any]:

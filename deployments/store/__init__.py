@@ -10,11 +10,22 @@ from deployments.store.directory import ANONYMOUS, Owned, Pending, Store
 from deployments.store.errors import Full, NotThere, OtherStore, StoreBusy, StoreError
 from deployments.store.files import FileRecord, Files
 from deployments.store.records import write_whole
-from deployments.store.searches import Events, Search, SearchEnd, Searches, SearchRecord, SearchStatus, SearchWriter
+from deployments.store.searches import (
+    LOST,
+    Events,
+    ResponseRecord,
+    Search,
+    SearchEnd,
+    Searches,
+    SearchRecord,
+    SearchStatus,
+    SearchWriter,
+)
 from deployments.store.settings import StoreSettings
 
 __all__ = [
     "ANONYMOUS",
+    "LOST",
     "Batch",
     "BatchRecord",
     "BatchState",
@@ -30,6 +41,7 @@ __all__ = [
     "OtherStore",
     "Owned",
     "Pending",
+    "ResponseRecord",
     "Search",
     "SearchEnd",
     "SearchRecord",

@@ -1,4 +1,4 @@
-"""The stored searches of one owner: their events, written as they arrive, and the reply.
+"""The stored searches of one owner: their events, written as they arrive, the reply, and the response if it is one.
 
 The controller that runs a search holds its lease. A search without an end whose lease is free was lost with its
 controller.
@@ -10,7 +10,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from enum import StrEnum
 from io import RawIOBase
 from pathlib import Path
@@ -34,6 +34,8 @@ from deployments.store.records import (
 )
 from deployments.store.settings import StoreSettings
 
+CANCEL = "cancel"
+"""Name of the mark of a cancelled search."""
 MAX_READ_BYTES = 1 << 20
 """Most bytes of events in one read."""
 LAST_BYTES = 1 << 16
@@ -75,6 +77,8 @@ class SearchEnd(Stored):
     """Unix seconds."""
     error: dict[str, Any] | None = None
     """The error as clients get it."""
+    steps: int | None = None
+    """Number of scored steps; above the byte limit, not all of their events are stored."""
 
 
 LOST: dict[str, Any] = {
@@ -83,6 +87,16 @@ LOST: dict[str, Any] = {
     "param": None,
     "code": "search_lost",
 }
+
+
+class ResponseRecord(Stored):
+    """The response of a search, as it is when the search begins."""
+
+    response: dict[str, Any]
+    """The ``response`` in progress, as clients get it."""
+    messages: tuple[tuple[str, str], ...]
+    """Role and text of each message of its input."""
+    streamed: bool
 
 
 class Events:
@@ -131,11 +145,29 @@ class Search:
     @property
     def reply(self) -> dict[str, Any] | None:
         """The reply of a finished search; else None."""
-        try:
-            reply: dict[str, Any] = json.loads((self._directory / "reply.json").read_bytes())
-        except FileNotFoundError:
-            return None
-        return reply
+        return _json_in(self._directory / "reply.json")
+
+    @property
+    def begun(self) -> ResponseRecord:
+        """The response as it began.
+
+        Raises:
+            NotThere: the search has been removed, or its reply is no response.
+        """
+        record = read_record(self._directory / "begun.json", ResponseRecord)
+        if record is None:
+            raise NotThere("response", self._directory.name)
+        return record
+
+    @property
+    def response(self) -> dict[str, Any] | None:
+        """The response of a finished search; else None."""
+        return _json_in(self._directory / "response.json")
+
+    def cancel(self) -> None:
+        """Marks the search as cancelled. Its controller then ends it, if it runs in the background."""
+        with suppress(FileNotFoundError):  # removed meanwhile
+            (self._directory / CANCEL).touch()
 
     @property
     def is_over(self) -> bool:
@@ -196,11 +228,17 @@ class SearchWriter:
             if len(content) <= room and self._events.write(content) == len(content):
                 self._room = room - len(content)
 
-    def end(self, end: SearchEnd, reply: str | None = None) -> None:
-        """Ends the search. ``reply``: as JSON, if the search has finished."""
-        with self._lock, self._held:
-            if reply is not None:
-                write_whole(self._directory / "reply.json", reply.encode())
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the search was marked as cancelled, or removed."""
+        return (self._directory / CANCEL).exists() or not self._directory.exists()
+
+    def end(self, end: SearchEnd, reply: str | None = None, response: str | None = None) -> None:
+        """Ends the search. ``reply`` and ``response``: as JSON, if the search has finished."""
+        with self._lock, self._held, suppress(FileNotFoundError):  # removed meanwhile
+            for name, content in (("reply.json", reply), ("response.json", response)):
+                if content is not None:
+                    write_whole(self._directory / name, content.encode())
             write_record(self._directory / "end.json", end)
 
 
@@ -211,8 +249,8 @@ class Searches:
         self._directory = directory
         self._settings = settings
 
-    def begin(self, record: SearchRecord) -> SearchWriter:
-        """Adds a search and leases it.
+    def begin(self, record: SearchRecord, response: ResponseRecord | None = None) -> SearchWriter:
+        """Adds a search and leases it. ``response``: if its reply is one.
 
         Raises:
             StoreBusy: the lock was not free in time.
@@ -223,6 +261,8 @@ class Searches:
         draft.mkdir()
         try:
             write_record(draft / "record.json", record)
+            if response is not None:
+                write_record(draft / "begun.json", response)
             with ExitStack() as held:
                 # Leased before it is visible: the lease moves with the directory.
                 held.enter_context(locked(draft / "lease"))
@@ -245,6 +285,21 @@ class Searches:
         if not is_id(search_id) or search.is_over:
             raise NotThere("search", search_id)
         return search
+
+    def remove(self, search_id: str) -> None:
+        """Removes a search, all at once.
+
+        Raises:
+            NotThere: it does not exist, or has expired.
+        """
+        self.get(search_id)
+        removed = draft_of(self._directory / search_id)
+        try:
+            (self._directory / search_id).rename(removed)
+        except FileNotFoundError:
+            raise NotThere("search", search_id) from None
+        sync_directory(self._directory)
+        shutil.rmtree(removed, ignore_errors=True)
 
     def newest_first(self) -> list[Search]:
         alive = []
@@ -280,3 +335,11 @@ class Searches:
         for name in names:
             if name.startswith(DRAFT) if drafts else is_id(name):
                 yield self._directory / name
+
+
+def _json_in(path: Path) -> dict[str, Any] | None:
+    try:
+        content: dict[str, Any] = json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    return content

@@ -39,7 +39,9 @@ class StoreSettings(BaseModel):
     batch_requests: int = Field(
         16, ge=1, le=4096, description="Requests of batches at work at once, of all keys together."
     )
-    searches_max: int = Field(1000, ge=1, le=100_000, description="Searches; for one more the oldest goes.")
+    searches_max: int = Field(
+        1000, ge=1, le=100_000, description="Searches and responses; for one more the oldest goes."
+    )
     search_bytes_max: int = Field(
         8 << 20, ge=1, le=1 << 30, description="Events of one search; what follows is not kept."
     )

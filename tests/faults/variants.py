@@ -6,12 +6,10 @@ from typing import Any
 
 from ray import serve
 
-from deployments.admission.keys import read_records
-from deployments.config import AppConfig, ControllerUserConfig
-from deployments.controller import SearchController
+from deployments.config import AppConfig
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.prm import ProcessRewardModel
-from tests.serve.application import Application
+from tests.serve.application import Application, another_controller
 
 Json = dict[str, Any]
 LIMITS = {"n": 4, "tokens": 200, "seconds": 5}
@@ -56,15 +54,5 @@ def faulty_prm(application: Application) -> Any:
 
 @contextmanager
 def _variant(application: Application, name: str, config: AppConfig, prm: Any) -> Iterator[Variant]:
-    generator = serve.get_deployment_handle("Generator", application.NAME)
-    keys = read_records(config.http.api_keys_file)
-    controller = SearchController.options(
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=256,
-        user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
-    ).bind(config, generator, prm)
-    serve.run(controller, name=name, route_prefix=f"/{name}")
-    try:
+    with another_controller(application, name, config, prm):
         yield Variant(application, name)
-    finally:
-        serve.delete(name)

@@ -22,8 +22,10 @@ from ray import serve
 
 from benchmarks.replicas import in_replicas
 from cluster.launch.application import free_port
+from deployments.admission.keys import read_records
 from deployments.app import build
-from deployments.config import AppConfig
+from deployments.config import AppConfig, ControllerUserConfig
+from deployments.controller import SearchController
 from deployments.embedded.problems import Problem, Split, draw_problems
 from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 
@@ -147,6 +149,23 @@ def running(settings: Json, directory: Path, **ray_arguments: Any) -> Iterator[A
     finally:
         serve.shutdown()
         ray.shutdown()
+
+
+@contextmanager
+def another_controller(application: Application, name: str, config: AppConfig, prm: Any) -> Iterator[str]:
+    """A controller beside the application's, over its generators and the reward models ``prm``; yields its URL."""
+    generator = serve.get_deployment_handle("Generator", application.NAME)
+    keys = read_records(config.http.api_keys_file)
+    controller = SearchController.options(
+        ray_actor_options={"num_cpus": 0},
+        max_ongoing_requests=256,
+        user_config=ControllerUserConfig(keys=keys).model_dump(mode="json"),
+    ).bind(config, generator, prm)
+    serve.run(controller, name=name, route_prefix=f"/{name}")
+    try:
+        yield f"{application.url}/{name}"
+    finally:
+        serve.delete(name)
 
 
 def request(problem: Problem, seed: int, **fields: Any) -> Json:

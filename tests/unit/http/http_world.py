@@ -239,6 +239,7 @@ class World:
         self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, self.known)
         self._endpoint = endpoint
+        self.open_requests = endpoint.open_requests
 
     async def status(self) -> dict[str, Any]:
         return {"searches": self.service.running, "integrity": self.service.check_integrity()}

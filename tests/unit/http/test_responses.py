@@ -236,6 +236,8 @@ async def test_unknown_fields_are_ignored_wherever_they_are_and_named_in_the_not
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
+        ({"background": True, "store": False}, "background"),
+        ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"truncation": "auto"}, "truncation"),
         ({"text": {"format": {"type": "json"}}}, "text.format.type"),
@@ -278,7 +280,8 @@ async def test_errors_name_the_field_as_the_client_wrote_it(world: World, fields
 
 async def test_previous_response_id_is_refused_with_the_reason(world: World) -> None:
     error = await refused(world, previous_response_id="resp_1")
-    assert "no response is stored here: send the conversation in input" in error["message"]
+    assert error["code"] == "store_disabled"
+    assert "send the conversation in input" in error["message"]
 
 
 async def test_a_reference_to_an_item_is_refused_with_the_reason(world: World) -> None:

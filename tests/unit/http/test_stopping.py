@@ -83,3 +83,29 @@ async def test_without_open_requests_shutdown_is_immediate() -> None:
     server = Server()
     await asyncio.wait_for(server.open_requests.close(60.0), 10)
     assert (await server.client.get("/search")).status_code == 503
+
+
+async def test_work_that_registers_while_the_server_stops_has_the_rest_of_the_grace_period() -> None:
+    open_requests = OpenRequests()
+
+    async def request() -> None:
+        async with open_requests.one():
+            await begun.wait()
+            later.append(asyncio.create_task(work()))
+            await asyncio.sleep(0)
+
+    async def work() -> None:
+        async with open_requests.one():
+            await asyncio.sleep(60)
+
+    later: list[asyncio.Task[None]] = []
+    begun = asyncio.Event()
+    asking = asyncio.create_task(request())
+    await asyncio.sleep(0)
+    closing = asyncio.create_task(open_requests.close(0.1))
+    await asyncio.sleep(0)
+    begun.set()
+    await asyncio.wait_for(closing, 10)
+    await asking
+    with pytest.raises(TimeoutError):
+        await later[0]

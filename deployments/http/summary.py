@@ -1,0 +1,44 @@
+"""A search told in a few sentences, for the summary of a response's reasoning item."""
+
+from deployments.http.replies import Head
+from search.run.report import SearchOutcome
+
+MAX_ANSWER_CHARS = 80
+MAX_OTHERS = 3
+"""Maximum number of answers named beside the winner."""
+
+
+def summary_of(outcome: SearchOutcome, head: Head, detailed: bool) -> str:
+    """Returns what the search wrote and how far the votes agree; if ``detailed``, also the other answers and the
+    cost."""
+    cost, selection, tree = outcome.cost, outcome.selection, outcome.tree
+    answers = [f"{_in_short(group.answer)} ({group.share:.0%} of the votes)" for group in selection.groups]
+    written = f"{_count(cost.written_steps, 'candidate step')} on {_count(tree.deepest, 'level')}"
+    sentences = [
+        f"The search ({head.strategy}, n = {head.n}) wrote {written}; {_count(len(tree.terminals), 'path')} ended.",
+        f"The answer is {answers[0]}." if answers else "No path gave an answer to vote on.",
+    ]
+    if outcome.partial:
+        sentences.append(f"It was ended early ({outcome.stop_reason}).")
+    if detailed:
+        if others := answers[1:]:
+            sentences.append(f"{_count(len(others), 'other answer')} had votes: {', '.join(others[:MAX_OTHERS])}.")
+        if selection.score is not None:
+            sentences.append(
+                f"The reward model scored {_count(cost.scored_steps, 'step')}; the answering path has the score "
+                f"{selection.score:.2f}."
+            )
+        sentences.append(
+            f"{_count(cost.generated_tokens, 'token')} were generated, {cost.answer_tokens} of them on the answering "
+            f"path, in {cost.seconds:.1f} seconds."
+        )
+    return " ".join(sentences)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _in_short(text: str) -> str:
+    plain = " ".join(text.split())
+    return plain if len(plain) <= MAX_ANSWER_CHARS else f"{plain[:MAX_ANSWER_CHARS]}…"
