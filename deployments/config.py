@@ -55,7 +55,9 @@ class QueueSettings(Settings):
     seconds: float = Field(5.0, gt=0, le=600, description="Longest wait; then 429.")
 
 
-LiveName = Literal["searches", "flex_places", "queue", "max_loop_delay_s", "default_search", "efforts", "limits"]
+LiveName = Literal[
+    "searches", "flex_places", "queue", "max_loop_delay_s", "default_search", "efforts", "side_calls", "limits"
+]
 """The settings of the controller that may change while it serves."""
 
 
@@ -118,6 +120,28 @@ class PromptSettings(Settings):
         ]
 
 
+ChatWindow = Literal["open-webui", "librechat", "lobe-chat"]
+"""Chat windows whose own prompts are known."""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+class SideCallSettings(Settings):
+    """How a chat window's side calls are recognized: prompts of its own beside the user's questions, for a title, tags
+    or what to ask next."""
+
+    clients: tuple[ChatWindow, ...] = Field(
+        ("open-webui", "librechat", "lobe-chat"), description="Chat windows whose own prompts are side calls."
+    )
+    prefixes: tuple[Annotated[str, AfterValidator(_one_line), Field(min_length=8, max_length=512)], ...] = Field(
+        (),
+        max_length=64,
+        description="How further ones begin, such as a title prompt that was rewritten; any whitespace is one space.",
+    )
+
+
 class ControllerSettings(Settings):
     """The search controller: ingress and searches."""
 
@@ -169,6 +193,11 @@ class ControllerSettings(Settings):
         validate_default=True,
         description="What a request's reasoning_effort stands for, in place of default_search. Where they are not "
         "named here, low, medium and high are beam searches of 4, 16 and 64.",
+    )
+    side_calls: SideCallSettings | None = Field(
+        None,
+        description="Which requests get strategy greedy in place of default_search; {} for those of all chat windows "
+        "that are known. None where unset.",
     )
     prompt: PromptSettings = PromptSettings()
     prm_reads: Literal["last_turn", "conversation"] = Field(

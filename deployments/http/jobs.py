@@ -15,6 +15,7 @@ from deployments.http.fields import unknown_notes
 from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
 from deployments.http.schema import Body, ChatRequest, CompletionBody, ScoreBody
+from deployments.http.side_calls import NOTE, as_side_call, is_side_call
 from deployments.service.completions import CompletionJob
 from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
@@ -73,7 +74,10 @@ class Jobs:
             BadRequest: a setting is invalid, or the prompt does not fit the context.
         """
         now = self._live.now
-        settings = self._planner.settings(request, self._limits(key), default_of(request.reasoning_effort, now))
+        default = default_of(request.reasoning_effort, now)
+        if side_call := is_side_call(request, now.side_calls):
+            request, default = as_side_call(request, default)
+        settings = self._planner.settings(request, self._limits(key), default)
         json_schema = request.response_format.checked_schema if request.response_format else ""
         if json_schema:
             self._planner.check_whole_solutions(settings)
@@ -113,6 +117,7 @@ class Jobs:
             flex=request.service_tier == FLEX,
             prefill=prefill,
             json_schema=json_schema,
+            side_call=side_call,
         )
 
     def head(self, request: ChatRequest, job: SearchJob, reply_id: str, said: Body | None = None) -> Head:
@@ -131,6 +136,7 @@ class Jobs:
             prompt_tokens=len(job.prompt),
             temperature=strategy.temperature,
             notes=(
+                *((NOTE,) if job.side_call else ()),
                 *notes(request, job.settings),
                 *self._template_notes(request),
                 *self._store_notes(request),

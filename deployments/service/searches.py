@@ -41,6 +41,8 @@ class SearchJob(NamedTuple):
     """The beginning of the answer, whose tokens are the last of ``prompt``."""
     json_schema: str = ""
     """The JSON schema of the answer, as JSON; empty: any text."""
+    side_call: bool = False
+    """Whether a chat window asked for something of its own, such as a title."""
 
 
 class ScoreJob(NamedTuple):
