@@ -6,6 +6,7 @@ python -m benchmarks.cluster_sim served        measures the application on this 
 python -m benchmarks.cluster_sim predict       predicts what calls and served measured, from the newest results
 python -m benchmarks.cluster_sim clusters      simulates clusters of many replicas
 python -m benchmarks.cluster_sim routers       simulates four generators behind different routers
+python -m benchmarks.cluster_sim ahead         predicts what writing ahead gains, on this machine and on GPUs
 """
 
 import json
@@ -183,6 +184,53 @@ def clusters(
     commits = {name: result["commit"] for name, result in results.items()}
     kept = {"with_trees": trees, "without_trees": rounds, "autoscaled": scaled, "claims": claims}
     _write("cluster_sim", {"of": commits, "costs": costs.model_dump(mode="json"), **kept})
+
+
+@app.command()
+def ahead() -> None:
+    """Predicts what writing ahead gains: on this machine, beside the newest result of `benchmarks.write_ahead`, and
+    with a GPU for each model, from the newest result of `benchmarks.gpu_curves`."""
+    from benchmarks.cluster_sim.ahead import (
+        GPU_LOADS,
+        GPU_PAIRS,
+        GPU_SETTINGS,
+        MEASURED_LEAST_TURN_S,
+        SEARCHES,
+        compared,
+        gpu_costs,
+        longer,
+    )
+
+    results, costs, language = calibrated("write_ahead", "gpu_curves")
+    here, claims, cores = [], [], float(costs.pace.cores)
+    for name, case in results["write_ahead"]["cases"].items():
+        if case["pair"] == "embedded":  # whose engines `curves` measures
+            least_s, searches = MEASURED_LEAST_TURN_S, 4 * SEARCHES
+            found = compared(costs, language, case["in_flight"], cores, ["auto"], case["slow"], least_s, searches)
+            row = _row(name, found["ratio"][0], case["ratio"]["ratio"])
+            here.append(row | found | {"ratio": (ratio := row["ratio"])})
+            claims.append(claim(f"{name}: predicted over measured", ratio, f"within {WITHIN:.0%}", _is_close(ratio)))
+            console.print(here[-1])
+    device, gpus = results["gpu_curves"]["device"], []
+    columns = ("generator", "reward model", "which reads", "siblings", "in flight", *map(str, GPU_SETTINGS))
+    title = f"Simulated, {device}: time (one in flight) or throughput (others) with writing ahead over without"
+    table = Table(*columns, title=title)
+    for pair in GPU_PAIRS:
+        of = gpu_costs(results["gpu_curves"]["curves"], pair, costs)
+        for siblings in ("repeat", "differ"):
+            texts = longer(language, siblings == "repeat")
+            for in_flight in GPU_LOADS:
+                found = compared(of, texts, in_flight, None, GPU_SETTINGS)
+                gpus.append({**pair._asdict(), "siblings": siblings, **found})
+                table.add_row(*pair, siblings, str(in_flight), *(f"{ratio:.2f}" for ratio in found["ratio"]))
+                console.print(gpus[-1])
+    same = all(row["same"] for row in (*here, *gpus))
+    claims.append(claim("the same searches with and without writing ahead, and nothing left behind", same, True, same))
+    console.print(table)
+    show_claims(console, claims)
+    commits = {name: result["commit"] for name, result in results.items()}
+    simulated = {"here": here, "device": device, "settings": GPU_SETTINGS, "gpus": gpus}
+    _write("cluster_sim_ahead", {"of": commits, **simulated, "claims": claims})
 
 
 def calibrated(*others: str) -> tuple[dict[str, dict[str, Any]], Costs, Language]:

@@ -13,6 +13,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 from benchmarks.cluster_sim.costs import CallCosts
 from benchmarks.cluster_sim.processors import Processor, Program
+from deployments.engines.write_ahead import MOST_LINGER_S
 from deployments.scaling.homes import BALANCE, Homes
 from deployments.scaling.pressure import PRESSURE, by_pressure
 from deployments.service.places import NoPlace, Owner, Places
@@ -387,7 +388,8 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
-        """Runs autoscaling and background work within the block."""
+        """Runs autoscaling and background work within the block. After it replicas forget the searches that have
+        ended."""
         works = [pool.autoscale() for pool in (self.generators, self.scorers, self.controllers)]
         tasks = [asyncio.create_task(work) for work in (*works, *map(self._background, self.nodes))]
         try:
@@ -396,6 +398,7 @@ class Cluster(Generic[AnyGenerator, AnyScorer]):
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(MOST_LINGER_S + 1.0)
 
     async def _background(self, node: Node) -> None:
         while True:

@@ -1,8 +1,8 @@
 """Simulated replicas: the ports of `search.ports` on an engine that only counts time.
 
-The generator's branches pass through the real queue, clamp and ledger. Its engine batches like vLLM: every step writes
-one token of each running request, and prefills the requests that join. Blocks of prefixes stay cached until their
-memory is needed.
+The generator's branches pass through the real queue, clamp and ledger, and the real `WriteAhead` begins children. Its
+engine batches like vLLM: every step writes one token of each running request, and prefills the requests that join.
+Blocks of prefixes stay cached until their memory is needed.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from benchmarks.cluster_sim.costs import CallCosts, EngineCosts
 from benchmarks.cluster_sim.processors import Processor, Program
@@ -20,17 +20,23 @@ from benchmarks.cluster_sim.workload import Language
 from deployments.engines.backlog import Backlog
 from deployments.engines.fair_order import FairOrder
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
+from deployments.engines.settings import WriteAheadSetting
+from deployments.engines.write_ahead import SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
 from search.ports import (
+    Branch,
     Child,
     ChildGroup,
+    ExpandItem,
     ExpandRequest,
     Headroom,
     ScoreRequest,
     StopCondition,
+    branch_seed,
 )
+from search.tree import NodeId, Step, StepEnd
 
 BATCH_TOKENS = 4096
 """Most prompt tokens of a step; as `deployments.engines.arguments` sets it on a CPU."""
@@ -186,19 +192,45 @@ class _Call:
     finished: list[Child] = field(default_factory=list)
     open: set[EngineRequest] = field(default_factory=set)
     stopped: bool = False
+    written: dict[tuple[int, ...], list[NodeId]] = field(default_factory=dict)
+    """The steps that it has written, by the token ids of their paths."""
 
 
 class _Branch(NamedTuple):
-    """The label of a request in the queue."""
+    """The label of a call's request in the queue."""
 
     call: _Call
     child: Child
 
 
+@dataclass
+class _Params:
+    """Stands for vLLM's ``SamplingParams``."""
+
+    call: _Call
+    """The call that the parameters come from; for a request written ahead, the one that wrote its parent."""
+    seed: int | None = None
+    max_tokens: int = 0
+
+
+class _Output(NamedTuple):
+    """Stands for vLLM's ``RequestOutput``, whose tokens are ``outputs[0].token_ids``."""
+
+    outputs: tuple[Step, ...]
+    cached_tokens: int
+
+
 class SimulatedGenerator:
     """`search.ports.Generator`: one replica."""
 
-    def __init__(self, processor: Processor, language: Language, costs: EngineCosts, calls: CallCosts) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        language: Language,
+        costs: EngineCosts,
+        calls: CallCosts,
+        write_ahead: WriteAheadSetting = "auto",
+    ) -> None:
         self.program = Program(processor)
         self._language = language
         self._costs = costs
@@ -209,6 +241,7 @@ class SimulatedGenerator:
         self._queue = RequestQueue(costs.max_num_seqs, self._clamp)
         self._feeding: asyncio.Task[None] | None = None
         self._lengths = {condition: StepLengths() for condition in StopCondition}
+        self.write_ahead = WriteAhead(self._queue, write_ahead, self._lengths[StopCondition.STEP], _abort)
         self.ongoing = 0
         """Open calls, which Serve's routers compare."""
         self.written_tokens = 0
@@ -236,21 +269,28 @@ class SimulatedGenerator:
             self._feeding = asyncio.create_task(self._feed())
         timer = asyncio.get_running_loop().call_later(request.deadline_s, self._stop, call)
         try:
-            missing = sum(len(item.branches) for item in request.expansions)
-            curve = self._costs.replica
-            await self.program.work(self._calls["call"] + curve.call_s + missing * curve.request_s)
-            self._submit(call, request)
-            while missing:
-                await call.arrived.wait()
-                if call.stopped:
-                    raise GeneratorError(f"{missing} branches not done within {request.deadline_s:g} s")
-                if call.open:
-                    await asyncio.sleep(GROUP_S)
-                call.arrived.clear()
-                done, call.finished = call.finished, []
-                missing -= len(done)
-                await self.program.work(self._calls["group"] + self._calls["child"] * len(done))
-                yield ChildGroup(tuple(done), self.headroom)
+            template: Any = _Params(call)
+            with self.write_ahead.call(request, template) as ahead:
+                missing = sum(len(item.branches) for item in request.expansions)
+                new = self._take_over(call, ahead)
+                curve = self._costs.replica
+                await self.program.work(self._calls["call"] + curve.call_s + len(new) * curve.request_s)
+                self._submit(call, new)
+                while missing:
+                    await call.arrived.wait()
+                    if call.stopped:
+                        raise GeneratorError(f"{missing} branches not done within {request.deadline_s:g} s")
+                    if call.open:
+                        await asyncio.sleep(GROUP_S)
+                    call.arrived.clear()
+                    done, call.finished = call.finished, []
+                    missing -= len(done)
+                    await self.program.work(self._calls["group"] + self._calls["child"] * len(done))
+                    unused = ahead.take_unused_tokens() if ahead is not None else 0
+                    if ahead is not None:
+                        # Before the yield: on Serve a replica goes on while its caller reads the group.
+                        ahead.wrote(_paths(call, done))
+                    yield ChildGroup(tuple(done), self.headroom, unused)
         finally:
             timer.cancel()
             self.ongoing -= 1
@@ -259,51 +299,100 @@ class SimulatedGenerator:
                     queued.collector.aborted = True
                 self._queue.end(queued, Ending.ABORTED)
 
-    def _submit(self, call: _Call, request: ExpandRequest) -> None:
+    def _take_over(self, call: _Call, ahead: SearchAhead | None) -> list[tuple[ExpandItem, Branch]]:
+        """Makes the branches that were begun before the call the call's. Returns the others."""
+        asked = [(item, branch) for item in call.request.expansions for branch in item.branches]
+        if ahead is None:
+            return asked
+        new: list[tuple[ExpandItem, Branch]] = []
+        for item, branch in asked:
+            seed = branch.seed if call.request.sampling.temperature > 0 else None
+            params: Any = _Params(call, seed, branch.max_tokens)
+            begun = ahead.adopt(item.parent, branch.index, item.prefix, params)
+            if begun is None:
+                new.append((item, branch))
+                continue
+            child = self._language.child(call.request.search_id, item, branch, call.request.stop_condition)
+            begun.label, begun.on_end = _Branch(call, child._replace(ahead=True)), self._on_end
+            call.open.add(begun)
+            if begun.ending is not None:
+                self._on_end(begun)
+        ahead.give_up_rest()
+        return new
+
+    def _submit(self, call: _Call, new: Sequence[tuple[ExpandItem, Branch]]) -> None:
+        request = call.request
         lengths = self._lengths[request.stop_condition]
-        for item in request.expansions:
-            prefix = self._clamp.prefix(item.prefix, request.cache_salt)
-            for wanted in item.branches:
-                child = self._language.child(request.search_id, item, wanted, request.stop_condition)
-                queued = EngineRequest(
-                    request.search_id,
-                    _Branch(call, child),
-                    item.prefix,
-                    None,
-                    request.cache_salt,
-                    request.lane,
-                    call.open.discard,
-                    prefix,
-                    lengths.expected(wanted.max_tokens),
-                )
-                self._queue.submit(queued)
-                call.open.add(queued)
+        prefixes = {item.parent: self._clamp.prefix(item.prefix, request.cache_salt) for item, _ in new}
+        for item, branch in new:
+            queued = EngineRequest(
+                request.search_id,
+                _Branch(call, self._language.child(request.search_id, item, branch, request.stop_condition)),
+                item.prefix,
+                None,
+                request.cache_salt,
+                request.lane,
+                self._on_end,
+                prefixes[item.parent],
+                lengths.expected(branch.max_tokens),
+            )
+            self._queue.submit(queued)
+            call.open.add(queued)
 
     async def _feed(self) -> None:
         """Like `deployments.engines.engine_calls.feed`."""
         while True:
             queued = await self._queue.next()
+            if queued.ahead:
+                child = self._child_ahead(queued)
+                await self.program.work(self._costs.replica.request_s)  # a call has paid for its own requests
+                if queued.ending is not None:
+                    continue
+            else:
+                child = queued.label.child
             assert queued.prefix is not None
-            tokens = sum(len(step.token_ids) for step in queued.label.child.steps)
-            queued.collector = Request(queued.priority, queued.prefix, tokens, partial(self._finished, queued))
+            tokens = sum(len(step.token_ids) for step in child.steps)
+            finished = partial(self._finished, queued, child)
+            queued.collector = Request(queued.priority, queued.prefix, tokens, finished)
             self.engine.add(queued.collector)
 
-    def _finished(self, queued: EngineRequest, request: Request) -> None:
-        call, child = queued.label
+    def _child_ahead(self, queued: EngineRequest) -> Child:
+        """The child that a request of no call writes: the one with its seed."""
+        params, tokens = queued.params, tuple(queued.token_ids)
+        about = params.call.request.ahead
+        parent, index = next(
+            (parent, index)
+            for index in range(about.most_children)
+            for parent in params.call.written[tokens]
+            if params.seed in (None, branch_seed(about.seed, parent, index))
+        )
+        branch = Branch(index, params.seed or 0, params.max_tokens)
+        return self._language.child(queued.search_id, ExpandItem(parent, tokens, ()), branch, StopCondition.STEP)
+
+    def _finished(self, queued: EngineRequest, child: Child, request: Request) -> None:
         written = [token for step in child.steps for token in step.token_ids]
         self.engine.cached(self._clamp.prefix((*queued.token_ids, *written), queued.cache_salt).keys)
-        self._lengths[call.request.stop_condition].add(len(written))
-        self.written_tokens += len(written)
+        queued.output = _Output(child.steps, request.cached_tokens)
         self._queue.end(queued, Ending.FINISHED)
-        call.finished.append(child._replace(cached_tokens=request.cached_tokens))
-        call.arrived.set()
+
+    def _on_end(self, queued: EngineRequest) -> None:
+        """A request of a call has ended; perhaps before the call took it over."""
+        call, child = queued.label
+        call.open.discard(queued)
+        if queued.ending is Ending.FINISHED:
+            assert queued.output.outputs == child.steps, "another child was written ahead than was asked for"
+            tokens = sum(len(step.token_ids) for step in child.steps)
+            self._lengths[call.request.stop_condition].add(tokens)
+            self.written_tokens += tokens
+            call.finished.append(child._replace(cached_tokens=queued.output.cached_tokens))
+            call.arrived.set()
 
     def _stepped(self, running: Sequence[Request]) -> None:
-        """Reports a step to the clamp, as an engine does. A preemption is not simulated, only reported."""
+        """Reports a step to the queue, as an engine does. A preemption is not simulated, only reported."""
         size = self._costs.block_size
         own = sum(-(-(one.prompt.tokens + one.written) // size) - len(one.prompt.keys) for one in running)
         used = self._clamp.ledger.shared + own
-        self._clamp.stepped(0, int(used > self._costs.blocks))
+        self._queue.stepped(0, int(used > self._costs.blocks))
 
     def _stop(self, call: _Call) -> None:
         call.stopped = True
@@ -316,7 +405,29 @@ class SimulatedGenerator:
             "calls are open": self.ongoing,
             "requests run or wait": engine.running + engine.waiting,
         }
-        return [*(f"{number} {what}" for what, number in left.items() if number), *self._queue.check_integrity()]
+        return [
+            *(f"{number} {what}" for what, number in left.items() if number),
+            *self._queue.check_integrity(),
+            *self.write_ahead.check_integrity(),
+        ]
+
+
+def _paths(call: _Call, done: Sequence[Child]) -> list[tuple[Child, tuple[int, ...]]]:
+    """Finished steps with the token ids of their paths, which the call takes note of."""
+    prefixes = {item.parent: item.prefix for item in call.request.expansions}
+    paths = [(child, (*prefixes[child.parent], *child.steps[0].token_ids)) for child in done]
+    for child, path in paths:
+        call.written.setdefault(path, []).append((*child.parent, child.index))
+    return paths
+
+
+def _abort(requests: Sequence[EngineRequest]) -> None:
+    """Like `deployments.engines.engine_calls.Aborts.begin`."""
+    for queued in requests:
+        if queued.collector is not None:
+            queued.collector.aborted = True
+            written = Step(tuple(range(queued.collector.written)), "", StepEnd.LENGTH)
+            queued.discard(_Output((written,), 0))
 
 
 class SimulatedScorer:
@@ -324,10 +435,14 @@ class SimulatedScorer:
 
     name = "simulated-prm"
 
-    def __init__(self, processor: Processor, language: Language, costs: EngineCosts, calls: CallCosts) -> None:
+    def __init__(
+        self, processor: Processor, language: Language, costs: EngineCosts, calls: CallCosts, least_s: float = 0.0
+    ) -> None:
+        """``least_s``: shortest time of a call, seconds."""
         self.program = Program(processor)
         self._language = language
         self._costs = costs
+        self._least_s = least_s
         self._calls = calls.prm
         self.engine = Engine(processor, self.program, costs)
         self._order = FairOrder()
@@ -343,7 +458,12 @@ class SimulatedScorer:
     async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         """See ``search.ports.StepScorer``."""
         with self._backlog.call():
-            return await self._score(request)
+            loop = asyncio.get_running_loop()
+            until = loop.time() + self._least_s
+            rewards = await self._score(request)
+            if self._least_s:
+                await asyncio.sleep(until - loop.time())
+            return rewards
 
     async def _score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
         self.ongoing += 1

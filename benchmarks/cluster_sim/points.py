@@ -30,6 +30,7 @@ from benchmarks.cluster_sim.processors import OwnCores, Processor, SharedCores
 from benchmarks.cluster_sim.quick_replicas import QuickGeneratorReplica, QuickScorerReplica
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language
+from deployments.engines.settings import WriteAheadSetting
 from deployments.scaling.homes import BALANCE
 from deployments.scaling.pressure import FULL
 from search.settings import parse_search
@@ -122,14 +123,17 @@ def cluster_of(
     language: Language,
     processor: Callable[[], Processor],
     routers: Routers = DEFAULT_ROUTERS,
+    write_ahead: WriteAheadSetting = "auto",
+    least_score_s: float = 0.0,
 ) -> Simulated:
+    """``least_score_s``: shortest time of a call of a reward model, seconds."""
     return Cluster(
         size,
         costs.calls,
         SEED,
         processor,
-        lambda one: SimulatedGenerator(one, language, costs.generator, costs.calls),
-        lambda one: SimulatedScorer(one, language, costs.prm, costs.calls),
+        lambda one: SimulatedGenerator(one, language, costs.generator, costs.calls, write_ahead),
+        lambda one: SimulatedScorer(one, language, costs.prm, costs.calls, least_score_s),
         routers,
     )
 
@@ -146,6 +150,7 @@ def solver_of(cluster: Simulated, language: Language, search: dict[str, Any]) ->
 def costs_of(cluster: Simulated) -> dict[str, Any]:
     """CPU seconds per search of each kind of program, and mean costs of a search."""
     searches = len(cluster.costs)
+    ahead = [replica.write_ahead for replica in cluster.generators.made]
     cpu_s = {
         "generator engines": sum(replica.engine.program.cpu_s for replica in cluster.generators.made),
         "generator replicas": sum(replica.program.cpu_s for replica in cluster.generators.made),
@@ -156,6 +161,10 @@ def costs_of(cluster: Simulated) -> dict[str, Any]:
     return {
         "cpu_s_per_search": {role: round(seconds / searches, 5) for role, seconds in cpu_s.items()},
         "per_search": means(cluster.costs),
+        "ahead": {name: sum(each.counts[name] for each in ahead) for name in ahead[0].counts},
+        "engine_tokens": sum(replica.engine.generated_tokens for replica in cluster.generators.made),
+        "level_s": round(max(each.call_s for each in ahead), 4),
+        "turn_s": round(max(each._turn_s for each in ahead), 4),
         "refused": cluster.refused,
         "left_over": [left for replica in cluster.generators.made for left in replica.check_integrity()],
     }
@@ -170,12 +179,14 @@ def served(
     cores: float | None,
     size: ClusterSize = APPLICATION,
     routers: Routers = DEFAULT_ROUTERS,
+    write_ahead: WriteAheadSetting = "auto",
+    least_score_s: float = 0.0,
 ) -> dict[str, Any]:
     """Simulates the application, whose programs share ``cores`` cores; None: each has its own core."""
 
     async def simulated() -> dict[str, Any]:
         shared = shared_by_all(cores, costs.pace)
-        cluster = cluster_of(size, costs, language, lambda: shared, routers)
+        cluster = cluster_of(size, costs, language, lambda: shared, routers, write_ahead, least_score_s)
         async with cluster.running():
             ended = await closed_loop(solver_of(cluster, language, search), searches, clients)
         return {**figures(ended), **costs_of(cluster)}
