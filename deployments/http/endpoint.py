@@ -13,6 +13,7 @@ from deployments.http.health import Health
 from deployments.http.jobs import Jobs
 from deployments.http.kept import StoreAccess
 from deployments.loop.delay import LoopDelay
+from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.searches import SearchService
@@ -45,6 +46,8 @@ class Endpoint:
     """Called with status, reason and number of refused requests, for the metrics."""
     kept: StoreAccess | None = None
     """The store of files, batches and searches; None if there is no store."""
+    answers: AnswerCache | None = None
+    """The answers of earlier searches; None: every request is searched for."""
     allowed_origins: Sequence[str] = ()
     """Origins of the web pages that may use the endpoint."""
     host: str | None = None

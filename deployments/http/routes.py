@@ -18,6 +18,7 @@ from deployments.admission.origins import CheckOrigin
 from deployments.admission.proxy import WORK
 from deployments.admission.refusals import CountRefusals
 from deployments.http import batches, documentation, files, page_routes, replies, searches
+from deployments.http.cached_search import NO_STORE, CachedSearch, cache_control, question_of
 from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.kept_search import KeptSearch
@@ -73,7 +74,7 @@ async def chat_completions(request: Request, served: Served) -> Response:
     """One question in, a better answer out; streamed, the tree as it grows."""
     chat, job = await _search(request, served)
     head, place = _head(served, chat, job), place_of(request.scope)
-    searching = _searching(request, served, chat, head)
+    searching = _searching(request, served, chat, head, _answering(request, served, chat, job))
     if chat.stream:
         include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
         return SearchStream(searching, job, place, replies.Chunks(head, include_usage))
@@ -88,7 +89,8 @@ async def search(request: Request, served: Served) -> Response:
     if chat.stream:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     head = _head(served, chat, job)
-    searching = _searching(request, served, chat, head)
+    # Not from the answer cache, which has no trees.
+    searching = _searching(request, served, chat, head, served.searches)
     outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
     reply = replies.completion(head, outcome)
     if job.settings.logprobs:
@@ -108,8 +110,8 @@ async def responses(request: Request, served: Served) -> Response:
 
     asked, chat, job = await served.prepared(request, prepare)
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
-    searching = _searching(request, served, chat, head)
-    reply = Responses(asked, job.settings, head, stored=searching is not served.searches)
+    searching = _searching(request, served, chat, head, _answering(request, served, chat, job))
+    reply = Responses(asked, job.settings, head, stored=isinstance(searching, KeptSearch))
     if asked.stream:
         return SearchStream(searching, job, place_of(request.scope), reply)
     outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
@@ -189,11 +191,24 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
     return await served.prepared(request, prepare)
 
 
-def _searching(request: Request, served: Endpoint, chat: ChatRequest, head: replies.Head) -> Searching:
+def _searching(
+    request: Request, served: Endpoint, chat: ChatRequest, head: replies.Head, searches: Searching
+) -> Searching:
     """Returns what runs the search. It stores events and reply if the request asks for it and there is a store."""
     if served.kept is None or not chat.store:
+        return searches
+    return KeptSearch(searches, served.kept, served.kept.owner(request), head)
+
+
+def _answering(request: Request, served: Endpoint, chat: ChatRequest, job: SearchJob) -> Searching:
+    """Returns what runs the search. It asks the answer cache first if there is one, unless the request refuses it."""
+    if served.answers is None:
         return served.searches
-    return KeptSearch(served.searches, served.kept, served.kept.owner(request), head)
+    wanted = cache_control(request.headers)
+    if NO_STORE in wanted:
+        return served.searches
+    question = question_of(chat, job, key_of(request.scope))
+    return CachedSearch(served.searches, served.answers, question, fresh="no-cache" in wanted)
 
 
 def _head(served: Endpoint, chat: ChatRequest, job: SearchJob) -> replies.Head:
