@@ -142,6 +142,45 @@ class SideCallSettings(Settings):
     )
 
 
+class AnswerCacheSettings(Settings):
+    """Answers that a controller keeps in memory and gives again ([answer_cache.md](answer_cache.md)). Off unless set;
+    ``{}`` turns it on."""
+
+    seconds: float = Field(3600.0, gt=0, le=30 * 86_400, description="Age at which an answer is forgotten.")
+    memory_bytes: int = Field(
+        1 << 26, ge=1 << 20, le=1 << 34, description="Memory of all answers, about; the least recently used leave."
+    )
+    embedding: str | None = Field(
+        None,
+        description="package.module:function, plain or async, that takes a list of texts and returns a vector for "
+        "each: questions that mean the same are answered too. Unset: only the same question.",
+    )
+    threshold: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        validate_default=True,
+        description="Least cosine of two questions that mean the same; needed with embedding.",
+    )
+    embedding_timeout_s: float = Field(
+        0.5, gt=0, le=30, description="A question whose vector takes longer is searched for, as without embedding."
+    )
+
+    @field_validator("embedding")
+    @classmethod
+    def _is_a_function(cls, path: str | None) -> str | None:
+        if path is not None:
+            imported_function(path)
+        return path
+
+    @field_validator("threshold")
+    @classmethod
+    def _belongs_to_embedding(cls, threshold: float | None, info: ValidationInfo) -> float | None:
+        if "embedding" in info.data and (threshold is None) != (info.data["embedding"] is None):
+            raise ValueError("embedding and threshold belong together; docs/answer_cache.md says how to choose it")
+        return threshold
+
+
 class ControllerSettings(Settings):
     """The search controller: ingress and searches."""
 
@@ -205,6 +244,7 @@ class ControllerSettings(Settings):
     )
     limits: LimitSettings = LimitSettings()
     store: StoreSettings = StoreSettings()
+    answer_cache: AnswerCacheSettings | None = None
     replicas: ReplicaSettings = ReplicaSettings()
 
     @field_validator("strategies")

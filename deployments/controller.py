@@ -24,6 +24,7 @@ from deployments.http.rows import reply_to
 from deployments.loop.delay import LoopDelay
 from deployments.loop.garbage import GarbagePolicy
 from deployments.scaling.pressure import PRESSURE
+from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.places import Places
@@ -110,7 +111,8 @@ class SearchControllerReplica:
         self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
-        self._telemetry.start(places, self._loop_delay)
+        self._answers = AnswerCache.of(controller.answer_cache)
+        self._telemetry.start(places, self._loop_delay, self._answers)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
         self._endpoint = Endpoint(
@@ -126,6 +128,7 @@ class SearchControllerReplica:
             refused=self._telemetry.refused,
             kept=StoreAccess(store, self._live) if store else None,
             open_requests=self._open_requests,
+            answers=self._answers,
             allowed_origins=config.http.allowed_origins,
             host=self._host,
         )
@@ -217,7 +220,8 @@ class SearchControllerReplica:
     async def integrity(self) -> list[str]:
         """Leak check of this replica and all engines: a sentence for everything left over although nothing runs.
         Meaningful only while no search runs."""
-        problems = [f"controller: {problem}" for problem in self._service.check_integrity()]
+        found = self._service.check_integrity() + (self._answers.check_integrity() if self._answers else [])
+        problems = [f"controller: {problem}" for problem in found]
         for name, handle in self._handles.items():
             for index, reply in enumerate(await everywhere(handle, "check_integrity", QUERY_TIMEOUT_S)):
                 found = [type(reply).__name__] if isinstance(reply, Exception) else reply
@@ -226,9 +230,9 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
-        for worker in ("_matcher", "_solver", "_telemetry"):
-            if hasattr(self, worker):
-                getattr(self, worker).close()
+        for name in ("_matcher", "_solver", "_telemetry", "_answers"):
+            if (worker := getattr(self, name, None)) is not None:
+                worker.close()
 
 
 SearchController = serve.deployment(

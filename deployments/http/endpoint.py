@@ -14,6 +14,7 @@ from deployments.http.health import Health
 from deployments.http.jobs import Jobs
 from deployments.http.kept import StoreAccess
 from deployments.loop.delay import LoopDelay
+from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.searches import SearchService
@@ -48,6 +49,8 @@ class Endpoint:
     """The store of files, batches and searches; None if there is no store."""
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     """Where work that outlives its request registers."""
+    answers: AnswerCache | None = None
+    """The answers of earlier searches; None: every request is searched for."""
     allowed_origins: Sequence[str] = ()
     """Origins of the web pages that may use the endpoint."""
     host: str | None = None

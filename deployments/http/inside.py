@@ -5,13 +5,15 @@ from starlette.types import ASGIApp
 
 from deployments.admission.auth import JOBS_CLIENT, ApiKeys, AsKey
 from deployments.admission.errors import Unauthorized
+from deployments.http.cached_search import NO_STORE
 
 Answer = tuple[int, list[tuple[str, str]], bytes]
 """Status, headers and complete body."""
 
 
 class InProcessEndpoint:
-    """Answers requests as the HTTP endpoint does."""
+    """Answers requests as the HTTP endpoint does, but without the answer cache: a job may ask one question many times
+    for many answers, and a long one would leave no entry of others."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys) -> None:
         """``app``: the endpoint without a key check. ``keys``: the API keys of the HTTP endpoint."""
@@ -36,6 +38,6 @@ class InProcessEndpoint:
             return error.status, [], bytes(error.response().body)
         transport = httpx.ASGITransport(app, client=JOBS_CLIENT, raise_app_exceptions=False)
         url = httpx.URL("http://controller").join(path)
-        headers = {"content-type": "application/json"}
+        headers = {"content-type": "application/json", "cache-control": NO_STORE}
         reply = await transport.handle_async_request(httpx.Request(method, url, content=body, headers=headers))
         return reply.status_code, reply.headers.multi_items(), await reply.aread()

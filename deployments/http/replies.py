@@ -9,8 +9,9 @@ from starlette.responses import Response
 
 from deployments.admission.errors import ApiError
 from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choices
+from deployments.service.answer_cache import CachedOutcome
 from search.ports import TokenBeamReply
-from search.run.report import SearchOutcome, StepScored, StepsPruned
+from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
 from search.snapshot import logprob_as_json
 
 Json = dict[str, Any]
@@ -20,6 +21,9 @@ Data = Json | Literal["[DONE]"]
 
 MAX_ANSWERS = 64
 """Maximum number of answers in a reply: the winner, then by falling votes. Every path may have a different answer."""
+
+MAX_ASKED_CHARS = 200
+"""Length at which a note cuts the question of an earlier request."""
 
 PRUNED_AT_ONCE = 64
 """Maximum number of nodes that one event reports as pruned."""
@@ -50,8 +54,10 @@ def now() -> int:
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
-    """Token counts: the prompt once, and every token generated on any branch."""
+    """Token counts: the prompt once, and every token generated on any branch; zero for an answer from the cache."""
     cost = outcome.cost
+    if isinstance(outcome, CachedOutcome):
+        head, cost = head._replace(prompt_tokens=0), SearchCost()
     return {
         "prompt_tokens": head.prompt_tokens,
         "completion_tokens": cost.generated_tokens,
@@ -68,7 +74,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "strategy": head.strategy,
         "n": head.n,
         "temperature": head.temperature,
-        "notes": [*head.notes, *_choices_notes(head, outcome), *_unread_notes(outcome)],
+        "notes": [*head.notes, *_choices_notes(head, outcome), *_unread_notes(outcome), *_cached_notes(outcome)],
         "seed": outcome.seed,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.selection.answer,
@@ -87,6 +93,7 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
             for group in outcome.selection.groups[:MAX_ANSWERS]
         ],
         "degraded": outcome.degraded,
+        "cached": isinstance(outcome, CachedOutcome),
         **outcome.cost.model_dump(),
     }
 
@@ -99,6 +106,14 @@ def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
 def _unread_notes(outcome: SearchOutcome) -> list[str]:
     unread = outcome.selection.unread
     return [f"answers that took too long to read and were compared as text: {unread}"] if unread else []
+
+
+def _cached_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns a note if another question was asked than the one that was answered."""
+    if not isinstance(outcome, CachedOutcome) or outcome.similarity is None:
+        return []
+    asked = outcome.asked if len(outcome.asked) <= MAX_ASKED_CHARS else f"{outcome.asked[:MAX_ASKED_CHARS]}…"
+    return [f"answered as an earlier question that means the same (similarity {outcome.similarity:.3f}): {asked}"]
 
 
 def completion(head: Head, outcome: SearchOutcome) -> Json:

@@ -15,6 +15,7 @@ from deployments.admission.body import by_size
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest
 from deployments.admission.middleware import place_of, taken_over
+from deployments.http.cached_search import answering
 from deployments.http.endpoint import Endpoint, KeptHere, Served
 from deployments.http.kept import After, Limit, page
 from deployments.http.kept_responses import (
@@ -31,7 +32,7 @@ from deployments.http.responses import Responses
 from deployments.http.responses_schema import ResponsesRequest, Turn, spoken_of
 from deployments.http.schema import ChatRequest
 from deployments.http.searches import LOOK_EVERY_S, LimitedStream
-from deployments.http.streaming import EventStream, Searching, SearchStream
+from deployments.http.streaming import EventStream, SearchStream
 from deployments.service.places import Place
 from deployments.service.searches import SearchJob
 
@@ -57,11 +58,11 @@ async def create_response(request: Request, served: Served) -> Response:
     chat, job = await by_size(prepare, sum(sizes))
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
     reply = Responses(asked, job.settings, head, stores)
-    searching: Searching = served.searches
+    searching = answering(request, served, chat, job)
     if stores and served.kept is not None:
         # It has a reply of its own: a stream that the client has not read yet may be behind the search.
         kept_reply = Responses(asked, job.settings, head, stores)
-        searching = KeptSearch(served.searches, served.kept, served.kept.owner(request), head, kept_reply)
+        searching = KeptSearch(searching, served.kept, served.kept.owner(request), head, kept_reply)
         if asked.background:
             return await _in_background(request, served, searching, job, reply)
     if asked.stream:

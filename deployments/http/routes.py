@@ -18,6 +18,7 @@ from deployments.admission.origins import CheckOrigin
 from deployments.admission.proxy import WORK
 from deployments.admission.refusals import CountRefusals
 from deployments.http import batches, documentation, files, page_routes, replies, response_routes, searches
+from deployments.http.cached_search import answering
 from deployments.http.documentation import body_of, search_body
 from deployments.http.endpoint import Endpoint, Served
 from deployments.http.kept_search import KeptSearch
@@ -72,7 +73,7 @@ async def chat_completions(request: Request, served: Served) -> Response:
     """One question in, a better answer out; streamed, the tree as it grows."""
     chat, job = await _search(request, served)
     head, place = _head(served, chat, job), place_of(request.scope)
-    searching = _searching(request, served, chat, head)
+    searching = _searching(request, served, chat, head, answering(request, served, chat, job))
     if chat.stream:
         include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
         return SearchStream(searching, job, place, replies.Chunks(head, include_usage))
@@ -87,7 +88,8 @@ async def search(request: Request, served: Served) -> Response:
     if chat.stream:
         raise errors.BadRequest("a tree is not streamed; use /v1/chat/completions", "stream", "unsupported_value")
     head = _head(served, chat, job)
-    searching = _searching(request, served, chat, head)
+    # Not from the answer cache, which has no trees.
+    searching = _searching(request, served, chat, head, served.searches)
     outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
     reply = replies.completion(head, outcome)
     if job.settings.logprobs:
@@ -168,11 +170,13 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
     return await served.prepared(request, prepare)
 
 
-def _searching(request: Request, served: Endpoint, chat: ChatRequest, head: replies.Head) -> Searching:
+def _searching(
+    request: Request, served: Endpoint, chat: ChatRequest, head: replies.Head, searches: Searching
+) -> Searching:
     """Returns what runs the search. It stores events and reply if the request asks for it and there is a store."""
     if served.kept is None or not chat.store:
-        return served.searches
-    return KeptSearch(served.searches, served.kept, served.kept.owner(request), head)
+        return searches
+    return KeptSearch(searches, served.kept, served.kept.owner(request), head)
 
 
 def _head(served: Endpoint, chat: ChatRequest, job: SearchJob) -> replies.Head:

@@ -1,6 +1,7 @@
 """A search told in a few sentences, for the summary of a response's reasoning item."""
 
 from deployments.http.replies import Head
+from deployments.service.answer_cache import CachedOutcome
 from search.run.report import SearchOutcome
 
 MAX_ANSWER_CHARS = 80
@@ -13,9 +14,14 @@ def summary_of(outcome: SearchOutcome, head: Head, detailed: bool) -> str:
     cost."""
     cost, selection, tree = outcome.cost, outcome.selection, outcome.tree
     answers = [f"{_in_short(group.answer)} ({group.share:.0%} of the votes)" for group in selection.groups]
-    written = f"{_count(cost.written_steps, 'candidate step')} on {_count(tree.deepest, 'level')}"
+    search, written = f"search ({head.strategy}, n = {head.n})", _count(cost.written_steps, "candidate step")
+    if isinstance(outcome, CachedOutcome):  # which has the answering paths alone
+        told = f"This is the answer of an earlier {search}, which wrote {written}."
+    else:
+        levels, ended = _count(tree.deepest, "level"), _count(len(tree.terminals), "path")
+        told = f"The {search} wrote {written} on {levels}; {ended} ended."
     sentences = [
-        f"The search ({head.strategy}, n = {head.n}) wrote {written}; {_count(len(tree.terminals), 'path')} ended.",
+        told,
         f"The answer is {answers[0]}." if answers else "No path gave an answer to vote on.",
     ]
     if outcome.partial:

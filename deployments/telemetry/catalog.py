@@ -105,6 +105,22 @@ GENERATED_TOKENS = _counter(
     "key",
 )
 RETRIES = _counter(_C, "retries_total", "Calls made again because a replica failed", "call")
+ANSWERS_LOOKED_UP = _counter(
+    _C,
+    "answer_cache_lookups_total",
+    "Questions looked up in the answer cache, by what was found: same, similar or miss; not told where it is off",
+    "found",
+)
+ANSWERS_EVICTED = _counter(
+    _C, "answer_cache_evictions_total", "Answers that left the answer cache for want of memory, or of age; likewise"
+)
+ANSWERS_KEPT = _gauge(_C, "answer_cache_entries", "Answers in the answer cache; likewise")
+ANSWERS_BYTES = _gauge(_C, "answer_cache_used_bytes", "Memory of the answer cache, about; likewise")
+EMBEDDINGS_FAILED = _counter(
+    _C,
+    "answer_cache_embedding_failures_total",
+    "Questions that got no vector from controller.answer_cache.embedding, and were searched for; likewise",
+)
 
 BATCH_FILL = _gauge(
     _E, "engine_batch_fill_ratio", "Requests in an engine step over max_num_seqs, mean since the last publishing"

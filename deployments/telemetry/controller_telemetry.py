@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from deployments.config import TelemetrySettings
 from deployments.loop.delay import LoopDelay
+from deployments.service.answer_cache import AnswerCache
 from deployments.service.places import Places
 from deployments.telemetry import catalog, logs
 from deployments.telemetry.metrics import Metrics, NoMetrics
@@ -18,8 +19,9 @@ CALLS = ("expand", "score", "token_beam")
 class ControllerFigures:
     """Reads places and event-loop delay whenever metrics are published."""
 
-    def __init__(self, metrics: Metrics, places: Places, delay: LoopDelay) -> None:
+    def __init__(self, metrics: Metrics, places: Places, delay: LoopDelay, answers: AnswerCache | None = None) -> None:
         self._metrics = metrics
+        self._answers = answers
         self._places = places
         self._delay = delay
         # Publish 0 before the first event: a counter that first appears at 1 shows no increase.
@@ -34,6 +36,13 @@ class ControllerFigures:
         metrics.set(catalog.PLACES_TAKEN, self._places.held)
         metrics.set(catalog.QUEUE_WAITING, self._places.waiting)
         metrics.set(catalog.LOOP_DELAY, self._delay.take_longest())
+        if (answers := self._answers) is not None:
+            for found, count in answers.lookups.items():
+                metrics.total(catalog.ANSWERS_LOOKED_UP, count, found)
+            metrics.total(catalog.ANSWERS_EVICTED, answers.evictions)
+            metrics.total(catalog.EMBEDDINGS_FAILED, answers.embedding_failures)
+            metrics.set(catalog.ANSWERS_KEPT, len(answers))
+            metrics.set(catalog.ANSWERS_BYTES, answers.memory_bytes)
 
 
 class ControllerTelemetry:
@@ -48,12 +57,12 @@ class ControllerTelemetry:
         self.searches = SearchTelemetry(self.metrics, traces, log)
         self._publishing: asyncio.Task[None] | None = None
 
-    def start(self, places: Places, delay: LoopDelay) -> None:
+    def start(self, places: Places, delay: LoopDelay, answers: AnswerCache | None = None) -> None:
         if isinstance(self.metrics, NoMetrics):
             return
         from deployments.telemetry.ray_instruments import publish
 
-        self.metrics.read(ControllerFigures(self.metrics, places, delay).read)
+        self.metrics.read(ControllerFigures(self.metrics, places, delay, answers).read)
         self._publishing = publish(self.metrics)
 
     def retried(self, call: str) -> None:

@@ -60,11 +60,12 @@ def contents_of(text: str) -> StepContents:
     """Parses a step."""
     runs: list[list[str]] = []
     words: list[str] = []
-    for is_math, tokens in groupby(_tokens(text), key=lambda token: token.is_math):
+    without_numbering = _OPENING.sub(" ", _HEADING.sub(" ", text))
+    for is_math, run in groupby(tokens_of(without_numbering), key=lambda token: token.is_math):
         if is_math:
-            runs.append([token.text for token in tokens])
+            runs.append([token.text for token in run])
         else:
-            words += [token.text for token in tokens if token.text]
+            words += [token.text for token in run if token.text]
     formulas = said_once([formula for run in runs if (formula := formula_of(run))])
     signs = {sign for run in runs for sign in run}
     operations = {(sign,) for word in words if (sign := operation_of(word)) and sign not in signs}
@@ -74,14 +75,16 @@ def contents_of(text: str) -> StepContents:
     return StepContents(formulas | operations | reversing, own)
 
 
-class _Token(NamedTuple):
+class Token(NamedTuple):
+    """A word, or a piece of a formula: a number, a variable or a sign."""
+
     text: str
     is_math: bool
 
 
-def _tokens(text: str) -> Iterator[_Token]:
+def tokens_of(text: str) -> Iterator[Token]:
     """Words in lower case and pieces of formulas. Any other character becomes an empty word, which ends a formula."""
-    plain = _OPENING.sub(" ", _HEADING.sub(" ", text)).replace("{,}", ",")
+    plain = text.replace("{,}", ",")
     plain = _DISPLAY.sub(lambda display: f" ${''.join(filter(None, display.groups())).strip()}$ ", plain)
     plain = _LAYOUT.sub(" ", _unwrapped(_DEGREES.sub("°", plain)))
     position = 0
@@ -107,15 +110,15 @@ def _quotient(fraction: re.Match[str]) -> str:
     return "/".join(part if _SIMPLE.fullmatch(part) else f"({part})" for part in (above, below))
 
 
-def _pieces(text: str, in_math: bool) -> Iterator[_Token]:
+def _pieces(text: str, in_math: bool) -> Iterator[Token]:
     for match in _TOKEN.finditer(text):
         kind, piece = match.lastgroup, match[0]
         if kind == "number":
-            yield _Token(_number(piece), is_math=True)
+            yield Token(_number(piece), is_math=True)
         elif kind == "word":
             yield from _word(piece, in_math)
         else:
-            yield _Token(_SPELLINGS.get(piece, piece), is_math=True) if kind != "other" else _Token("", is_math=False)
+            yield Token(_SPELLINGS.get(piece, piece), is_math=True) if kind != "other" else Token("", is_math=False)
 
 
 def _number(digits: str) -> str:
@@ -124,15 +127,15 @@ def _number(digits: str) -> str:
     return (whole.lstrip("0") or "0") + (point + places if places else "")
 
 
-def _word(word: str, in_math: bool) -> Iterator[_Token]:
+def _word(word: str, in_math: bool) -> Iterator[Token]:
     """The tokens of a word. In a formula, one or two letters are variables. Outside, a single letter is a variable,
     except ``a``, ``A`` and ``I``."""
     lower = word.lower()
     if lower in _FUNCTIONS or (in_math and lower in {"log", "exp", "sec"}):
-        yield _Token(lower, is_math=True)
+        yield Token(lower, is_math=True)
     elif len(word) == 1 and (in_math or word not in "aAI"):
-        yield _Token(word, is_math=True)
+        yield Token(word, is_math=True)
     elif in_math and len(word) == 2:
-        yield from (_Token(letter, is_math=True) for letter in word)
+        yield from (Token(letter, is_math=True) for letter in word)
     else:
-        yield _Token(lower.replace("’", "'").removesuffix("'s").replace("n't", " not").split()[-1], is_math=False)
+        yield Token(lower.replace("’", "'").removesuffix("'s").replace("n't", " not").split()[-1], is_math=False)

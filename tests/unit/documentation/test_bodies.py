@@ -82,6 +82,7 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     [strategy] = [block.text for block in blocks_in("python") if "my_package/my_search.py" in block.text]
     [reward] = [block.text for block in blocks_in("python") if block.text.startswith("async def reward")]
     [steps] = [block.text for block in blocks_in("python") if "my_package/my_steps.py" in block.text]
+    [vectors] = [block.text for block in blocks_in("python") if "async def vectors" in block.text]
     typing = "from collections.abc import Sequence\nfrom typing import Literal\n"
     package = tmp_path / "my_package"
     package.mkdir()
@@ -89,6 +90,7 @@ def my_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None
     (package / "my_search.py").write_text(f"{typing}from search import Expansion, SearchTree, Strategy\n{strategy}")
     (package / "my_checker.py").write_text(f"{typing}{reward}")
     (package / "my_steps.py").write_text(f"{typing}{steps}")
+    (package / "embeddings.py").write_text(vectors)
     (package / "my_answers.py").write_text("def extract(text: str) -> str | None: ...\n")
     monkeypatch.syspath_prepend(tmp_path)
     yield

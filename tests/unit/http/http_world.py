@@ -26,6 +26,7 @@ from deployments.http.kept import StoreAccess
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
 from deployments.loop.delay import LoopDelay
+from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.places import Places
@@ -156,6 +157,11 @@ class FakeGenerator:
         return Step((1,) * STEP_TOKENS, f"\\boxed{{{41 + seed % 2}}}", StepEnd.END_OF_SEQUENCE, *logprob_fields)
 
 
+def letter_counts(texts: Sequence[str]) -> list[list[int]]:
+    """An embedding: how often each letter is in a text."""
+    return [[text.lower().count(chr(letter)) for letter in range(97, 123)] for text in texts]
+
+
 def found(directory: Path, pattern: str) -> list[Path]:
     """Paths in a directory that match a pattern."""
     return list(directory.glob(pattern))
@@ -223,6 +229,7 @@ class World:
         self.store = Store.of(settings.store)
         if self.store is not None:
             self.store.prepare()
+        self.answers = AnswerCache.of(settings.answer_cache)
         endpoint = Endpoint(
             served_name=self.config.generator.served_name,
             live=self.live,
@@ -233,6 +240,7 @@ class World:
             operations=self,
             strategies=settings.catalog,
             loop_delay=self.loop_delay,
+            answers=self.answers,
             kept=StoreAccess(self.store, self.live) if self.store else None,
             allowed_origins=self.config.http.allowed_origins,
         )

@@ -6,7 +6,9 @@ import logging
 
 import pytest
 
+from deployments.config import AnswerCacheSettings
 from deployments.loop.delay import LoopDelay
+from deployments.service.answer_cache import AnswerCache, Question
 from deployments.telemetry import catalog
 from deployments.telemetry.context import CLIENT_KEY
 from deployments.telemetry.controller_telemetry import ControllerFigures
@@ -107,6 +109,21 @@ async def test_places_are_read_when_metrics_are_published() -> None:
     searching.cancel()
     await asyncio.wait([searching])
     assert world.publish().last(catalog.PLACES_TAKEN) == 0
+
+
+async def test_the_answer_cache_is_read_when_metrics_are_published() -> None:
+    world, answers = World(), AnswerCache(AnswerCacheSettings())
+    world.metrics.read(ControllerFigures(world.metrics, world.places, LoopDelay(), answers).read)
+    question = Question(b"digest", None, "6*7?")
+    await answers.match(question)
+    answers.keep(question, None, await world.search(), [])
+    await answers.match(question)
+    published = world.publish()
+    found = {name: published.sum(catalog.ANSWERS_LOOKED_UP, name) for name in answers.lookups}
+    assert found == {"same": 1, "similar": 0, "miss": 1}
+    assert published.last(catalog.ANSWERS_KEPT) == 1
+    assert published.last(catalog.ANSWERS_BYTES) == answers.memory_bytes > 0
+    assert (published.sum(catalog.ANSWERS_EVICTED), published.sum(catalog.EMBEDDINGS_FAILED)) == (0, 0)
 
 
 async def test_every_search_has_one_log_line_of_json(caplog: pytest.LogCaptureFixture) -> None:
