@@ -1,4 +1,4 @@
-"""A Llama model from one quantized GGUF file to a directory that vLLM loads: bfloat16 safetensors and the tokenizer.
+"""A Llama or Qwen2 model from a quantized GGUF file to a directory that vLLM loads: bfloat16 safetensors and tokenizer.
 
     python scripts/gguf_to_safetensors.py MODEL.gguf DIRECTORY
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from gguf import GGUFReader, dequantize
-from transformers import AutoTokenizer, LlamaConfig, LlamaForCausalLM
+from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 LAYER_PARTS = {
     "attn_q": "self_attn.q_proj",
@@ -26,6 +26,7 @@ LAYER_PARTS = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+ARCHITECTURES = {"llama": (LlamaConfig, LlamaForCausalLM), "qwen2": (Qwen2Config, Qwen2ForCausalLM)}
 OTHER_PARTS = {
     "token_embd.weight": "model.embed_tokens.weight",
     "output_norm.weight": "model.norm.weight",
@@ -33,11 +34,11 @@ OTHER_PARTS = {
 }
 
 
-def read_config(reader: GGUFReader) -> LlamaConfig:
+def read_config(reader: GGUFReader, architecture: str) -> Any:
     def value(name: str) -> Any:
-        return reader.get_field(name).contents()
+        return reader.get_field(name.replace("llama.", f"{architecture}.")).contents()
 
-    return LlamaConfig(
+    return ARCHITECTURES[architecture][0](
         hidden_size=value("llama.embedding_length"),
         intermediate_size=value("llama.feed_forward_length"),
         num_hidden_layers=value("llama.block_count"),
@@ -55,8 +56,8 @@ def read_config(reader: GGUFReader) -> LlamaConfig:
 
 
 def huggingface_name(name: str) -> str:
-    if layer := re.fullmatch(r"blk\.(\d+)\.(\w+)\.weight", name):
-        return f"model.layers.{layer[1]}.{LAYER_PARTS[layer[2]]}.weight"
+    if layer := re.fullmatch(r"blk\.(\d+)\.(\w+)\.(weight|bias)", name):
+        return f"model.layers.{layer[1]}.{LAYER_PARTS[layer[2]]}.{layer[3]}"
     return OTHER_PARTS[name]
 
 
@@ -66,13 +67,13 @@ def unpermuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
     return weight.reshape(heads, rows // heads // 2, 2, columns).swapaxes(1, 2).reshape(rows, columns)
 
 
-def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Tensor]:
+def read_weights(reader: GGUFReader, config: LlamaConfig | Qwen2Config) -> dict[str, torch.Tensor]:
     weights: dict[str, torch.Tensor] = {}
     for tensor in reader.tensors:
         weight = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy())
-        if ".attn_q." in tensor.name:
+        if isinstance(config, LlamaConfig) and ".attn_q." in tensor.name:
             weight = unpermuted(weight, config.num_attention_heads)
-        elif ".attn_k." in tensor.name:
+        elif isinstance(config, LlamaConfig) and ".attn_k." in tensor.name:
             weight = unpermuted(weight, config.num_key_value_heads)
         weights[huggingface_name(tensor.name)] = weight.to(torch.bfloat16)
     return weights
@@ -80,14 +81,19 @@ def read_weights(reader: GGUFReader, config: LlamaConfig) -> dict[str, torch.Ten
 
 def main(source: Path, target: Path) -> None:
     reader = GGUFReader(source)
-    config = read_config(reader)
+    architecture = reader.get_field("general.architecture").contents()
+    config = read_config(reader, architecture)
     weights = read_weights(reader, config)
     if config.tie_word_embeddings:
         weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
-    model = LlamaForCausalLM(config).to(torch.bfloat16)
+    model = ARCHITECTURES[architecture][1](config).to(torch.bfloat16)
     model.load_state_dict(weights)
+    tokenizer = AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name)
+    if architecture == "qwen2":  # A turn ends with either; the file names one.
+        ends = tokenizer.convert_tokens_to_ids(["<|im_end|>", "<|endoftext|>"])
+        model.generation_config = GenerationConfig(eos_token_id=ends)
     model.save_pretrained(target)
-    AutoTokenizer.from_pretrained(source.parent, gguf_file=source.name).save_pretrained(target)
+    tokenizer.save_pretrained(target)
 
 
 if __name__ == "__main__":

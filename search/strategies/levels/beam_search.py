@@ -70,7 +70,8 @@ class BeamSearch(LevelSearch):
 
     def observe(self, tree: SearchTree, arrived: Sequence[Node]) -> None:
         if self.lookahead or not tree.in_flight:
-            return super().observe(tree, arrived)
+            super().observe(tree, arrived)
+            return
         # An iteration is decided when nothing of it is in flight, though beams that went on before may be.
         for node, share in self._decided(tree, min(node.depth for node in tree.live) - 1).items():
             if share == 0 and node.status is NodeStatus.OPEN:
