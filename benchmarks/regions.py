@@ -193,7 +193,7 @@ def main(
 
     async def run() -> tuple[dict[str, Any], list[dict[str, Turn]]]:
         if pair is Pair.EMBEDDED:
-            questions = (problem.text for problem in draw_problems(Split.VALIDATION, SEED))
+            questions: Iterator[str] = (problem.text for problem in draw_problems(Split.VALIDATION, SEED))
             engines = embedded()
         elif model is None or problems is None:
             raise typer.BadParameter("published needs --model and --problems")

@@ -271,7 +271,7 @@ class SearchAhead:
         left: list[EngineRequest] = []
         for key in list(keys):
             step = self.steps.pop(key)
-            del self.by_id[step.id]
+            self.by_id.pop(step.id, None)
             step.over = True
             left += [request for request in step.children if request.ahead]
         self._owner.give_up(left)
