@@ -1,4 +1,4 @@
-"""What it gains that independent parts of a search do not wait for each other: DVTS n = 64, alone.
+"""What it gains that independent parts of a search do not wait for each other: DVTS, alone.
 
     python -m benchmarks.regions embedded
     python -m benchmarks.regions published --model DIRECTORY --problems test.jsonl
@@ -118,13 +118,13 @@ def _compared(outcome: SearchOutcome) -> list[list[Any]]:
 
 
 @asynccontextmanager
-async def embedded() -> AsyncIterator[Bench]:
+async def embedded(n: int) -> AsyncIterator[Bench]:
     async with engines_of(AppConfig.model_validate({"cache": {"enabled": False}})) as engines:
-        yield Bench(engines.generator, engines.environment, {"strategy": "dvts", "n": 64, "m": 4})
+        yield Bench(engines.generator, engines.environment, {"strategy": "dvts", "n": n, "m": 4})
 
 
 @asynccontextmanager
-async def published(model: Path, dtype: str, depth: int) -> AsyncIterator[Bench]:
+async def published(model: Path, dtype: str, n: int, depth: int) -> AsyncIterator[Bench]:
     from deployments.engines.generation import GenerationEngine
 
     settings = GeneratorSettings.model_validate(
@@ -133,14 +133,14 @@ async def published(model: Path, dtype: str, depth: int) -> AsyncIterator[Bench]
             "dtype": dtype,
             "max_model_len": 1024,
             "cpu_threads": 2,
-            "kv_cache_memory_bytes": 2_000_000_000,
+            "kv_cache_memory_bytes": 1_500_000_000,
         }
     )
     generator, matcher = GenerationEngine(settings), AnswerMatcher()
     await asyncio.gather(generator.start(), matcher.start())
     try:
         environment = SearchEnvironment(generator, HashScorer(), settings.max_model_len, matcher)
-        yield Bench(generator, environment, {"strategy": "dvts", "n": 64, "m": 4, "max_depth": depth})
+        yield Bench(generator, environment, {"strategy": "dvts", "n": n, "m": 4, "max_depth": depth})
     finally:
         matcher.close()
         generator.shutdown()
@@ -186,7 +186,10 @@ def main(
     model: Annotated[Path | None, typer.Option(resolve_path=True, help="Directory of the published model.")] = None,
     problems: Annotated[Path | None, typer.Option(help="Questions for it, JSON lines.")] = None,
     rounds: Annotated[int, typer.Option(min=2, max=50)] = 3,
-    dtype: str = "bfloat16",
+    n: Annotated[int, typer.Option(min=8, max=256)] = 64,
+    dtype: Annotated[
+        str, typer.Option(help="In 16 bits a token can depend on the batch: trees then differ.")
+    ] = "float32",
     depth: Annotated[int, typer.Option(min=1, max=40, help="Most steps of a path of the published model.")] = 40,
 ) -> None:
     set_environment()  # before vLLM is imported
@@ -194,11 +197,11 @@ def main(
     async def run() -> tuple[dict[str, Any], list[dict[str, Turn]]]:
         if pair is Pair.EMBEDDED:
             questions: Iterator[str] = (problem.text for problem in draw_problems(Split.VALIDATION, SEED))
-            engines = embedded()
+            engines = embedded(n)
         elif model is None or problems is None:
             raise typer.BadParameter("published needs --model and --problems")
         else:
-            questions, engines = gsm8k(problems), published(model, dtype, depth)
+            questions, engines = gsm8k(problems), published(model, dtype, n, depth)
         async with engines as bench:
             return bench.search, await measure(bench, questions, PROBLEMS[pair], rounds)
 
