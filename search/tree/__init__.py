@@ -2,6 +2,7 @@
 
 from search.tree.nodes import (
     COMPLETE,
+    IN_FLIGHT,
     ExpansionRequest,
     Node,
     NodeId,
@@ -15,6 +16,7 @@ from search.tree.tree import Fold, SearchTree
 
 __all__ = [
     "COMPLETE",
+    "IN_FLIGHT",
     "ExpansionRequest",
     "Fold",
     "Node",
