@@ -194,19 +194,20 @@ def ahead() -> None:
         GPU_LOADS,
         GPU_PAIRS,
         GPU_SETTINGS,
-        MEASURED_LEAST_TURN_S,
+        MEASURED,
         SEARCHES,
         compared,
         gpu_costs,
         longer,
     )
+    from deployments.engines.write_ahead import GPU
 
     results, costs, language = calibrated("write_ahead", "gpu_curves")
     here, claims, cores = [], [], float(costs.pace.cores)
     for name, case in results["write_ahead"]["cases"].items():
         if case["pair"] == "embedded":  # whose engines `curves` measures
-            least_s, searches = MEASURED_LEAST_TURN_S, 4 * SEARCHES
-            found = compared(costs, language, case["in_flight"], cores, ["auto"], case["slow"], least_s, searches)
+            searches = 4 * SEARCHES
+            found = compared(costs, language, case["in_flight"], cores, ["auto"], case["slow"], MEASURED, searches)
             row = _row(name, found["ratio"][0], case["ratio"]["ratio"])
             here.append(row | found | {"ratio": (ratio := row["ratio"])})
             claims.append(claim(f"{name}: predicted over measured", ratio, f"within {WITHIN:.0%}", _is_close(ratio)))
@@ -220,7 +221,7 @@ def ahead() -> None:
         for siblings in ("repeat", "differ"):
             texts = longer(language, siblings == "repeat")
             for in_flight in GPU_LOADS:
-                found = compared(of, texts, in_flight, None, GPU_SETTINGS)
+                found = compared(of, texts, in_flight, None, GPU_SETTINGS, device=GPU)
                 gpus.append({**pair._asdict(), "siblings": siblings, **found})
                 table.add_row(*pair, siblings, str(in_flight), *(f"{ratio:.2f}" for ratio in found["ratio"]))
                 console.print(gpus[-1])

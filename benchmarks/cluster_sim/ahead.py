@@ -9,13 +9,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any, NamedTuple
-from unittest.mock import patch
 
 from benchmarks.cluster_sim import points
 from benchmarks.cluster_sim.costs import BatchCurve, Costs, EngineCosts
 from benchmarks.cluster_sim.workload import Language, Problem, Written
-from deployments.engines import write_ahead
 from deployments.engines.settings import WriteAheadSetting
+from deployments.engines.write_ahead import CPU, Device
 
 OFF = 0.0
 """Setting that begins nothing. Calls are timed with it, unlike with ``off``."""
@@ -23,10 +22,10 @@ WIDTH = 16
 ALL = float(WIDTH)
 """Setting that begins all children that a step may get."""
 SEARCHES = 16
-MEASURED_LEAST_TURN_S = 1e-3
-"""``LEAST_TURN_S`` as good as off, as it was when write_ahead-c705d7e was measured: that result led to it."""
-GPU_SETTINGS: tuple[WriteAheadSetting, ...] = ("auto", 4.0, ALL)
-GPU_LOADS = (1, 4)
+MEASURED = CPU._replace(least_turn_s=0.0)
+"""As it was when write_ahead-c705d7e was measured: that result led to the least turn."""
+GPU_SETTINGS: tuple[WriteAheadSetting, ...] = ("auto", ALL)
+GPU_LOADS = (1, 4, 16)
 STEP_TOKENS = 32
 """Mean tokens of a step on a GPU: `benchmarks.gpu_curves` times reward models on new steps of that length."""
 CONTEXT = 256
@@ -63,7 +62,7 @@ def compared(
     cores: float | None,
     settings: Sequence[WriteAheadSetting],
     slow: bool = False,
-    least_turn_s: float = write_ahead.LEAST_TURN_S,
+    device: Device = CPU,
     searches: int = SEARCHES,
 ) -> dict[str, Any]:
     """Simulates the same beam searches without writing ahead and with each of the settings.
@@ -71,7 +70,7 @@ def compared(
     Args:
         cores: that all programs share; None: each has its own.
         slow: every call of the reward model takes as long as the generator takes for a level.
-        least_turn_s: instead of the ``LEAST_TURN_S`` of ``auto``, above 0.
+        device: how the generator's replica writes ahead.
 
     Returns:
         One value for each setting: ``ratio``, the time with writing ahead over that without if searches are alone, the
@@ -92,12 +91,12 @@ def compared(
             cores,
             write_ahead=setting,
             least_score_s=least_score_s,
+            device=device,
         )
 
-    with patch.object(write_ahead, "LEAST_TURN_S", least_turn_s):
-        least_score_s = served(OFF, 0.0)["level_s"] if slow else 0.0
-        off = served(OFF, least_score_s)
-        on = [served(setting, least_score_s) for setting in settings]
+    least_score_s = served(OFF, 0.0)["level_s"] if slow else 0.0
+    off = served(OFF, least_score_s)
+    on = [served(setting, least_score_s) for setting in settings]
     times = [side["seconds"] / off["seconds"] for side in on]
     counts = [side["ahead"] for side in on]
     return {

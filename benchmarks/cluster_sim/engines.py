@@ -21,7 +21,7 @@ from deployments.engines.backlog import Backlog
 from deployments.engines.fair_order import FairOrder
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from deployments.engines.settings import WriteAheadSetting
-from deployments.engines.write_ahead import SearchAhead, WriteAhead
+from deployments.engines.write_ahead import CPU, CallAhead, Device, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
@@ -230,6 +230,7 @@ class SimulatedGenerator:
         costs: EngineCosts,
         calls: CallCosts,
         write_ahead: WriteAheadSetting = "auto",
+        device: Device = CPU,
     ) -> None:
         self.program = Program(processor)
         self._language = language
@@ -241,7 +242,7 @@ class SimulatedGenerator:
         self._queue = RequestQueue(costs.max_num_seqs, self._clamp)
         self._feeding: asyncio.Task[None] | None = None
         self._lengths = {condition: StepLengths() for condition in StopCondition}
-        self.write_ahead = WriteAhead(self._queue, write_ahead, self._lengths[StopCondition.STEP], _abort)
+        self.write_ahead = WriteAhead(self._queue, write_ahead, self._lengths[StopCondition.STEP], _abort, device)
         self.ongoing = 0
         """Open calls, which Serve's routers compare."""
         self.written_tokens = 0
@@ -299,7 +300,7 @@ class SimulatedGenerator:
                     queued.collector.aborted = True
                 self._queue.end(queued, Ending.ABORTED)
 
-    def _take_over(self, call: _Call, ahead: SearchAhead | None) -> list[tuple[ExpandItem, Branch]]:
+    def _take_over(self, call: _Call, ahead: CallAhead | None) -> list[tuple[ExpandItem, Branch]]:
         """Makes the branches that were begun before the call the call's. Returns the others."""
         asked = [(item, branch) for item in call.request.expansions for branch in item.branches]
         if ahead is None:

@@ -31,6 +31,7 @@ from benchmarks.cluster_sim.quick_replicas import QuickGeneratorReplica, QuickSc
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language
 from deployments.engines.settings import WriteAheadSetting
+from deployments.engines.write_ahead import CPU, Device
 from deployments.scaling.homes import BALANCE
 from deployments.scaling.pressure import FULL
 from search.settings import parse_search
@@ -125,6 +126,7 @@ def cluster_of(
     routers: Routers = DEFAULT_ROUTERS,
     write_ahead: WriteAheadSetting = "auto",
     least_score_s: float = 0.0,
+    device: Device = CPU,
 ) -> Simulated:
     """``least_score_s``: shortest time of a call of a reward model, seconds."""
     return Cluster(
@@ -132,7 +134,7 @@ def cluster_of(
         costs.calls,
         SEED,
         processor,
-        lambda one: SimulatedGenerator(one, language, costs.generator, costs.calls, write_ahead),
+        lambda one: SimulatedGenerator(one, language, costs.generator, costs.calls, write_ahead, device),
         lambda one: SimulatedScorer(one, language, costs.prm, costs.calls, least_score_s),
         routers,
     )
@@ -181,12 +183,13 @@ def served(
     routers: Routers = DEFAULT_ROUTERS,
     write_ahead: WriteAheadSetting = "auto",
     least_score_s: float = 0.0,
+    device: Device = CPU,
 ) -> dict[str, Any]:
     """Simulates the application, whose programs share ``cores`` cores; None: each has its own core."""
 
     async def simulated() -> dict[str, Any]:
         shared = shared_by_all(cores, costs.pace)
-        cluster = cluster_of(size, costs, language, lambda: shared, routers, write_ahead, least_score_s)
+        cluster = cluster_of(size, costs, language, lambda: shared, routers, write_ahead, least_score_s, device)
         async with cluster.running():
             ended = await closed_loop(solver_of(cluster, language, search), searches, clients)
         return {**figures(ended), **costs_of(cluster)}

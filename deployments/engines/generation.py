@@ -37,7 +37,7 @@ from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
-from deployments.engines.write_ahead import CallAhead, WriteAhead
+from deployments.engines.write_ahead import CPU, GPU, CallAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
@@ -152,7 +152,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
             setting = "off"  # What a search gets would depend on the memory that this takes.
         elif setting == "auto" and current_platform.is_cpu() and cpu_threads(self._settings) > 1:
             setting = "off"  # The reward model's engine uses the same cores: they have no time left.
-        write_ahead = WriteAhead(queue, setting, self._lengths[StopCondition.STEP], Aborts(engine).begin)
+        device = CPU if current_platform.is_cpu() else GPU
+        write_ahead = WriteAhead(queue, setting, self._lengths[StopCondition.STEP], Aborts(engine).begin, device)
         chat = ChatEncoder(tokenizer)
         return _Running(engine, counters, queue, chat, splitter, eos, block_size, clamp, write_ahead)
 

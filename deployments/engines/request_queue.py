@@ -138,6 +138,11 @@ class AheadSource(Protocol):
         """Whether there are requests to start."""
         ...
 
+    @property
+    def beside(self) -> int:
+        """Number of requests in demand beside which they start."""
+        ...
+
     def next_request(self) -> EngineRequest | None:
         """The next request to start."""
         ...
@@ -155,7 +160,7 @@ class RequestQueue:
     flex searches start when no other request waits, or when `FLEX_RATIO` others have passed them. A request without KV
     memory holds back all requests behind it. Single-threaded: one event loop.
 
-    Requests written ahead start while there are no others, and end when others need their slot or memory.
+    Requests written ahead start while no others wait and few run, and end when others need their slot or memory.
     """
 
     def __init__(self, batch: int, clamp: KVClamp | None = None, ahead: float = 0.25) -> None:
@@ -278,7 +283,7 @@ class RequestQueue:
 
     def _start_ahead(self) -> EngineRequest | None:
         """Starts a request that is written ahead, if the engine has time and memory for it."""
-        if self.ahead is None or self.demand or self._running >= self._batch:
+        if self.ahead is None or self.demand > self.ahead.beside or self._running >= self._batch:
             return None
         if self._since_step >= AHEAD_PER_STEP and self._running:
             return None

@@ -32,16 +32,29 @@ from search.tree import NodeId, StepEnd
 if TYPE_CHECKING:
     from vllm import SamplingParams
 
-LEAST_EXTENT, MOST_EXTENT = 1.5, 3.0
-"""Range of ``WriteAhead.extent`` under ``auto``: the lower end for rewards that come at once, the upper one if scoring
-a round takes as long as writing one. With beam search, 1.5 times the expected number has 88% of what is asked for and
-all of it in 65% of the levels; 3 times 95% and 86% (embedded models, n = 16)."""
+
+class Device(NamedTuple):
+    """How a replica writes ahead on a kind of device."""
+
+    least_extent: float
+    most_extent: float
+    """Range of ``WriteAhead.extent`` under ``auto``: the lower end for rewards that come at once, the upper one if
+    scoring a round takes as long as writing one."""
+    least_turn_s: float
+    """Under ``auto`` nothing is written ahead if the rewards of a search take less, seconds."""
+    beside: int
+    """Number of requests in demand beside which others are begun."""
+
+
+CPU = Device(1.5, 3.0, 0.08, 0)
+"""With beam search, 1.5 times the expected number has 88% of what is asked for and all of it in 65% of the levels; 3
+times 95% and 86% (embedded models, n = 16). Beginning and giving up requests takes some milliseconds of the replica's
+time: with the embedded models, whose rewards take 30 to 50 ms, writing ahead gained 2% for a search that is alone, and
+cost 5% with four at a time."""
+GPU = Device(4.0, 4.0, 0.0, 8)
+"""A few requests more in a step cost next to nothing there. Chosen by simulation (`benchmarks.cluster_sim ahead`)."""
 WEIGHT = 0.05
 """Weight of the newest value in the moving averages."""
-LEAST_TURN_S = 0.08
-"""Under ``auto`` nothing is written ahead if the rewards of a search take less, seconds: beginning and giving up
-requests takes some milliseconds of the replica's time. With the embedded models (30 to 50 ms) it gained 2% for a search
-that is alone, and cost 5% with four at a time."""
 LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
 """What was written ahead is given up if the search's next call does not come within so many average waits for one:
 nobody tells a replica that a search has ended."""
@@ -90,12 +103,14 @@ class WriteAhead:
         setting: WriteAheadSetting,
         lengths: StepLengths,
         abort: Callable[[Sequence[EngineRequest]], None],
+        device: Device = CPU,
     ) -> None:
         """
         Args:
             lengths: of the steps that the engine wrote.
             abort: aborts ended requests at the engine and discards what they have written.
         """
+        self._device = device
         self._queue = queue
         self.setting = setting
         self._lengths = lengths
@@ -116,9 +131,16 @@ class WriteAhead:
         """Children to begin, as a multiple of those that a step may expect; 0: none."""
         if not isinstance(self.setting, str):
             return self.setting
-        if self.setting == "off" or self._turn_s < LEAST_TURN_S:
+        device = self._device
+        if self.setting == "off" or self._turn_s < device.least_turn_s:
             return 0.0
-        return LEAST_EXTENT + (MOST_EXTENT - LEAST_EXTENT) * min(1.0, self._turn_s / self.call_s)
+        share = min(1.0, self._turn_s / self.call_s) if self.call_s else 0.0
+        return device.least_extent + (device.most_extent - device.least_extent) * share
+
+    @property
+    def beside(self) -> int:
+        """Number of requests in demand beside which others are begun."""
+        return self._device.beside
 
     @property
     def counts(self) -> dict[str, int]:

@@ -11,16 +11,18 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from deployments.engines import write_ahead
 from deployments.engines.request_queue import AHEAD_PER_STEP, Ending, EngineRequest, RequestQueue
 from deployments.engines.settings import WriteAheadSetting
 from deployments.engines.write_ahead import (
+    CPU,
+    GPU,
     LEAST_LINGER_S,
-    LEAST_TURN_S,
     MOST_LINGER_S,
     CallAhead,
+    Device,
     WriteAhead,
 )
 from kvstore.memory.clamp import AHEAD_FREE, KVClamp, StepLengths
@@ -82,11 +84,14 @@ def output(*token_ids: int) -> Any:
 class Engine:
     """The queue and its book, with an engine that ends requests when the test says so."""
 
-    def __init__(self, clock: Clock, setting: WriteAheadSetting = SETTING, blocks: int | None = None) -> None:
+    def __init__(
+        self, clock: Clock, setting: WriteAheadSetting = SETTING, blocks: int | None = None, device: Device = CPU
+    ) -> None:
         self.clock = clock
+        self.device = device
         self.clamp = KVClamp(KVLedger(blocks, BLOCK)) if blocks else None
         self.queue = RequestQueue(BATCH, self.clamp)
-        self.book = WriteAhead(self.queue, setting, StepLengths(), self._aborted)
+        self.book = WriteAhead(self.queue, setting, StepLengths(), self._aborted, device)
         self.running: list[EngineRequest] = []
         self.begun: list[EngineRequest] = []
         """Every request that was started ahead."""
@@ -115,7 +120,7 @@ class Engine:
                 self.since_step += 1
                 self.begun.append(request)
                 assert waiting == 0, "demand goes first"
-                assert demand == 0
+                assert demand <= self.device.beside
                 assert running < BATCH
                 assert self.since_step <= AHEAD_PER_STEP or running == 0
                 if self.clamp is not None:
@@ -660,6 +665,19 @@ def test_demand_takes_the_slots_of_what_is_written_ahead_the_newest_first(clock:
     assert engine.queue.demand == 3
 
 
+def test_on_a_gpu_children_are_begun_beside_a_few_requests_in_demand(clock: Clock) -> None:
+    engine = Engine(clock, device=CPU._replace(beside=2))
+    first_call(engine, branches=2)
+    demand = [engine.submit() for _ in range(2)]
+    assert engine.start()[:2] == demand
+    assert engine.ahead
+    engine.book.give_up(engine.ahead)
+    last = engine.submit()
+    engine.step()
+    assert engine.start() == [last]
+    assert not engine.ahead
+
+
 def test_demand_takes_the_memory_of_what_is_written_ahead(clock: Clock) -> None:
     engine = Engine(clock, blocks=20)
     first_call(engine, branches=8)
@@ -716,6 +734,10 @@ class Book(RuleBasedStateMachine):
         self.open: dict[str, list[tuple[NodeId, tuple[int, ...]]]] = {}
         """For each search its steps that can be continued."""
         self.others: list[EngineRequest] = []
+
+    @initialize(beside=st.sampled_from([0, 3]))
+    def device(self, beside: int) -> None:
+        self.engine = Engine(self.clock, blocks=60, device=CPU._replace(beside=beside))
 
     @rule(data=st.data(), search_id=st.sampled_from("ab"), salt=st.sampled_from(["", "", "", "salt"]))
     def call(self, data: st.DataObject, search_id: str, salt: str) -> None:
@@ -865,4 +887,12 @@ def test_auto_begins_once_it_knows_how_long_rewards_take(clock: Clock) -> None:
 
 
 def test_auto_begins_nothing_where_rewards_come_soon(clock: Clock) -> None:
-    assert auto_after(clock, 0.9 * LEAST_TURN_S).extent == 0
+    assert auto_after(clock, 0.9 * CPU.least_turn_s).extent == 0
+
+
+def test_auto_on_a_gpu_begins_from_the_first_step_on(clock: Clock) -> None:
+    engine = Engine(clock, setting="auto", device=GPU)
+    first_call(engine, branches=2)
+    assert engine.book.extent == 4
+    assert engine.start()
+    assert engine.ahead

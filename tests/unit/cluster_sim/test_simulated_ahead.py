@@ -13,7 +13,7 @@ from benchmarks.cluster_sim.processors import OwnCores
 from benchmarks.cluster_sim.virtual_time import run
 from benchmarks.cluster_sim.workload import Language
 from deployments.engines.settings import WriteAheadSetting
-from deployments.engines.write_ahead import LEAST_TURN_S, MOST_LINGER_S
+from deployments.engines.write_ahead import CPU, MOST_LINGER_S
 from search.answers.equivalence import AnswerMatcher
 from search.run.environment import SearchEnvironment
 from search.run.report import SearchOutcome
@@ -24,7 +24,7 @@ from tests.unit.cluster_sim.simulated import COSTS, ENGINE, NO_CALLS, language
 
 REPEATING = language()
 DIFFERING = longer(REPEATING, repeats=False)
-SLOW_S = 2 * LEAST_TURN_S
+SLOW_S = 2 * CPU.least_turn_s
 """Time of a call of the reward model."""
 SEARCHES = 4
 
@@ -91,7 +91,9 @@ def test_every_token_is_either_a_searchs_or_unused(setting: WriteAheadSetting) -
 
 
 def test_writing_ahead_hides_the_time_of_a_slow_reward_model() -> None:
-    found = compared(COSTS, REPEATING, 1, None, ["auto"], slow=True, least_turn_s=1e-3, searches=SEARCHES)
+    found = compared(
+        COSTS, REPEATING, 1, None, ["auto"], slow=True, device=CPU._replace(least_turn_s=1e-3), searches=SEARCHES
+    )
     assert found["ratio"][0] < 0.95
     assert found["same"]
 
