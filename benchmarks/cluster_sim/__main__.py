@@ -188,7 +188,7 @@ def clusters(
 
 @app.command()
 def ahead() -> None:
-    """Predicts what writing ahead gains: on this machine, beside the newest result of `benchmarks.write_ahead`, and
+    """Predicts what writing ahead gains: on this machine, beside the newest results of `benchmarks.write_ahead`, and
     with a GPU for each model, from the newest result of `benchmarks.gpu_curves`."""
     from benchmarks.cluster_sim.ahead import (
         GPU_LOADS,
@@ -202,14 +202,16 @@ def ahead() -> None:
     )
     from deployments.engines.write_ahead import GPU
 
-    results, costs, language = calibrated("write_ahead", "gpu_curves")
+    results, costs, language = calibrated("gpu_curves")
+    measured = sorted(_results("write_ahead"), key=lambda result: str(result["measured_at"]))
+    cases = {name: case | {"of": result["commit"]} for result in measured for name, case in result["cases"].items()}
     here, claims, cores = [], [], float(costs.pace.cores)
-    for name, case in results["write_ahead"]["cases"].items():
+    for name, case in cases.items():
         if case["pair"] == "embedded":  # whose engines `curves` measures
             searches = 4 * SEARCHES
             found = compared(costs, language, case["in_flight"], cores, ["auto"], case["slow"], MEASURED, searches)
             row = _row(name, found["ratio"][0], case["ratio"]["ratio"])
-            here.append(row | found | {"ratio": (ratio := row["ratio"])})
+            here.append(row | found | {"of": case["of"], "ratio": (ratio := row["ratio"])})
             claims.append(claim(f"{name}: predicted over measured", ratio, f"within {WITHIN:.0%}", _is_close(ratio)))
             console.print(here[-1])
     device, gpus = results["gpu_curves"]["device"], []
@@ -258,11 +260,15 @@ def _print_figures(kind: str, figures: dict[str, Any]) -> None:
     console.print(f"{kind}: { ({name: value for name, value in figures.items() if not isinstance(value, dict)}) }")
 
 
+def _results(name: str) -> list[dict[str, Any]]:
+    """All results of a command."""
+    found: Iterator[Path] = RESULTS.glob(f"{name}-*.json")
+    return [json.loads(path.read_text()) for path in found]
+
+
 def _last(name: str) -> dict[str, Any]:
     """The newest result of a command."""
-    found: Iterator[Path] = RESULTS.glob(f"{name}-*.json")
-    results: list[dict[str, Any]] = [json.loads(path.read_text()) for path in found]
-    if not results:
+    if not (results := _results(name)):
         raise typer.BadParameter(f"no {name} in {RESULTS}: run the command that measures it first")
     return max(results, key=lambda result: str(result["measured_at"]))
 
