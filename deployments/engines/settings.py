@@ -204,5 +204,5 @@ class GeneratorSettings(EngineSettings):
     write_ahead: WriteAheadSetting = Field(
         "auto",
         description="How many children a replica with nothing else to do begins before their search asks for them, as "
-        "a multiple of what a new step may expect; auto: by the time that rewards take; off: none.",
+        "a multiple of what a new step may expect; auto: by the device and the time that rewards take; off: none.",
     )
