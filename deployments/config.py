@@ -129,8 +129,9 @@ def _one_line(text: str) -> str:
 
 
 class SideCallSettings(Settings):
-    """How a chat window's side calls are recognized: prompts of its own beside the user's questions, for a title, tags
-    or what to ask next."""
+    """How the side calls of chat windows are recognized: prompts of their own beside the user's questions, for a title,
+    tags or what to ask next. Where they are set, `{}` at the least, side calls get strategy greedy in place of
+    default_search; a request with a search field, an alias or n above 1 is none."""
 
     clients: tuple[ChatWindow, ...] = Field(
         ("open-webui", "librechat", "lobe-chat"), description="Chat windows whose own prompts are side calls."
@@ -234,9 +235,7 @@ class ControllerSettings(Settings):
         "named here, low, medium and high are beam searches of 4, 16 and 64.",
     )
     side_calls: SideCallSettings | None = Field(
-        None,
-        description="Which requests get strategy greedy in place of default_search; {} for those of all chat windows "
-        "that are known. None where unset.",
+        None, description="Which requests get greedy in place of default_search; off where unset."
     )
     prompt: PromptSettings = PromptSettings()
     prm_reads: Literal["last_turn", "conversation"] = Field(

@@ -133,7 +133,7 @@ CHAT_FIELDS = FieldRules(
         "n_predict": "say max_tokens or max_completion_tokens",
         "reasoning": "say reasoning_effort",
         "stop_sequences": "say stop",
-        "tools": "a search calls none; for chat windows that always send some see docs/chat-windows.md",
+        "tools": "a search calls none; Open WebUI sends none without its Builtin Tools (docs/chat-windows.md)",
         "use_beam_search": "it is at /v1/completions",
     },
 )

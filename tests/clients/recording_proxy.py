@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import aclosing, contextmanager
 from typing import Any, NamedTuple
@@ -24,11 +25,13 @@ KEPT = ("authorization", "content-type")
 
 
 class Recorded(NamedTuple):
-    """A request, and the status of its reply."""
+    """A request and its reply."""
 
     path: str
     body: dict[str, Any]
     status: int
+    pieces: list[tuple[float, bytes]]
+    """The reply as it arrives: seconds after the request, and bytes."""
 
 
 class RecordingProxy:
@@ -41,6 +44,7 @@ class RecordingProxy:
 
     async def forward(self, request: Request) -> StreamingResponse:
         content = await request.body()
+        began = time.monotonic()
         client = httpx.AsyncClient(timeout=REPLY_S, trust_env=False)
         headers = {name: request.headers[name] for name in KEPT if name in request.headers}
         query = f"?{request.url.query}" if request.url.query else ""
@@ -48,12 +52,14 @@ class RecordingProxy:
         reply = await client.send(
             client.build_request(request.method, url, content=content, headers=headers), stream=True
         )
+        arrived: list[tuple[float, bytes]] = []
         if request.method == "POST" and request.url.path in WORK:
-            self.recorded.append(Recorded(request.url.path, json.loads(content), reply.status_code))
+            self.recorded.append(Recorded(request.url.path, json.loads(content), reply.status_code, arrived))
 
         async def pieces() -> AsyncIterator[bytes]:
             async with aclosing(client), aclosing(reply):
                 async for piece in reply.aiter_raw():
+                    arrived.append((time.monotonic() - began, piece))
                     yield piece
 
         return StreamingResponse(pieces(), reply.status_code, media_type=reply.headers.get("content-type"))
