@@ -160,7 +160,7 @@ async def test_responses_share_the_answers_of_chats(caching: World) -> None:
     reply = (await sent(caching, "/v1/responses", model="m", input="6*7?")).json()
     assert was_cached(reply)
     assert reply["output"][-1]["content"][0]["text"] == chatted["choices"][0]["message"]["content"]
-    assert (reply["status"], reply["store"], reply["usage"]["total_tokens"]) == ("completed", False, 0)
+    assert (reply["status"], reply["store"], reply["usage"]["total_tokens"]) == ("completed", True, 0)
     streamed = await sent(caching, "/v1/responses", model="m", input="6*7?", stream=True)
     types = [line.removeprefix("event: ") for line in streamed.text.split("\n") if line.startswith("event: ")]
     assert types.count("response.reasoning_text.delta") == chatted["search"]["nodes"]
