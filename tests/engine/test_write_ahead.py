@@ -227,7 +227,8 @@ async def test_trees_are_the_same_with_and_without_writing_ahead(
     assert_equal(await pair.trees(CASES, SETTING, in_flight), expected)
     begun, adopted = (pair.counts()[name] - before[name] for name in COUNTERS[:2])
     assert begun > adopted > 0
-    assert pair.calls.most > 1, "some parts did not wait for others"
+    if in_flight > 1:
+        assert pair.calls.most > 1, "some parts did not wait for others"
     await assert_tidy(pair)
 
 
@@ -236,7 +237,8 @@ async def test_trees_are_the_same_where_parts_do_not_wait_for_each_other(
     pair: Pair, expected: dict[Case, dict[str, Any]], in_flight: int
 ) -> None:
     assert_equal(await pair.trees(CASES, "off", in_flight), expected)
-    assert pair.calls.most > 1
+    if in_flight > 1:  # a search that is alone may have all steps of a level at once
+        assert pair.calls.most > 1
     await assert_tidy(pair)
 
 
