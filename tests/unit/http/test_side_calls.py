@@ -16,8 +16,7 @@ from deployments.http.side_calls import NOTE, as_side_call, is_side_call
 
 CHAT = "/v1/chat/completions"
 BODIES: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "side_calls.json").read_text())
-"""Requests of chat windows, by client and purpose: Open WebUI's recorded by `tests.page.test_open_webui`, the others'
-written after their sources."""
+"""Requests of chat windows, by client and purpose, made from the templates in their public source."""
 KNOWN = SideCallSettings()
 TITLE = [
     {
