@@ -15,6 +15,7 @@ from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
+    CONFIG_FILES,
     EngineSettings,
     GeneratorSettings,
     Location,
@@ -320,9 +321,10 @@ class AppConfig(Settings):
     def missing_models(self) -> list[str]:
         """A line for each model directory that is not on this machine, with the path of its setting."""
         return [
-            f"{name}.model: no model in the directory {engine.model}; a hub id, or a directory with a config.json"
+            f"{name}.{setting}: no model in the directory {path}; a hub id, or a directory with {CONFIG_FILES[setting]}"
             for name, engine in (("generator", self.generator), ("prm", self.prm))
-            if isinstance(engine, EngineSettings) and engine.is_missing
+            if isinstance(engine, EngineSettings)
+            for setting, path in engine.missing_models.items()
         ]
 
 

@@ -6,6 +6,7 @@ Importing this module imports vLLM (seconds): deployments import it inside their
 import os
 import shutil
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from vllm.platforms import current_platform
 from deployments.engines.allocator import allocator_environment
 from deployments.engines.cores import cpu_threads
 from deployments.engines.errors import EngineStartError
-from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
+from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
 from deployments.engines.worker_extension import WorkerExtension
 from search.token_beam import MAX_WIDTH
 
@@ -40,15 +41,17 @@ def engine_args(
     runner: Runner,
     kv_transfer: KVTransferConfig | None = None,
     pooler: PoolerConfig | None = None,
-    architecture: str | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
 ) -> AsyncEngineArgs:
     """vLLM's engine arguments for this machine. ``settings.engine_args`` overrides them.
+
+    ``hf_overrides``: entries that replace those of the model's own configuration.
 
     Raises:
         EngineStartError: the model directory holds no model, or an argument is unknown or forbidden.
     """
-    if settings.is_missing:  # vLLM would call it a malformed or unreachable hub id
-        raise EngineStartError(f"no model at {settings.model_path!r}: there is no config.json")
+    for name, path in settings.missing_models.items():  # vLLM would call it a malformed or unreachable hub id
+        raise EngineStartError(f"no model at {path!r}: there is no {CONFIG_FILES[name]}")
     args: dict[str, Any] = {
         "model": settings.model_path,
         "runner": runner,
@@ -74,8 +77,8 @@ def engine_args(
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size
-    if architecture is not None:
-        args["hf_overrides"] = {"architectures": [architecture]}
+    if hf_overrides:
+        args["hf_overrides"] = dict(hf_overrides)
     args |= _cpu_args(settings) if current_platform.is_cpu() else _gpu_args(settings)
     args |= settings.engine_args
     if current_platform.is_cpu() and args["enable_chunked_prefill"]:

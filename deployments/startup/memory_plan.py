@@ -48,7 +48,8 @@ def _role(
     try:
         config = args.create_engine_config()
         # Tensor and pipeline parallelism divide the weights, too.
-        weights = -(-weight_bytes(settings.model_path, config.model_config) // config.parallel_config.world_size)
+        weights = sum(weight_bytes(path, config.model_config) for path in settings.model_paths.values())
+        weights = -(-weights // config.parallel_config.world_size)
         geometry = expected_geometry(config)
     except Exception as error:  # any error of vLLM, the hub or a file's reader
         raise EngineStartError(f"{settings.model!r}: {error}") from error

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import ray
 
 from deployments.engines.settings import EngineSettings
-from deployments.startup.model_files import model_directory
+from deployments.startup.model_files import model_directories
 
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
@@ -65,15 +65,16 @@ def this_node() -> str:
 
 
 def model_digest(settings: EngineSettings) -> str | None:
-    """Digest of a model's files; None if they are not on this machine.
+    """Digest of the files of all models that an engine loads; None if they are not on this machine.
 
     Of a large file only 16 pieces are read: two trained models differ everywhere.
     """
-    directory = model_directory(settings)
-    if directory is None:
+    directories = model_directories(settings)
+    if None in directories:
         return None
     found = hashlib.sha256()
-    for file in sorted(each for each in directory.iterdir() if each.suffix in {".json", ".jinja", ".safetensors"}):
+    files = [file for directory in directories if directory for file in sorted(directory.iterdir())]
+    for file in (each for each in files if each.suffix in {".json", ".jinja", ".safetensors"}):
         found.update(f"{file.name} {file.stat().st_size}\n".encode())
         for piece in _pieces(file):
             found.update(piece)

@@ -9,6 +9,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from deployments.engines.rewards.ensemble_head import EnsembleHeadSettings
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.rewards.label_presets import LABEL_PRESETS
 from deployments.engines.rewards.outcome import OutcomeSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
@@ -22,6 +23,7 @@ BUILT_IN: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
     TokenClassSettings,
     ValueHeadSettings,
     EnsembleHeadSettings,
+    ImplicitSettings,
     OutcomeSettings,
     TrajectorySettings,
     FunctionSettings,

@@ -4,6 +4,7 @@ A family is one module, with its settings and its code. The module is imported w
 torch and transformers are imported inside functions only.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -47,6 +48,15 @@ class Query(NamedTuple):
     """Positions in ``token_ids`` at which its steps are scored, one per step, in order."""
     known: int = 0
     """Number of first tokens that the queries for the path's earlier steps began with, as far as the family knows."""
+    first: int = sys.maxsize
+    """First position whose row the rewards are made of, where that is before the last: if the prefix cache held more
+    tokens than this, the query is sent again without it."""
+
+    def uncached(self) -> "Query":
+        """The same query, which does not read the prefix cache."""
+        params = self.params.clone()
+        params.skip_reading_prefix_cache = True
+        return self._replace(params=params)
 
 
 class RewardFamily(ABC):
@@ -103,6 +113,11 @@ class RewardModelSettings(EngineSettings):
         """Maximum number of tokens that the format adds to a step, less the delimiter that it removes: 0 where a tag
         takes the delimiter's place."""
         return 0
+
+    @property
+    def hf_overrides(self) -> dict[str, Any]:
+        """Entries of the model's configuration that the family sets, beside the architecture."""
+        return {}
 
     @property
     def added_text(self) -> str:
