@@ -222,7 +222,9 @@ def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
     overrides = dict(settings.hf_overrides)
     if family.vllm_model:
         overrides["architectures"] = [family.vllm_model.partition(":")[2]]
-    return engine_args(settings, runner=family.runner, pooler=family.pooler(), hf_overrides=overrides)
+    return engine_args(
+        settings, runner=family.runner, pooler=family.pooler(), hf_overrides=overrides, lora=settings.lora
+    )
 
 
 def _path_keys(request: ScoreRequest, item: ScoreItem) -> tuple[PathKey, ...]:

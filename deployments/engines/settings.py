@@ -53,7 +53,7 @@ def with_nearest_names(error: ValidationError, known: Callable[[Location], Itera
     return ValidationError.from_exception_data(error.title, faults)
 
 
-CONFIG_FILES = {"model": "config.json", "reference": "config.json"}
+CONFIG_FILES = {"model": "config.json", "reference": "config.json", "lora": "adapter_config.json"}
 """The file that every model has, by the setting that names the model."""
 
 

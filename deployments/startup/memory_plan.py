@@ -48,7 +48,9 @@ def _role(
     try:
         config = args.create_engine_config()
         # Tensor and pipeline parallelism divide the weights, too.
-        weights = sum(weight_bytes(path, config.model_config) for path in settings.model_paths.values())
+        # An adapter is merged into a model's weights.
+        paths = [path for name, path in settings.model_paths.items() if name != "lora"]
+        weights = sum(weight_bytes(path, config.model_config) for path in paths)
         weights = -(-weights // config.parallel_config.world_size)
         geometry = expected_geometry(config)
     except Exception as error:  # any error of vLLM, the hub or a file's reader

@@ -39,6 +39,7 @@ from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
+from tests.engine.adapters import add_by_hand, save_adapter
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.published import math_psa_input, skywork_input, trl_input
 from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece
@@ -122,6 +123,8 @@ def inline_formula(directory: Path) -> Formula:
 def math_psa_formula(directory: Path) -> Formula:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = Qwen2ForCausalLM.from_pretrained(directory).float().eval()
+    with torch.no_grad():
+        add_by_hand(dict(model.named_parameters()), directory / "adapter")
 
     @torch.inference_mode()
     def rewards(question: str, steps: Sequence[str]) -> list[float]:
@@ -296,8 +299,12 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         formula, own = turns_formula, {}
     elif request.param == "math_psa":
         tokenizer = byte_level([" \n\n\n\n\n", " +", " -", "Step"], LLAMA_3)
-        Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(directory)
-        formula, own = math_psa_formula, {}
+        # As it is published: an adapter.
+        base = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+        base.save_pretrained(directory)
+        projections = {name: part for name, part in base.named_parameters() if "q_proj.w" in name or "v_proj.w" in name}
+        save_adapter(directory / "adapter", projections)
+        formula, own = math_psa_formula, {"lora": str(directory / "adapter")}
     elif request.param == "token_class":
         model = Qwen2ForTokenClassification(Qwen2Config(**SHAPE, num_labels=2))
         torch.nn.init.normal_(model.score.bias)

@@ -129,6 +129,7 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         (prm("label_turns", labels=["+"]), "prm.labels.1", "Field required"),
         (prm("implicit"), "prm.reference", "Field required"),
         (prm("implicit", reference="r", beta=0), "prm.beta", "greater than 0"),
+        (prm(None, lora="a", engine_args={"load_format": "dummy"}), "prm.lora", "engine_args may not set load_format"),
         ({"controller": {"limits": {"seconds": 86_401}}}, "controller.limits.seconds", "less than or equal to 86400"),
         (prm(None, replicas={"min_replicas": 0}), "prm.replicas.min_replicas", "greater than or equal to 1"),
         ({"controller": {"step_clusters": "clusters"}}, "controller.step_clusters", "is no import path"),

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cachetools import LRUCache
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from deployments.engines.settings import EngineSettings, Runner
 
@@ -35,6 +35,8 @@ def remembered_ids() -> LRUCache[str, list[int]]:
     return LRUCache(_CACHE_TOKENS, getsizeof=lambda ids: len(ids) + _ENTRY_TOKENS)
 
 
+_LOADING = {"load_format", "model_loader_extra_config", "worker_extension_cls"}
+"""vLLM's arguments by which an adapter is merged."""
 TEMPLATE_TOKENS = 64
 """Upper bound on what a chat template adds: default system prompt, role marks and the last step's tag."""
 
@@ -105,8 +107,26 @@ class RewardModelSettings(EngineSettings):
         le=3600,
         description="How long a step may wait for the rewards of others; the pool grows where that is 0.8 of this.",
     )
+    lora: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory or hub id of a LoRA adapter of the model, which is merged into it at the start.",
+    )
     reader: ClassVar[type[RewardFamily]]
     """The family's class."""
+
+    @field_validator("lora")
+    @classmethod
+    def _is_loaded(cls, lora: str | None, info: ValidationInfo) -> str | None:
+        if lora is not None and (taken := sorted(_LOADING & info.data.get("engine_args", {}).keys())):
+            raise ValueError(
+                f"the adapter is merged by a loader of our own: engine_args may not set {', '.join(taken)}"
+            )
+        return lora
+
+    @property
+    def model_paths(self) -> dict[str, str]:
+        return super().model_paths | ({} if self.lora is None else {"lora": self.lora})
 
     @property
     def tokens_per_step(self) -> int:
