@@ -125,6 +125,11 @@ class RewardModelSettings(EngineSettings):
         return lora
 
     @property
+    def engines(self) -> "dict[str, RewardModelSettings]":
+        """Settings of the engines of a replica, by their path below these."""
+        return {"": self}
+
+    @property
     def model_paths(self) -> dict[str, str]:
         return super().model_paths | ({} if self.lora is None else {"lora": self.lora})
 
