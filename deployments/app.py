@@ -14,8 +14,7 @@ from deployments.admission.keys import read_records
 from deployments.batch_runner import BatchRunner
 from deployments.config import AppConfig, ControllerUserConfig
 from deployments.controller import SearchController
-from deployments.engines.rewards import PrmSettings
-from deployments.engines.settings import EngineSettings, GeneratorSettings, ReplicaSettings
+from deployments.engines.settings import EngineSettings, ReplicaSettings
 from deployments.generator import Generator
 from deployments.prm import ProcessRewardModel
 from deployments.startup.access import require_authenticated_cluster
@@ -61,7 +60,7 @@ def build(args: AppConfig) -> serve.Application:
         **_replicas(args.prm.replicas, router=ENGINE_ROUTER),
         max_queued_requests=MAX_QUEUED,
         logging_config=logging_config,
-    ).bind(args.prm, args.telemetry, args.log_level, _built(args.prm))
+    ).bind(args.prm, args.telemetry, args.log_level, _built(*args.prm.engines.values()))
     controller = args.controller
     batches = None
     if (store_id := _store_id(controller.store)) is not None:
@@ -92,10 +91,10 @@ def _store_id(settings: StoreSettings) -> str | None:
         raise ValueError(f"controller.store.path: cannot use {settings.path}: {error.strerror or error}") from error
 
 
-def _built(engine: GeneratorSettings | PrmSettings | None = None, store: str | None = None) -> Built:
-    """The environment variables, model and store that replicas must find unchanged on every node."""
+def _built(*engines: EngineSettings, store: str | None = None) -> Built:
+    """The environment variables, models and store that replicas must find unchanged on every node."""
     shared = {name: os.environ.get(name) for name in variables() if name.startswith("RAY_SERVE_")}
-    return Built(shared, model_digest(engine) if isinstance(engine, EngineSettings) else None, store)
+    return Built(shared, model_digest(*engines), store)
 
 
 def _replicas(settings: ReplicaSettings, drain_s: float = ENGINE_DRAIN_S, router: str | None = None) -> dict[str, Any]:

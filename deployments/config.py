@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator
 
 from deployments.engines.rewards import PrmSettings
-from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import (
+    CONFIG_FILES,
     EngineSettings,
     GeneratorSettings,
     Location,
@@ -380,17 +380,21 @@ class AppConfig(Settings):
         The reward model's format adds tokens, so with contexts of equal length this is less than either. Where the
         reward model's tokens hold less text, ``deployments.startup.checks`` requires a longer context.
         """
-        if isinstance(self.prm, FunctionSettings):
-            return self.generator.max_model_len
-        read = self.prm.max_model_len - self.prm.format_tokens(self.controller.limits.depth)
-        return min(self.generator.max_model_len, read)
+        depth = self.controller.limits.depth
+        read = [prm.max_model_len - prm.format_tokens(depth) for prm in self.prm.engines.values()]
+        return min([self.generator.max_model_len, *read])
+
+    @property
+    def engines(self) -> dict[str, EngineSettings]:
+        """Settings of all engines, by their path."""
+        return {"generator": self.generator} | {f"prm{path}": prm for path, prm in self.prm.engines.items()}
 
     def missing_models(self) -> list[str]:
         """A line for each model directory that is not on this machine, with the path of its setting."""
         return [
-            f"{name}.model: no model in the directory {engine.model}; a hub id, or a directory with a config.json"
-            for name, engine in (("generator", self.generator), ("prm", self.prm))
-            if isinstance(engine, EngineSettings) and engine.is_missing
+            f"{name}.{setting}: no model in the directory {path}; a hub id, or a directory with {CONFIG_FILES[setting]}"
+            for name, engine in self.engines.items()
+            for setting, path in engine.missing_models.items()
         ]
 
 

@@ -42,7 +42,7 @@ class GeneratorReplica(EngineReplica):
             EngineStartError: the engine did not start.
         """
         if built:
-            built.check(settings)
+            built.check([settings])
         self._telemetry = EngineTelemetry(telemetry, log_level)
         # Imported here: it imports vLLM, which takes ten seconds that only replicas should spend.
         from deployments.engines.arguments import shared_memory_bytes

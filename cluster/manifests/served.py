@@ -86,7 +86,7 @@ SHARED = "engines"
 def groups_of(config: AppConfig) -> tuple[Group, ...]:
     generator, prm = config.generator, config.prm
     if not isinstance(prm, EngineSettings):
-        raise ValueError("prm.family: function: no group of nodes is made for a function; write it by hand")
+        raise ValueError(f"prm.family: no group of nodes is made for {prm.family}; write it by hand")
     gpus = generator.replicas.num_gpus + prm.replicas.num_gpus
     if generator.replicas.num_gpus and prm.replicas.num_gpus and gpus <= 1:
         return (_group(SHARED, config, generator, prm),)

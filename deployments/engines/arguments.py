@@ -6,6 +6,7 @@ Importing this module imports vLLM (seconds): deployments import it inside their
 import os
 import shutil
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from vllm.platforms import current_platform
 from deployments.engines.allocator import allocator_environment
 from deployments.engines.cores import cpu_threads
 from deployments.engines.errors import EngineStartError
-from deployments.engines.settings import CPU_BLOCK_SIZE, EngineSettings, Runner
+from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
 from deployments.engines.worker_extension import WorkerExtension
 from search.token_beam import MAX_WIDTH
 
@@ -30,6 +31,9 @@ SAMPLED_BLOCKS = 0.05
 """Share of KV blocks whose lifetime is recorded. A block takes a random number, and a sampled one the time at every
 read."""
 STEP_SCHEDULER = "deployments.engines.step_scheduler.StepScheduler"
+LORA_FORMAT = "banyan_lora"
+"""The ``load_format`` that `LORA_WORKER_EXTENSION` brings into an engine's process."""
+LORA_WORKER_EXTENSION = "deployments.engines.rewards.lora.LoraWorkerExtension"
 GPU_SHARE = 0.92
 """Share of a GPU's memory that an engine uses, or of its part of a GPU; vLLM's default for a whole GPU."""
 
@@ -40,15 +44,20 @@ def engine_args(
     runner: Runner,
     kv_transfer: KVTransferConfig | None = None,
     pooler: PoolerConfig | None = None,
-    architecture: str | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
+    lora: str | None = None,
 ) -> AsyncEngineArgs:
     """vLLM's engine arguments for this machine. ``settings.engine_args`` overrides them.
+
+    Args:
+        hf_overrides: entries that replace those of the model's own configuration.
+        lora: an adapter that is merged into the model.
 
     Raises:
         EngineStartError: the model directory holds no model, or an argument is unknown or forbidden.
     """
-    if settings.is_missing:  # vLLM would call it a malformed or unreachable hub id
-        raise EngineStartError(f"no model at {settings.model_path!r}: there is no config.json")
+    for name, path in settings.missing_models.items():  # vLLM would call it a malformed or unreachable hub id
+        raise EngineStartError(f"no model at {path!r}: there is no {CONFIG_FILES[name]}")
     args: dict[str, Any] = {
         "model": settings.model_path,
         "runner": runner,
@@ -74,8 +83,14 @@ def engine_args(
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size
-    if architecture is not None:
-        args["hf_overrides"] = {"architectures": [architecture]}
+    if hf_overrides:
+        args["hf_overrides"] = dict(hf_overrides)
+    if lora is not None:
+        args |= {
+            "load_format": LORA_FORMAT,
+            "model_loader_extra_config": {"lora": lora},
+            "worker_extension_cls": LORA_WORKER_EXTENSION,
+        }
     args |= _cpu_args(settings) if current_platform.is_cpu() else _gpu_args(settings)
     args |= settings.engine_args
     if current_platform.is_cpu() and args["enable_chunked_prefill"]:

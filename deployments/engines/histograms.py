@@ -50,6 +50,22 @@ class Histogram:
         return values
 
 
+class HistogramSum(Histogram):
+    """Histograms with the same boundaries, read as one."""
+
+    def __init__(self, parts: Sequence[Histogram]) -> None:
+        self._parts = parts
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        parts = [part.figures for part in self._parts]
+        buckets = {name: sum(part["buckets"][name] for part in parts) for name in parts[0]["buckets"]}
+        return {"buckets": buckets, **{name: sum(part[name] for part in parts) for name in ("count", "sum")}}
+
+    def new_values(self) -> list[float]:
+        return [value for part in self._parts for value in part.new_values()]
+
+
 class StepHistograms:
     """The histograms of one engine. `EngineCounters` fills them, with one update per engine step."""
 

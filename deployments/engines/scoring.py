@@ -174,12 +174,18 @@ class ScoringEngine(EngineLifecycle[_Running]):
                 while call.pending:
                     for done in await call.wait():
                         label = done.label
+                        cached = done.output.num_cached_tokens or 0
+                        if cached > label.query.first:
+                            again = label.query.uncached()
+                            prefix = running.prefix(again, request.cache_salt)
+                            call.submit(label._replace(query=again), again.token_ids, again.params, prefix=prefix)
+                            continue
                         values = running.family.rewards(done.output, label.query)
                         [row] = check_rewards([values], [len(label.keys)], self._settings.model)
                         rewards |= zip(label.keys, row, strict=True)
                         # Only whole blocks are cached.
                         whole = label.query.known // running.block_size * running.block_size
-                        recomputed += max(0, whole - (done.output.num_cached_tokens or 0))
+                        recomputed += max(0, whole - cached)
         except NeverFits as error:
             raise ScoredPathTooLarge(f"{error}; prm.kv_cache_memory_bytes sets their number") from error
         except RequestRefused as error:
@@ -213,8 +219,12 @@ class ScoringEngine(EngineLifecycle[_Running]):
 def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
     """vLLM's arguments for a reward model's engine. Raises EngineStartError when the settings allow no engine."""
     family = settings.reader
-    architecture = family.vllm_model.partition(":")[2] if family.vllm_model else None
-    return engine_args(settings, runner=family.runner, pooler=family.pooler(), architecture=architecture)
+    overrides = dict(settings.hf_overrides)
+    if family.vllm_model:
+        overrides["architectures"] = [family.vllm_model.partition(":")[2]]
+    return engine_args(
+        settings, runner=family.runner, pooler=family.pooler(), hf_overrides=overrides, lora=settings.lora
+    )
 
 
 def _path_keys(request: ScoreRequest, item: ScoreItem) -> tuple[PathKey, ...]:

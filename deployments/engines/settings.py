@@ -53,6 +53,15 @@ def with_nearest_names(error: ValidationError, known: Callable[[Location], Itera
     return ValidationError.from_exception_data(error.title, faults)
 
 
+CONFIG_FILES = {"model": "config.json", "reference": "config.json", "lora": "adapter_config.json"}
+"""The file that every model has, by the setting that names the model."""
+
+
+def _is_missing(path: str, file: str) -> bool:
+    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
+    return looks_local and not (Path(path) / file).is_file()
+
+
 class Settings(BaseModel):
     """Base of every node of the tree: frozen, no unknown keys, no NaN."""
 
@@ -158,11 +167,14 @@ class EngineSettings(Settings):
         return self.model
 
     @property
-    def is_missing(self) -> bool:
-        """Whether ``model`` is written as a directory, and this machine has no model there."""
-        path = self.model_path
-        looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-        return looks_local and not (Path(path) / "config.json").is_file()
+    def model_paths(self) -> dict[str, str]:
+        """Directories or hub ids of all models that the engine loads, by setting."""
+        return {"model": self.model_path}
+
+    @property
+    def missing_models(self) -> dict[str, str]:
+        """Those of ``model_paths`` that are written as directories, and hold no model on this machine."""
+        return {name: path for name, path in self.model_paths.items() if _is_missing(path, CONFIG_FILES[name])}
 
     @property
     def kv_settings(self) -> str:

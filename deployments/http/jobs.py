@@ -54,7 +54,7 @@ class Jobs:
         self._batch = config.generator.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
-        self._tokens_per_step = getattr(config.prm, "tokens_per_step", 0)
+        self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
         self._planner = planner

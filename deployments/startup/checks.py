@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from deployments.config import AppConfig, PromptSettings
-from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.settings import EngineSettings
 from deployments.startup.model_files import longest_context, token_ratio
 
@@ -19,12 +18,12 @@ def check_settings(config: AppConfig) -> None:
     Raises:
         ValueError: settings contradict each other or their models; one line for each problem, with its path.
     """
-    engines: dict[str, EngineSettings] = {"generator": config.generator}
-    if not isinstance(config.prm, FunctionSettings):
-        engines["prm"] = config.prm
     checks = (_context, _shared_device)
-    problems = [problem for path, engine in engines.items() for check in checks for problem in check(path, engine)]
-    problems += [*_whole_paths_are_read(config), *_whole_blocks_are_kept(config), *_prompt_is_taken(config)]
+    problems = [
+        problem for path, engine in config.engines.items() for check in checks for problem in check(path, engine)
+    ]
+    problems += [problem for path in config.prm.engines for problem in _whole_paths_are_read(path, config)]
+    problems += [*_whole_blocks_are_kept(config), *_prompt_is_taken(config)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -54,8 +53,8 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
         )
 
 
-def _whole_paths_are_read(config: AppConfig) -> Iterator[str]:
-    """The reward model's context holds every path that the generator's holds. Other paths would get neutral rewards.
+def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
+    """A reward model's context holds every path that the generator's holds. Other paths would get neutral rewards.
 
     Prompts and paths are bounded in the generator's tokens. The reward model reads the question and the path, not the
     whole prompt. With the same tokenizer the token counts are equal; this is also assumed if the files are not on this
@@ -63,9 +62,7 @@ def _whole_paths_are_read(config: AppConfig) -> Iterator[str]:
     the longest path (`AppConfig.search_context`). They are added here where they are many: tokens for each step, or
     all of them if the reward model needs more tokens for the same text.
     """
-    prm, written = config.prm, config.generator.max_model_len
-    if isinstance(prm, FunctionSettings):
-        return
+    prm, written = config.prm.engines[path], config.generator.max_model_len
     steps = config.controller.limits.depth
     ratio = max(1.0, token_ratio(config.generator, prm) or 1.0)
     added = prm.format_tokens(steps) if ratio > 1 else prm.tokens_per_step * steps
@@ -76,7 +73,7 @@ def _whole_paths_are_read(config: AppConfig) -> Iterator[str]:
             reasons.append(f"{ratio:.2f} of this model's tokens for each of the generator's")
         if prm.tokens_per_step:
             reasons.append(f"{prm.tokens_per_step} more for each of {steps} steps (controller.limits.depth)")
-        yield f"prm.max_model_len: {prm.max_model_len} is less than the {needed} needed: {', '.join(reasons)}"
+        yield f"prm{path}.max_model_len: {prm.max_model_len} is less than the {needed} needed: {', '.join(reasons)}"
 
 
 def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:

@@ -14,7 +14,7 @@ from vllm.config import ModelConfig
 from deployments.config import AppConfig
 from deployments.engines.arguments import engine_args
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.rewards.several import SeveralSettings
 from deployments.engines.scoring import scoring_args
 from deployments.engines.settings import EngineSettings
 from kvstore.memory.engine_geometry import expected_geometry
@@ -37,9 +37,10 @@ def roles_of(config: AppConfig, working_bytes: int, tokens: Mapping[str, float])
     """
     args = engine_args(config.generator, runner="generate")
     roles = [_role("generator", config.generator, args, working_bytes, tokens)]
-    if not isinstance(config.prm, FunctionSettings):
-        roles.append(_role("prm", config.prm, scoring_args(config.prm), working_bytes, tokens))
-    return roles
+    if isinstance(config.prm, SeveralSettings):
+        raise EngineStartError("prm.family several: plan for each of its models as if it were the only one")
+    prms = config.prm.engines.values()
+    return [*roles, *(_role("prm", prm, scoring_args(prm), working_bytes, tokens) for prm in prms)]
 
 
 def _role(
@@ -48,7 +49,10 @@ def _role(
     try:
         config = args.create_engine_config()
         # Tensor and pipeline parallelism divide the weights, too.
-        weights = -(-weight_bytes(settings.model_path, config.model_config) // config.parallel_config.world_size)
+        # An adapter is merged into a model's weights.
+        paths = [path for name, path in settings.model_paths.items() if name != "lora"]
+        weights = sum(weight_bytes(path, config.model_config) for path in paths)
+        weights = -(-weights // config.parallel_config.world_size)
         geometry = expected_geometry(config)
     except Exception as error:  # any error of vLLM, the hub or a file's reader
         raise EngineStartError(f"{settings.model!r}: {error}") from error

@@ -12,7 +12,7 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from tokenizers import Tokenizer
 
-from deployments.engines.settings import EngineSettings
+from deployments.engines.settings import CONFIG_FILES, EngineSettings
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
 _UNSCALED_ROPE = ("default", "llama3", "yarn", "longrope", "su", "mrope")
@@ -44,10 +44,10 @@ def token_ratio(written: EngineSettings, read: EngineSettings) -> float | None:
     return second / first if first and second else None
 
 
-def model_directory(settings: EngineSettings) -> Path | None:
-    """Directory of the model's files on this machine."""
-    config = _file(settings, "config.json")
-    return config.parent if config else None
+def model_directories(settings: EngineSettings) -> list[Path | None]:
+    """Directory of the files of each model that the engine loads; None for one that is not on this machine."""
+    configs = (_file(settings, CONFIG_FILES[name], path) for name, path in settings.model_paths.items())
+    return [config and config.parent for config in configs]
 
 
 def _tokens(settings: EngineSettings) -> int | None:
@@ -71,15 +71,17 @@ def _json(settings: EngineSettings, name: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _file(settings: EngineSettings, name: str) -> Path | None:
-    directory = Path(settings.model_path)
+def _file(settings: EngineSettings, name: str, model: str | None = None) -> Path | None:
+    """A file of ``model``, which is the engine's own one where none is given."""
+    model = model or settings.model_path
+    directory = Path(model)
     if directory.is_dir():
         return directory / name if (directory / name).is_file() else None
     arguments = settings.engine_args
     try:
-        cached = try_to_load_from_cache(
-            settings.model_path, name, cache_dir=arguments.get("download_dir"), revision=arguments.get("revision")
-        )
+        # A revision is one of the engine's own model.
+        revision = arguments.get("revision") if model == settings.model_path else None
+        cached = try_to_load_from_cache(model, name, cache_dir=arguments.get("download_dir"), revision=revision)
     except HFValidationError:  # neither a directory here nor a hub id
         return None
     return Path(cached) if isinstance(cached, str) else None

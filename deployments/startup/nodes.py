@@ -6,14 +6,14 @@ difference shows late or never: other weights under the same path grow other tre
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import ray
 
 from deployments.engines.settings import EngineSettings
-from deployments.startup.model_files import model_directory
+from deployments.startup.model_files import model_directories
 
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
@@ -34,7 +34,7 @@ class Built(NamedTuple):
     store: str | None = None
     """Id of the store's directory; None without a store."""
 
-    def check(self, engine: EngineSettings | None = None, environment: Mapping[str, str] = os.environ) -> None:
+    def check(self, engines: Sequence[EngineSettings] = (), environment: Mapping[str, str] = os.environ) -> None:
         """Compares this node with the recorded one. Call it where a replica starts.
 
         Raises:
@@ -46,13 +46,12 @@ class Built(NamedTuple):
                     f"{this_node()}: {name} is {_told(here)}, but {_told(value)} where the application was built. "
                     "Every node wants the environment of scripts/environment before `ray start` (docs/operating.md)"
                 )
-        if engine is None or self.model is None:
-            return
-        model = model_digest(engine)
-        if model is not None and model != self.model:
+        model = model_digest(*engines)
+        if model is not None and self.model not in (None, model):
+            paths = ", ".join(engine.model_path for engine in engines)
             raise NodeDiffers(
-                f"{this_node()}: {engine.model_path} does not hold the model that it holds where the application was "
-                "built: copy the same files to every node"
+                f"{this_node()}: {paths} does not hold the model that it holds where the application was built: copy "
+                "the same files to every node"
             )
 
 
@@ -64,16 +63,17 @@ def this_node() -> str:
     return f"node {address} ({ray.get_runtime_context().get_node_id()[:8]})"
 
 
-def model_digest(settings: EngineSettings) -> str | None:
-    """Digest of a model's files; None if they are not on this machine.
+def model_digest(*engines: EngineSettings) -> str | None:
+    """Digest of the files of all models that the engines load; None if they are not on this machine, or there are none.
 
     Of a large file only 16 pieces are read: two trained models differ everywhere.
     """
-    directory = model_directory(settings)
-    if directory is None:
+    directories = [directory for engine in engines for directory in model_directories(engine)]
+    if not directories or None in directories:
         return None
     found = hashlib.sha256()
-    for file in sorted(each for each in directory.iterdir() if each.suffix in {".json", ".jinja", ".safetensors"}):
+    files = [file for directory in directories if directory for file in sorted(directory.iterdir())]
+    for file in (each for each in files if each.suffix in {".json", ".jinja", ".safetensors"}):
         found.update(f"{file.name} {file.stat().st_size}\n".encode())
         for piece in _pieces(file):
             found.update(piece)

@@ -23,7 +23,7 @@ from vllm.v1.kv_cache_interface import (
     get_kv_quant_mode,
 )
 
-from kvstore.memory.geometry import KVGeometry, KVGroup, UnknownGeometry
+from kvstore.memory.geometry import MODELS, KVGeometry, KVGroup, UnknownGeometry
 
 FULL = "full_attention"
 SLIDING = "sliding_attention"
@@ -99,13 +99,14 @@ def _layers(config: VllmConfig) -> list[KVCacheSpec]:
         raise UnknownGeometry(f"{model.architecture}: {reason}")
     dtype = kv_cache_dtype_str_to_dtype(cache.cache_dtype, model)
     start, end = model.get_layers_start_end_indices(config.parallel_config)
+    models: int = getattr(model.hf_config, MODELS, 1)
     if model.use_mla:
         # One latent vector for all heads, followed by the rotary part.
         latent = MLAAttentionSpec(
             block_size=cache.block_size, num_kv_heads=1, head_size=model.get_head_size(), dtype=dtype
         )
-        return [latent] * (end - start)
-    kinds = _kinds(config)[start:end]
+        return [latent] * (end - start) * models
+    kinds = _kinds(config)[start:end] * models
     return [_attention(config, kind, dtype) for kind in kinds]
 
 

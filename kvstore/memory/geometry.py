@@ -8,6 +8,9 @@ in each, and in a sliding-window group at most as many as the window needs. `kvs
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+MODELS = "banyan_models"
+"""Entry of a model's configuration: the number of models of this shape that the engine holds, where it is not 1."""
+
 
 class UnknownGeometry(ValueError):
     """The model caches something other than keys and values per head, or one latent vector, for each token."""

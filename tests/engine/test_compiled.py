@@ -6,8 +6,11 @@ import pytest
 
 from deployments.engines.arguments import can_compile, engine_args, engine_environment
 from deployments.engines.generation import GenerationEngine
+from deployments.engines.scoring import ScoringEngine
 from deployments.engines.settings import GeneratorSettings
+from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import quiet, stop
+from tests.engine.test_reward_families import implicit_formula, save_policy_and_reference
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -42,6 +45,24 @@ async def test_the_second_start_of_an_engine_compiles_nothing(
     await started_and_stopped(settings)
     # An engine that compiles would write its code again.
     assert (code[0].stat().st_mtime_ns, code[0].stat().st_ino) == written
+
+
+@pytest.mark.long
+async def test_a_model_and_its_reference_are_compiled_as_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    if not can_compile():
+        pytest.skip("there is no C++ compiler, or no headers of Python")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
+    settings = save_policy_and_reference(tmp_path / "model")
+    question, steps = "Start with 1.", ("1 + 1 = 2\n\n", "2 + 2 = 4\n\n")
+    expected = implicit_formula(tmp_path / "model")(question, steps)
+    for start in ("compiled", "loaded from the cache"):
+        engine = ScoringEngine(settings)
+        with quiet():
+            await engine.start()
+        [rewards] = await engine.score(ScoreRequest("search", question, (ScoreItem(steps, 2),), 600.0))
+        await stop(engine)
+        assert rewards == pytest.approx(expected, abs=1e-4), start
+    assert len([file for file in (tmp_path / "cache").rglob("model") if file.is_file()]) == 1
 
 
 async def test_without_a_compiler_an_engine_runs_uncompiled(

@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from cluster.cli.plan import show_plan
 from cluster.launch.errors import LaunchError
 from deployments.config import AppConfig
+from deployments.engines.settings import EMBEDDED_GENERATOR, GeneratorSettings
 from deployments.startup.memory_plan import element_bytes, roles_of, stored_numbers
 
 MIB = 1 << 20
@@ -30,6 +31,13 @@ def test_weight_sizes_are_read_from_the_files() -> None:
         size = sum(path.stat().st_size for path in Path(settings.model_path).glob("*.safetensors"))
         assert size - 65_536 < role.weight_bytes <= size
         assert role.working_bytes == MIB
+
+
+def test_a_model_and_its_reference_are_both_counted() -> None:
+    given = {"family": "implicit", "model": EMBEDDED_GENERATOR, "reference": GeneratorSettings().model_path}
+    generator, prm = roles_of(AppConfig.model_validate({"prm": given}), MIB, TOKENS)
+    assert prm.weight_bytes == 2 * generator.weight_bytes
+    assert prm.token_bytes == 2 * generator.token_bytes
 
 
 def test_a_model_without_weights_is_named(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import random
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -31,12 +32,14 @@ from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.ensemble_head import SYSTEM_PROMPT
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
+from deployments.engines.rewards.implicit import Implicit, ImplicitSettings
 from deployments.engines.rewards.label_presets import LabelInlineSettings
 from deployments.engines.rewards.labels import LabelTokens as LabelInline
 from deployments.engines.rewards.value_head import ValueHead, ValueHeadSettings
 from deployments.engines.scoring import ScoringEngine
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
+from tests.engine.adapters import add_by_hand, save_adapter
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.published import math_psa_input, skywork_input, trl_input
 from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece
@@ -46,6 +49,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="session")
 MINUTES = 600.0
 TAG = "="
 HEADS = 3
+BETA = 0.02
 ENSEMBLE_LAYERS = ("nn1", "nn2", "nn_out")
 DEFAULT_TAG = "ки"
 SHAPE: dict[str, Any] = {
@@ -119,6 +123,8 @@ def inline_formula(directory: Path) -> Formula:
 def math_psa_formula(directory: Path) -> Formula:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = Qwen2ForCausalLM.from_pretrained(directory).float().eval()
+    with torch.no_grad():
+        add_by_hand(dict(model.named_parameters()), directory / "adapter")
 
     @torch.inference_mode()
     def rewards(question: str, steps: Sequence[str]) -> list[float]:
@@ -220,6 +226,39 @@ def trajectory_formula(directory: Path) -> Formula:
     return rewards
 
 
+@torch.inference_mode()
+def log_probabilities(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
+    """Of each token but the first, given those before it."""
+    logits = model(input_ids=torch.tensor([ids])).logits[0, :-1].double()
+    return logits.log_softmax(-1).gather(-1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def save_policy_and_reference(directory: Path) -> ImplicitSettings:
+    for path in (directory, directory / "reference"):
+        Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(path)
+        build_tokenizer().save_pretrained(path)
+    return ImplicitSettings(model=str(directory), reference=str(directory / "reference"), beta=BETA)
+
+
+def implicit_formula(directory: Path) -> Formula:
+    """r_t of arXiv 2412.01981; `get_logps` as in PRIME-RL/ImplicitPRM (c044175), ``eval/prm_eval_utils.py``."""
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    models = [Qwen2ForCausalLM.from_pretrained(path).float().eval() for path in (directory, directory / "reference")]
+
+    def rewards(question: str, steps: Sequence[str]) -> list[float]:
+        turn = tokenizer.apply_chat_template(
+            [{"role": "user", "content": question}], tokenize=False, add_generation_prompt=True
+        )
+        texts = [turn + "".join(f"{step.strip()}\n\n" for step in steps[:end]) for end in range(len(steps) + 1)]
+        lengths = [len(tokenizer.encode(text, add_special_tokens=False)) for text in texts]
+        policy, reference = (log_probabilities(model, tokenizer.encode(texts[-1])) for model in models)
+        ratios = policy - reference
+        # The first one is of the second token.
+        return [float((BETA * ratios[start - 1 : end - 1].sum()).sigmoid()) for start, end in pairwise(lengths)]
+
+    return rewards
+
+
 def loaded_body(directory: Path, weights: dict[str, torch.Tensor]) -> Qwen2Model:
     body = Qwen2Model(Qwen2Config.from_dict(json.loads((directory / "config.json").read_text()))).eval()
     body.load_state_dict({name[6:]: part for name, part in weights.items() if name.startswith("model.")})
@@ -245,6 +284,7 @@ def save_headed(directory: Path, architecture: str, head: dict[str, torch.Tensor
         "token_class",
         "value_head",
         "ensemble_head",
+        "implicit",
         "outcome",
         "trajectory",
     ],
@@ -259,8 +299,12 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         formula, own = turns_formula, {}
     elif request.param == "math_psa":
         tokenizer = byte_level([" \n\n\n\n\n", " +", " -", "Step"], LLAMA_3)
-        Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(directory)
-        formula, own = math_psa_formula, {}
+        # As it is published: an adapter.
+        base = Qwen2ForCausalLM(Qwen2Config(**SHAPE))
+        base.save_pretrained(directory)
+        projections = {name: part for name, part in base.named_parameters() if "q_proj.w" in name or "v_proj.w" in name}
+        save_adapter(directory / "adapter", projections)
+        formula, own = math_psa_formula, {"lora": str(directory / "adapter")}
     elif request.param == "token_class":
         model = Qwen2ForTokenClassification(Qwen2Config(**SHAPE, num_labels=2))
         torch.nn.init.normal_(model.score.bias)
@@ -290,6 +334,8 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
         }
         save_headed(directory, "Qwen2ForEnsemblePRM", head, num_ensemble=HEADS)
         formula, own = ensemble_head_formula, {}
+    elif request.param == "implicit":
+        formula, own = implicit_formula, save_policy_and_reference(directory).model_dump(include={"reference", "beta"})
     elif request.param == "trajectory":
         Qwen2ForCausalLM(Qwen2Config(**SHAPE)).save_pretrained(directory)
         linear = torch.nn.Linear(width, 1)
@@ -361,6 +407,23 @@ async def test_known_rewards_are_not_computed_again(family: Family) -> None:
     before = family.engine.stats()["items_begun"]
     await family.score(question, ScoreItem(steps, 3), ScoreItem(steps))
     assert family.engine.stats()["items_begun"] == before + 1
+
+
+async def test_a_query_whose_rows_were_cached_is_sent_again(family: Family) -> None:
+    reader = family.engine._running.family
+    if not isinstance(reader, Implicit):
+        pytest.skip("other families read a row that is always computed")
+
+    async def begun(*steps: str) -> int:
+        before = family.engine.stats()["items_begun"]
+        await family.score("How many eggs are left in the end?", ScoreItem(steps))
+        return family.engine.stats()["items_begun"] - before
+
+    first, second, sibling = "12 - 5 = 7", "7 - 3 = 4", "7 - 3 = 4 " + "and so on " * 40
+    [query] = reader.queries("How many eggs are left in the end?", (first, second), 1)
+    assert (query.first + 1) % 32, "else the row before the step would be in a cached block"
+    assert [await begun(first), await begun(first, second), await begun(first, sibling)] == [1, 1, 1]
+    assert await begun(first, sibling + "to the end") == 2, "its first blocks are the sibling's"
 
 
 async def test_inline_prompts_equal_the_published_ones_with_a_sentencepiece_tokenizer() -> None:

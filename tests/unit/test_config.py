@@ -27,18 +27,27 @@ OWN = {
     "token_class": {"step_separator": "\n\n"},
     "value_head": {},
     "ensemble_head": {"step_tag": "<s>", "system_prompt": "Judge."},
+    "implicit": {"reference": "some/reference", "beta": 0.01, "accumulate": True},
     "outcome": {"system_prompt": "Judge."},
     "trajectory": {},
     "function": {"function": "package.module:reward"},
+    "several": {
+        "of": [{"prm": {"family": "function", "function": "a:b"}}, {"prm": {}, "scale": 0.5, "offset": -1}],
+        "combine": "min",
+    },
 }
 ALL: dict[str, Any] = {key: value for own in OWN.values() for key, value in own.items()}
 
 
 def prm(family: str | None, **settings: Any) -> dict[str, Any]:
     given = settings if family is None else {"family": family, **settings}
-    if family not in ("function", "step_head", None):
+    if family not in ("function", "several", "step_head", None):
         given["model"] = "some/model"
     return {"prm": given}
+
+
+def several(*members: dict[str, Any]) -> dict[str, Any]:
+    return prm("several", of=[{"prm": member} for member in members])
 
 
 def faults(given: dict[str, Any]) -> dict[str, str]:
@@ -126,6 +135,15 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         ({"prm": {"family": "outcome"}}, "prm.model", "Field required"),
         (prm("function"), "prm.function", "Field required"),
         (prm("label_turns", labels=["+"]), "prm.labels.1", "Field required"),
+        (prm("implicit"), "prm.reference", "Field required"),
+        (prm("implicit", reference="r", beta=0), "prm.beta", "greater than 0"),
+        (prm(None, lora="a", engine_args={"load_format": "dummy"}), "prm.lora", "engine_args may not set load_format"),
+        (several({}), "prm.of", "at least 2 reward models"),
+        (several({}, {"model": "m", "family": "guess"}), "prm.of.1.prm.family", "there is no such family"),
+        (several({}, {"step_tga": "m"}), "prm.of.1.prm.step_tga", "did you mean step_tag?"),
+        (several({}, several({}, {})["prm"]), "prm.of.1.prm", "not possible inside of several"),
+        (several({}, {"replicas": {"max_replicas": 2}}), "prm.of.1", "only num_gpus may be set"),
+        (several({}, {"replicas": {"num_gpus": 0.5}}), "prm", "num_gpus must be at least 0.5"),
         ({"controller": {"limits": {"seconds": 86_401}}}, "controller.limits.seconds", "less than or equal to 86400"),
         (prm(None, replicas={"min_replicas": 0}), "prm.replicas.min_replicas", "greater than or equal to 1"),
         ({"controller": {"step_clusters": "clusters"}}, "controller.step_clusters", "is no import path"),

@@ -57,16 +57,16 @@ def test_models_of_equal_sizes_have_different_digests(tmp_path: Path) -> None:
         model(tmp_path / "longer", weights + b"\0"),
     ]
     assert len({digest, *map(model_digest, others)}) == 4
-    Built({}, digest).check(model(tmp_path / "a", weights), {})
+    Built({}, digest).check([model(tmp_path / "a", weights)], {})
     with pytest.raises(NodeDiffers, match=f"{tmp_path / 'last'} does not hold the model"):
-        Built({}, digest).check(others[0], {})
+        Built({}, digest).check([others[0]], {})
 
 
 def test_a_missing_model_is_left_to_the_engine(tmp_path: Path) -> None:
     missing = GeneratorSettings(model=str(tmp_path / "nothing"))
     assert model_digest(missing) is None
-    Built({}, "digest").check(missing, {})
-    Built({}, None).check(model(tmp_path / "a", b""), {})
+    Built({}, "digest").check([missing], {})
+    Built({}, None).check([model(tmp_path / "a", b"")], {})
 
 
 def test_processes_that_have_ended_are_forgotten() -> None:

@@ -9,34 +9,37 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from deployments.engines.rewards.ensemble_head import EnsembleHeadSettings
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.rewards.label_presets import LABEL_PRESETS
 from deployments.engines.rewards.outcome import OutcomeSettings
+from deployments.engines.rewards.several import SeveralSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.rewards.token_class import TokenClassSettings
 from deployments.engines.rewards.trajectory import TrajectorySettings
 from deployments.engines.rewards.value_head import ValueHeadSettings
 
-BUILT_IN: tuple[type[RewardModelSettings | FunctionSettings], ...] = (
+RewardSettings: TypeAlias = RewardModelSettings | FunctionSettings | SeveralSettings
+BUILT_IN: tuple[type[RewardSettings], ...] = (
     StepHeadSettings,
     *LABEL_PRESETS,
     TokenClassSettings,
     ValueHeadSettings,
     EnsembleHeadSettings,
+    ImplicitSettings,
     OutcomeSettings,
     TrajectorySettings,
     FunctionSettings,
+    SeveralSettings,
 )
 """The settings class of every built-in family, in the order in which messages list them. A new family needs its module
 and one line here, a new preset of label tokens only its class in ``label_presets``."""
 
-FAMILIES: dict[str, type[RewardModelSettings | FunctionSettings]] = {
-    settings.model_fields["family"].default: settings for settings in BUILT_IN
-}
+FAMILIES: dict[str, type[RewardSettings]] = {settings.model_fields["family"].default: settings for settings in BUILT_IN}
 """The settings of every family by the name that ``prm.family`` gives it."""
 DEFAULT_FAMILY = "step_head"
 
 
-def parse_prm(given: Any) -> RewardModelSettings | FunctionSettings:
+def parse_prm(given: Any) -> RewardSettings:
     """Validates the settings of the family that ``given`` names.
 
     A function and not a pydantic union, which would put the family's name into the path of every error.
@@ -44,7 +47,7 @@ def parse_prm(given: Any) -> RewardModelSettings | FunctionSettings:
     Raises:
         ValidationError: there is no such family, or a setting is wrong, unknown or another family's.
     """
-    if isinstance(given, RewardModelSettings | FunctionSettings):
+    if isinstance(given, RewardSettings):
         return given
     if not isinstance(given, Mapping):
         raise _refused((), given, "must be a mapping")
@@ -59,7 +62,5 @@ def _refused(path: tuple[str, ...], given: Any, message: str) -> ValidationError
     return ValidationError.from_exception_data("prm", [InitErrorDetails(type=fault, loc=path, input=given)])
 
 
-PrmSettings: TypeAlias = Annotated[
-    SerializeAsAny[RewardModelSettings | FunctionSettings], WrapValidator(lambda given, _: parse_prm(given))
-]
+PrmSettings: TypeAlias = Annotated[SerializeAsAny[RewardSettings], WrapValidator(lambda given, _: parse_prm(given))]
 """The type of ``prm`` in the settings tree."""

@@ -4,12 +4,13 @@ A family is one module, with its settings and its code. The module is imported w
 torch and transformers are imported inside functions only.
 """
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from cachetools import LRUCache
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from deployments.engines.settings import EngineSettings, Runner
 
@@ -34,6 +35,8 @@ def remembered_ids() -> LRUCache[str, list[int]]:
     return LRUCache(_CACHE_TOKENS, getsizeof=lambda ids: len(ids) + _ENTRY_TOKENS)
 
 
+_LOADING = {"load_format", "model_loader_extra_config", "worker_extension_cls"}
+"""vLLM's arguments by which an adapter is merged."""
 TEMPLATE_TOKENS = 64
 """Upper bound on what a chat template adds: default system prompt, role marks and the last step's tag."""
 
@@ -47,6 +50,15 @@ class Query(NamedTuple):
     """Positions in ``token_ids`` at which its steps are scored, one per step, in order."""
     known: int = 0
     """Number of first tokens that the queries for the path's earlier steps began with, as far as the family knows."""
+    first: int = sys.maxsize
+    """First position whose row the rewards are made of, where that is before the last: if the prefix cache held more
+    tokens than this, the query is sent again without it."""
+
+    def uncached(self) -> "Query":
+        """The same query, which does not read the prefix cache."""
+        params = self.params.clone()
+        params.skip_reading_prefix_cache = True
+        return self._replace(params=params)
 
 
 class RewardFamily(ABC):
@@ -95,14 +107,42 @@ class RewardModelSettings(EngineSettings):
         le=3600,
         description="How long a step may wait for the rewards of others; the pool grows where that is 0.8 of this.",
     )
+    lora: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory or hub id of a LoRA adapter of the model, which is merged into it at the start.",
+    )
     reader: ClassVar[type[RewardFamily]]
     """The family's class."""
+
+    @field_validator("lora")
+    @classmethod
+    def _is_loaded(cls, lora: str | None, info: ValidationInfo) -> str | None:
+        if lora is not None and (taken := sorted(_LOADING & info.data.get("engine_args", {}).keys())):
+            raise ValueError(
+                f"the adapter is merged by a loader of our own: engine_args may not set {', '.join(taken)}"
+            )
+        return lora
+
+    @property
+    def engines(self) -> "dict[str, RewardModelSettings]":
+        """Settings of the engines of a replica, by their path below these."""
+        return {"": self}
+
+    @property
+    def model_paths(self) -> dict[str, str]:
+        return super().model_paths | ({} if self.lora is None else {"lora": self.lora})
 
     @property
     def tokens_per_step(self) -> int:
         """Maximum number of tokens that the format adds to a step, less the delimiter that it removes: 0 where a tag
         takes the delimiter's place."""
         return 0
+
+    @property
+    def hf_overrides(self) -> dict[str, Any]:
+        """Entries of the model's configuration that the family sets, beside the architecture."""
+        return {}
 
     @property
     def added_text(self) -> str:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field
 
@@ -17,6 +17,9 @@ from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows, check_rewards
 from search.tools.import_path import imported_function
+
+if TYPE_CHECKING:
+    from deployments.engines.rewards.family import RewardModelSettings
 
 logger = logging.getLogger("banyan.rewards")
 
@@ -32,6 +35,11 @@ class FunctionSettings(Settings):
     function: str = Field(pattern=r"^[\w.]+:\w+$", description="package.module:function, told question and steps.")
     max_num_seqs: int = Field(64, ge=1, le=4096, description="Most calls at once.")
     replicas: ReplicaSettings = ReplicaSettings()
+
+    @property
+    def engines(self) -> "dict[str, RewardModelSettings]":
+        """None: see `RewardModelSettings.engines`."""
+        return {}
 
 
 class FunctionScorer:

@@ -1,0 +1,110 @@
+"""Family ``implicit``: a language model's log-probabilities against those of the model that it was trained from."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from pydantic import Field
+
+from deployments.engines.encoding import ChatEncoder
+from deployments.engines.errors import EngineStartError
+from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
+from deployments.engines.rewards.heads import Head
+from kvstore.memory.geometry import MODELS
+
+if TYPE_CHECKING:
+    from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
+
+    from deployments.engines.engine_calls import Output
+
+REFERENCE = "banyan_reference"
+"""Entry of the policy's configuration that names the reference model to the engine."""
+SEPARATOR = "\n\n"
+
+
+class Implicit(Head):
+    """The format of EurusPRM (arXiv 2502.01456), an implicit process reward model (arXiv 2412.01981).
+
+    The path is one chat turn of the assistant: the steps, without surrounding whitespace, and two newlines after each.
+    A reward is the sigmoid of β times the sum of ``log π(token) - log π_ref(token)`` over the tokens of the step and
+    its newlines or, if ``accumulate``, of all steps up to it: the paper's r_t and q_t.
+
+    Source: the model card of PRIME-RL/EurusPRM-Stage2 (``beta_reward = coef * raw_reward``, coef 0.001, then
+    ``cumsum``), and ``implicit_prm_data_collator`` and ``get_reward`` in ``eval/prm_eval_utils.py`` of
+    PRIME-RL/ImplicitPRM, which calls the two sums ``single`` and ``accumulative``. Two things there depend on what a
+    search does not know yet: the card's code counts the first one or two tokens of the next step to a step, and both
+    have no newlines but the end of the turn after the last step.
+    """
+
+    classes = 1
+    vllm_model = "deployments.engines.rewards.implicit_model:PolicyAndReference"
+
+    def __init__(self, settings: "ImplicitSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises EngineStartError when the reference has another vocabulary than the model."""
+        from transformers import AutoTokenizer
+
+        self._chat = ChatEncoder(tokenizer)
+        self._beta = settings.beta
+        self._accumulate = settings.accumulate
+        try:
+            reference = AutoTokenizer.from_pretrained(settings.reference)
+        except (OSError, ValueError) as error:
+            raise EngineStartError(f"prm.reference {settings.reference!r} has no tokenizer: {error}") from error
+        if reference.get_vocab() != tokenizer.get_vocab():
+            raise EngineStartError(
+                f"prm.reference {settings.reference!r} has another vocabulary than {settings.model!r}"
+            )
+
+    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        token_ids = self._chat.encode_chat([{"role": "user", "content": question}])
+        ends: list[int] = []
+        for step in steps:
+            token_ids += self._chat.encode_text(step.strip() + SEPARATOR)
+            ends.append(len(token_ids) - 1)
+        return token_ids, ends
+
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        [query] = super().queries(question, steps, unscored)
+        scored = 0 if self._accumulate else len(steps) - unscored
+        # The row at a position is about the token behind it: the first one is at the last token before the sum.
+        query = query._replace(first=len(self.encode(question, steps[:scored])[0]) - 1)
+        return [query.uncached() if self._accumulate else query]
+
+    def rewards(self, output: "Output", query: Query) -> list[float]:
+        from torch import stack
+
+        rows = output.outputs.data
+        missing = len(query.token_ids) - len(rows)
+        bounds = [position - missing for position in (query.first, *query.tags)]
+        if rows.ndim != 2 or rows.shape[1] != self.classes or bounds[0] < 0:
+            raise ValueError(f"{tuple(rows.shape)} rows for {len(query.token_ids)} tokens from {query.first} on")
+        sums = stack([rows[start:end].double().sum(dim=0) for start, end in pairwise(bounds)])
+        return [float(reward) for reward in self.rewards_of(sums.cumsum(dim=0) if self._accumulate else sums)]
+
+    def rewards_of(self, rows: "Tensor") -> "Tensor":
+        return (self._beta * rows[:, 0]).sigmoid()
+
+
+class ImplicitSettings(RewardModelSettings):
+    """A language model and the model that it was trained from: two models in one engine."""
+
+    family: Literal["implicit"] = "implicit"
+    reference: str = Field(
+        min_length=1,
+        description="Directory or hub id of the reference model, of the same shape and vocabulary. Its weights and its "
+        "KV come on top of the model's.",
+    )
+    beta: float = Field(0.001, gt=0, le=1, description="Factor of the sum of log-probability ratios.")
+    accumulate: bool = Field(
+        False, description="Sum from the first step on instead of over the step alone. Every step reads the whole path."
+    )
+    reader: ClassVar[type[RewardFamily]] = Implicit
+
+    @property
+    def model_paths(self) -> dict[str, str]:
+        return {**super().model_paths, "reference": self.reference}
+
+    @property
+    def hf_overrides(self) -> dict[str, Any]:
+        return {REFERENCE: self.reference, MODELS: 2}

@@ -1,0 +1,96 @@
+"""Merges a LoRA adapter into a model's weights while vLLM loads them.
+
+The engine then has an ordinary model: this works for every architecture, family and device, and the base model's files
+are read as they are. Imports vLLM.
+"""
+
+import json
+import math
+from collections.abc import Generator, Iterator
+from dataclasses import replace
+from typing import Any
+
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers.utils import cached_file
+from vllm.config import LoadConfig, ModelConfig
+from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
+
+from deployments.engines.arguments import LORA_FORMAT
+from deployments.engines.worker_extension import WorkerExtension
+
+_PREFIX = "base_model.model."
+_FACTORS = (".lora_A.weight", ".lora_B.weight")
+_UNREAD = (
+    "alora_invocation_tokens",
+    "alpha_pattern",
+    "fan_in_fan_out",
+    "layer_replication",
+    "use_dora",
+    "use_qalora",
+)
+"""Entries of an adapter's configuration by which its formula would be another."""
+
+
+class Adapter:
+    """A low-rank adapter (arXiv 2106.09685) in the files of Hugging Face's PEFT.
+
+    A weight W becomes W + s·B·A with s = α / r, or α / √r if the adapter is rank-stabilized (arXiv 2312.03732). Weights
+    that the adapter has as a whole (``modules_to_save``, such as a head) take the place of the model's. Source:
+    ``LoraLayer.update_layer`` and ``Linear.get_delta_weight`` in ``src/peft/tuners/lora/layer.py`` of
+    huggingface/peft.
+    """
+
+    def __init__(self, path: str) -> None:
+        """``path``: a directory or a hub id. Raises ValueError when the adapter is of another kind."""
+        with open(cached_file(path, "adapter_config.json")) as file:
+            config: dict[str, Any] = json.load(file)
+        unread = [name for name in _UNREAD if config.get(name)]
+        if config.get("peft_type") != "LORA" or config.get("bias", "none") != "none" or unread:
+            raise ValueError(
+                f"the adapter {path!r} is none that can be merged: its peft_type is {config.get('peft_type')!r}, its "
+                f"bias {config.get('bias')!r}, and it sets {', '.join(unread) or 'nothing else'}"
+            )
+        self._path = path
+        self._alpha = float(config["lora_alpha"])
+        self._stabilized = bool(config.get("use_rslora"))
+        tensors = load_file(cached_file(path, "adapter_model.safetensors"))
+        self._parts = {name.removeprefix(_PREFIX): part for name, part in tensors.items()}
+
+    def merged(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """The model's weights with the adapter in them, in the model's types, and those that only the adapter has.
+
+        Raises:
+            ValueError: the model lacks a weight that the adapter changes.
+        """
+        parts = dict(self._parts)
+        for name, weight in weights:
+            down, up = (parts.pop(name.removesuffix(".weight") + factor, None) for factor in _FACTORS)
+            if down is not None and up is not None:
+                rank = len(down)
+                scale = self._alpha / (math.sqrt(rank) if self._stabilized else rank)
+                # Computed in full precision: the product of two half-precision factors is small beside the weight.
+                yield name, (weight.float() + scale * (up.float() @ down.float())).to(weight.dtype)
+            else:
+                yield name, parts.pop(name, weight).to(weight.dtype)
+        if unused := [name for name in parts if ".lora_" in name]:
+            raise ValueError(f"the adapter {self._path!r} changes weights that the model does not have: {unused[0]}")
+        yield from parts.items()
+
+
+@register_model_loader(LORA_FORMAT)
+class LoraLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM does not export its type
+    """vLLM's own loader, with an adapter merged into what it reads."""
+
+    def __init__(self, load_config: LoadConfig) -> None:
+        extra = load_config.model_loader_extra_config
+        assert isinstance(extra, dict)
+        self._adapter = Adapter(extra["lora"])
+        super().__init__(replace(load_config, load_format="auto", model_loader_extra_config={}))
+
+    def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Generator[tuple[str, Tensor], None, None]:
+        yield from self._adapter.merged(super().get_all_weights(model_config, model))
+
+
+class LoraWorkerExtension(WorkerExtension):
+    """What vLLM imports in an engine's process before it loads the model: `LoraLoader` is then known there."""

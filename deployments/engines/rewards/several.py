@@ -1,0 +1,193 @@
+"""Family ``several``: several reward models, whose calibrated rewards become one."""
+
+import asyncio
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Field, SerializeAsAny, WrapValidator, field_validator, model_validator
+
+from deployments.engines.histograms import Histogram, HistogramSum
+from deployments.engines.rewards.family import RewardModelSettings
+from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
+from deployments.engines.settings import ReplicaSettings, Settings
+from search.ports import ScoreRequest
+from search.rewards import RewardRows
+
+if TYPE_CHECKING:
+    from deployments.engines.scoring import ScoringEngine
+
+Scorer: TypeAlias = "ScoringEngine | FunctionScorer | SeveralScorer"
+COMBINE: dict[str, Callable[[Iterable[float]], float]] = {"mean": fmean, "min": min}
+
+
+def _single(given: Any) -> RewardModelSettings | FunctionSettings:
+    from deployments.engines.rewards import parse_prm  # the list of families has this one in it
+
+    prm = parse_prm(given)
+    if isinstance(prm, SeveralSettings):
+        raise ValueError("family several is not possible inside of several")
+    return prm
+
+
+class Member(Settings):
+    """One of several reward models, and the calibration of its rewards (Platt, 1999): a reward r becomes the sigmoid of
+    scale times the logit of r, plus offset."""
+
+    prm: Annotated[
+        SerializeAsAny[RewardModelSettings | FunctionSettings], WrapValidator(lambda given, _: _single(given))
+    ] = Field(description="A reward model, as `prm` itself. Of its `replicas` only num_gpus is read.")
+    scale: float = Field(1.0, gt=0, le=100, description="Below 1 draws rewards towards a half.")
+    offset: float = Field(0.0, ge=-100, le=100)
+
+    @model_validator(mode="after")
+    def _only_a_share_of_the_replica(self) -> Self:
+        if self.prm.replicas.model_copy(update={"num_gpus": 0.0}) != ReplicaSettings():
+            raise ValueError("replicas are those of prm.replicas: only num_gpus may be set here, this model's share")
+        return self
+
+    def calibrated(self, reward: float) -> float:
+        if not 0 < reward < 1 or (self.scale, self.offset) == (1.0, 0.0):
+            return reward
+        logit = self.scale * (math.log(reward) - math.log1p(-reward)) + self.offset
+        return 1 / (1 + math.exp(-logit)) if logit > -700 else 0.0
+
+
+class SeveralSettings(Settings):
+    """Several reward models in each replica, with an engine each."""
+
+    family: Literal["several"] = "several"
+    of: tuple[Member, ...] = Field(
+        max_length=8, description="The reward models, two at least: `prm`, `scale` and `offset` of each."
+    )
+    combine: Literal["mean", "min"] = Field("mean", description="What the reward of a step is, of the models' rewards.")
+    replicas: ReplicaSettings = ReplicaSettings()
+
+    @field_validator("of")
+    @classmethod
+    def _are_several(cls, of: tuple[Member, ...]) -> tuple[Member, ...]:
+        if len(of) < 2:  # not min_length, which does not count members that are wrong
+            raise ValueError("there must be at least 2 reward models")
+        return of
+
+    @model_validator(mode="after")
+    def _fit_the_replica(self) -> Self:
+        shares = sum(member.prm.replicas.num_gpus for member in self.of)
+        if shares > self.replicas.num_gpus + 1e-6:
+            raise ValueError(f"replicas.num_gpus must be at least {shares:g}, what the models in `of` take of it")
+        return self
+
+    @property
+    def engines(self) -> dict[str, RewardModelSettings]:
+        """Settings of the engines of a replica, by their path below these."""
+        return {
+            f".of.{index}.prm{path}": engine
+            for index, member in enumerate(self.of)
+            for path, engine in member.prm.engines.items()
+        }
+
+    @property
+    def max_num_seqs(self) -> int:
+        """Largest batch of an engine."""
+        return max(member.prm.max_num_seqs for member in self.of)
+
+
+class SeveralScorer:
+    """Takes the place of a `ScoringEngine`: the same methods, each of which asks the scorers of all members."""
+
+    def __init__(self, settings: SeveralSettings) -> None:
+        self._members = settings.of
+        self._combine = COMBINE[settings.combine]
+        self._scorers = [scorer_of(member.prm) for member in settings.of]
+
+    async def start(self, stat_loggers: Sequence[Any] = ()) -> None:
+        """Starts the scorers one after the other: an engine's start changes the environment of this process.
+
+        Raises:
+            EngineStartError: one did not start; none is left running.
+        """
+        try:
+            for scorer in self._scorers:
+                await scorer.start(stat_loggers)
+        except BaseException:
+            self.shutdown()
+            raise
+
+    async def score(self, request: ScoreRequest) -> RewardRows:
+        """Returns the combined rewards in [0, 1] of each item's last ``unscored`` steps; see
+        ``search.ports.StepScorer``.
+
+        Raises:
+            ScorerError: one of the scorers failed; the calls of the others end.
+        """
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(scorer.score(request)) for scorer in self._scorers]
+        except ExceptionGroup as failures:
+            raise failures.exceptions[0] from None
+        found = [task.result() for task in tasks]
+        rows = RewardRows([self._combined(step) for step in zip(*row, strict=True)] for row in zip(*found, strict=True))
+        rows.recomputed_tokens = sum(each.recomputed_tokens for each in found)
+        return rows
+
+    async def canary(self, deadline_s: float = 20.0) -> float:
+        """Runs the canary of every scorer; returns the longest time, seconds. Raises ScorerError when one fails."""
+        return max(await asyncio.gather(*(scorer.canary(deadline_s) for scorer in self._scorers)))
+
+    def stats(self) -> dict[str, int]:
+        """The sums of the scorers' figures."""
+        sums: dict[str, int] = {}
+        for scorer in self._scorers:
+            for name, value in scorer.stats().items():
+                sums[name] = sums.get(name, 0) + value
+        return sums
+
+    @property
+    def histograms(self) -> Mapping[str, Histogram]:
+        """Histograms of all engines' steps and KV blocks, by name."""
+        parts: dict[str, list[Histogram]] = {}
+        for scorer in self._scorers:
+            for name, histogram in scorer.histograms.items():
+                parts.setdefault(name, []).append(histogram)
+        return {name: HistogramSum(of) for name, of in parts.items()}
+
+    @property
+    def pressure(self) -> float:
+        """The greatest of the scorers' pressures: each reads every step."""
+        return max(scorer.pressure for scorer in self._scorers)
+
+    @property
+    def silent_s(self) -> float:
+        """The longest silence of a scorer that owes a reply, seconds."""
+        return max(scorer.silent_s for scorer in self._scorers)
+
+    def check_alive(self) -> None:
+        """Raises ScorerError when one of the scorers is dead."""
+        for scorer in self._scorers:
+            scorer.check_alive()
+
+    async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
+        """Leak check of idle scorers: a sentence for everything left over; empty when all is well."""
+        return [left for scorer in self._scorers for left in await scorer.check_integrity(settle_s)]
+
+    def shutdown(self) -> None:
+        for scorer in self._scorers:
+            scorer.shutdown()
+
+    def _combined(self, rewards: Sequence[float]) -> float:
+        pairs = zip(self._members, rewards, strict=True)
+        return self._combine([member.calibrated(reward) for member, reward in pairs])
+
+
+def scorer_of(settings: RewardModelSettings | FunctionSettings | SeveralSettings) -> Scorer:
+    """The scorer for these settings, not started."""
+    if isinstance(settings, FunctionSettings):
+        return FunctionScorer(settings)
+    if isinstance(settings, SeveralSettings):
+        return SeveralScorer(settings)
+    # Imported here: it imports vLLM, which takes ten seconds that only replicas with a model should spend.
+    from deployments.engines.scoring import ScoringEngine
+
+    # Not a client of the KV cache server: the engine's own prefix cache holds the path before a new step.
+    return ScoringEngine(settings)
