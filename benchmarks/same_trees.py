@@ -1,7 +1,6 @@
-"""Checks that one seed gives one tree on served engines: with and without waiting for all of a level, with and without
-writing ahead, with one generator or two.
+"""Checks that one seed gives one tree on served engines: with and without writing ahead, with one generator or two.
 
-Four applications one after the other search the same problems with the same seeds, 16 at a time, the last quarter of
+Three applications one after the other search the same problems with the same seeds, 16 at a time, the last quarter of
 the problems one at a time: only then is there much time to write ahead.
 Trees are compared by the ids, texts, statuses, ends and counts of their nodes. Rewards may differ in their last digits,
 since an engine sums in another order in another batch; the largest difference is recorded.
@@ -10,7 +9,6 @@ since an engine sums in another order in another batch; the largest difference i
 """
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any
@@ -21,13 +19,11 @@ from rich.console import Console
 
 from benchmarks.engines import solve_all
 from benchmarks.record import claim, show_claims, write_result
-from benchmarks.replicas import in_replicas
 from benchmarks.served_overhead import application
 from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
 from deployments.startup.environment import set_environment
-from search.run import runner
 
 SEED = 1
 IN_FLIGHT = 16
@@ -44,16 +40,13 @@ SEARCHES: Mapping[str, dict[str, Any]] = {
 }
 COMPARED = ("id", "text", "status", "end", "ends", "count", "tokens")
 """Fields of a node that must be equal."""
-SOON_S = 0.001
-"""For `search.run.runner.ASK_WAIT_S`: parts of a search go on as soon as they can."""
-RUNS: Mapping[str, tuple[int, float | str, float]] = {
-    "one generator, level by level": (1, "off", math.inf),
-    "one generator": (1, "off", SOON_S),
-    "one generator that writes ahead": (1, 2.0, SOON_S),
-    "two generators that write ahead": (2, 2.0, SOON_S),
+RUNS: Mapping[str, tuple[int, float | str]] = {
+    "one generator": (1, "off"),
+    "one generator that writes ahead": (1, 2.0),
+    "two generators that write ahead": (2, 2.0),
 }
-"""Generator replicas, ``generator.write_ahead`` and `search.run.runner.ASK_WAIT_S` by the name of the run; the first is
-what the others are compared with."""
+"""Generator replicas and ``generator.write_ahead`` by the name of the run; the first is what the others are compared
+with."""
 console = Console(stderr=True)
 
 Tree = list[dict[str, Any]]
@@ -86,15 +79,6 @@ async def trees_of(url: str, problems: Sequence[Problem]) -> dict[str, list[Tree
             alone, _ = await solve_all(solve, items[together:], 1, SEED + together)
             found[strategy] += alone
         return found
-
-
-def ask_after(seconds: float) -> None:
-    """Sets `search.run.runner.ASK_WAIT_S` in the controllers."""
-
-    def set_wait(replica: Any) -> None:
-        runner.ASK_WAIT_S = seconds
-
-    in_replicas("SearchController", set_wait)
 
 
 def ahead(url: str) -> dict[str, int]:
@@ -131,12 +115,11 @@ def main(problems: Annotated[int, typer.Option(min=1, max=1000)] = 40) -> None:
     drawn = list(islice(draw_problems(Split.VALIDATION, SEED), problems))
     runs: dict[str, dict[str, list[Tree]]] = {}
     written_ahead: dict[str, dict[str, int]] = {}
-    for name, (generators, write_ahead, ask_wait_s) in RUNS.items():
+    for name, (generators, write_ahead) in RUNS.items():
         replicas = {"min_replicas": generators, "max_replicas": generators}
         generator = {"replicas": replicas, "write_ahead": write_ahead}
         config = AppConfig.model_validate({"generator": generator, "http": {"canary_every_s": 0}})
         with application(config) as url:
-            ask_after(ask_wait_s)
             runs[name] = asyncio.run(trees_of(url, drawn))
             written_ahead[name] = ahead(url)
         console.print(f"{name}: {sum(map(len, runs[name].values()))} trees")

@@ -93,10 +93,6 @@ class BudgetMeter:
             reserved.append(reservation)
         return reserved
 
-    def has_room(self, cost: Cost) -> bool:
-        """Whether as much could be reserved, in full."""
-        return cost.tokens <= self.tokens.remaining and cost.nodes <= self.nodes.remaining
-
     def settle(self, reserved: Cost, used: Cost) -> None:
         """Releases a branch's reservation and charges what it used."""
         self._reserve(reserved, -1)

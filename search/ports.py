@@ -127,9 +127,6 @@ class ExpandRequest(NamedTuple):
     """Above 1: earlier calls for these branches were interrupted."""
     ahead: Ahead | None = None
     """For writing children ahead; None: there are none to expect."""
-    others: bool = False
-    """Whether other branches of the search are being written or scored. What the search wants below other steps than
-    the siblings of those that this call continues is then open."""
 
 
 class Child(NamedTuple):

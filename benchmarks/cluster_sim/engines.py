@@ -21,7 +21,7 @@ from deployments.engines.backlog import Backlog
 from deployments.engines.fair_order import FairOrder
 from deployments.engines.request_queue import Ending, EngineRequest, RequestQueue
 from deployments.engines.settings import WriteAheadSetting
-from deployments.engines.write_ahead import CPU, CallAhead, Device, WriteAhead
+from deployments.engines.write_ahead import CPU, Device, SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import GeneratorError
@@ -300,7 +300,7 @@ class SimulatedGenerator:
                     queued.collector.aborted = True
                 self._queue.end(queued, Ending.ABORTED)
 
-    def _take_over(self, call: _Call, ahead: CallAhead | None) -> list[tuple[ExpandItem, Branch]]:
+    def _take_over(self, call: _Call, ahead: SearchAhead | None) -> list[tuple[ExpandItem, Branch]]:
         """Makes the branches that were begun before the call the call's. Returns the others."""
         asked = [(item, branch) for item in call.request.expansions for branch in item.branches]
         if ahead is None:

@@ -37,7 +37,7 @@ from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter, StepStop
-from deployments.engines.write_ahead import CPU, GPU, CallAhead, WriteAhead
+from deployments.engines.write_ahead import CPU, GPU, SearchAhead, WriteAhead
 from kvstore.memory.clamp import KVClamp, StepLengths
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
@@ -311,7 +311,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         call: EngineCall[_ChildRequest],
         request: ExpandRequest,
         expansions: Sequence[_Expansion],
-        ahead: CallAhead | None,
+        ahead: SearchAhead | None,
     ) -> list[Child]:
         """Queues all branches, or under ``clamp: shrink`` those for which there is KV memory. Returns the other
         branches as children without steps."""

@@ -5,9 +5,6 @@ for it. What a child says follows from its prefix, its seed and its sampling par
 seed and its place in the tree. So the replica can begin a child by itself. If the search asks for exactly this child,
 its request becomes the search's; what the search does not ask for is given up. The tree is the same either way: a wrong
 guess costs tokens and nothing else.
-
-A search may have several calls at a time, each for other parts of its tree. A call that is all that its search has in
-flight gives up whatever it does not ask for; any other only what was begun below siblings of the steps it continues.
 """
 
 import asyncio
@@ -59,7 +56,7 @@ LINGER_TURNS, LEAST_LINGER_S, MOST_LINGER_S = 5, 2.0, 30.0
 """What was written ahead is given up if the search's next call does not come within so many average waits for one:
 nobody tells a replica that a search has ended."""
 PRUNE_ABOVE = 1024
-"""Number of children to begin above which those of steps that are over are dropped."""
+"""Number of children to begin above which those of rounds that are over are dropped."""
 
 
 class _Kind(NamedTuple):
@@ -78,8 +75,6 @@ class _Kind(NamedTuple):
 class _FinishedStep:
     """A step whose children may be written ahead. Siblings of the same text are one step if the search merges them."""
 
-    call: "CallAhead"
-    """The call that has written it."""
     id: NodeId
     """The lowest id of its siblings: the one below which the search will ask."""
     token_ids: tuple[int, ...]
@@ -87,8 +82,51 @@ class _FinishedStep:
     copies: int = 0
     children: list[EngineRequest] = field(default_factory=list)
     """Requests of its children that were begun, by index."""
-    over: bool = False
-    """Whether its children were given up, but for those that were adopted."""
+
+
+class _Round:
+    """The steps that one call has written, and what was begun below them."""
+
+    def __init__(self, request: ExpandRequest, ahead: Ahead, params: "SamplingParams") -> None:
+        self.search_id = request.search_id
+        self.kind = _Kind.of(request)
+        self.ahead = ahead
+        self.params = params
+        """Parameters of every child but for seed and length."""
+        self.steps: dict[tuple[NodeId, str | int], _FinishedStep] = {}
+        """By parent and text, or by parent and index if siblings are not merged."""
+        self.over = False
+        """Whether the search has made its next call, or has ended."""
+
+    def add(self, child: Child, token_ids: tuple[int, ...]) -> tuple[_FinishedStep, Sequence[EngineRequest]] | None:
+        """Adds a finished step. Returns its entry, and requests to give up: those below a sibling of the same text that
+        came earlier but has a later index. None if nothing can follow the step."""
+        [step] = child.steps
+        node = (*child.parent, child.index)
+        if step.end is not StepEnd.DELIMITER or not step.token_ids or len(node) >= self.ahead.max_depth:
+            return None
+        if self._max_tokens(token_ids) < 1 or boxed_answer(step.text) is not None:
+            return None
+        key = child.parent, step.text if self.ahead.merges else child.index
+        entry = self.steps.setdefault(key, _FinishedStep(node, token_ids))
+        entry.copies += 1
+        outdated: Sequence[EngineRequest] = ()
+        if node < entry.id:
+            outdated, entry.children = entry.children, []
+            entry.id, entry.token_ids = node, token_ids
+        return entry, outdated
+
+    def request_below(self, step: _FinishedStep, lengths: StepLengths) -> EngineRequest:
+        """A request for the next child of ``step``, as the search would make it."""
+        params = copy(self.params)
+        params.max_tokens = self._max_tokens(step.token_ids)
+        if self.kind.sampling.temperature > 0:
+            params.seed = branch_seed(self.ahead.seed, step.id, len(step.children))
+        growth = lengths.expected(params.max_tokens)
+        return EngineRequest.written_ahead(self.search_id, step.token_ids, params, self.kind.cache_salt, growth)
+
+    def _max_tokens(self, token_ids: Sequence[int]) -> int:
+        return min(self.ahead.step_tokens, self.ahead.path_tokens - len(token_ids))
 
 
 class WriteAhead:
@@ -116,9 +154,9 @@ class WriteAhead:
         self._lengths = lengths
         self._abort = abort
         self._searches: dict[str, SearchAhead] = {}
-        self._wanted: list[tuple[float, int, _FinishedStep]] = []
+        self._wanted: list[tuple[float, int, _Round, _FinishedStep]] = []
         """Heap of children to begin: the share of its siblings that come before it, the order of arrival, below what.
-        Entries of steps that are over are dropped when they come first, or when there are too many."""
+        Entries of rounds that are over are dropped when they come first, or when there are too many."""
         self._prune_above = PRUNE_ABOVE
         self._numbers = count()
         self._turn_s = self.call_s = 0.0
@@ -159,7 +197,7 @@ class WriteAhead:
         return [f"something is written ahead for search {search_id}" for search_id in begun]
 
     @contextmanager
-    def call(self, request: ExpandRequest, params: "SamplingParams") -> Iterator["CallAhead | None"]:
+    def call(self, request: ExpandRequest, params: "SamplingParams") -> Iterator["SearchAhead | None"]:
         """Context of one call; None if nothing is written ahead for it. If the call is not completed, everything that
         was written ahead for its search is given up.
 
@@ -175,17 +213,15 @@ class WriteAhead:
         search = self._searches.setdefault(request.search_id, SearchAhead(self, request.search_id))
         if search.call_ended is not None:
             self._turn_s = _averaged(self._turn_s, began - search.call_ended)
-        search.begins()
+        search.begins(_Round(request, request.ahead, params))
         try:
-            yield CallAhead(self, search, request, request.ahead, params)
+            yield search
         except BaseException:
             self._forget(search)
             raise
         self.call_s = _averaged(self.call_s, time.monotonic() - began)
-        search.open_calls -= 1
-        if not search.open_calls and not search.closed:
-            linger_s = min(max(LINGER_TURNS * self._turn_s, LEAST_LINGER_S), MOST_LINGER_S)
-            search.idles(asyncio.get_running_loop().call_later(linger_s, self._forget, search))
+        linger_s = min(max(LINGER_TURNS * self._turn_s, LEAST_LINGER_S), MOST_LINGER_S)
+        search.ended(asyncio.get_running_loop().call_later(linger_s, self._forget, search))
 
     @property
     def waits(self) -> bool:
@@ -195,23 +231,23 @@ class WriteAhead:
     def next_request(self) -> EngineRequest | None:
         """The child to begin next. Called by the queue, which starts it, or ends it if there is no room."""
         while self._wanted:
-            _, _, step = heapq.heappop(self._wanted)
-            if not step.over and len(step.children) < self._number(step):
-                request = step.call.request_below(step, self._lengths)
-                request.on_discard = partial(self._count_unused, request.search_id)
+            _, _, owner, step = heapq.heappop(self._wanted)
+            if not owner.over and len(step.children) < self._number(owner, step):
+                request = owner.request_below(step, self._lengths)
+                request.on_discard = partial(self._count_unused, owner.search_id)
                 step.children.append(request)
                 self._begun += 1
                 return request
         return None
 
-    def want(self, step: _FinishedStep) -> None:
+    def want(self, owner: _Round, step: _FinishedStep) -> None:
         """Queues the children of a finished step that were not begun yet."""
-        number = self._number(step)
+        number = self._number(owner, step)
         for index in range(len(step.children), number):
-            heapq.heappush(self._wanted, (index / number, next(self._numbers), step))
+            heapq.heappush(self._wanted, (index / number, next(self._numbers), owner, step))
         if len(self._wanted) > self._prune_above:
             # Beside steady demand none is ever taken.
-            self._wanted = [entry for entry in self._wanted if not entry[-1].over]
+            self._wanted = [entry for entry in self._wanted if not entry[2].over]
             heapq.heapify(self._wanted)
             self._prune_above = max(PRUNE_ABOVE, 2 * len(self._wanted))
         self._queue.wake()
@@ -232,10 +268,10 @@ class WriteAhead:
                 request.discard(request.output)
         self._abort(alive)
 
-    def _number(self, step: _FinishedStep) -> int:
+    def _number(self, owner: _Round, step: _FinishedStep) -> int:
         """The number of children of a step to write ahead."""
-        ahead = step.call.ahead
-        return min(ahead.most_children, math.ceil(self.extent * ahead.children * step.copies))
+        expected = self.extent * owner.ahead.children * step.copies
+        return min(owner.ahead.most_children, math.ceil(expected))
 
     def _forget(self, search: "SearchAhead") -> None:
         if self._searches.get(search.search_id) is search:
@@ -250,72 +286,50 @@ class WriteAhead:
 
 
 class SearchAhead:
-    """What is written ahead for one search, whose calls may overlap."""
+    """What is written ahead for one search."""
 
     def __init__(self, owner: WriteAhead, search_id: str) -> None:
         self.search_id = search_id
-        self.steps: dict[tuple[NodeId, str | int], _FinishedStep] = {}
-        """By parent and text, or by parent and index if siblings are not merged."""
-        self.by_id: dict[NodeId, _FinishedStep] = {}
         self.unused_tokens = 0
         """Tokens given up that were not reported to the search yet."""
-        self.open_calls = 0
         self.call_ended: float | None = None
         """Time when its last call ended; None during a call."""
-        self.closed = False
         self._owner = owner
+        self._before: _Round | None = None
+        """The round of the call before this one, until its rest is given up."""
+        self._round: _Round | None = None
+        """The round of the newest call."""
+        self._by_id: dict[NodeId, _FinishedStep] = {}
+        """The steps of ``_before`` below which this call's branches may have been begun."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def has_begun(self) -> bool:
         """Whether anything is kept that was begun."""
-        return any(step.children for step in self.steps.values())
+        rounds = [each for each in (self._before, self._round) if each is not None]
+        return any(step.children for each in rounds for step in each.steps.values())
 
-    def begins(self) -> None:
+    def begins(self, newest: _Round) -> None:
         """A call of the search begins."""
         self._stop_timer()
-        self.open_calls += 1
         self.call_ended = None
+        self.give_up_rest()
+        self._before, self._round = self._round, newest
+        if self._before is not None and self._before.kind == newest.kind:
+            self._by_id = {step.id: step for step in self._before.steps.values()}
 
-    def idles(self, timer: asyncio.TimerHandle) -> None:
-        """No call of the search is open any more. ``timer`` runs until the search is forgotten."""
+    def ended(self, timer: asyncio.TimerHandle) -> None:
+        """A call has ended. ``timer`` runs until the search is forgotten."""
+        self._stop_timer()
         self.call_ended = time.monotonic()
         self._timer = timer
 
     def close(self) -> None:
-        """Gives up everything, for good."""
-        self.closed = True
+        """Gives up everything."""
         self._stop_timer()
-        self.give_up(self.steps)
-
-    def give_up(self, keys: Iterable[tuple[NodeId, str | int]]) -> None:
-        """Gives up the children of some steps that were not adopted."""
-        left: list[EngineRequest] = []
-        for key in list(keys):
-            step = self.steps.pop(key)
-            self.by_id.pop(step.id, None)
-            step.over = True
-            left += [request for request in step.children if request.ahead]
-        self._owner.give_up(left)
-
-    def _stop_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-class CallAhead:
-    """One call of a search: it adopts what was begun for it, and its own steps may be continued."""
-
-    def __init__(
-        self, owner: WriteAhead, search: SearchAhead, request: ExpandRequest, ahead: Ahead, params: "SamplingParams"
-    ) -> None:
-        self.search = search
-        self.ahead = ahead
-        self._owner = owner
-        self._request = request
-        self._kind = _Kind.of(request)
-        self._params = params
+        self.give_up_rest()
+        self._before, self._round = self._round, None
+        self.give_up_rest()
 
     def adopt(
         self, parent: NodeId, index: int, token_ids: Sequence[int], params: "SamplingParams"
@@ -327,72 +341,43 @@ class CallAhead:
             token_ids: the branch's prefix.
             params: its parameters, with seed and length.
         """
-        step = self.search.by_id.get(parent)
+        step = self._by_id.get(parent)
         if step is None or not 0 <= index < len(step.children) or step.token_ids != token_ids:
             return None
         request = step.children[index]
         same = request.params.seed == params.seed and request.params.max_tokens == params.max_tokens
-        same = same and step.call._kind == self._kind
         if not same or request.ending not in (None, Ending.FINISHED) or not request.ahead:
             return None
         self._owner.adopt(request)
         return request
 
     def give_up_rest(self) -> None:
-        """Gives up what this call has decided against: children of the siblings of the steps that it continues, and if
-        it is all that its search has in flight, children of all steps."""
-        keys = self.search.steps.keys()
-        if self._request.others:
-            decided = {item.parent[:-1] for item in self._request.expansions if item.parent}
-            self.search.give_up(key for key in keys if key[0] in decided)
-        else:
-            self.search.give_up(keys)
+        """Gives up what was written ahead of the newest call and was not adopted."""
+        before, self._before, self._by_id = self._before, None, {}
+        if before is not None:
+            before.over = True
+            left = [request for step in before.steps.values() for request in step.children if request.ahead]
+            self._owner.give_up(left)
 
     def wrote(self, written: Iterable[tuple[Child, tuple[int, ...]]]) -> None:
         """Takes note of finished steps, each with the token ids of its whole path: their children may be begun."""
-        if self.search.closed or not self._owner.extent:
+        if (owner := self._round) is None or not self._owner.extent:
             return
         for child, token_ids in written:
-            if (step := self._add(child, token_ids)) is not None:
-                self._owner.want(step)
+            if (added := owner.add(child, token_ids)) is not None:
+                step, outdated = added
+                self._owner.give_up(outdated)
+                self._owner.want(owner, step)
 
     def take_unused_tokens(self) -> int:
-        """The number of tokens that were given up for the search since the last call of this method."""
-        tokens, self.search.unused_tokens = self.search.unused_tokens, 0
+        """The number of tokens that were given up since the last call of this method."""
+        tokens, self.unused_tokens = self.unused_tokens, 0
         return tokens
 
-    def request_below(self, step: _FinishedStep, lengths: StepLengths) -> EngineRequest:
-        """A request for the next child of ``step``, as the search would make it."""
-        params = copy(self._params)
-        params.max_tokens = self._max_tokens(step.token_ids)
-        if self._kind.sampling.temperature > 0:
-            params.seed = branch_seed(self.ahead.seed, step.id, len(step.children))
-        growth = lengths.expected(params.max_tokens)
-        salt = self._kind.cache_salt
-        return EngineRequest.written_ahead(self.search.search_id, step.token_ids, params, salt, growth)
-
-    def _add(self, child: Child, token_ids: tuple[int, ...]) -> _FinishedStep | None:
-        """The entry of a finished step. What was begun below a sibling of the same text that came earlier but has a
-        later index is given up. None if nothing can follow the step."""
-        [step] = child.steps
-        node = (*child.parent, child.index)
-        if step.end is not StepEnd.DELIMITER or not step.token_ids or len(node) >= self.ahead.max_depth:
-            return None
-        if self._max_tokens(token_ids) < 1 or boxed_answer(step.text) is not None:
-            return None
-        key = child.parent, step.text if self.ahead.merges else child.index
-        if key in self.search.steps and node < self.search.steps[key].id:
-            copies = self.search.steps[key].copies
-            self.search.give_up([key])
-        else:
-            copies = 0
-        entry = self.search.steps.setdefault(key, _FinishedStep(self, node, token_ids, copies))
-        self.search.by_id[entry.id] = entry
-        entry.copies += 1
-        return entry
-
-    def _max_tokens(self, token_ids: Sequence[int]) -> int:
-        return min(self.ahead.step_tokens, self.ahead.path_tokens - len(token_ids))
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 def _averaged(average: float, newest: float) -> float:

@@ -97,11 +97,8 @@ class Planner:
         """Batches for as many branches of ``expansions`` as the budget grants, in order. One batch per stop condition
         and kind (lookahead or not), so normally one.
 
-        Expansions without the ``room`` that they need are left out. Branches with a reservation are in the tree
-        afterwards, as pending nodes; the others are not.
+        Branches with a reservation are in the tree afterwards, as pending nodes; the others are not.
         """
-        step = self._settings.max_step_tokens
-        expansions = [each for each in expansions if self._meter.has_room(Cost(each.room * step, each.room))]
         granted = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
         batches: dict[tuple[StopCondition, bool], Batch] = {}
         settled = False

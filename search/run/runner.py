@@ -6,7 +6,6 @@ children that arrived together.
 """
 
 import asyncio
-import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -56,9 +55,6 @@ UNLIMITED_S = 86_400.0
 """Deadline sent to the ports when the search has no time limit, seconds."""
 SCORE_BATCH_WAIT_S = 0.25
 """Longest time that a scorer call waits for more steps to join its batch, seconds."""
-ASK_WAIT_S = 0.1
-"""Time from a change of the tree to the next question to the strategy while something is in flight, seconds. What may
-go on by then goes on in one call. Infinite: a search goes on only when nothing is in flight."""
 SELECT_S = 10.0
 """Time to read the answers that a search has even after its deadline, seconds. Less than the grace that its caller
 allows."""
@@ -105,7 +101,7 @@ async def run_search(
     Returns when every stream has ended or was closed.
 
     The same seed and the same results from the ports give the same tree, whatever the order of arrival. This holds for
-    strategies whose decisions no branch in flight can change (their docstrings say so), unless the wall clock or a
+    strategies that decide only when nothing is in flight (their docstrings say so), unless the wall clock or a
     generator error ends the search.
 
     Raises:
@@ -199,9 +195,6 @@ class _Search:
         """Set when children arrive and when a generator call ends."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._changed = asyncio.Event()
-        self._ask_at: float | None = None
-        """When to ask the strategy next while something is in flight, on the event loop's clock; None: the tree has not
-        changed since it was asked."""
         self._reason: StopReason | None = None
         self._failure: Exception | None = None
         self._generator_error: GeneratorError | None = None
@@ -253,7 +246,7 @@ class _Search:
         return outcome
 
     async def _decide(self, group: asyncio.TaskGroup) -> None:
-        """Asks the strategy as the tree changes, until there is a reason to stop."""
+        """Asks the strategy after every change, until there is a reason to stop."""
         first_steps = True
         await self._score_prefill()
         if len(self._tree):
@@ -261,7 +254,6 @@ class _Search:
             first_steps = False
         while self._failure is None:
             self._changed.clear()
-            ask_at: float | None = None
             turns = Turns()
             await self._observe()
             if not self._tree.in_flight:
@@ -274,7 +266,7 @@ class _Search:
             elif self._strategy.finished(self._tree):
                 self._reason = StopReason.FINISHED
                 return
-            elif (ask_at := self._not_before()) is None:
+            else:
                 expansions = self._strategy.select(self._tree)
                 if not expansions and self._tree.in_flight == 0:
                     self._reason = StopReason.FINISHED
@@ -290,21 +282,7 @@ class _Search:
                     self._reason = self._exhausted(expansions)
                     return
                 first_steps = False
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(ask_at):
-                    await self._changed.wait()
-
-    def _not_before(self) -> float | None:
-        """When to ask the strategy, on the event loop's clock. None for now: nothing is in flight, or ``ASK_WAIT_S``
-        have passed since the tree changed."""
-        now = asyncio.get_running_loop().time()
-        if self._ask_at is None:
-            # The rounds of `KVUsage` are those of a search that waits for everything in flight.
-            self._ask_at = now + (ASK_WAIT_S if self._kv_usage is None else math.inf)
-        if self._tree.in_flight and now < self._ask_at:
-            return self._ask_at
-        self._ask_at = None
-        return None
+            await self._changed.wait()
 
     async def _score_prefill(self) -> None:
         """Scores the prefill's steps, if their rewards are part of path scores."""
@@ -497,7 +475,6 @@ class _Search:
             self._model,
             json_schema=self._json_schema,
             ahead=self._ahead(batch),
-            others=self._tree.in_flight > len(batch.pending),
         )
 
     def _ahead(self, batch: Batch) -> Ahead | None:

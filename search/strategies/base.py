@@ -31,10 +31,6 @@ class Expansion(NamedTuple):
     least: int = 1
     """Number of required children. A generator short of KV memory may give back the others: their indices are then in
     ``Node.given_back``, they are never written, and the search continues with fewer."""
-    room: int = 0
-    """Number of steps that the budget must have room for; otherwise these are not requested yet. For steps requested
-    out of turn: all that may be requested before them, and they themselves. So the order of arrival does not decide
-    what a budget pays for."""
 
 
 class ExpectedChildren(NamedTuple):
@@ -109,8 +105,8 @@ class Strategy(BaseModel, ABC):
 
     @abstractmethod
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
-        """The expansions to request now. Called when nothing is in flight, and otherwise a moment after the tree has
-        changed. Branches in flight are in the tree already: requesting the same children again is an error."""
+        """The expansions to request now. Called after every change of the tree. Branches in flight are in the tree
+        already: requesting the same children again is an error."""
 
     def problem(self, tree: SearchTree) -> Problem | None:
         """The next problem to solve before this strategy can decide; None if there is none. Called only when nothing is

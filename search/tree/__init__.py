@@ -2,7 +2,6 @@
 
 from search.tree.nodes import (
     COMPLETE,
-    IN_FLIGHT,
     ExpansionRequest,
     Node,
     NodeId,
@@ -16,7 +15,6 @@ from search.tree.tree import Fold, SearchTree
 
 __all__ = [
     "COMPLETE",
-    "IN_FLIGHT",
     "ExpansionRequest",
     "Fold",
     "Node",

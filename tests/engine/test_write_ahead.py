@@ -1,14 +1,10 @@
-"""Trees are the same whether or not the generator writes children ahead, and whether or not parts of a search wait for
-each other; and nothing of it is left afterwards."""
+"""Trees are the same whether or not the generator writes children ahead, and nothing of it is left afterwards."""
 
 import asyncio
-import math
 import random
-from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
-from unittest import mock
 
 import pytest
 import pytest_asyncio
@@ -20,7 +16,7 @@ from deployments.engines.generation import GenerationEngine
 from deployments.engines.scoring import ScoringEngine
 from deployments.engines.settings import WriteAheadSetting
 from search.answers.equivalence import AnswerMatcher
-from search.ports import ChildGroup, ExpandRequest, ScoreRequest
+from search.ports import ScoreRequest
 from search.run.environment import SearchEnvironment
 from search.run.runner import run_search
 from search.run.solver import ProcessSolver
@@ -33,8 +29,6 @@ from tests.engine.test_generation import prompt
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 SETTING = 2.0
-SOON_S = 0.001
-"""For `search.run.runner.ASK_WAIT_S`: parts go on as soon as they can."""
 IN_FLIGHT = 8
 SEARCHES: Sequence[dict[str, Any]] = (
     {"strategy": "greedy"},
@@ -45,8 +39,7 @@ SEARCHES: Sequence[dict[str, Any]] = (
     {"strategy": "beam_search", "n": 4, "m": 4, "temperature": 0.0},
     {"strategy": "beam_search", "n": 4, "m": 2, "lookahead": 1},
     {"strategy": "beam_search", "n": 8, "m": 4, "max_depth": 3, "finish_to_eos": True},
-    {"strategy": "dvts", "n": 16, "m": 4},
-    {"strategy": "dvts", "n": 16, "m": 2, "merge_siblings": False},
+    {"strategy": "dvts", "n": 8, "m": 4},
     {"strategy": "rebase", "n": 8},
     {"strategy": "ets", "n": 8},
     {"strategy": "particle_filter", "n": 8},
@@ -83,25 +76,6 @@ class SlowScorer:
         return rewards
 
 
-class CountedGenerator:
-    """A generator that counts the calls of one search that are open at a time."""
-
-    def __init__(self, generation: GenerationEngine) -> None:
-        self._generation = generation
-        self._open: Counter[str] = Counter()
-        self.most = 0
-
-    async def expand(self, request: ExpandRequest) -> AsyncGenerator[ChildGroup, None]:
-        self._open[request.search_id] += 1
-        self.most = max(self.most, self._open[request.search_id])
-        try:
-            async with aclosing(self._generation.expand(request)) as groups:
-                async for group in groups:
-                    yield group
-        finally:
-            self._open[request.search_id] -= 1
-
-
 class Pair:
     """The two engines, and what searches need beside them."""
 
@@ -109,9 +83,8 @@ class Pair:
         self.generation = generation
         self.matcher = AnswerMatcher()
         self.solver = ProcessSolver(AppConfig().controller.step_clusters)
-        self.calls = CountedGenerator(generation)
         self.environment = SearchEnvironment(
-            self.calls, SlowScorer(scoring), AppConfig().search_context, self.matcher, solver=self.solver
+            generation, SlowScorer(scoring), AppConfig().search_context, self.matcher, solver=self.solver
         )
         self._numbers = iter(range(1 << 30))
         self.before: dict[str, int] = {}
@@ -127,9 +100,8 @@ class Pair:
         return {**tree_as_json(outcome.tree), "answer": outcome.selection.answer}
 
     async def trees(
-        self, cases: Sequence[Case], setting: WriteAheadSetting, in_flight: int, ask_wait_s: float = SOON_S
+        self, cases: Sequence[Case], setting: WriteAheadSetting, in_flight: int
     ) -> dict[Case, dict[str, Any]]:
-        self.calls.most = 0
         self.generation._running.write_ahead.setting = setting
         slots = asyncio.Semaphore(in_flight)
 
@@ -137,8 +109,7 @@ class Pair:
             async with slots:
                 return case, await self.tree(case)
 
-        with mock.patch("search.run.runner.ASK_WAIT_S", ask_wait_s):
-            return dict(await asyncio.gather(*map(search, cases)))
+        return dict(await asyncio.gather(*map(search, cases)))
 
     async def cancelled(self, cases: Sequence[Case], seed: int, rest_s: float) -> int:
         """Runs searches one after another and cancels each at a random moment. Returns the number of those that were
@@ -190,10 +161,9 @@ CASES = cases_of(3)
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def expected(shared_pair: Pair) -> dict[Case, dict[str, Any]]:
-    """The trees of searches that wait for all that is in flight, without writing ahead."""
+    """The trees without writing ahead."""
     before = shared_pair.counts()
-    trees = await shared_pair.trees(CASES, "off", IN_FLIGHT, ask_wait_s=math.inf)
-    assert shared_pair.calls.most == 1
+    trees = await shared_pair.trees(CASES, "off", IN_FLIGHT)
     assert shared_pair.counts() == before
     return trees
 
@@ -227,18 +197,6 @@ async def test_trees_are_the_same_with_and_without_writing_ahead(
     assert_equal(await pair.trees(CASES, SETTING, in_flight), expected)
     begun, adopted = (pair.counts()[name] - before[name] for name in COUNTERS[:2])
     assert begun > adopted > 0
-    if in_flight > 1:
-        assert pair.calls.most > 1, "some parts did not wait for others"
-    await assert_tidy(pair)
-
-
-@pytest.mark.parametrize("in_flight", [1, IN_FLIGHT])
-async def test_trees_are_the_same_where_parts_do_not_wait_for_each_other(
-    pair: Pair, expected: dict[Case, dict[str, Any]], in_flight: int
-) -> None:
-    assert_equal(await pair.trees(CASES, "off", in_flight), expected)
-    if in_flight > 1:  # a search that is alone may have all steps of a level at once
-        assert pair.calls.most > 1
     await assert_tidy(pair)
 
 
@@ -260,7 +218,7 @@ async def test_trees_are_the_same_beside_searches_that_are_cancelled(
 @pytest.mark.parametrize("in_flight", [1, IN_FLIGHT])
 async def test_many_trees_are_the_same_with_and_without_writing_ahead(pair: Pair, in_flight: int) -> None:
     cases = cases_of(40)
-    off = await pair.trees(cases, "off", IN_FLIGHT, ask_wait_s=math.inf)
+    off = await pair.trees(cases, "off", IN_FLIGHT)
     before = pair.counts()
     found, _ = await asyncio.gather(
         pair.trees(cases, SETTING, in_flight), pair.cancelled(cases if in_flight > 1 else [], 3, rest_s=0.3)

@@ -21,13 +21,13 @@ from deployments.engines.write_ahead import (
     GPU,
     LEAST_LINGER_S,
     MOST_LINGER_S,
-    CallAhead,
     Device,
+    SearchAhead,
     WriteAhead,
 )
 from kvstore.memory.clamp import AHEAD_FREE, KVClamp, StepLengths
 from kvstore.memory.ledger import KVLedger
-from search.ports import Ahead, Child, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
+from search.ports import Ahead, Child, ExpandRequest, Lane, Sampling, StopCondition, branch_seed
 from search.tree import NodeId, Step, StepEnd
 
 BLOCK = 4
@@ -191,21 +191,18 @@ class Call:
     whole: bool = False
     """Whether it asks for whole solutions."""
     seed: int = SEED
-    others: bool = False
-    """Whether its search has other branches in flight."""
-    parents: Sequence[NodeId] = ()
     open: dict[EngineRequest, Wanted] = field(default_factory=dict)
     """Requests whose output the search does not have yet."""
     adopted: dict[EngineRequest, Wanted] = field(default_factory=dict)
-    _context: "AbstractContextManager[CallAhead | None] | None" = None
-    ahead: CallAhead | None = None
+    _context: "AbstractContextManager[SearchAhead | None] | None" = None
+    ahead: SearchAhead | None = None
 
     @property
     def request(self) -> ExpandRequest:
         ahead = Ahead(self.seed, self.children, self.most, STEP_TOKENS, PATH_TOKENS, MAX_DEPTH, self.merges)
         return ExpandRequest(
             self.search_id,
-            tuple(ExpandItem(parent, (), ()) for parent in self.parents),
+            (),
             Sampling(self.temperature),
             StopCondition.SOLUTION if self.whole else StopCondition.STEP,
             Lane.DEMAND,
@@ -213,12 +210,10 @@ class Call:
             self.logprobs,
             self.salt,
             ahead=None if self.whole else ahead,
-            others=self.others,
         )
 
     def begin(self, *branches: Wanted) -> "Call":
         template, book = Params(), self.engine.book
-        self.parents = [branch.parent for branch in branches]
         self._context = book.call(self.request, template)  # type: ignore[arg-type]
         self.ahead = self._context.__enter__()
         for branch in branches:
@@ -507,57 +502,6 @@ def test_what_the_next_call_does_not_ask_for_is_given_up(clock: Clock) -> None:
     call.end()
 
 
-def test_a_call_beside_others_gives_up_only_below_siblings_of_what_it_continues(clock: Clock) -> None:
-    engine = Engine(clock, setting=1.0)
-    first = first_call(engine, branches=2)
-    call = Call(engine).begin(*(wanted(node, index, path) for node, path in first for index in range(2)))
-    written = dict(call.write())
-    call.end()
-    engine.step()
-    begun = {each.token_ids: each for each in engine.start()}
-    assert begun.keys() == set(written.values())
-    one = Call(engine, others=True).begin(wanted((0, 0), 0, written[0, 0]))
-    assert list(one.adopted) == [begun[written[0, 0]]]
-    assert begun[written[0, 1]].ending is Ending.ABORTED
-    assert set(engine.ahead) == {begun[written[1, 0]], begun[written[1, 1]]}
-    two = Call(engine, others=True).begin(wanted((1, 1), 0, written[1, 1]))
-    assert list(two.adopted) == [begun[written[1, 1]]]
-    assert engine.ahead == []
-    [deeper] = one.write()
-    one.end()
-    two.write()
-    clock.pass_time(10 * MOST_LINGER_S)
-    two.end()
-    engine.step()
-    begun_late = engine.start()
-    assert len(begun_late) == 2, "what a call has written is continued while others are open"
-    assert Call(engine).begin(wanted(deeper[0], 0, deeper[1])).adopted
-    assert engine.ahead == []
-
-
-def test_a_call_at_the_root_beside_others_gives_up_nothing(clock: Clock) -> None:
-    engine = Engine(clock)
-    first_call(engine)
-    begun = engine.start()
-    call = Call(engine, others=True).begin(wanted((), 1, PROMPT))
-    assert engine.ahead == begun
-    call.close()
-
-
-def test_a_call_that_is_closed_leaves_nothing_of_its_search_though_others_are_open(clock: Clock) -> None:
-    engine = Engine(clock)
-    written = first_call(engine, branches=2)
-    engine.start()
-    open_calls = [Call(engine, others=True).begin(wanted(node, 0, path)) for node, path in written]
-    engine.step()
-    open_calls[0].close()
-    assert engine.ahead == []
-    open_calls[1].write()
-    open_calls[1].end()
-    assert engine.start() == []
-    assert_idle(engine)
-
-
 def test_a_call_that_is_closed_leaves_nothing_of_its_search(clock: Clock) -> None:
     engine = Engine(clock)
     written = first_call(engine, branches=2)
@@ -718,9 +662,6 @@ def test_children_that_are_never_begun_are_not_kept(clock: Clock) -> None:
 
 # Whatever happens.
 
-BEGINNINGS = [((), PROMPT), ((0,), (*PROMPT, 8)), ((1,), (*PROMPT, 9))]
-"""Nodes below which a search begins or begins again: its first steps are of several parts."""
-
 
 class Book(RuleBasedStateMachine):
     """Calls of several searches begin, go on, end and are closed beside other demand, in any order."""
@@ -730,7 +671,7 @@ class Book(RuleBasedStateMachine):
         self._clocked = clocked()
         self.clock = self._clocked.__enter__()
         self.engine = Engine(self.clock, blocks=60)
-        self.calls: list[Call] = []
+        self.calls: dict[str, Call] = {}
         self.open: dict[str, list[tuple[NodeId, tuple[int, ...]]]] = {}
         """For each search its steps that can be continued."""
         self.others: list[EngineRequest] = []
@@ -741,29 +682,18 @@ class Book(RuleBasedStateMachine):
 
     @rule(data=st.data(), search_id=st.sampled_from("ab"), salt=st.sampled_from(["", "", "", "salt"]))
     def call(self, data: st.DataObject, search_id: str, salt: str) -> None:
+        if search_id in self.calls:
+            return
         branches: list[Wanted] = []
-        known = self.open.pop(search_id, [])
-        others = any(call.search_id == search_id for call in self.calls) or data.draw(st.booleans())
-        if others and known:
-            decided = data.draw(st.sampled_from([node[:-1] for node, _ in known]))
-            self.open[search_id] = [each for each in known if each[0][:-1] != decided]
-            known = [each for each in known if each[0][:-1] == decided]
-        for node, path in known or BEGINNINGS:
+        for node, path in self.open.pop(search_id, []) or [((), PROMPT)]:
             for index in range(data.draw(st.integers(0, 3))):
                 changes = data.draw(
                     st.sampled_from([*[{}] * 12, {"seed": 1}, {"max_tokens": 1}, {"token_ids": (*path, 0)}])
                 )
                 branches.append(wanted(node, index, path, **changes))
         earlier = [each for each in self.engine.begun if each.search_id == search_id and each.ahead]
-        alive = [each for each in earlier if each.ending is None]
-        kept_paths = {path for _, path in self.open.get(search_id, [])} - {path for _, path in known}
-        self.calls.append(Call(self.engine, search_id, salt, most=4, others=others).begin(*branches))
-        own = {path for _, path in known} if branches else set()
-        for each in alive if self.calls[-1].ahead is not None else []:
-            if each.ahead and (not others or each.token_ids in own):
-                assert each.ending, "what was not adopted is given up"
-            if others and each.token_ids in kept_paths and each.ahead:
-                assert each.ending is None, "what is of another part is kept"
+        self.calls[search_id] = Call(self.engine, search_id, salt, most=4).begin(*branches)
+        assert all(each.ending for each in earlier if each.ahead), "what was not adopted is given up"
 
     @precondition(lambda self: self.engine.alive)
     @rule(data=st.data(), tokens=st.integers(1, 6))
@@ -775,20 +705,10 @@ class Book(RuleBasedStateMachine):
         else:
             self.engine.finish(request, tokens)
 
-    @precondition(lambda self: self.calls)
-    @rule(data=st.data())
-    def complete(self, data: st.DataObject) -> None:
-        call = data.draw(st.sampled_from(self.calls))
-        self.engine.start()
-        if all(each.started for each in call.open):
-            self.open.setdefault(call.search_id, []).extend(call.write())
-            call.end()
-            self.calls.remove(call)
-
-    @precondition(lambda self: any(each.ending for call in self.calls for each in call.open))
+    @precondition(lambda self: any(each.ending for call in self.calls.values() for each in call.open))
     @rule(data=st.data(), text=st.sampled_from(["", "same\n\n"]), end=st.sampled_from(StepEnd))
     def take(self, data: st.DataObject, text: str, end: StepEnd) -> None:
-        done = [(call, each) for call in self.calls for each in call.open if each.ending]
+        done = [(call, each) for call in self.calls.values() for each in call.open if each.ending]
         call, request = data.draw(st.sampled_from(done))
         branch = call.open[request]
         path = call.take(request, text, end)
@@ -797,21 +717,19 @@ class Book(RuleBasedStateMachine):
     @precondition(lambda self: self.calls)
     @rule(data=st.data(), seconds=st.floats(0, 3))
     def end(self, data: st.DataObject, seconds: float) -> None:
-        call = data.draw(st.sampled_from(self.calls))
+        call = data.draw(st.sampled_from(list(self.calls.values())))
         self.clock.pass_time(seconds)
         if not call.open:
             call.end()
-            self.calls.remove(call)
+            del self.calls[call.search_id]
 
     @precondition(lambda self: self.calls)
     @rule(data=st.data())
     def close(self, data: st.DataObject) -> None:
-        call = data.draw(st.sampled_from(self.calls))
-        self.calls.remove(call)
+        call = self.calls.pop(data.draw(st.sampled_from(list(self.calls))))
         call.close()
         self.open.pop(call.search_id, None)
-        others = [each for other in self.calls if other.search_id == call.search_id for each in other.open]
-        assert self.engine.queue.searches[call.search_id] == sum(each.ending is None for each in others)
+        assert not self.engine.queue.searches[call.search_id]
         assert f"something is written ahead for search {call.search_id}" not in self.engine.book.check_integrity()
 
     @rule(growth=st.integers(1, 60))
@@ -830,7 +748,7 @@ class Book(RuleBasedStateMachine):
     def wait(self, seconds: float) -> None:
         self.clock.pass_time(seconds)
         if seconds > MOST_LINGER_S:
-            assert {each.search_id for each in self.engine.ahead} <= {call.search_id for call in self.calls}
+            assert {each.search_id for each in self.engine.ahead} <= set(self.calls)
 
     @invariant()
     def counts_agree(self) -> None:
@@ -847,7 +765,7 @@ class Book(RuleBasedStateMachine):
         assert engine.book.counts["ahead_begun"] >= len(engine.begun)
 
     def teardown(self) -> None:
-        for call in self.calls:
+        for call in self.calls.values():
             call.close()
         for each in self.others:
             if each.ending is None:

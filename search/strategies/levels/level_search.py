@@ -5,7 +5,7 @@ A level is decided when all of it has been written and scored, so one seed gives
 
 import math
 from abc import abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 
 from pydantic import Field, ValidationInfo
@@ -21,8 +21,8 @@ ROUNDING = 1e-9
 """Tolerance for floating-point error when a share is rounded up."""
 
 
-class WidthSearch(Strategy):
-    """A strategy that writes ``n`` steps a level and ranks them, on request by the greedy steps that follow them."""
+class LevelSearch(Strategy):
+    """A strategy that decides, level by level, how many children each path gets."""
 
     lookahead: Uncapped = Field(
         0, ge=0, le=MAX_LOOKAHEAD, description="Greedy steps written and scored ahead of each step to rank it."
@@ -35,20 +35,6 @@ class WidthSearch(Strategy):
         """One for each sample: a level has about as many as the one above it."""
         return None if self.lookahead else ExpectedChildren(1, self.n)
 
-    def longer(self, steps: Iterable[Node]) -> list[Expansion]:
-        """The next greedy step of every lookahead that is shorter than ``lookahead`` steps."""
-        if not self.lookahead:
-            return []
-        return [
-            Expansion(end, 1, lookahead=True)
-            for step in steps
-            if (end := step.lookahead_end).status is NodeStatus.OPEN and end.depth - step.depth < self.lookahead
-        ]
-
-
-class LevelSearch(WidthSearch):
-    """A strategy that decides, level by level, how many children each path gets."""
-
     @abstractmethod
     def allocation(self, tree: SearchTree, depth: int) -> Mapping[Node, int]:
         """The number of children for each open path of a level. 0 prunes a path; a path without an entry stays as it
@@ -60,6 +46,10 @@ class LevelSearch(WidthSearch):
     def stop_condition_below(self, depth: int) -> StopCondition | None:
         """The stop condition of the children of a level; None: the strategy's own."""
         return None
+
+    def least(self, share: int) -> int:
+        """The number of required children of a path with ``share`` children. The generator may give back the rest."""
+        return 1
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
         if tree.in_flight:
@@ -92,13 +82,25 @@ class LevelSearch(WidthSearch):
 
     def _missing(self, tree: SearchTree, depth: int) -> list[Expansion]:
         return [
-            Expansion(node, share - node.asked, self.stop_condition_below(depth))
+            Expansion(
+                node,
+                share - node.asked,
+                self.stop_condition_below(depth),
+                least=max(1, self.least(share) - len(node.children)),
+            )
             for node, share in self._decided(tree, depth).items()
             if node.status is NodeStatus.OPEN and share > node.asked
         ]
 
     def _ahead(self, tree: SearchTree, depth: int) -> list[Expansion]:
-        return self.longer(tree.level(depth)) if depth else []
+        """The next greedy step of every lookahead that is shorter than ``lookahead`` steps."""
+        if not self.lookahead or not depth:
+            return []
+        return [
+            Expansion(end, 1, lookahead=True)
+            for end in (node.lookahead_end for node in tree.level(depth))
+            if end.status is NodeStatus.OPEN and end.depth - depth < self.lookahead
+        ]
 
 
 def scored(tree: SearchTree, depth: int) -> list[Node]:

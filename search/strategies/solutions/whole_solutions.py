@@ -33,9 +33,9 @@ class WholeSolutions(Strategy):
     )
 
     def select(self, tree: SearchTree) -> Sequence[Expansion]:
-        # Also while others are in flight: what a solution may use depends only on what those before it have used.
+        # Only when nothing is in flight: the grants of a tight budget then do not depend on the order of arrival.
         missing = self.n - tree.root.asked
-        return [Expansion(tree.root, missing)] if missing > 0 else []
+        return [Expansion(tree.root, missing)] if missing > 0 and tree.in_flight == 0 else []
 
     def finished(self, tree: SearchTree) -> bool:
         return self.margin is not None and self._far_ahead(tree, self.margin)

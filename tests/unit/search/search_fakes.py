@@ -3,9 +3,8 @@
 import asyncio
 import hashlib
 import random
-import selectors
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from search.answers.equivalence import AnswerMatcher
 from search.errors import CallInterrupted, GeneratorError, ScorerError
@@ -25,7 +24,6 @@ from search.settings import SearchSettings, parse_search
 from search.tree import Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 PROMPT = (1, 2, 3, 4, 5)
-Result = TypeVar("Result")
 
 
 def seeded_rng(*parts: object) -> random.Random:
@@ -282,97 +280,3 @@ def search(
         return bench, outcome
 
     return asyncio.run(main())
-
-
-class SimulatedClock(selectors.DefaultSelector):
-    """The selector of a `SimulatedLoop`: instead of waiting it moves the clock forward."""
-
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> Any:
-        ready = super().select(0 if timeout else timeout)
-        if timeout and not ready:
-            self.now += timeout
-        return ready
-
-
-class SimulatedLoop(asyncio.SelectorEventLoop):
-    """An event loop that does not wait: its clock moves on when nothing else is to be done."""
-
-    def __init__(self) -> None:
-        self._clock = SimulatedClock()
-        super().__init__(self._clock)
-
-    def time(self) -> float:
-        return self._clock.now
-
-
-class TimedGenerator(FakeGenerator):
-    """Takes ``delay_of`` its id in seconds for each branch."""
-
-    def __init__(self, delay_of: Callable[[NodeId], float], variety: int | None = None) -> None:
-        super().__init__(variety=variety)
-        self.delay_of = delay_of
-        self.requested_at: dict[NodeId, float] = {}
-        self.written_at: dict[NodeId, float] = {}
-
-    async def expand(self, request: ExpandRequest) -> AsyncIterator[ChildGroup]:
-        self.requests.append(request)
-        loop = asyncio.get_running_loop()
-        begun = loop.time()
-        waiting: list[tuple[float, NodeId, ExpandItem, Any]] = []
-        given_back: list[Child] = []
-        for item in request.expansions:
-            written = len(item.branches) if self.short_of_memory is None else self._granted(item)
-            given_back += [Child(item.parent, branch.index, (), 0) for branch in item.branches[written:]]
-            for branch in item.branches[:written]:
-                name = (*item.parent, branch.index)
-                self.requested_at.setdefault(name, begun)
-                waiting.append((self.delay_of(name), name, item, branch))
-        if given_back:
-            yield ChildGroup(tuple(given_back))
-        for delay, name, item, branch in sorted(waiting):
-            await asyncio.sleep(max(0.0, begun + delay - loop.time()))
-            await self._break(1)
-            self.written_at[name] = loop.time()
-            yield ChildGroup((self._write(request, item, branch),))
-
-
-class TimedScorer(FakeScorer):
-    """Takes the same time for every call."""
-
-    def __init__(self, delay_s: float) -> None:
-        super().__init__()
-        self._delay_s = delay_s
-
-    async def score(self, request: ScoreRequest) -> Sequence[Sequence[float]]:
-        await asyncio.sleep(self._delay_s)
-        return await super().score(request)
-
-
-def random_delays(order: int) -> Callable[[NodeId], float]:
-    """Seconds that a branch takes: most are of one length, some take far longer."""
-
-    def delay_of(name: NodeId) -> float:
-        rng = seeded_rng("delay", order, name)
-        return rng.choice((0.01, 0.5, 0.5, 1.0, 20.0)) * rng.random()
-
-    return delay_of
-
-
-class TimedBench(Bench):
-    """A bench whose ports take simulated time."""
-
-    generator: TimedGenerator
-
-
-def timed_bench(delay_of: Callable[[NodeId], float], variety: int | None = None, scoring_s: float = 0.01) -> TimedBench:
-    bench = TimedBench(variety=variety)
-    bench.generator, bench.scorer = TimedGenerator(delay_of, variety), TimedScorer(scoring_s)
-    return bench
-
-
-def simulated(main: Coroutine[Any, Any, Result]) -> Result:
-    """Runs ``main`` to its end on a `SimulatedLoop`."""
-    with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
-        return runner.run(main)

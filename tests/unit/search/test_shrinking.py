@@ -233,7 +233,7 @@ def test_every_dvts_subtree_continues() -> None:
 def test_dvts_subtrees_share_the_granted_children_evenly() -> None:
     strategy = parse_search({"strategy": "dvts", "n": 12, "m": 4}).strategy
     _, tree = run_limited({"strategy": "dvts", "n": 12, "m": 4, "max_depth": 1, "merge_siblings": False}, 7)
-    assert [len(steps) for steps in strategy._regions(tree).ended] == [2, 2, 3]  # type: ignore[attr-defined]
+    assert [len(steps) for steps in strategy._steps(tree, 1).values()] == [2, 2, 3]  # type: ignore[attr-defined]
 
 
 def test_particles_given_back_are_resampled_from_the_others() -> None:
