@@ -117,7 +117,7 @@ def paraphrases(problem: Problem) -> Iterator[tuple[str, str]]:
 
 
 def near_misses(problem: Problem) -> Iterator[tuple[str, str]]:
-    """Questions of almost the same words, whose right answers differ (`main` leaves out those that happen not to)."""
+    """Questions in almost the same words with another answer. Those that happen to have the same are left out."""
     operations = list(problem.operations)
     first, second = operations[:2]
     others = [

@@ -29,7 +29,7 @@ GPU_LOADS = (1, 4, 16)
 STEP_TOKENS = 32
 """Mean tokens of a step on a GPU: `benchmarks.gpu_curves` times reward models on new steps of that length."""
 CONTEXT = 256
-"""Tokens of a path, of those that a GPU's steps were timed at. A recorded path with longer steps has about as many."""
+"""Path length, in tokens, whose timings are used: recorded paths with steps of `STEP_TOKENS` are about as long."""
 GPU_BATCH = 256
 LENGTH_SHAPE = 4.0
 """Shape of the gamma distribution of siblings' lengths where they differ: an assumption. Their standard deviation is
@@ -75,10 +75,10 @@ def compared(
     Returns:
         One value for each setting: ``ratio``, the time with writing ahead over that without if searches are alone, the
         throughput with over without otherwise; ``asked_for``, the share of the begun children that their search asked
-        for; ``finished_by_then``, the share of those that were finished by then; ``unused``, the share of all tokens
-        that nobody asked for. And ``same``: whether every setting wrote the same searches and left nothing behind.
-        Without writing ahead: ``level_s``, mean time of a call of the generator, and ``turn_s``, from its end to the
-        search's next one.
+        for; ``finished_by_then``, the share of these that were finished when it did; ``unused``, the share of all
+        generated tokens that no search asked for. And ``same``: whether every setting wrote the same searches and left
+        nothing behind. Without writing ahead: ``level_s``, mean time of a call of the generator, and ``turn_s``, from
+        its end to the search's next one.
     """
 
     def served(setting: WriteAheadSetting, least_score_s: float) -> dict[str, Any]:

@@ -230,8 +230,8 @@ class Aborts:
         self._tasks: set[asyncio.Task[None]] = set()
 
     def begin(self, requests: Iterable[EngineRequest]) -> None:
-        """Aborts those of the requests that the engine has, and discards what they have written. `hand_over` does the
-        same for those that are on their way to it."""
+        """Aborts the requests that are at the engine, and discards what they have written. Requests that are not there
+        yet are aborted by `hand_over`."""
         if at_engine := [request for request in requests if request.collector is not None]:
             task = asyncio.get_running_loop().create_task(self._abort(at_engine))
             self._tasks.add(task)

@@ -44,10 +44,10 @@ class Device(NamedTuple):
 
 
 CPU = Device(1.5, 3.0, 0.08, 0)
-"""With beam search, 1.5 times the expected number has 88% of what is asked for and all of it in 65% of the levels; 3
-times 95% and 86% (embedded models, n = 16). Beginning and giving up requests takes some milliseconds of the replica's
-time: with the embedded models, whose rewards take 30 to 50 ms, writing ahead gained 2% for a search that is alone, and
-cost 5% with four at a time."""
+"""Beginning 1.5 times the expected number of children covers 88% of those that beam search then asks for, and a whole
+level in 65% of cases; 3 times covers 95% and 86% (embedded models, n = 16). Beginning and giving up requests takes
+some milliseconds of the replica's time: with the embedded models, whose rewards take 30 to 50 ms, writing ahead gained
+2% for a search that is alone, and cost 5% with four at a time."""
 GPU = Device(4.0, 4.0, 0.0, 8)
 """A few requests more in a step cost next to nothing there. Chosen by simulation (`benchmarks.cluster_sim ahead`)."""
 WEIGHT = 0.05

@@ -90,7 +90,7 @@ class PolicyAndReference(nn.Module):
         return [None if rows is None else self._log_ratio(rows, ids) for rows, ids in zip(states, tokens, strict=True)]
 
     def _log_ratio(self, rows: Tensor, token_ids: Tensor) -> Tensor:
-        """``rows``: those of the request's last tokens, of which the last one has no token behind it: it gets 0."""
+        """``rows``: hidden states of the request's last tokens. The last token has no next token, so its ratio is 0."""
         behind = token_ids[len(token_ids) - len(rows) + 1 :, None].to(rows.device)
         ratios = [
             self._log_probabilities(self.pair.policy, policy, targets)

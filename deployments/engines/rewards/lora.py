@@ -58,7 +58,7 @@ class Adapter:
         self._parts = {name.removeprefix(_PREFIX): part for name, part in tensors.items()}
 
     def merged(self, weights: Iterator[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """The model's weights with the adapter in them, in the model's types, and those that only the adapter has.
+        """Yields the model's weights with the adapter merged, in their own dtypes, then the weights that only it has.
 
         Raises:
             ValueError: the model lacks a weight that the adapter changes.

@@ -94,7 +94,7 @@ class SeveralSettings(Settings):
 
 
 class SeveralScorer:
-    """Takes the place of a `ScoringEngine`: the same methods, each of which asks the scorers of all members."""
+    """Has the methods of a `ScoringEngine`; each calls the scorers of all members."""
 
     def __init__(self, settings: SeveralSettings) -> None:
         self._members = settings.of
