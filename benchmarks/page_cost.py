@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import httpx
 import typer
@@ -21,7 +21,7 @@ from rich.console import Console
 
 from benchmarks.ratios import Ratio, ratio_with_interval
 from benchmarks.record import claim, show_claims, write_result
-from benchmarks.served_overhead import Round, Searched, Solve, application, http_for, run_round
+from benchmarks.served_overhead import Round, Searched, Solve, application, http_for, run_round, served
 from cluster.launch.token import ensure_token
 from deployments.config import AppConfig
 from deployments.embedded.problems import Problem, Split, draw_problems
@@ -41,25 +41,26 @@ async def clients(url: str, key: str, every: int) -> AsyncIterator[Solve]:
     """Yields a function that searches; it streams every search whose seed is a multiple of ``every``."""
     headers = {"Authorization": f"Bearer {key}"}
     limits = httpx.Limits(max_connections=None)
-    async with httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, headers=headers) as http:
+    async with (
+        served(url, SEARCH, key) as unwatched,
+        httpx.AsyncClient(base_url=url, timeout=600.0, limits=limits, headers=headers) as http,
+    ):
 
         async def solve(problem: Problem, seed: int) -> Searched:
-            watched = every > 0 and seed % every == 0
-            body: dict[str, Any] = {
+            if not every or seed % every:
+                return await unwatched(problem, seed)
+            body = {
                 "model": "banyan-arithmetic",
                 "messages": [{"role": "user", "content": problem.text}],
                 "seed": seed,
                 "search": SEARCH,
-                "stream": watched,
+                "stream": True,
             }
-            if not watched:
-                reply = (await http.post("/v1/chat/completions", json=body)).raise_for_status().json()["search"]
-                return Searched(reply["answer"], reply["nodes"], reply["generated_tokens"])
-            events = 0
+            pieces = 0
             async with http.stream("POST", "/v1/chat/completions", json=body) as stream:
                 async for _ in stream.aiter_raw():
-                    events += 1
-            if not events:
+                    pieces += 1
+            if not pieces:
                 raise RuntimeError("a stream had no events")
             return Searched(None, 0, 0)
 

@@ -36,8 +36,24 @@ class InputItem(NamedTuple):
         return {"id": self.id, "type": "message", "role": self.role, "status": "completed", "content": [text]}
 
 
-def stored_response(searches: Searches, response_id: str) -> Search:
-    """Returns the stored search of a response.
+class StoredResponse(NamedTuple):
+    """The stored search of a response, and the response as it began."""
+
+    search: Search
+    begun: ResponseRecord
+
+    def now(self) -> Json:
+        """The ``response`` as it is now.
+
+        Raises:
+            NotThere: it was deleted meanwhile.
+        """
+        begun, end = self.begun.response, self.search.end
+        return begun if end is None else ended_response(begun, end, self.search.response)
+
+
+def stored_response(searches: Searches, response_id: str) -> StoredResponse:
+    """Reads a response from the store.
 
     Raises:
         NotThere: the response was not stored, has expired or was deleted, or belongs to another key.
@@ -46,20 +62,9 @@ def stored_response(searches: Searches, response_id: str) -> Search:
         if not response_id.startswith(PREFIX):
             raise NotThere("response", response_id)
         search = searches.get(response_id.removeprefix(PREFIX))
-        _ = search.begun
+        return StoredResponse(search, search.begun)
     except NotThere:
         raise NotThere("response", response_id) from None
-    return search
-
-
-def response_object(search: Search) -> Json:
-    """The ``response`` as it is now.
-
-    Raises:
-        NotThere: it was deleted meanwhile.
-    """
-    begun, end = search.begun.response, search.end
-    return begun if end is None else ended_response(begun, end, search.response)
 
 
 def input_items(record: ResponseRecord) -> list[InputItem]:
@@ -101,24 +106,24 @@ def _answered(searches: Searches, name: str, is_earlier: bool) -> tuple[Response
         BadRequest: it is missing or has no answer.
     """
     try:
-        search = stored_response(searches, name)
-        begun, response = search.begun, response_object(search)
+        stored = stored_response(searches, name)
+        response = stored.now()
     except NotThere as error:
         before = "; it came before the previous response, and was deleted or has expired" if is_earlier else ""
         raise BadRequest(f"{PREVIOUS}: {error}{before}", PREVIOUS, "previous_response_not_found") from None
     if not response["output"]:
         message = f"{PREVIOUS}: {name} is {response['status']} and has no answer"
         raise BadRequest(message, PREVIOUS, "previous_response_not_completed")
-    return begun, str(response["output"][-1]["content"][0]["text"])
+    return stored.begun, str(response["output"][-1]["content"][0]["text"])
 
 
-async def followed(kept: StoreAccess, owner: str, search: Search, after: int = -1) -> AsyncIterator[ServerSentEvent]:
-    """Yields the events of a stored response with a number above ``after``, also those that come while it is in
-    progress."""
-    events: ResponseEvents | None = None
+async def followed(
+    kept: StoreAccess, owner: str, stored: StoredResponse, after: int = -1
+) -> AsyncIterator[ServerSentEvent]:
+    """Streams the events of a stored response that are numbered above ``after``, until the response has ended."""
+    search, begun = stored.search, stored.begun.response
+    events = ResponseEvents(begun)
     try:
-        begun = (await kept.do(owner, lambda: search.begun)).response
-        events = ResponseEvents(begun)
         for data in events.begin():
             if data["sequence_number"] > after:
                 yield sse(data)
@@ -134,4 +139,4 @@ async def followed(kept: StoreAccess, owner: str, search: Search, after: int = -
                     yield sse(data)
     except Exception as error:
         body = api_error(error).body["error"]
-        yield sse({**body, "type": "error", "sequence_number": events.next if events else 0})
+        yield sse({**body, "type": "error", "sequence_number": events.next})

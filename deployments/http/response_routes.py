@@ -23,7 +23,6 @@ from deployments.http.kept_responses import (
     conversation,
     followed,
     input_items,
-    response_object,
     stored_response,
 )
 from deployments.http.kept_search import KeptSearch
@@ -83,13 +82,13 @@ async def get_response(
     owner = kept.owner(request)
     if not stream:
         searches = kept.owned(request).searches
-        return json_response(await kept.do(owner, lambda: response_object(stored_response(searches, response_id))))
+        return json_response(await kept.do(owner, lambda: stored_response(searches, response_id).now()))
 
-    search = await kept.do(owner, lambda: stored_response(kept.owned(request).searches, response_id))
-    if not (await kept.do(owner, lambda: search.begun)).streamed:
+    stored = await kept.do(owner, lambda: stored_response(kept.owned(request).searches, response_id))
+    if not stored.begun.streamed:
         message = "only a response that was requested with stream can be streamed again"
         raise BadRequest(message, "stream", "unsupported_value")
-    return LimitedStream(kept, owner, followed(kept, owner, search, starting_after))
+    return LimitedStream(kept, owner, followed(kept, owner, stored, starting_after))
 
 
 @router.delete("/v1/responses/{response_id}")
@@ -98,7 +97,7 @@ async def delete_response(response_id: str, request: Request, kept: KeptHere) ->
 
     def delete() -> None:
         searches = kept.owned(request).searches
-        searches.remove(stored_response(searches, response_id).id)
+        searches.remove(stored_response(searches, response_id).search.id)
 
     await kept.do(kept.owner(request), delete)
     return json_response({"id": response_id, "object": "response", "deleted": True})
@@ -110,12 +109,12 @@ async def cancel_response(response_id: str, request: Request, kept: KeptHere) ->
     owner = kept.owner(request)
 
     def cancelled() -> Json:
-        search = stored_response(kept.owned(request).searches, response_id)
-        shown = response_object(search)
+        stored = stored_response(kept.owned(request).searches, response_id)
+        shown = stored.now()
         if not shown["background"]:
             raise BadRequest("only a response in the background can be cancelled; end the others by disconnecting")
         if shown["status"] == "in_progress":
-            search.cancel()
+            stored.search.cancel()
         return shown
 
     shown = await kept.do(owner, cancelled)
@@ -194,8 +193,8 @@ async def _in_background(
     await asyncio.sleep(0)  # it registers as open before this request leaves
     if not reply.record.streamed:
         return json_response(reply.begun)
-    search = await kept.do(owner, lambda: stored_response(kept.owned(request).searches, reply.begun["id"]))
-    return EventStream(followed(kept, owner, search))
+    stored = await kept.do(owner, lambda: stored_response(kept.owned(request).searches, reply.begun["id"]))
+    return EventStream(followed(kept, owner, stored))
 
 
 async def _run(served: Endpoint, searching: KeptSearch, job: SearchJob, place: Place, admitted: AsyncExitStack) -> None:

@@ -106,7 +106,7 @@ async def followed(kept: StoreAccess, owner: str, search: Search, known: int = 0
 
 
 async def events_and_end(kept: StoreAccess, owner: str, search: Search) -> AsyncIterator[str | SearchEnd]:
-    """Yields the stored events of a search, as JSON, also those that come while it runs; then how it ended.
+    """Streams the stored events of a search as JSON, following it while it runs; last comes how it ended.
 
     It ends with the search, which ends by its own time limit or with the process that runs it.
 

@@ -50,7 +50,7 @@ def is_side_call(request: ChatRequest, settings: SideCallSettings | None) -> boo
         return False
     asked = request.conversation
     told = asked[-1:] if asked[0].role != "system" else [asked[0], asked[-1]]
-    return any(_has_shape(message.text, shape) for message in told for shape in _shapes(settings))
+    return any(_is_one(message.text, settings) for message in told)
 
 
 def as_side_call(request: ChatRequest, default_search: Mapping[str, Any]) -> tuple[ChatRequest, dict[str, Any]]:
@@ -65,6 +65,6 @@ def _shapes(settings: SideCallSettings) -> Iterator[Shape]:
     yield from map(Shape, settings.prefixes)
 
 
-def _has_shape(text: str, shape: Shape) -> bool:
-    beginning = " ".join(text[:MAX_BEGINNING].split())
-    return beginning.startswith(shape.begin) and text.rstrip().endswith(shape.end)
+def _is_one(text: str, settings: SideCallSettings) -> bool:
+    beginning, text = " ".join(text[:MAX_BEGINNING].split()), text.rstrip()
+    return any(beginning.startswith(shape.begin) and text.endswith(shape.end) for shape in _shapes(settings))

@@ -44,9 +44,8 @@ class Embedder:
             vector = self._checked(await self._called([text]))
         except Exception as error:  # an operator's function may raise anything, and time is up with a TimeoutError
             self.failures += 1
-            if (
-                not self._failing
-            ):  # One line for a row of failures; the traceback, as it may quote the question, is debug.
+            # One line for a row of failures; the traceback, as it may quote the question, is debug.
+            if not self._failing:
                 logger.warning("answer_cache.embedding failed: %s", type(error).__name__)
                 logger.debug("answer_cache.embedding failed", exc_info=error)
             self._failing = True

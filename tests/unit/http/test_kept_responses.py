@@ -5,7 +5,7 @@ import asyncio
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,6 +146,18 @@ async def test_the_messages_of_the_input_are_listed(kept: World) -> None:
     assert [item.id for item in (await items.list(response.id)).data] == [item.id for item in listed[::-1]]
     page = await items.list(response.id, after=listed[1].id, order="asc")
     assert ([item.id for item in page.data], page.has_more) == ([listed[2].id], False)
+
+
+async def last_event_after(kept: World, act: Callable[[str], Awaitable[Any]]) -> Any:
+    """The last event of a stream in the background on whose response ``act`` is called after the first event."""
+    kept.generator.gate.clear()
+    async with served(kept) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as streaming:
+        stream = await streaming.responses.create(**ASKED, background=True, stream=True)
+        first = await anext(aiter(stream))
+        assert first.type == "response.created"
+        await act(first.response.id)
+        *_, last = [event async for event in stream]
+    return last
 
 
 class TestConversations:
@@ -381,14 +393,7 @@ class TestStreams:
                 assert numbers == list(range(5, len(events) + 1))
 
     async def test_a_cancelled_stream_ends(self, kept: World) -> None:
-        client = client_of(kept)
-        kept.generator.gate.clear()
-        async with served(kept) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as streaming:
-            stream = await streaming.responses.create(**ASKED, background=True, stream=True)
-            first = await anext(aiter(stream))
-            assert first.type == "response.created"
-            await client.responses.cancel(first.response.id)
-            *_, last = [event async for event in stream]
+        last = await last_event_after(kept, client_of(kept).responses.cancel)
         assert last.type == "response.failed"
         assert last.response.status == "cancelled"
 
@@ -412,14 +417,7 @@ class TestStreams:
         assert (await refusal(client.responses.retrieve(response.id, stream=True))).param == "stream"
 
     async def test_the_stream_of_a_deleted_response_ends_with_an_error(self, kept: World) -> None:
-        client = client_of(kept)
-        kept.generator.gate.clear()
-        async with served(kept) as url, openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY) as streaming:
-            stream = await streaming.responses.create(**ASKED, background=True, stream=True)
-            first = await anext(aiter(stream))
-            assert first.type == "response.created"
-            await client.responses.delete(first.response.id)
-            *_, last = [event async for event in stream]
+        last = await last_event_after(kept, client_of(kept).responses.delete)
         assert last.type == "error"
         assert "no such" in last.message
 
