@@ -5,11 +5,12 @@ first wrong step, -1 if it has none.
 """
 
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 DECISION_THRESHOLD = 0.5
 """Reward from which on a step counts as right: where a model with labels prefers the label of right steps."""
@@ -154,11 +155,11 @@ def best_threshold(rewards: Sequence[Sequence[float]], mistakes: Sequence[int]) 
     edges = np.unique(np.concatenate([[0.0, 1.0], lows[lows >= 0], highs]))
     thresholds = (edges[:-1] + edges[1:]) / 2
 
-    def accuracy(chosen: np.ndarray) -> np.ndarray:
-        begins, ends = lows[chosen], highs[chosen]
-        findable = begins < ends
-        begins, ends = np.sort(begins[findable]), np.sort(ends[findable])
-        return (np.searchsorted(begins, thresholds) - np.searchsorted(ends, thresholds)) / chosen.sum()
+    def accuracy(chosen: NDArray[np.bool_]) -> NDArray[np.float64]:
+        findable = chosen & (lows < highs)
+        begun, ended = np.sort(lows[findable]), np.sort(highs[findable])
+        found = np.searchsorted(begun, thresholds) - np.searchsorted(ended, thresholds)
+        return np.asarray(found / chosen.sum(), dtype=np.float64)
 
     on_erroneous, on_correct = accuracy(is_erroneous), accuracy(~is_erroneous)
     f1 = 2 * on_erroneous * on_correct / np.maximum(on_erroneous + on_correct, np.finfo(float).tiny)
@@ -182,7 +183,7 @@ def best_of_n(problems: Sequence[Sequence[Solution]]) -> BestOfN | None:
 
 
 def _vote(solutions: Iterable[Solution], *, weighted: bool) -> bool:
-    votes: Counter[Hashable] = Counter()
+    votes: defaultdict[Hashable, float] = defaultdict(float)
     right: dict[Hashable, bool] = {}
     for solution in solutions:
         if solution.answer is not None:
