@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -51,13 +52,15 @@ class Backbone(nn.Module):
         """
         super().__init__()
         self.path = EngineSettings(model=settings.backbone).model_path
-        self.config = _config(self.path)
-        self.form, architecture = FORMS[self.config.model_type]
+        self.form, architecture = FORMS[_config(self.path).model_type]
+        transformers.logging.set_verbosity_error()  # it warns of the language model's head, which is not used
+        transformers.logging.disable_progress_bar()
         try:
             model = AutoModel.from_pretrained(self.path, dtype="auto", attn_implementation="sdpa")
             self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.path)
         except (OSError, ValueError, RuntimeError) as error:
             raise BackboneRefused(f"{settings.backbone} cannot be loaded: {error}") from error
+        self.config = model.config
         self.dtype: torch.dtype = model.dtype
         self.reader = self._reader()
         if self.form == "step_head":
@@ -65,13 +68,14 @@ class Backbone(nn.Module):
         depth = settings.depth or len(model.layers)
         if settings.layers > depth:
             raise BackboneRefused(f"layers is {settings.layers}, but the reward model has only {depth}")
-        layers = [*model.layers[:depth], *self._new_layers(type(model.layers[0]), len(model.layers), depth)]
+        self._describe(depth, architecture)
+        new = range(len(model.layers), depth)
+        layers = [*model.layers[:depth], *self._new_layers(type(model.layers[0]), new)]
         self.embed = model.embed_tokens
         self.rotary = model.rotary_emb
         self.frozen = nn.ModuleList(layers[: depth - settings.layers])
         self.trained = nn.ModuleList(layers[depth - settings.layers :]).float()
         self.norm = model.norm
-        self._describe(depth, architecture)
         self.requires_grad_(False)
         if settings.layers:
             self.norm.float()
@@ -144,17 +148,16 @@ class Backbone(nn.Module):
             with torch.no_grad():
                 model.embed_tokens.weight[tag] = model.embed_tokens.weight[delimiter]
 
-    def _new_layers(self, kind: type[nn.Module], present: int, depth: int) -> list[nn.Module]:
-        """Layers on top of those that are ``present``, which at first add nothing to their input."""
+    def _new_layers(self, kind: type[nn.Module], indices: range) -> list[nn.Module]:
+        """Layers that at first add nothing to their input."""
         layers: list[nn.Module] = []
-        for index in range(present, depth):
-            self.config.layer_types = None
+        for index in indices:
             layer: Any = kind(self.config, index)
             for name, part in layer.named_parameters():
-                if part.ndim == 2:
-                    nn.init.normal_(part, std=self.config.initializer_range)
                 if name.startswith(("self_attn.o_proj", "mlp.down_proj")) or name.endswith("bias"):
                     nn.init.zeros_(part)
+                elif part.ndim == 2:
+                    nn.init.normal_(part, std=self.config.initializer_range)
             layers.append(layer.to(self.dtype))
         return layers
 
