@@ -9,6 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 import transformers
+from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -51,8 +52,8 @@ class Backbone(nn.Module):
             BackboneRefused: it cannot be loaded, or is of an architecture that is not in `FORMS`.
         """
         super().__init__()
-        self.path = EngineSettings(model=settings.backbone).model_path
-        self.form, architecture = FORMS[_config(self.path).model_type]
+        self.path = _path(settings.backbone)
+        self.form, architecture = FORMS[backbone_config(settings.backbone).model_type]
         transformers.logging.set_verbosity_error()  # it warns of the language model's head, which is not used
         transformers.logging.disable_progress_bar()
         try:
@@ -171,7 +172,13 @@ class Backbone(nn.Module):
         self.config.tie_word_embeddings = False
 
 
-def _config(path: str) -> Any:
+def backbone_config(backbone: str) -> Any:
+    """The backbone's configuration, read without its weights.
+
+    Raises:
+        BackboneRefused: it cannot be read, or a head cannot be trained on its architecture.
+    """
+    path = _path(backbone)
     if Path(path).is_absolute() and not (Path(path) / "config.json").is_file():
         raise BackboneRefused(f"{path} is not a model directory: it has no config.json")
     try:
@@ -186,3 +193,10 @@ def _config(path: str) -> Any:
     if getattr(config, "quantization_config", None) is not None:
         raise BackboneRefused(f"{path} is quantized; name the model that it was made from")
     return config
+
+
+def _path(backbone: str) -> str:
+    try:
+        return EngineSettings(model=backbone).model_path
+    except ValidationError as error:
+        raise BackboneRefused(str(error.errors()[0]["msg"])) from None

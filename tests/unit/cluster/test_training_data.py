@@ -124,7 +124,7 @@ def test_problems_are_held_out_whole_and_by_the_seed() -> None:
 
 
 def test_too_little_to_learn_from_is_refused() -> None:
-    with pytest.raises(TrainingError, match="9 problems have a solution; at least 10"):
+    with pytest.raises(TrainingError, match="problems with a solution: 9; at least 10"):
         split_problems(solved(9), 0.2, seed=0)
     with pytest.raises(TrainingError, match="all solutions to train on are wrong"):
         split_problems(solved(20, (False,)), 0.2, seed=0)
