@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -15,6 +16,7 @@ from cluster.evaluation.problem_files import ProblemFileError
 from cluster.evaluation.search_field import SearchFieldError
 from cluster.jobs.outputs import OutputError
 from cluster.launch.errors import LaunchError
+from cluster.training.errors import TrainingError
 
 MAX_BAD_LINES = 20
 
@@ -26,7 +28,7 @@ def plain_failures() -> Iterator[None]:
         yield
     except ProblemFileError as error:
         refuse("\n".join([str(error), *bad_lines(error.bad_lines)]))
-    except (SearchFieldError, OutputError) as error:
+    except (SearchFieldError, OutputError, TrainingError) as error:
         refuse(str(error))
     except Unreachable as error:
         fail(f"{error}\nStart Banyan with:  make run\nor name another endpoint with --url")
@@ -46,6 +48,11 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 def refuse(message: str) -> NoReturn:
     fail(message, 2)
+
+
+def unwritten(path: Path, error: OSError) -> str:
+    """Message for a file that could not be written."""
+    return f"cannot write {path}: {error.strerror or error}"
 
 
 def bad_lines(lines: tuple[object, ...]) -> list[str]:
