@@ -17,6 +17,11 @@ const count = (value) => number.format(value);
 const percent = (share) => `${Math.round(100 * share)}%`;
 const decimals = (value, digits = 2) => (typeof value === "number" ? value.toFixed(digits) : value);
 
+const HOOK = [["text", "added the text that is set apart"], ["ends", "ended the path"], ["failed", "failed"]];
+
+/** A step's text, and in an element of its own what the step hook added to it. */
+const marked = (node) => [node.text ?? "", ...(node.hook?.text ? [element("ins", node.hook.text)] : [])];
+
 export function element(tag, text, className) {
   const made = document.createElement(tag);
   if (text !== undefined) made.textContent = text;
@@ -197,13 +202,13 @@ export class Pane {
     const { model } = this;
     const [text, whole] = this.step.querySelectorAll("pre");
     this.step.querySelector("h3").textContent = node.parent ? `Step ${node.key}` : "Question";
-    text.textContent = node.parent ? node.text : (model.about.question ?? "");
+    text.replaceChildren(...(node.parent ? marked(node) : [model.about.question ?? ""]));
     const hidden = text.textContent.replace(/[\n\t]/g, "").match(HIDDEN)?.length ?? 0;
     const hint = this.step.querySelector(".hint");
     hint.hidden = !hidden;
     hint.textContent = hidden ? `${count(hidden)} invisible ${hidden === 1 ? "character" : "characters"} in this text` : "";
     this.step.querySelector("details").hidden = !node.parent;
-    whole.textContent = model.path(node).map((each) => each.text).join("");
+    whole.replaceChildren(...model.path(node).flatMap(marked));
     fill(this.step.querySelector("dl"), node.parent ? this.#facts(node) : []);
   }
 
@@ -223,6 +228,7 @@ export class Pane {
       ["prefix", node.cached === null ? (node.prefix ? `${count(node.prefix)} tokens, written in one go with the step before` : null)
         : `${count(node.cached)} of ${count(node.prefix)} tokens from the generator's caches, ${count(computed)} computed`],
       ["written", copies.length > 1 ? `${count(copies.length)} times: ${copies.map((copy) => copy.key).join(", ").slice(0, 300)}` : null],
+      ["step hook", HOOK.filter(([name]) => node.hook?.[name]).map(([, done]) => done).join(", ") || null],
       ["state", state.filter(Boolean).join(", ") || null],
     ].filter(([, value]) => value !== null);
   }
@@ -248,7 +254,7 @@ export class Pane {
     ]);
     const notes = [...(block.notes ?? [])];
     if (block.stop_reason && block.stop_reason !== "finished") notes.unshift(`cut short: ${block.stop_reason}`);
-    if (block.degraded) notes.unshift("some steps were never scored by the reward model");
+    if (block.degraded && !block.hook_failures) notes.unshift("some steps were never scored by the reward model");
     result.querySelector(".notes").replaceChildren(...notes.map((note) => element("li", note)));
   }
 

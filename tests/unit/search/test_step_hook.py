@@ -151,17 +151,17 @@ def test_generator_and_reward_model_read_the_added_text_and_nothing_is_written_a
 def test_the_tree_the_events_and_the_training_data_keep_the_texts_apart() -> None:
     bench, outcome = search(BEAM, TextHook())
     view = TreeView.model_validate(tree_as_json(outcome.tree))
-    added = [node for node in view.nodes if node.hook and node.hook.text]
+    added = [(node, node.hook) for node in view.nodes if node.hook and node.hook.text]
     assert added
-    for node in added:
+    for node, hook in added:
         live = outcome.tree[node.id]
         assert live.step is not None
-        assert live.step.text == (node.text or "") + node.hook.text
-        assert node.tokens + len(node.hook.token_ids) == len(live.step.token_ids)
+        assert live.step.text == (node.text or "") + hook.text
+        assert node.tokens + len(hook.token_ids) == len(live.step.token_ids)
     for path in ended_paths(view.nodes):
         assert "[" not in path_text(path)
     scored = {event.node: event for event in bench.events if isinstance(event, StepScored)}
-    assert all(scored[node.id].text == node.text and scored[node.id].hook for node in added)
+    assert all(scored[node.id].text == node.text and scored[node.id].hook for node, _ in added)
     again = tree_of_view(view, 7, merges_siblings=True)
     assert [again.answer_of(again[node.id]) for node in outcome.tree.terminals] == [
         outcome.tree.answer_of(node) for node in outcome.tree.terminals
