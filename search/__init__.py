@@ -66,7 +66,7 @@ from search.run.report import (
     StepsPruned,
 )
 from search.run.runner import run_search
-from search.run.step_hook import END_PATH, HookFallback, StepHook
+from search.run.step_hook import END_PATH, EndPath, HookFallback, StepHook
 from search.settings import SearchSettings, parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.strategies.base import Expansion, Strategy
@@ -82,6 +82,7 @@ __all__ = [
     "CallInterrupted",
     "Child",
     "ChildGroup",
+    "EndPath",
     "ExpandItem",
     "ExpandRequest",
     "Expansion",

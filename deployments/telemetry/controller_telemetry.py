@@ -75,14 +75,11 @@ class ControllerTelemetry:
         self.metrics.add(catalog.RETRIES, 1, call)
 
     def hook_called(self, call: HookCall) -> None:
-        """Counts a call of the step hook, and logs a failure: one line for a row of them. The traceback is debug: it
-        may quote the step."""
+        """Counts a call of the step hook, and logs the first of a row of failures."""
         self.metrics.add(catalog.HOOK_CALLS, 1, call.result)
         self.metrics.observe(catalog.HOOK_SECONDS, call.seconds)
-        if call.error is not None:
-            if not self._hook_failing:
-                logger.warning("%s", call.error)
-            logger.debug("%s", call.error, exc_info=call.error)
+        if call.error is not None and not self._hook_failing:
+            logger.warning("%s", call.error, exc_info=call.error)
         self._hook_failing = call.error is not None
 
     def refused(self, status: int, reason: str, count: int) -> None:
