@@ -131,7 +131,7 @@ class StepScored(BaseModel):
     """The sibling of the same text that represents the step, if it is another one."""
     repeated_by: tuple[NodeId, ...] = ()
     """The siblings of the same text that the step represents."""
-    hook: HookView | None = None
+    hook: HookView | None = Field(None, exclude_if=lambda hook: hook is None)
     """What the step hook did with the step, if anything."""
 
     @property
