@@ -16,11 +16,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const count = (value) => number.format(value);
 const percent = (share) => `${Math.round(100 * share)}%`;
 const decimals = (value, digits = 2) => (typeof value === "number" ? value.toFixed(digits) : value);
-
-const HOOK = [["text", "added the text that is set apart"], ["ends", "ended the path"], ["failed", "failed"]];
-
-/** A step's text, and in an element of its own what the step hook added to it. */
-const marked = (node) => [node.text ?? "", ...(node.hook?.text ? [element("ins", node.hook.text)] : [])];
+const withAdded = (node) => [node.text ?? "", ...(node.hook?.text ? [element("ins", node.hook.text)] : [])];
 
 export function element(tag, text, className) {
   const made = document.createElement(tag);
@@ -199,16 +195,15 @@ export class Pane {
     this.step.hidden = !node;
     this.root.classList.toggle("reading", Boolean(node));
     if (!node) return;
-    const { model } = this;
     const [text, whole] = this.step.querySelectorAll("pre");
     this.step.querySelector("h3").textContent = node.parent ? `Step ${node.key}` : "Question";
-    text.replaceChildren(...(node.parent ? marked(node) : [model.about.question ?? ""]));
+    text.replaceChildren(...(node.parent ? withAdded(node) : [this.model.about.question ?? ""]));
     const hidden = text.textContent.replace(/[\n\t]/g, "").match(HIDDEN)?.length ?? 0;
     const hint = this.step.querySelector(".hint");
     hint.hidden = !hidden;
     hint.textContent = hidden ? `${count(hidden)} invisible ${hidden === 1 ? "character" : "characters"} in this text` : "";
     this.step.querySelector("details").hidden = !node.parent;
-    whole.replaceChildren(...model.path(node).flatMap(marked));
+    whole.replaceChildren(...this.model.path(node).flatMap(withAdded));
     fill(this.step.querySelector("dl"), node.parent ? this.#facts(node) : []);
   }
 
@@ -216,8 +211,8 @@ export class Pane {
     const perToken = typeof node.logprob === "number" && node.tokens ? ` (${decimals(node.logprob / node.tokens)} a token)` : "";
     const copies = node.copies.filter((copy) => copy.born < Infinity);
     const state = [
-      this.model.answering.has(node) && "on the answering path", node.prunedAt < Infinity && "pruned",
-      node.ends && "the path ends here", node.ahead && "lookahead",
+      this.model.answering.has(node) && "on the answering path", node.prunedAt < Infinity && "pruned", node.hook?.failed && "the step hook failed",
+      node.ends && (node.hook?.ends ? "ended by the step hook" : "the path ends here"), node.ahead && "lookahead",
     ];
     const computed = node.prefix - node.cached;
     return [
@@ -228,7 +223,6 @@ export class Pane {
       ["prefix", node.cached === null ? (node.prefix ? `${count(node.prefix)} tokens, written in one go with the step before` : null)
         : `${count(node.cached)} of ${count(node.prefix)} tokens from the generator's caches, ${count(computed)} computed`],
       ["written", copies.length > 1 ? `${count(copies.length)} times: ${copies.map((copy) => copy.key).join(", ").slice(0, 300)}` : null],
-      ["step hook", HOOK.filter(([name]) => node.hook?.[name]).map(([, done]) => done).join(", ") || null],
       ["state", state.filter(Boolean).join(", ") || null],
     ].filter(([, value]) => value !== null);
   }
