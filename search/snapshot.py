@@ -349,7 +349,7 @@ def hook_as_json(effect: HookEffect | None) -> dict[str, Any]:
 
 
 def _node_as_json(node: Node) -> dict[str, Any]:
-    step = node.written_step
+    step = node.written_step if node.hook else node.step
     tokens: dict[str, Any] = {}
     if step is not None and step.token_logprobs is not None:
         logprobs = [logprob_as_json(logprob) for logprob in step.token_logprobs]
@@ -365,5 +365,5 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "logprob": logprob_as_json(step.logprob) if step else None,
         "count": node.count,
         **tokens,
-        **hook_as_json(node.hook),
+        **(hook_as_json(node.hook) if node.hook else {}),
     }
