@@ -3,7 +3,7 @@
 Checked when the application is built; a wrong value is refused with its path and what is allowed.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -27,9 +27,10 @@ from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
 from search.budget import MAX_SECONDS, Budget
 from search.run.environment import AnswerExtractor, Fallback
+from search.run.step_hook import HookCall, HookFallback, StepHook
 from search.settings import SHARED_SETTINGS, parse_search
 from search.strategies.catalog import Catalog, catalog_of
-from search.tools.import_path import imported_function
+from search.tools.import_path import imported_async_function, imported_function
 
 
 class LimitSettings(Settings):
@@ -182,6 +183,40 @@ class AnswerCacheSettings(Settings):
         return threshold
 
 
+class StepHookSettings(Settings):
+    """A function that sees every new step before it is scored ([step-hooks.md](step-hooks.md)). Off unless set."""
+
+    function: str = Field(
+        description="package.module:function, async, told question, steps so far and the new step. It returns None, a "
+        "text to add after the step, or END_PATH."
+    )
+    timeout_s: float = Field(5.0, gt=0, le=600, description="A call that takes longer has failed.")
+    max_calls: int = Field(64, ge=1, le=4096, description="Most calls at once, per replica; others wait.")
+    fallback: HookFallback = Field(
+        HookFallback.LEAVE,
+        description="When a call fails: leave the step as it is and say degraded, or fail the request.",
+    )
+
+    @field_validator("function")
+    @classmethod
+    def _is_an_async_function(cls, path: str) -> str:
+        imported_async_function(path)
+        return path
+
+    def hook(
+        self, encode: Callable[[str], Sequence[int]], observe: Callable[[HookCall], None] = lambda call: None
+    ) -> StepHook:
+        """The hook; the arguments are those of `StepHook`."""
+        return StepHook(
+            imported_async_function(self.function),
+            encode,
+            timeout_s=self.timeout_s,
+            max_calls=self.max_calls,
+            fallback=self.fallback,
+            observe=observe,
+        )
+
+
 class ControllerSettings(Settings):
     """The search controller: ingress and searches."""
 
@@ -225,6 +260,7 @@ class ControllerSettings(Settings):
         description="package.module:function that takes the texts of a level's steps and returns a cluster number for "
         "each; steps of one cluster say the same to ETS. By their formulas and words where unset.",
     )
+    step_hook: StepHookSettings | None = None
     default_search: Search = Field(
         default_factory=lambda: {"strategy": "beam_search", "n": 16, "m": 4}, description="When a request names none."
     )

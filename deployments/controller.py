@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -102,6 +103,11 @@ class SearchControllerReplica:
             solver=self._solver,
             fallback=controller.fallback,
             extract_answer=controller.extractor,
+            step_hook=(
+                controller.step_hook.hook(partial(encoder.encode_text, written=True), self._telemetry.hook_called)
+                if controller.step_hook
+                else None
+            ),
             model=config.generator.served_name,
         )
         self._garbage = GarbagePolicy(is_busy=lambda: self._service.running > 0)

@@ -31,7 +31,15 @@ them; everything else is here::
 
 from search.answers.equivalence import AnswerMatcher
 from search.budget import Budget
-from search.errors import CallInterrupted, GeneratorError, LimitReached, PromptTooLong, ScorerError, SearchError
+from search.errors import (
+    CallInterrupted,
+    GeneratorError,
+    HookError,
+    LimitReached,
+    PromptTooLong,
+    ScorerError,
+    SearchError,
+)
 from search.ports import (
     Branch,
     Child,
@@ -58,6 +66,7 @@ from search.run.report import (
     StepsPruned,
 )
 from search.run.runner import run_search
+from search.run.step_hook import END_PATH, EndPath, HookFallback, StepHook
 from search.settings import SearchSettings, parse_search
 from search.snapshot import replay_of, restore_tree, save_tree, tree_as_json
 from search.strategies.base import Expansion, Strategy
@@ -65,6 +74,7 @@ from search.strategies.catalog import STRATEGIES, catalog_of
 from search.tree import Node, NodeStatus, Prefill, SearchTree, Step, StepEnd
 
 __all__ = [
+    "END_PATH",
     "STRATEGIES",
     "AnswerMatcher",
     "Branch",
@@ -72,12 +82,15 @@ __all__ = [
     "CallInterrupted",
     "Child",
     "ChildGroup",
+    "EndPath",
     "ExpandItem",
     "ExpandRequest",
     "Expansion",
     "Fallback",
     "Generator",
     "GeneratorError",
+    "HookError",
+    "HookFallback",
     "Lane",
     "LimitReached",
     "Node",
@@ -100,6 +113,7 @@ __all__ = [
     "SearchTree",
     "Step",
     "StepEnd",
+    "StepHook",
     "StepScored",
     "StepScorer",
     "StepsPruned",

@@ -9,6 +9,7 @@ SearchError             a search cannot go on
 ├── ScorerError         no usable rewards
 │   └── ScorerRefused       the request itself is at fault
 │       └── ScoredPathTooLarge  no scorer's KV memory could hold a path
+├── HookError           the step hook failed (kind)
 ├── PromptTooLong       the prompt fills the generator's context
 └── LimitReached        a limit (kind, value, limit) was reached before there was a path to answer with
 
@@ -61,6 +62,28 @@ class ScorerRefused(ScorerError):
 
 class ScoredPathTooLarge(ScorerRefused):
     """A path that is to be scored would not fit into a reward model's whole KV memory."""
+
+
+class HookFailure(StrEnum):
+    """How a call of the step hook failed."""
+
+    RAISED = "raised"
+    """The function raised an exception."""
+    LATE = "late"
+    """The function was not done by its deadline."""
+    INVALID = "invalid"
+    """The function returned neither None, nor a text that can be added, nor ``END_PATH``."""
+
+
+class HookError(SearchError):
+    """A call of the step hook failed."""
+
+    def __init__(self, kind: HookFailure, message: str) -> None:
+        super().__init__(kind, message)
+        self.kind = kind
+
+    def __str__(self) -> str:
+        return f"the step hook failed ({self.kind}): {self.args[1]}"
 
 
 class PromptTooLong(SearchError):

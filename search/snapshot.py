@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainSerializer, model_validator
 
-from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
+from search.tree import ExpansionRequest, HookEffect, Node, NodeId, NodeStatus, SearchTree, Step, StepEnd
 
 SNAPSHOT_VERSION = 2
 MAX_SAVED_NODES = 100_000
@@ -44,14 +44,16 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
     Fields of a node:
 
     - ``id``: the path of child indices.
-    - ``text``, ``end``: the step's text and why it ends; null for a node that was never written.
-    - ``tokens``: the number of the step's tokens; 0 for a node that was never written.
+    - ``text``, ``end``: the text that the generator wrote and why it ends; null for a node that was never written.
+    - ``tokens``: the number of its tokens; 0 for a node that was never written.
     - ``ends``: whether the path ends here.
     - ``reward``: null for a node that was never scored.
     - ``logprob``: the sum of the tokens' log-probabilities (nats), or the string ``"-Infinity"``; null if unknown.
     - ``count``: how often the text was written among its siblings; 0 for a ``repeated`` node, which the sibling of the
       same text and end counts.
     - ``token_ids``, ``token_logprobs``: present only if the tokens' log-probabilities are known.
+    - ``hook``: what the step hook did with the step, present only if it did anything: the ``text`` that it added after
+      the step with its ``token_ids``, whether it ``ends`` the path, whether it ``failed``.
 
     ``given_back`` are the ids of children that were given back, ``prefill_rewards`` the rewards of the prefill's steps,
     present only if there are any. ``TreeView`` reads this format.
@@ -94,6 +96,29 @@ def nodes_as_json(tree: SearchTree) -> Iterator[dict[str, Any]]:
         stack += [node.lookaheads[index] for index in sorted(node.lookaheads, reverse=True)]
 
 
+class HookView(BaseModel):
+    """A `search.tree.HookEffect` of a saved tree, and in ``tree_as_json``."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    text: str = ""
+    token_ids: list[Annotated[int, Field(ge=0)]] = []
+    ends: bool = False
+    failed: bool = False
+
+    @classmethod
+    def of(cls, effect: HookEffect | None) -> Self | None:
+        return None if effect is None else cls.model_validate(effect._asdict())
+
+    @property
+    def effect(self) -> HookEffect:
+        return HookEffect(self.text, tuple(self.token_ids), self.ends, self.failed)
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
 class NodeView(BaseModel):
     """One node of ``tree_as_json``. Unknown fields are ignored."""
 
@@ -106,6 +131,7 @@ class NodeView(BaseModel):
     tokens: int = Field(ge=0, le=1 << 31)
     logprob: Annotated[Logprob, AfterValidator(_summable)] | None
     count: int = Field(1, ge=0, le=MAX_SAVED_NODES)
+    hook: HookView | None = Field(None, exclude_if=_is_none)
 
     @property
     def is_lookahead(self) -> bool:
@@ -173,7 +199,8 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
             step = Step((), node.text, node.end or StepEnd.DELIMITER, node.logprob)
         ends = node.ends or node.status is NodeStatus.TERMINAL
         try:
-            tree.restore(node.id, node.status, step, node.reward, None, ends=ends)
+            hook = node.hook.effect._replace(token_ids=()) if node.hook and step else None
+            tree.restore(node.id, node.status, step, node.reward, None, ends=ends, hook=hook)
             tree.restore_given_back(node.id, given_back.get(node.id, []))
         except (KeyError, ValueError) as error:
             raise ValueError(f"node {list(node.id)} has no place in the tree: {error}") from error
@@ -210,12 +237,15 @@ class SavedNode(BaseModel):
     reward: float | None = Field(ge=0.0, le=1.0)
     neutral: bool = False
     ends: bool = False
+    hook: HookView | None = Field(None, exclude_if=_is_none)
     request: tuple[bool, Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]] | None
 
     @model_validator(mode="after")
     def _makes_sense(self) -> Self:
         if self.step is None and self.request is None:
             raise ValueError("the node has neither a step nor a request")
+        if self.step is None and self.hook is not None:
+            raise ValueError("the node has no step that the step hook could have seen")
         if (self.reward is not None or self.neutral) and self.status not in SCORED:
             raise ValueError(f"a node that is {self.status} cannot have a reward")
         if self.neutral and self.reward is None:
@@ -243,10 +273,11 @@ def save_tree(tree: SearchTree) -> dict[str, Any]:
         SavedNode(
             id=list(node.id),
             status=node.status,
-            step=SavedStep(**node.step._asdict()) if node.step else None,
+            step=SavedStep(**step._asdict()) if (step := node.written_step) else None,
             reward=node.reward,
             neutral=node.neutral,
             ends=node.ends,
+            hook=HookView.of(node.hook),
             request=node.request,
         )
         for node in tree.nodes
@@ -284,6 +315,7 @@ def restore_tree(saved: Any) -> SearchTree:
                 ExpansionRequest(*node.request) if node.request else None,
                 node.neutral,
                 node.ends,
+                node.hook.effect if node.hook else None,
             )
             tree.restore_given_back(tuple(node.id), given_back.pop(tuple(node.id), []))
         except (KeyError, ValueError) as error:
@@ -311,8 +343,13 @@ def _step(saved: SavedStep) -> Step:
     return Step(tuple(saved.token_ids), saved.text, saved.end, saved.logprob, each)
 
 
+def hook_as_json(effect: HookEffect | None) -> dict[str, Any]:
+    """The field ``hook`` of a node or of an event; nothing if the step hook did nothing."""
+    return {} if effect in (None, HookEffect()) else {"hook": effect._asdict()}
+
+
 def _node_as_json(node: Node) -> dict[str, Any]:
-    step = node.step
+    step = node.written_step if node.hook else node.step
     tokens: dict[str, Any] = {}
     if step is not None and step.token_logprobs is not None:
         logprobs = [logprob_as_json(logprob) for logprob in step.token_logprobs]
@@ -328,4 +365,5 @@ def _node_as_json(node: Node) -> dict[str, Any]:
         "logprob": logprob_as_json(step.logprob) if step else None,
         "count": node.count,
         **tokens,
+        **(hook_as_json(node.hook) if node.hook else {}),
     }

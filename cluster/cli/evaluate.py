@@ -130,7 +130,9 @@ def _show(results: Results, complete: bool, console: Console) -> None:
     for line in error_lines(results.rows):
         console.print(Text(f"failed: {line}"), style="red", soft_wrap=True)
     if degraded := sum(summary.degraded for summary in summaries):
-        console.print(f"{degraded} answers are degraded: steps were not scored", style="yellow")
+        console.print(
+            f"{degraded} answers are degraded: steps were not scored, or the step hook failed", style="yellow"
+        )
     if not complete:
         console.print("interrupted: these are the problems done until then", style="yellow")
 

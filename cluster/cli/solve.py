@@ -12,6 +12,7 @@ from cluster.client.client import Client
 from cluster.client.errors import ProtocolError
 from cluster.client.printable import printable
 from cluster.client.replies import Completion, Event, Question, Restarted, StepScored
+from search.run.report import SearchCost
 
 FRAMES_PER_SECOND = 8
 FINAL_LINES = 40
@@ -71,7 +72,8 @@ async def _list(events: AsyncIterator[Event], question: Question, console: Conso
         if isinstance(event, StepScored):
             node = ".".join(map(str, event.node))
             end = "  (end)" if event.terminal else ""
-            line = f"{node:<12} {reward_text(event.reward)}  {shorten(printable(event.text))}{end}"
+            added = f"  [step hook: {shorten(printable(event.added))}]" if event.added else ""
+            line = f"{node:<12} {reward_text(event.reward)}  {shorten(printable(event.text))}{added}{end}"
             console.print(Text(line), soft_wrap=True)
         if isinstance(event, Restarted):
             console.print(Text(f"asked again, from the beginning: {printable(event.reason)}"), soft_wrap=True)
@@ -83,6 +85,13 @@ async def _last(events: AsyncIterator[Event]) -> Completion:
         if isinstance(event, Completion):
             return event
     raise ProtocolError("the stream ended without an answer")
+
+
+def degraded_text(cost: SearchCost) -> str:
+    """What a degraded search lacks."""
+    if cost.hook_failures:
+        return f"the step hook failed for {cost.hook_failures} steps"
+    return "some steps were never scored by the reward model"
 
 
 def answer_text(reply: Completion) -> Text:
@@ -108,5 +117,5 @@ def answer_text(reply: Completion) -> Text:
     if search.stop_reason != "finished":
         text.append(f"\nThe search was cut short: {printable(search.stop_reason)}.", style="yellow")
     if search.degraded:
-        text.append("\nDegraded: some steps were never scored by the reward model.", style="yellow")
+        text.append(f"\nDegraded: {degraded_text(search.cost)}.", style="yellow")
     return text

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from search.run.report import SearchCost
-from search.snapshot import Logprob, TreeView
+from search.snapshot import HookView, Logprob, TreeView
 
 NodeId = tuple[int, ...]
 
@@ -131,6 +131,13 @@ class StepScored(BaseModel):
     """The sibling of the same text that represents the step, if it is another one."""
     repeated_by: tuple[NodeId, ...] = ()
     """The siblings of the same text that the step represents."""
+    hook: HookView | None = Field(None, exclude_if=lambda hook: hook is None)
+    """What the step hook did with the step, if anything."""
+
+    @property
+    def added(self) -> str:
+        """The text that the step hook added after the step."""
+        return self.hook.text if self.hook else ""
 
 
 class AnswerText(NamedTuple):

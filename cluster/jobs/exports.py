@@ -124,8 +124,8 @@ def _verl(searched: Searched) -> Iterator[Json]:
 
 
 def _gym(searched: Searched) -> Iterator[Json]:
-    """One rollout for each path, with one message for each step, whose prompt is all token ids before it. Paths with a
-    missing or infinite log-probability are left out."""
+    """One rollout for each path, with one message for each step, whose prompt is all token ids before it, those that
+    the step hook added included. Paths with a missing or infinite log-probability are left out."""
     training, is_right = searched.training, searched.is_right()
     for path in ended_paths(searched.tree.nodes):
         prompt, output = list(searched.prompt_token_ids), []
@@ -146,7 +146,7 @@ def _gym(searched: Searched) -> Iterator[Json]:
                     "generation_log_probs": logprobs,
                 }
             )
-            prompt += ids
+            prompt += [*ids, *(node.hook.token_ids if node.hook else ())]
         else:
             yield {
                 "responses_create_params": {"input": [{"role": "user", "content": training.problem}]},

@@ -29,6 +29,7 @@ from deployments.service.places import NoPlace, Refused
 from deployments.store import Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
+    HookError,
     LimitKind,
     LimitReached,
     PathTooLarge,
@@ -220,6 +221,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, GeneratorError):
         logger.warning("the generator could not write: %s", error)
         return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")
+    if isinstance(error, HookError):
+        logger.warning("%s", error)
+        return Unavailable("the step hook failed; try again", code="step_hook_failed")
     if isinstance(error, ScorerError):
         logger.warning("no rewards: %s", error)
         return Unavailable("the process reward model gave no rewards; try again", code="scorer_unavailable")

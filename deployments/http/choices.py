@@ -72,11 +72,13 @@ def _choice(
 
 
 def _logprobs(node: Node, length: int | None, spell: Spell) -> tuple[TokenLogprob, ...] | None:
-    """Returns the tokens in the first ``length`` characters of a path; None if a step has no log-probabilities."""
+    """Returns the generated tokens in the first ``length`` characters of a path; None if a step has no
+    log-probabilities."""
     found: list[TokenLogprob] = []
     characters = 0
-    for step in node.steps:
-        if step.token_logprobs is None:
+    for each in node.path:
+        step = each.written_step
+        if step is None or step.token_logprobs is None:
             return None
         for text, logprob in zip(spell(step.token_ids), step.token_logprobs, strict=True):
             if length is not None and characters >= length:
@@ -84,4 +86,5 @@ def _logprobs(node: Node, length: int | None, spell: Spell) -> tuple[TokenLogpro
             if text:
                 found.append(TokenLogprob(text, max(logprob, MIN_LOGPROB)))
             characters += len(text)
+        characters += len(each.hook.text) if each.hook else 0
     return tuple(found)

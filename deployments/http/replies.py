@@ -12,7 +12,7 @@ from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choice
 from deployments.service.answer_cache import CachedOutcome
 from search.ports import TokenBeamReply
 from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
-from search.snapshot import logprob_as_json
+from search.snapshot import hook_as_json, logprob_as_json
 
 Json = dict[str, Any]
 DONE: Literal["[DONE]"] = "[DONE]"
@@ -54,14 +54,16 @@ def now() -> int:
 
 
 def usage(head: Head, outcome: SearchOutcome) -> Json:
-    """Token counts: the prompt once, and every token generated on any branch; zero for an answer from the cache."""
+    """Token counts: the prompt and the texts of the step hook once, and every token generated on any branch; zero for
+    an answer from the cache."""
     cost = outcome.cost
     if isinstance(outcome, CachedOutcome):
         head, cost = head._replace(prompt_tokens=0), SearchCost()
+    read = head.prompt_tokens + cost.hook_tokens
     return {
-        "prompt_tokens": head.prompt_tokens,
+        "prompt_tokens": read,
         "completion_tokens": cost.generated_tokens,
-        "total_tokens": head.prompt_tokens + cost.generated_tokens,
+        "total_tokens": read + cost.generated_tokens,
         "prompt_tokens_details": {"cached_tokens": min(cost.root_cached_tokens, head.prompt_tokens)},
         "completion_tokens_details": {"reasoning_tokens": cost.generated_tokens - cost.answer_tokens},
     }
@@ -74,7 +76,13 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "strategy": head.strategy,
         "n": head.n,
         "temperature": head.temperature,
-        "notes": [*head.notes, *_choices_notes(head, outcome), *_unread_notes(outcome), *_cached_notes(outcome)],
+        "notes": [
+            *head.notes,
+            *_choices_notes(head, outcome),
+            *_unread_notes(outcome),
+            *_hook_notes(outcome),
+            *_cached_notes(outcome),
+        ],
         "seed": outcome.seed,
         "stop_reason": str(outcome.stop_reason),
         "answer": outcome.selection.answer,
@@ -106,6 +114,16 @@ def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:
 def _unread_notes(outcome: SearchOutcome) -> list[str]:
     unread = outcome.selection.unread
     return [f"answers that took too long to read and were compared as text: {unread}"] if unread else []
+
+
+def _hook_notes(outcome: SearchOutcome) -> list[str]:
+    """Returns notes on steps that the step hook has not seen."""
+    notes = []
+    if unhooked := outcome.cost.unhooked_steps:
+        notes.append(f"steps of whole solutions, for which the step hook is not called: {unhooked}")
+    if failures := outcome.tree.hook_failures:
+        notes.append(f"steps for which the step hook failed: {failures}")
+    return notes
 
 
 def _cached_notes(outcome: SearchOutcome) -> list[str]:
@@ -236,6 +254,7 @@ def step_event(event: StepScored) -> Json:
         "cached_tokens": event.cached_tokens,
         "repeats": event.repeats,
         "repeated_by": event.repeated_by,
+        **hook_as_json(event.hook),
     }
 
 
@@ -251,10 +270,11 @@ def pruned_events(event: StepsPruned) -> Iterator[Json]:
 
 
 def step_line(data: Json) -> str:
-    """Returns a `step_event` as one line: the step's node, reward and text."""
+    """Returns a `step_event` as one line: the step's node, reward and text, and the text of the step hook."""
     node = ".".join(map(str, data["node"]))
     reward = "" if data["reward"] is None else f" {data['reward']:.2f}"
-    return f"[{node}]{reward}{' ■' if data['terminal'] else ''} {' '.join(data['text'].split())}\n"
+    added = f" [step hook: {' '.join(text.split())}]" if (text := data.get("hook", {}).get("text")) else ""
+    return f"[{node}]{reward}{' ■' if data['terminal'] else ''} {' '.join(data['text'].split())}{added}\n"
 
 
 def models(served_name: str, created: int) -> Json:

@@ -250,7 +250,9 @@ def _answers_alone(outcome: SearchOutcome) -> SearchOutcome:
     def copy_of(node: Node) -> Node:
         for each in node.path:
             if each.id not in copies:
-                copies[each.id] = Node(each.id, copies[each.id[:-1]], status=each.status, step=each.step)
+                copies[each.id] = Node(
+                    each.id, copies[each.id[:-1]], status=each.status, step=each.step, hook=each.hook
+                )
         return copies[node.id]
 
     selection = outcome.selection
@@ -263,7 +265,8 @@ def _bytes_of(outcome: SearchOutcome, events: Sequence[ShownEvent], question: Qu
     ends = [outcome.selection.node, *(group.best for group in outcome.selection.groups)]
     steps = {node.id: node.step for end in ends for node in end.path if node.step is not None}
     texts = [question.text, *(step.text for step in steps.values())]
-    texts += [event.text for event in events if isinstance(event, StepScored)]
+    scored = [event for event in events if isinstance(event, StepScored)]
+    texts += [text for event in scored for text in (event.text, event.hook.text if event.hook else "")]
     parts = len(steps) + len(outcome.selection.groups) + len(events)
     tokens = sum(len(step.token_ids) for step in steps.values())
     ids = sum(len(event.pruned if isinstance(event, StepsPruned) else event.repeated_by) for event in events)

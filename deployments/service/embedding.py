@@ -1,7 +1,6 @@
 """Vectors of questions, by a function of the operator's own."""
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +8,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from search.tools.import_path import is_async
 
 logger = logging.getLogger("banyan.answer_cache")
 
@@ -28,7 +29,7 @@ class Embedder:
 
     def __init__(self, function: EmbeddingFunction, timeout_s: float) -> None:
         self._function = function
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+        self._is_async = is_async(function)
         self._timeout_s = timeout_s
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="embedding")
         self._overdue: Future[Any] | None = None

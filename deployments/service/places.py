@@ -66,8 +66,8 @@ class Place:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the request so far: prompts and generated tokens."""
-        return self.charged + sum(cost.generated_tokens for cost in self.searches)
+        """Tokens of the request so far: prompts, generated tokens, and those that the step hook added."""
+        return self.charged + sum(cost.generated_tokens + cost.hook_tokens for cost in self.searches)
 
 
 class Places:

@@ -155,5 +155,6 @@ class SearchService:
             return await self._environment.scorer.score(job.request)
 
     def check_integrity(self) -> list[str]:
-        """Leaked places and queue entries, when no search runs; empty when all is well."""
-        return self.places.check_integrity()
+        """Leaked places, queue entries and calls of the step hook, when no search runs; empty when all is well."""
+        hook = self._environment.step_hook
+        return self.places.check_integrity() + (hook.check_integrity() if hook else [])

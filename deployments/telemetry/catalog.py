@@ -98,6 +98,14 @@ SCORE_SECONDS = _histogram(_C, "score_seconds", "Calls to the process reward mod
 STEPS_WRITTEN = _counter(_C, "steps_written_total", "Steps that arrived from the generator")
 STEPS_REPEATED = _counter(_C, "steps_repeated_total", "Steps that said what a sibling says; counted as a search ends")
 STEPS_SCORED = _counter(_C, "steps_scored_total", "Steps that got a reward from the process reward model")
+HOOK_CALLS = _counter(
+    _C,
+    "step_hook_calls_total",
+    "Calls of controller.step_hook, by result: left, added or ended, raised, late or invalid; not told where there is "
+    "none",
+    "result",
+)
+HOOK_SECONDS = _histogram(_C, "step_hook_seconds", "Calls of controller.step_hook; likewise")
 GENERATED_TOKENS = _counter(
     _C,
     "generated_tokens_total",

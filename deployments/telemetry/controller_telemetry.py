@@ -1,6 +1,7 @@
 """Telemetry of a controller: its metrics, traces and logs."""
 
 import asyncio
+import logging
 from contextlib import suppress
 
 from deployments.config import TelemetrySettings
@@ -12,6 +13,9 @@ from deployments.telemetry.metrics import Metrics, NoMetrics
 from deployments.telemetry.search_log import SearchLog
 from deployments.telemetry.searches import SearchTelemetry
 from deployments.telemetry.tracing import Traces, tracer_provider
+from search.run.step_hook import HookCall
+
+logger = logging.getLogger("banyan.step_hook")
 
 CALLS = ("expand", "score", "token_beam")
 
@@ -56,6 +60,7 @@ class ControllerTelemetry:
         log = SearchLog(settings.log_texts) if settings.search_log else None
         self.searches = SearchTelemetry(self.metrics, traces, log)
         self._publishing: asyncio.Task[None] | None = None
+        self._hook_failing = False
 
     def start(self, places: Places, delay: LoopDelay, answers: AnswerCache | None = None) -> None:
         if isinstance(self.metrics, NoMetrics):
@@ -68,6 +73,14 @@ class ControllerTelemetry:
     def retried(self, call: str) -> None:
         """Counts a retried call."""
         self.metrics.add(catalog.RETRIES, 1, call)
+
+    def hook_called(self, call: HookCall) -> None:
+        """Counts a call of the step hook, and logs the first of a row of failures."""
+        self.metrics.add(catalog.HOOK_CALLS, 1, call.result)
+        self.metrics.observe(catalog.HOOK_SECONDS, call.seconds)
+        if call.error is not None and not self._hook_failing:
+            logger.warning("%s", call.error, exc_info=call.error)
+        self._hook_failing = call.error is not None
 
     def refused(self, status: int, reason: str, count: int) -> None:
         """Counts ``count`` requests that were answered with an error."""

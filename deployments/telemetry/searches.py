@@ -86,7 +86,7 @@ class SearchTelemetry:
         finally:
             record.seconds = time.monotonic() - record.started
             record.nodes = len(tree)
-            record.degraded = tree.neutral > 0
+            record.degraded = tree.degraded
             self._ended(record, tree.repeated)
 
     def _ended(self, record: SearchRecord, repeated: int) -> None:

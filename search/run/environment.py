@@ -8,6 +8,7 @@ from search.answers.equivalence import AnswerMatcher
 from search.answers.extraction import extract_answer
 from search.ports import Generator, StepScorer
 from search.run.solver import Solver
+from search.run.step_hook import StepHook
 
 
 class Fallback(StrEnum):
@@ -35,5 +36,7 @@ class SearchEnvironment:
     fallback: Fallback = Fallback.NEUTRAL
     extract_answer: AnswerExtractor = extract_answer
     solver: Solver = field(default_factory=Solver)
+    step_hook: StepHook | None = None
+    """Sees every new step before it is scored."""
     model: str = ""
     """The model that the generator must write with; empty: the one it has."""

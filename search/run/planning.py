@@ -118,7 +118,7 @@ class Planner:
         """Resumes a tree that has grown already: charges the budget for its steps and reserves for its pending nodes.
 
         Returns the batches to request again, and the cost charged. The caller scores written, unscored steps."""
-        steps = [node.step for node in self._tree.nodes if node.step is not None]
+        steps = [step for node in self._tree.nodes if (step := node.written_step)]
         written = Cost(sum(len(step.token_ids) for step in steps), len(steps))
         self._meter.charge(written)
         batches: dict[tuple[StopCondition, bool], Batch] = {}

@@ -9,7 +9,7 @@ from search.budget import BudgetMeter, Cost
 from search.ports import Child, Headroom, StopCondition
 from search.run.planning import NOTHING, Batch, PathLimits, reserved
 from search.run.report import SearchCost
-from search.tree import Node, NodeStatus, SearchTree, Step, StepEnd
+from search.tree import HookEffect, Node, NodeStatus, SearchTree, Step, StepEnd
 
 
 class Received(NamedTuple):
@@ -61,6 +61,20 @@ class Results:
         self._meter.settle(reservation, written)
         self._count(child, written)
         return self._write(node, steps, batch.stop_condition is StopCondition.SOLUTION, child.cached_tokens)
+
+    def hooked(self, node: Node, effect: HookEffect) -> bool:
+        """Enters what the step hook did with a written step. Returns whether the step is to be scored now: it is not if
+        the node was pruned or failed meanwhile.
+
+        An added text that leaves no token for another step is dropped, and the path ends."""
+        self._cost.hook_calls += 1
+        self._cost.hook_failures += effect.failed
+        if effect.text and self._limits.tokens(node.first) - len(effect.token_ids) < 1:
+            effect = HookEffect(ends=True)
+        if not self._tree.hook(node, effect):
+            return False
+        self._cost.hook_tokens += len(effect.token_ids)
+        return True
 
     def complete(self, chain: Sequence[Node], rewards: Sequence[float | None], neutral: bool) -> list[Node]:
         """Gives the nodes of ``chain`` their rewards. ``neutral``: whether they are neutral rewards.

@@ -42,6 +42,7 @@ from search.run.report import (
 )
 from search.run.results import Results
 from search.run.scorer import SearchScorer
+from search.run.step_hook import StepHook
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.strategies.path_score import Aggregation, path_score
@@ -109,6 +110,7 @@ async def run_search(
         LimitReached: a limit was reached before there was a path to answer with.
         GeneratorError: the generator failed and there are no candidates yet.
         ScorerError: the scorer failed and the environment's ``fallback`` is ``fail``.
+        HookError: the step hook failed and its fallback is ``fail``.
         ValueError: ``tree`` was grown with another seed than ``settings`` ask for.
     """
     context_tokens = environment.context_tokens
@@ -159,6 +161,7 @@ class _Search:
         self._model = environment.model
         self._scorer = SearchScorer(environment.scorer, environment.fallback, cost)
         self._solver = environment.solver
+        self._hook = environment.step_hook
         self._matcher = None if json_schema else environment.matcher
         self._json_schema = json_schema
         self._scores_prefill = settings.score_prefill
@@ -189,6 +192,8 @@ class _Search:
         self._unscored: list[Sequence[Node]] = []
         """Queue of steps to score; each chain is the new steps of one path."""
         self._scoring = False
+        self._hooked = 0
+        """Number of steps at the step hook."""
         self._open: list[Batch] = []
         """Batches whose generator call is in flight."""
         self._received = asyncio.Event()
@@ -239,7 +244,7 @@ class _Search:
             selection=selection,
             text=self._tree.text_of(selection.node),
             stop_reason=reason,
-            degraded=self._tree.neutral > 0,
+            degraded=self._tree.degraded,
             cost=await self._counted(selection),
         )
         self._emit(SearchFinished(outcome))
@@ -318,7 +323,7 @@ class _Search:
         await self._round_begins(batches)
         for batch in batches:
             self._start(group, self._expand, group, batch, False)
-        self._score(group, unscored_chains(self._tree))
+        self._pass_on(group, unscored_chains(self._tree))
 
     async def _round_begins(self, batches: Sequence[Batch]) -> None:
         if self._kv_usage is not None:
@@ -377,14 +382,38 @@ class _Search:
                 unscored += [received.unscored] if received.unscored else []
             await turns.pass_on()
         batch.optional.clear()  # Only the first group may give branches back.
-        self._score(group, unscored)
+        self._pass_on(group, unscored)
         if not batch.pending:
             self._leave_to_end()
 
     @property
     def _awaited(self) -> int:
-        """The number of branches being written."""
-        return sum(len(batch.pending) for batch in self._open)
+        """The number of branches being written, and of steps at the step hook."""
+        return sum(len(batch.pending) for batch in self._open) + self._hooked
+
+    def _pass_on(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
+        """Queues chains for scoring; a step that the step hook has to see is queued when it has."""
+        if self._hook is None:
+            self._score(group, chains)
+            return
+        ready: list[Sequence[Node]] = []
+        for chain in chains:
+            seen = chain[:-1] if _awaits_hook(chain[-1]) else chain
+            if seen is not chain:
+                self._hooked += 1
+                self._start(group, self._call_hook, group, self._hook, chain[-1])
+            self._cost.unhooked_steps += sum(node.request is None or node.request.whole for node in seen)
+            ready += [seen] if seen else []
+        self._score(group, ready)
+
+    async def _call_hook(self, group: asyncio.TaskGroup, hook: StepHook, node: Node) -> None:
+        """Has the step hook see a step, and queues the step for scoring."""
+        *path, step = self._tree.step_texts(node)
+        try:
+            effect = await hook.effect(self._question, tuple(path), step)
+        finally:
+            self._hooked -= 1
+        self._score(group, [[node]] if self._results.hooked(node, effect) else [])
 
     def _score(self, group: asyncio.TaskGroup, chains: Sequence[Sequence[Node]]) -> None:
         """Queues chains for scoring; each chain is the new steps of one path. Only one scorer call runs at a time, so
@@ -480,6 +509,8 @@ class _Search:
     def _ahead(self, batch: Batch) -> Ahead | None:
         """What the generator has to know to write children of this batch ahead; None if none are to be expected."""
         expected = self._strategy.expected_children
+        if self._hook is not None:
+            return None  # The hook may change a step that others would be written below.
         if expected is None or batch.lookahead or batch.stop_condition is not StopCondition.STEP:
             return None
         limits = self._limits
@@ -491,20 +522,22 @@ class _Search:
         return ScoreRequest(self._search_id, self._question, tuple(items), self._deadline_s(), self._cache_salt, lane)
 
     def _scored(self, node: Node) -> StepScored:
+        step = node.written_step
         return StepScored(
             node=node.id,
             reward=node.reward,
             score=path_score(node, self._strategy.aggregation),
-            text=node.step.text if node.step else "",
+            text=step.text if step else "",
             tokens=self._cost.generated_tokens,
             nodes=len(self._tree),
             terminal=node.ends,
-            step_tokens=len(node.step.token_ids) if node.step else 0,
-            logprob=node.step.logprob if node.step else None,
+            step_tokens=len(step.token_ids) if step else 0,
+            logprob=step.logprob if step else None,
             prefix_tokens=len(self._limits.prompt) + (node.parent.path_tokens if node.parent else 0),
             cached_tokens=node.cached_tokens,
             repeats=node.repeats.id if node.repeats else None,
             repeated_by=tuple(sibling.id for sibling in node.repeated_by),
+            hook=node.hook,
         )
 
     def _exhausted(self, expansions: Sequence[Expansion]) -> StopReason:
@@ -532,6 +565,8 @@ class _Search:
         cost.nodes = len(self._tree)
         cost.repeated_steps = self._tree.repeated
         cost.answer_tokens = selection.node.path_tokens
+        if self._tree.hook_texts:
+            cost.answer_tokens -= sum(len(node.hook.token_ids) for node in selection.node.path if node.hook)
         cost.seconds = self._meter.seconds.usage
         return cost
 
@@ -541,6 +576,13 @@ class _Search:
 
     def _deadline_s(self) -> float:
         return max(0.0, min(UNLIMITED_S, self._meter.seconds.remaining))
+
+
+def _awaits_hook(node: Node) -> bool:
+    """Whether the step hook has to see a written step before it is scored: a step of its own, below which a path may
+    grow and has not grown yet."""
+    whole = node.request is None or node.request.whole
+    return not (whole or node.ends or node.asked_below or node.hook is not None)
 
 
 def unscored_chains(tree: SearchTree) -> list[list[Node]]:

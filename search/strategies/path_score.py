@@ -67,7 +67,7 @@ def mean_logprob(node: Node) -> float:
     Raises:
         ValueError: the generator reported no log-probability.
     """
-    step = node.step
+    step = node.written_step
     if step is None or not step.token_ids:
         return 0.0
     if step.logprob is None:

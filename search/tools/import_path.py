@@ -1,6 +1,7 @@
 """Imports objects by path, ``package.module:attribute``: a configuration refers to an operator's own code this way."""
 
 import importlib
+import inspect
 import re
 from collections.abc import Callable
 from typing import Any
@@ -34,3 +35,20 @@ def imported_function(path: str) -> Callable[..., Any]:
         raise ValueError(f"{path!r} is no function")
     function: Callable[..., Any] = found
     return function
+
+
+def imported_async_function(path: str) -> Callable[..., Any]:
+    """Imports and returns the async function at ``path``, or an object whose call is one.
+
+    Raises:
+        ValueError: as `imported_function`, or the function is not async.
+    """
+    function = imported_function(path)
+    if not is_async(function):
+        raise ValueError(f"{path!r} is no async function: write async def")
+    return function
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether a call of ``function`` gives an awaitable, as far as its definition tells."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

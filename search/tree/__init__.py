@@ -3,6 +3,7 @@
 from search.tree.nodes import (
     COMPLETE,
     ExpansionRequest,
+    HookEffect,
     Node,
     NodeId,
     NodeStatus,
@@ -17,6 +18,7 @@ __all__ = [
     "COMPLETE",
     "ExpansionRequest",
     "Fold",
+    "HookEffect",
     "Node",
     "NodeId",
     "NodeStatus",

@@ -26,7 +26,8 @@ class StepEnd(StrEnum):
 
 
 class Step(NamedTuple):
-    """One reasoning step as the generator wrote it, its delimiter included."""
+    """One reasoning step as the generator wrote it, its delimiter included. The step of a node ends with the text that
+    the step hook added to it, if any; the log-probabilities are those of the generator's tokens."""
 
     token_ids: tuple[int, ...]
     text: str
@@ -35,6 +36,19 @@ class Step(NamedTuple):
     """Sum of the tokens' log-probabilities (nats); None if the generator does not report it."""
     token_logprobs: tuple[float, ...] | None = None
     """Log-probability of each token (nats); None if the generator does not report them."""
+
+
+class HookEffect(NamedTuple):
+    """What the step hook did with a step. All defaults: it left the step as it was."""
+
+    text: str = ""
+    """The text that it added after the step."""
+    token_ids: tuple[int, ...] = ()
+    """The tokens of ``text``."""
+    ends: bool = False
+    """Whether it ended the path."""
+    failed: bool = False
+    """Whether it failed, so that the step stays as it was."""
 
 
 class ExpansionRequest(NamedTuple):
@@ -128,6 +142,8 @@ class Node:
     """The siblings that repeat this node."""
     continuations: Continuations | None = field(default=None, repr=False)
     """Shared with the siblings that repeat it; None until a step was written below or the node was repeated."""
+    hook: HookEffect | None = None
+    """What the step hook did with ``step``; None if it was not called."""
     ends: bool = False
     """Whether the path ends here, so that nothing can be written below."""
     asked_below: bool = False
@@ -135,7 +151,7 @@ class Node:
     given_back: frozenset[int] = frozenset()
     """Indices of children that the generator gave back: they have no node and never will."""
     path_tokens: int = 0
-    """Tokens written on the path, prompt excluded."""
+    """Tokens on the path, those that the step hook added included, the prompt excluded."""
     cached_tokens: int | None = None
     """Prefix tokens of its branch whose KV came from a cache; None for the later steps of a whole solution, which have
     no branch of their own, and in a restored tree."""
@@ -222,13 +238,27 @@ class Node:
         return steps
 
     @property
+    def written_step(self) -> Step | None:
+        """The step as the generator wrote it, without the text that the step hook added."""
+        step, hook = self.step, self.hook
+        if step is None or hook is None or not hook.text:
+            return step
+        tokens, characters = len(step.token_ids) - len(hook.token_ids), len(step.text) - len(hook.text)
+        return step._replace(token_ids=step.token_ids[:tokens], text=step.text[:characters])
+
+    @property
     def text(self) -> str:
-        """All that was written on the path, from the first step to this one."""
+        """The text of the path, from the first step to this one, with the texts that the step hook added."""
         return "".join(step.text for step in self.steps)
 
     @property
+    def written_text(self) -> str:
+        """The text of the path as the generator wrote it, without the texts that the step hook added."""
+        return "".join(step.text for node in self.path if (step := node.written_step))
+
+    @property
     def token_ids(self) -> list[int]:
-        """The ids written on the path, prompt excluded."""
+        """The ids of the path, those that the step hook added included, the prompt excluded."""
         return list(chain.from_iterable(map(_TOKEN_IDS, self.steps)))
 
 

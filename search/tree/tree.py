@@ -24,6 +24,7 @@ from search.tree.nodes import (
     IN_FLIGHT,
     Continuations,
     ExpansionRequest,
+    HookEffect,
     Node,
     NodeId,
     NodeStatus,
@@ -73,6 +74,10 @@ class SearchTree:
         """Number of nodes when the search last requested branches. No decision has used the rewards of later nodes."""
         self.neutral = 0
         """Number of nodes with a neutral reward."""
+        self.hook_texts = 0
+        """Number of texts that the step hook added."""
+        self.hook_failures = 0
+        """Number of steps for which the step hook failed."""
         self.repeated = 0
         """Number of nodes that repeat another."""
         self.given_back = 0
@@ -179,15 +184,21 @@ class SearchTree:
         self._folds[kind] = fold, len(self._arrived)
         return fold  # type: ignore[return-value]  # stored under its own type
 
+    @property
+    def degraded(self) -> bool:
+        """Whether it has neutral rewards, or steps for which the step hook failed."""
+        return self.neutral > 0 or self.hook_failures > 0
+
     def text_of(self, node: Node) -> str:
         """The text of the path that ends in a node, without the prefill and up to the first stop text."""
-        text = node.text
-        return text[: min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=len(text))]
+        return self._up_to_stop(node.text)
 
     def answer_of(self, node: Node) -> str | None:
-        """The answer of the path that ends in a written node; None if its text gives none. Cached on the node."""
+        """The answer of the path that ends in a written node, in what the generator wrote; None if there is none.
+        Cached on the node."""
         if node.answer is Unread.UNREAD:
-            node.answer = self.extract_answer(self.prefill.text + self.text_of(node))
+            written = node.written_text if self.hook_texts else node.text
+            node.answer = self.extract_answer(self.prefill.text + self._up_to_stop(written))
         return node.answer
 
     def spelling_of(self, node: Node) -> str | None:
@@ -254,6 +265,17 @@ class SearchTree:
         self._set_step(node, step, ends)
         if not node.is_lookahead:
             self._merge(node)
+        return True
+
+    def hook(self, node: Node, effect: HookEffect) -> bool:
+        """Records what the step hook did with the step of a written node, or of the node that represents its text.
+        Returns False and changes nothing if the hook was called before, or the node was pruned or failed."""
+        node = node.first
+        if node.status is not NodeStatus.WRITTEN or node.hook is not None:
+            return False
+        for member in (node, *node.repeated_by):
+            self._set_hook(member, effect)
+        self._count_hook(effect)
         return True
 
     def complete(self, node: Node, reward: float | None, neutral: bool = False) -> Sequence[Node]:
@@ -328,8 +350,9 @@ class SearchTree:
         request: ExpansionRequest | None,
         neutral: bool = False,
         ends: bool = False,
+        hook: HookEffect | None = None,
     ) -> None:
-        """Adds a node with the state that it had in another tree.
+        """Adds a node with the state that it had in another tree; ``step`` is its ``written_step``.
 
         Call order: parents before children, siblings by index, ``restore_given_back`` of a node before its children,
         ``restore_repeats`` after all nodes.
@@ -351,6 +374,10 @@ class SearchTree:
         self.neutral += neutral
         if step is not None:
             self._set_step(node, step, ends)
+            if hook is not None:
+                self._set_hook(node, hook)
+                if status is not NodeStatus.REPEATED:
+                    self._count_hook(hook)
         self._set_status(node, status)
 
     def restore_given_back(self, node_id: NodeId, indices: Collection[int]) -> None:
@@ -396,6 +423,8 @@ class SearchTree:
                 (node.status is NodeStatus.REPEATED) != (node.repeats is not None)
             ):
                 problems.append(f"{node.id} is {node.status} and counts {node.count}")
+            if node.hook is not None and not (node.step and node.step.text.endswith(node.hook.text)):
+                problems.append(f"the step of {node.id} does not end with the text of the step hook")
         for node in (self.root, *self.nodes):
             below = node.continuations
             if below is not None and below.standing != sorted((below.by_text or {}).values(), key=_ID):
@@ -425,18 +454,31 @@ class SearchTree:
         node.step, node.ends = step, ends
         node.path_tokens = node.parent.path_tokens + len(step.token_ids)
 
+    def _set_hook(self, node: Node, effect: HookEffect) -> None:
+        step = node.step
+        assert step is not None
+        node.hook, node.ends = effect, node.ends or effect.ends
+        node.step = step._replace(token_ids=step.token_ids + effect.token_ids, text=step.text + effect.text)
+        node.path_tokens += len(effect.token_ids)
+
+    def _count_hook(self, effect: HookEffect) -> None:
+        self.hook_texts += bool(effect.text)
+        self.hook_failures += effect.failed
+
+    def _up_to_stop(self, text: str) -> str:
+        return text[: min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=len(text))]
+
     def _count_among_siblings(self, node: Node) -> Node:
         """Counts a written node among its siblings. Returns the node that represents its text: itself for a new
         text."""
-        parent, step = node.parent, node.step
+        parent = node.parent
         assert parent is not None
-        assert step is not None
         below = parent.continuations = parent.continuations or Continuations()
         below.samples += 1
         if not self.merges_siblings:
             return node
         below.by_text = {} if below.by_text is None else below.by_text
-        first = below.by_text.setdefault(SiblingKey(step.text, step.end, node.ends), node)
+        first = below.by_text.setdefault(_sibling_key(node), node)
         if first is node:
             insort(below.standing, node, key=_ID)
         return first
@@ -465,6 +507,8 @@ class SearchTree:
 
     def _mark_repeated(self, node: Node, first: Node) -> None:
         """Makes ``node`` a repetition of ``first``."""
+        if first.hook is not None and node.hook is None:
+            self._set_hook(node, first.hook)
         node.continuations = first.continuations = first.continuations or Continuations(by_text={})
         node.repeats, node.count = first, 0
         first.repeated_by += (node,)
@@ -480,10 +524,12 @@ class SearchTree:
         first.repeated_by = ()
         node.continuations = first.continuations
         node.reward, node.neutral, first.neutral = first.reward, first.neutral, False
+        if first.hook is not None:
+            self._set_hook(node, first.hook)
         assert node.parent is not None
         below = node.parent.continuations
         if below is not None and below.by_text is not None and node.step is not None:
-            below.by_text[SiblingKey(node.step.text, node.step.end, node.ends)] = node
+            below.by_text[_sibling_key(node)] = node
             del below.standing[bisect_left(below.standing, first.id, key=_ID)]
             insort(below.standing, node, key=_ID)
         if status is not node.status:
@@ -513,6 +559,13 @@ class SearchTree:
             yield member
             stack.extend(member.children.values())
             stack.extend(member.lookaheads.values())
+
+
+def _sibling_key(node: Node) -> SiblingKey:
+    """The key of a written node, whatever the step hook did with its step."""
+    step, hook = node.written_step, node.hook
+    assert step is not None
+    return SiblingKey(step.text, step.end, node.ends and not (hook is not None and hook.ends))
 
 
 def _has_arrived(node: Node) -> bool:

@@ -50,6 +50,13 @@ def several(*members: dict[str, Any]) -> dict[str, Any]:
     return prm("several", of=[{"prm": member} for member in members])
 
 
+CALCULATOR = "deployments.step_hooks.calculator:correct"
+
+
+def step_hook(function: str, **settings: Any) -> dict[str, Any]:
+    return {"controller": {"step_hook": {"function": function, **settings}}}
+
+
 def faults(given: dict[str, Any]) -> dict[str, str]:
     """Messages of the errors, by path."""
     with pytest.raises(ValidationError) as refused:
@@ -149,6 +156,12 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         ({"controller": {"step_clusters": "clusters"}}, "controller.step_clusters", "is no import path"),
         ({"controller": {"step_clusters": "no_such.module:f"}}, "controller.step_clusters", "cannot be imported"),
         ({"controller": {"step_clusters": "deployments.config:EFFORTS"}}, "controller.step_clusters", "is no function"),
+        ({"controller": {"step_hook": {}}}, "controller.step_hook.function", "required"),
+        (step_hook("hook"), "controller.step_hook.function", "is no import path"),
+        (step_hook("no_such.module:f"), "controller.step_hook.function", "cannot be imported"),
+        (step_hook("deployments.config:merged"), "controller.step_hook.function", "is no async function"),
+        (step_hook(CALCULATOR, timeout_s=0), "controller.step_hook.timeout_s", "greater than 0"),
+        (step_hook(CALCULATOR, fallback="ignore"), "controller.step_hook.fallback", "'leave' or 'fail'"),
     ],
 )
 def test_errors_name_the_path_that_was_written(given: dict[str, Any], path: str, message: str) -> None:

@@ -16,7 +16,7 @@ from deployments.engines.settings import ReplicaSettings, Settings
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows, check_rewards
-from search.tools.import_path import imported_function
+from search.tools.import_path import imported_function, is_async
 
 if TYPE_CHECKING:
     from deployments.engines.rewards.family import RewardModelSettings
@@ -134,7 +134,7 @@ class FunctionScorer:
         await self._limit.acquire()
         self._running += 1
         self._called += 1
-        if _is_async(reward):
+        if is_async(reward):
             try:
                 value: Any = await reward(question, steps)  # type: ignore[misc]
             finally:
@@ -172,10 +172,6 @@ class FunctionScorer:
     def _release_slot(self) -> None:
         self._running -= 1
         self._limit.release()
-
-
-def _is_async(reward: RewardFunction) -> bool:
-    return inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
 
 
 def _prefixes(item: ScoreItem) -> list[tuple[str, ...]]:

@@ -5,7 +5,7 @@ const NEVER = Infinity;
 
 function makeNode(id, parent) {
   return {
-    id, parent, key: id.join("."), text: null, reward: null, score: null, logprob: null, tokens: 0, prefix: 0,
+    id, parent, key: id.join("."), text: null, hook: null, reward: null, score: null, logprob: null, tokens: 0, prefix: 0,
     cached: null, ends: false, ahead: id.some((index) => index < 0),
     born: NEVER, prunedAt: NEVER, repeats: null, copies: [], below: [], seen: NEVER, x: null, y: null,
   };
@@ -109,7 +109,7 @@ export class SearchModel {
   #step(event) {
     const node = this.#node(event.node);
     Object.assign(node, {
-      text: String(event.text ?? ""), reward: event.reward ?? null, score: event.score ?? null,
+      text: String(event.text ?? ""), hook: event.hook ?? null, reward: event.reward ?? null, score: event.score ?? null,
       logprob: event.logprob ?? null, tokens: event.step_tokens ?? 0, prefix: event.prefix_tokens ?? 0,
       cached: event.cached_tokens ?? null, ends: Boolean(event.terminal), born: this.length + 1,
     });

@@ -16,6 +16,7 @@ const dark = matchMedia("(prefers-color-scheme: dark)");
 const count = (value) => number.format(value);
 const percent = (share) => `${Math.round(100 * share)}%`;
 const decimals = (value, digits = 2) => (typeof value === "number" ? value.toFixed(digits) : value);
+const withAdded = (node) => [node.text ?? "", ...(node.hook?.text ? [element("ins", node.hook.text)] : [])];
 
 export function element(tag, text, className) {
   const made = document.createElement(tag);
@@ -194,16 +195,15 @@ export class Pane {
     this.step.hidden = !node;
     this.root.classList.toggle("reading", Boolean(node));
     if (!node) return;
-    const { model } = this;
     const [text, whole] = this.step.querySelectorAll("pre");
     this.step.querySelector("h3").textContent = node.parent ? `Step ${node.key}` : "Question";
-    text.textContent = node.parent ? node.text : (model.about.question ?? "");
+    text.replaceChildren(...(node.parent ? withAdded(node) : [this.model.about.question ?? ""]));
     const hidden = text.textContent.replace(/[\n\t]/g, "").match(HIDDEN)?.length ?? 0;
     const hint = this.step.querySelector(".hint");
     hint.hidden = !hidden;
     hint.textContent = hidden ? `${count(hidden)} invisible ${hidden === 1 ? "character" : "characters"} in this text` : "";
     this.step.querySelector("details").hidden = !node.parent;
-    whole.textContent = model.path(node).map((each) => each.text).join("");
+    whole.replaceChildren(...this.model.path(node).flatMap(withAdded));
     fill(this.step.querySelector("dl"), node.parent ? this.#facts(node) : []);
   }
 
@@ -211,8 +211,8 @@ export class Pane {
     const perToken = typeof node.logprob === "number" && node.tokens ? ` (${decimals(node.logprob / node.tokens)} a token)` : "";
     const copies = node.copies.filter((copy) => copy.born < Infinity);
     const state = [
-      this.model.answering.has(node) && "on the answering path", node.prunedAt < Infinity && "pruned",
-      node.ends && "the path ends here", node.ahead && "lookahead",
+      this.model.answering.has(node) && "on the answering path", node.prunedAt < Infinity && "pruned", node.hook?.failed && "the step hook failed",
+      node.ends && (node.hook?.ends ? "ended by the step hook" : "the path ends here"), node.ahead && "lookahead",
     ];
     const computed = node.prefix - node.cached;
     return [
@@ -248,7 +248,7 @@ export class Pane {
     ]);
     const notes = [...(block.notes ?? [])];
     if (block.stop_reason && block.stop_reason !== "finished") notes.unshift(`cut short: ${block.stop_reason}`);
-    if (block.degraded) notes.unshift("some steps were never scored by the reward model");
+    if (block.degraded && !block.hook_failures) notes.unshift("some steps were never scored by the reward model");
     result.querySelector(".notes").replaceChildren(...notes.map((note) => element("li", note)));
   }
 

@@ -34,6 +34,8 @@ from search.tree import Node, NodeStatus
 SCORES = st.sampled_from([None, 0.0, 0.25, 0.5, 1.0])
 GROUPS = st.sampled_from([None, 0, 1, 2])
 RIGHT_GROUP = 1
+ADDED = [70, 71, 72]
+"""Tokens that the step hook added to the first step of a problem."""
 SAMPLES = st.lists(
     st.builds(
         lambda group, score, votes: Sample(group, group == RIGHT_GROUP, score, votes),
@@ -157,6 +159,7 @@ class TestExports:
         lines = [{"problem": f"q{index}", "answer": "2", "level": index} for index in range(3)]
         given.write_text("".join(json.dumps(line) + "\n" for line in lines))
         endpoint.trees = {"q1": with_tokens(tree_of("3", "2", None)), "q2": with_tokens(tree_of("3"))}
+        endpoint.trees["q2"]["nodes"][0]["hook"] = {"text": "as you say\n\n", "token_ids": ADDED}
         arguments = ["--export", exported, "--export-format", kind, "--url", endpoint.url]
         ended = CliRunner().invoke(
             app, ["batch", str(given), str(out), *map(str, arguments)], env={"BANYAN_API_KEY": ""}
@@ -199,15 +202,20 @@ class TestExports:
         for rollout in rollouts:
             messages = [MessageForTraining.model_validate(each) for each in rollout["response"]["output"]]
             written: list[int] = []
+            added: list[int] = []
             for message in messages:
-                assert message.prompt_token_ids == [1, 2, 3, *written]
+                assert message.prompt_token_ids == [1, 2, 3, *written, *added]
                 assert len(message.generation_token_ids) == len(message.generation_log_probs)
                 written += message.generation_token_ids
+                added = ADDED if question_of(rollout) == "q2" else []
             assert len(written) == 10
 
     def test_banyan(self, endpoint: Endpoint, tmp_path: Path) -> None:
         found = [TrainingLine.model_validate(line) for line in read_lines(self.export(endpoint, tmp_path, "banyan"))]
         assert {each.problem: each.accuracy for each in found} == {"q0": 1.0, "q1": pytest.approx(1 / 3), "q2": 0.0}
+        assert "as you say" not in "".join(node.text or "" for each in found for node in each.nodes)
+        hooks = [node.hook for each in found for node in each.nodes if node.hook]
+        assert [hook.text for hook in hooks] == ["as you say\n\n"]
 
 
 def question_of(rollout: dict[str, Any]) -> str:

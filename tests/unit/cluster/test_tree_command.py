@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from search import (
     SearchOutcome,
     Step,
     StepEnd,
+    StepHook,
     parse_search,
     run_search,
     save_tree,
@@ -27,6 +28,8 @@ from search import (
 from search.snapshot import TreeView
 
 Json = dict[str, Any]
+ADDED = 7
+"""The token that the step hook adds."""
 
 
 class Coin:
@@ -36,7 +39,7 @@ class Coin:
         for item in request.expansions:
             for branch in item.branches:
                 side = branch.seed % 2
-                if len(item.prefix) < 5:
+                if len(item.prefix) - item.prefix.count(ADDED) < 5:
                     step = Step((side,), f"side {side}\n\n", StepEnd.DELIMITER)
                 else:
                     step = Step((side,), rf"\boxed{{{side}}}", StepEnd.END_OF_SEQUENCE)
@@ -46,10 +49,14 @@ class Coin:
         return [[0.9 if "1" in item.steps[-1] else 0.1] for item in request.items]
 
 
-@pytest.fixture(scope="module")
-def outcome() -> SearchOutcome:
+async def note(question: str, path: Sequence[str], step: str) -> str | None:
+    return "noted\n" if "1" in step else None
+
+
+@pytest.fixture(scope="module", params=[None, StepHook(note, lambda text: [ADDED])], ids=["plain", "hooked"])
+def outcome(request: pytest.FixtureRequest) -> SearchOutcome:
     coin, matcher = Coin(), AnswerMatcher()
-    environment = SearchEnvironment(coin, coin, context_tokens=100, matcher=matcher)
+    environment = SearchEnvironment(coin, coin, context_tokens=100, matcher=matcher, step_hook=request.param)
     settings = parse_search({"strategy": "beam_search", "n": 8, "m": 4, "seed": 1})
     found = asyncio.run(run_search("Heads or tails?", [1, 2, 3], settings, environment, search_id="coin"))
     matcher.close()
@@ -74,8 +81,9 @@ def assert_is(search: Json, outcome: SearchOutcome) -> None:
     assert {tuple(event["node"]) for event in steps} == nodes.keys()
     for event in steps:
         node = nodes[tuple(event["node"])]
-        assert node.step is not None
-        assert (event["text"], event["reward"], event["terminal"]) == (node.step.text, node.reward, node.ends)
+        assert node.written_step is not None
+        assert (event["text"], event["reward"], event["terminal"]) == (node.written_step.text, node.reward, node.ends)
+        assert event.get("hook", {}).get("text", "") == (node.hook.text if node.hook else "")
         assert event["repeats"] == (list(node.repeats.id) if node.repeats else None)
     pruned = {tuple(each) for event in search["events"] if event["type"] == "steps_pruned" for each in event["pruned"]}
     assert pruned == {node.id for node in nodes.values() if node.status == "pruned"}

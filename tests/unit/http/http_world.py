@@ -220,6 +220,7 @@ class World:
             matcher,
             settings.fallback,
             settings.extractor,
+            step_hook=settings.step_hook.hook(self.encoder.encode_text) if settings.step_hook else None,
         )
         queue = settings.queue
         places = Places(settings.searches, queue.places, queue.seconds, flex_share=settings.flex_places)

@@ -243,7 +243,7 @@ class Bench:
     async def run(self, settings: SearchSettings, **options: Any) -> SearchOutcome:
         surroundings = {
             name: options.pop(name)
-            for name in ("context_tokens", "fallback", "extract_answer", "solver")
+            for name in ("context_tokens", "fallback", "extract_answer", "solver", "step_hook")
             if name in options
         }
         environment = SearchEnvironment(

@@ -9,8 +9,12 @@ from collections.abc import Iterator
 import pytest
 
 from deployments.config import TelemetrySettings
-from deployments.telemetry import logs
+from deployments.telemetry import catalog, logs
 from deployments.telemetry.context import SEARCH_ID
+from deployments.telemetry.controller_telemetry import ControllerTelemetry
+from search.errors import HookError, HookFailure
+from search.run.step_hook import HookCall
+from tests.unit.telemetry.telemetry_world import Published
 
 SECRET = "the user's words"
 NAMES = (*logs.LOGGERS, "banyan.search")
@@ -83,3 +87,21 @@ def test_without_the_search_log_no_lines_are_written(streams: tuple[io.StringIO,
     logs.configure(TelemetrySettings(search_log=False), "DEBUG")
     logging.getLogger("banyan.search").info("{}")
     assert streams[0].getvalue() == ""
+
+
+def test_calls_of_the_step_hook_are_counted_and_a_row_of_failures_is_logged_once(
+    streams: tuple[io.StringIO, io.StringIO],
+) -> None:
+    telemetry = ControllerTelemetry(TelemetrySettings(), "WARNING")
+    error = HookError(HookFailure.RAISED, "KeyError")
+    error.__cause__ = KeyError(SECRET)
+    failure = HookCall("raised", 5.0, error)
+    for call in (HookCall("left", 0.1), failure, failure, HookCall("added", 0.2), failure):
+        telemetry.hook_called(call)
+    _, err = streams
+    assert err.getvalue().count("WARNING banyan.step_hook: the step hook failed (raised): KeyError") == 2
+    assert SECRET not in err.getvalue()
+    published = Published()
+    telemetry.metrics.publish(published)
+    counted = {result: published.sum(catalog.HOOK_CALLS, result) for result in ("left", "added", "raised")}
+    assert counted == {"left": 1, "added": 1, "raised": 3}
