@@ -5,7 +5,7 @@ The published formats are in ``generative_presets``; `deployments.engines.verifi
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, Self
+from typing import TYPE_CHECKING, Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -66,7 +66,9 @@ class VerifierTemplate(Settings):
         "is in `user`.",
     )
     opening: str = Field("", max_length=1000, description="Text with which the critique begins.")
-    stop: tuple[str, ...] = Field((), max_length=8, description="Texts that end the critique and do not belong to it.")
+    stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
+        (), max_length=8, description="Texts that end the critique and do not belong to it."
+    )
     cue: str | None = Field(
         "Is the solution correct?", min_length=1, max_length=200, description="Text before a label of the model's own."
     )
@@ -149,8 +151,7 @@ class Generative(RewardFamily):
         self._template = template = settings.verifier_template
         self._chat = ChatEncoder(tokenizer)
         texts = [template.verdict] if template.cue is None else [template.verdict, template.cue]
-        for before in texts:
-            self._labels = LabelReader(tokenizer, template.labels, settings.model, before)
+        self._labels, *_ = [LabelReader(tokenizer, template.labels, settings.model, before) for before in texts]
         self.reserved_tokens = 1 + max(len(self._chat.encode_text(text, written=True)) for text in texts)
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
