@@ -113,7 +113,10 @@ def test_labels_of_several_tokens_are_refused(tokenizer: PreTrainedTokenizerBase
     [
         ({"template": {"user": "{steps}"}}, "user must name"),
         ({"template": {"user": "{question}"}}, "user must name"),
+        ({"template": {"user": "{question} {steps} {steps}"}}, "user must name"),
+        ({"template": {"user": "{question} {steps} {step}"}}, "user must name"),
         ({"template": {"step": "Step {number}"}}, "step must name"),
+        ({"template": {"stop": [""]}}, "template.stop"),
         ({"template": {"labels": [" Yes"]}}, "labels"),
         ({"template": {"stops": ["x"]}}, "no such setting; did you mean stop"),
         ({"samples": 0}, "samples"),

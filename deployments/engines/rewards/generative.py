@@ -24,6 +24,8 @@ SPARE_TOKENS = 32
 _TURN_TOKENS = 12
 """Tokens of two turns of a chat, beside their texts."""
 _PLACEHOLDER = re.compile(r"\{(question|steps|previous|step|number|next)\}")
+_USER_NAMES = (["question", "steps"], ["question", "step"], ["previous", "question", "step"])
+"""Texts that a user turn may name, sorted."""
 _OWN_NUMBER = re.compile(r"Step \d+:")
 
 INSTRUCTION = """You are given a problem and a proposed step-by-step solution:
@@ -82,11 +84,12 @@ class VerifierTemplate(Settings):
 
     @model_validator(mode="after")
     def _names_question_and_step(self) -> Self:
-        named = set(_PLACEHOLDER.findall(self.user))
-        if "question" not in named or not named & {"steps", "step"}:
-            raise ValueError("user must name {question}, and {steps} or {step}")
-        if "{step}" not in self.step:
-            raise ValueError("step must name {step}")
+        found = [name for name in _PLACEHOLDER.findall(self.user) if name not in ("number", "next")]
+        # A text that stood twice in the prompt would need twice the context.
+        if sorted(found) not in _USER_NAMES:
+            raise ValueError("user must name, once, {question} and {steps}; or {question}, {step} and maybe {previous}")
+        if self.step.count("{step}") != 1:
+            raise ValueError("step must name {step}, once")
         return self
 
     @property

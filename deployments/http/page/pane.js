@@ -243,9 +243,6 @@ export class Pane {
       ["tokens generated", count(block.generated_tokens ?? 0)],
       ["prefix from cache", `${percent(cached)} of ${count(block.prefix_tokens ?? 0)} tokens`],
       ["reward calls", `${count(block.prm_calls ?? 0)}, for ${count(block.scored_steps ?? 0)} steps`],
-      ...(block.prm_critiques
-        ? [["critiques", `${count(block.prm_critiques)}, of ${count(block.prm_generated_tokens ?? 0)} tokens`]]
-        : []),
       ["nodes", `${count(block.nodes ?? 0)}, ${count(block.repeated_steps ?? 0)} of them repeated`],
       ["time", `${decimals(block.seconds ?? 0, 1)} s`],
     ]);
