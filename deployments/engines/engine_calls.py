@@ -65,6 +65,8 @@ class Cut(NamedTuple, Generic[Label]):
     label: Label
     output: Output | None
     """What it had written; None if the engine did not have it yet."""
+    place: int
+    """Its position in the queue."""
 
 
 class EngineCall(Generic[Label]):
@@ -223,7 +225,7 @@ class EngineCall(Generic[Label]):
             self._queue.end(request, Ending.ABORTED)
         self._aborts.begin(aborted)
         await self._aborts.sent()
-        return [Cut(request.label, outputs.get(request.request_id)) for request in aborted]
+        return [Cut(request.label, outputs.get(request.request_id), request.place) for request in aborted]
 
     def stop(self, reason: str) -> None:
         """Aborts every pending request at once; ``reason`` is the error that the caller gets. Does nothing if already

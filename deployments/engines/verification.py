@@ -151,17 +151,19 @@ class _Verification:
                 self._take(done)
 
     async def _cut_critiques(self) -> None:
+        for done in self._call.take():
+            self._take(done)
         aborted = await self._call.cut(lambda sample: sample.verdict is None)
-        without = {sample.key for sample, _ in aborted} - self._asked
-        for sample, output in aborted:
+        without = {cut.label.key for cut in aborted} - self._asked
+        for sample, output, place in aborted:
             self.partial.add(sample.key)
             if output is not None and output.outputs[0].token_ids:  # the engine had begun with it
                 self._count(sample, output)
                 if sample.key in without:
-                    self._ask(sample, output.outputs[0].text)
-        for sample, _ in aborted:
+                    self._ask(sample, output.outputs[0].text, place=place)
+        for sample, _, place in aborted:
             if sample.key not in self._asked:
-                self._ask(sample, "")
+                self._ask(sample, "", place=place)
 
     def _take(self, done: Finished[_Sample]) -> None:
         sample, output = done.label, done.output
