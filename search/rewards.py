@@ -1,18 +1,42 @@
 """Validation of rewards, shared by scorers, replicas and trees: a reward is a number in [0, 1]."""
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from typing import Any
 
 from search.errors import ScorerError
 
 
+@dataclass(frozen=True)
+class ScoringCost:
+    """What the rewards of a call cost the reward model. `search.run.report.SearchCost` has the sums of a search."""
+
+    prompt_tokens: int = 0
+    """Tokens of the prompts that it read, cached ones included."""
+    cached_tokens: int = 0
+    """Number of ``prompt_tokens`` whose KV came from its prefix cache."""
+    recomputed_tokens: int = 0
+    """Tokens of the paths, in whole blocks, that were computed for earlier steps and were in no cache."""
+    generated_tokens: int = 0
+    """Tokens of the critiques that it wrote."""
+    critiques: int = 0
+    """Number of critiques, whole or cut off."""
+    cut_critiques: int = 0
+    """Number of critiques that the budget of tokens, the context or the deadline cut off."""
+
+    @classmethod
+    def total(cls, costs: Iterable["ScoringCost"]) -> "ScoringCost":
+        """The sum of each figure."""
+        rows = [vars(cost) for cost in costs]
+        return cls(**{name: sum(row[name] for row in rows) for name in cls.__dataclass_fields__})
+
+
 class RewardRows(list[list[float]]):
     """For each path its new rewards, and what they cost the reward model."""
 
-    recomputed_tokens = 0
-    """Tokens of the paths, in whole blocks, that were computed for earlier steps and were in no cache."""
+    cost = ScoringCost()
 
 
 def is_reward(value: object) -> bool:
@@ -46,5 +70,5 @@ def check_rewards(rewards: Any, wanted: Sequence[int], source: str) -> RewardRow
             if not is_reward(reward):
                 raise ScorerError(f"{source} gave a reward of {reprlib.repr(reward)}, which is no number in [0, 1]")
     checked = RewardRows([float(reward) for reward in row] for row in rows)
-    checked.recomputed_tokens = getattr(rewards, "recomputed_tokens", 0)
+    checked.cost = getattr(rewards, "cost", checked.cost)
     return checked

@@ -17,7 +17,7 @@ from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
 from cluster.training.settings import MAX_EPOCHS, MAX_LAYERS, MAX_TOKENS
 from deployments.embedded.problems import LEVELS, Split, draw_problems
-from kvstore.memory.planner import TOKENS
+from kvstore.memory.planner import TOKENS, VERIFIER_TOKENS
 
 MAX_DRAWN = 10_000
 MAX_N = 256
@@ -91,13 +91,21 @@ def plan(
     ] = None,
     working: Annotated[str, typer.Option(help="What each takes beside weights and KV.")] = "2GiB",
     generator_tokens: Tokens = TOKENS["generator"],
-    prm_tokens: Tokens = TOKENS["prm"],
+    prm_tokens: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001,
+            max=1e12,
+            help="The same of the reward model.",
+            show_default=f"{TOKENS['prm']}, or {VERIFIER_TOKENS} where it writes critiques",
+        ),
+    ] = None,
 ) -> None:
     """Split the memory of one device between the generator and the reward model."""
     from cluster.cli.plan import show_plan
 
     with plain_failures():
-        tokens = {"generator": generator_tokens, "prm": prm_tokens}
+        tokens = {"generator": generator_tokens} | ({} if prm_tokens is None else {"prm": prm_tokens})
         show_plan(config_file(config), memory, working, tokens, Console(file=sys.stdout))
 
 

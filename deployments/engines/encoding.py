@@ -106,10 +106,12 @@ class ChatEncoder:
         messages: Sequence[Mapping[str, str]],
         answered: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
+        opening: str = "",
     ) -> list[int]:
         """Ids of ``role``/``content`` messages in the model's chat template.
 
-        They end where the assistant's turn begins or, if ``answered``, with that turn as the last message. Of
+        They end where the assistant's turn begins, with ``opening`` as its first text, which may spell special tokens;
+        or, if ``answered``, with that turn as the last message. Of
         ``template_kwargs`` the template gets those that it reads (``template_variables``).
 
         Raises:
@@ -132,7 +134,7 @@ class ChatEncoder:
         except Exception as error:
             raise ValueError("the chat template cannot take these messages") from error
         assert isinstance(rendered, str)
-        return self._encode(rendered)
+        return self._encode(rendered + opening)
 
     def _special_tokens(self, ids: Sequence[int]) -> int:
         return sum(token in self._guarded.ids for token in ids)

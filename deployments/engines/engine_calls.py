@@ -6,6 +6,7 @@ a call costs one task whatever its width.
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from vllm import PoolingParams, PoolingRequestOutput, RequestOutput, SamplingParams
@@ -54,6 +55,18 @@ class Finished(NamedTuple, Generic[Label]):
     output: Output
     waited: bool
     """Whether the request had to wait for KV memory."""
+    place: int = 0
+    """Its position in the queue."""
+
+
+class Cut(NamedTuple, Generic[Label]):
+    """A request that was aborted by its own call."""
+
+    label: Label
+    output: Output | None
+    """What it had written; None if the engine did not have it yet."""
+    place: int
+    """Its position in the queue."""
 
 
 class EngineCall(Generic[Label]):
@@ -121,6 +134,7 @@ class EngineCall(Generic[Label]):
         growth: int = 1,
         reserve: bool = False,
         optional: bool = False,
+        place: int | None = None,
     ) -> bool:
         """Queues one request. Returns whether it was queued: an ``optional`` one may not be.
 
@@ -128,7 +142,7 @@ class EngineCall(Generic[Label]):
             prefix: ``token_ids`` as blocks, given where several requests share them, or where the engine must not
                 share any.
             growth: number of tokens that the request is expected to write.
-            reserve, optional: see `RequestQueue.submit`.
+            reserve, optional, place: see `RequestQueue.submit`.
 
         Raises:
             NeverFits: the request is larger than the KV cache.
@@ -149,7 +163,7 @@ class EngineCall(Generic[Label]):
             on_discard=self._on_discard,
         )
         try:
-            queued = self._queue.submit(request, reserve=reserve, optional=optional)
+            queued = self._queue.submit(request, reserve=reserve, optional=optional, place=place)
         except TooLarge as error:
             raise NeverFits(f"a path {error}") from None
         if queued:
@@ -199,7 +213,19 @@ class EngineCall(Generic[Label]):
                 error = _as_call_error(request.output)
                 self.stop(str(error))
                 raise error from request.output
-        return [Finished(request.label, request.output, request.waited) for request in ended]
+        return [Finished(request.label, request.output, request.waited, request.place) for request in ended]
+
+    async def cut(self, where: Callable[[Label], bool]) -> list[Cut[Label]]:
+        """Aborts the pending requests with such labels, and returns what they had written."""
+        aborted = [request for request in self._open if where(request.label)]
+        outputs: dict[str, Output] = {}
+        for request in aborted:
+            request.on_discard = partial(outputs.__setitem__, request.request_id)
+            self._open.discard(request)
+            self._queue.end(request, Ending.ABORTED)
+        self._aborts.begin(aborted)
+        await self._aborts.sent()
+        return [Cut(request.label, outputs.get(request.request_id), request.place) for request in aborted]
 
     def stop(self, reason: str) -> None:
         """Aborts every pending request at once; ``reason`` is the error that the caller gets. Does nothing if already

@@ -435,7 +435,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _record(self, finished: Sequence[Finished[_ChildRequest]], stop_condition: StopCondition) -> None:
         block_size = self._running.block_size
-        for child_request, output, _ in finished:
+        for child_request, output, *_ in finished:
             assert isinstance(output, RequestOutput)
             written = len(output.outputs[0].token_ids)
             self._written_tokens += written

@@ -215,13 +215,16 @@ class RequestQueue:
         """Number of requests not yet handed to the engine."""
         return len(self._alive) - self._running
 
-    def submit(self, request: EngineRequest, *, reserve: bool = False, optional: bool = False) -> bool:
+    def submit(
+        self, request: EngineRequest, *, reserve: bool = False, optional: bool = False, place: int | None = None
+    ) -> bool:
         """Queues a request. Returns whether it was queued.
 
         Args:
             reserve: reserve its KV memory now, if there is enough and no unreserved request waits. Otherwise memory is
                 reserved when the request is about to start.
             optional: do not queue the request if its memory was not reserved; nothing is changed then.
+            place: the position of the finished request that this one continues. None: the search's next position.
 
         Raises:
             TooLarge: the request does not fit into an empty KV cache.
@@ -234,8 +237,9 @@ class RequestQueue:
             if optional and request.hold is None:
                 return False
             self.clamp.add(request.needs)
-        canary = request.lane is Lane.CANARY
-        request.place = CANARY_PLACE if canary else self._order.position(request.search_id)
+        if request.lane is Lane.CANARY:
+            place = CANARY_PLACE
+        request.place = self._order.position(request.search_id) if place is None else place
         self._register(request)
         if reserve and request.hold is None:
             self._short_until = request.number

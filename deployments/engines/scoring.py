@@ -4,10 +4,11 @@ It owns the engine and the reward cache. How a path becomes requests, and output
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from cachetools import LRUCache
 from vllm import AsyncEngineArgs, PoolingParams
@@ -25,7 +26,7 @@ from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
 from search.errors import ScoredPathTooLarge, ScorerError, ScorerRefused
 from search.ports import Lane, ScoreItem, ScoreRequest
-from search.rewards import RewardRows, check_rewards
+from search.rewards import RewardRows, ScoringCost, check_rewards
 
 MAX_CHARACTERS_PER_TOKEN = 32
 """Above the average of any text."""
@@ -33,18 +34,27 @@ PathKey = bytes
 """Key of the reward cache: a digest of cache salt, question and the steps of a path."""
 
 
-class _KeyedQuery(NamedTuple):
+class KeyedQuery(NamedTuple):
     """A query, with the cache keys of the steps that it scores, oldest first."""
 
     keys: tuple[PathKey, ...]
     query: Query
 
 
-_NO_QUERY = _KeyedQuery((), Query([], PoolingParams(), ()))
+_NO_QUERY = KeyedQuery((), Query([], PoolingParams(), ()))
+
+
+class Scored(NamedTuple):
+    """Rewards from the engine, validated, and what they cost."""
+
+    rewards: dict[PathKey, float]
+    cost: ScoringCost
+    partial: frozenset[PathKey] = frozenset()
+    """Keys of rewards that another call might not get: they are not remembered."""
 
 
 @dataclass(frozen=True)
-class _Running(StartedEngine):
+class StartedScorer(StartedEngine):
     """A started engine and the reward family of its model."""
 
     family: RewardFamily
@@ -55,8 +65,8 @@ class _Running(StartedEngine):
 
     @property
     def max_query_tokens(self) -> int:
-        """Longest query, tokens: the context, or one less where the query generates a token."""
-        return self.context - (self.family.runner == "generate")
+        """Longest query, tokens."""
+        return self.context - self.family.reserved_tokens
 
     def prefix(self, query: Query, cache_salt: str) -> Prefix | None:
         """The query's tokens as blocks. A query writes no token that takes KV memory: its last one stands for the token
@@ -69,11 +79,14 @@ class _Running(StartedEngine):
         return self.clamp.prefix(tokens, cache_salt)
 
 
-class ScoringEngine(EngineLifecycle[_Running]):
+class ScoringEngine(EngineLifecycle[StartedScorer]):
     """One vLLM engine that scores steps; its requests are items."""
 
     failure = ScorerError
     requests_are = "items"
+    queued_ahead: ClassVar[float] = 1.0
+    """Share of a batch that the engine holds beyond its batch. A query takes one engine step, so a whole further batch
+    has to be at the engine when the step ends."""
     _settings: RewardModelSettings
 
     def __init__(self, settings: RewardModelSettings) -> None:
@@ -86,14 +99,13 @@ class ScoringEngine(EngineLifecycle[_Running]):
     def _arguments(self) -> AsyncEngineArgs:
         return scoring_args(self._settings)
 
-    def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
+    def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> StartedScorer:
         family = self._settings.reader(self._settings, engine_tokenizer(engine))
         counters = EngineCounters.of(engine)
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if geometry.groups else None
-        # A query takes one engine step, so a whole further batch has to be at the engine when the step ends.
-        queue = RequestQueue(self._settings.max_num_seqs, clamp, ahead=1.0)
+        queue = RequestQueue(self._settings.max_num_seqs, clamp, self.queued_ahead)
         counters.on_step = queue.stepped
-        return _Running(engine, counters, queue, family, clamp, engine.vllm_config.cache_config.block_size)
+        return StartedScorer(engine, counters, queue, family, clamp, engine.vllm_config.cache_config.block_size)
 
     async def score(self, request: ScoreRequest) -> RewardRows:
         """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
@@ -105,7 +117,7 @@ class ScoringEngine(EngineLifecycle[_Running]):
         """
         keys = [_path_keys(request, item) for item in request.items]
         known: dict[PathKey, float] = {}
-        missing: dict[PathKey, _KeyedQuery] = {}
+        missing: dict[PathKey, KeyedQuery] = {}
         for item, item_keys in zip(request.items, keys, strict=True):
             found = {key: reward for key in item_keys if (reward := self._reward_cache.get(key)) is not None}
             known |= found
@@ -117,22 +129,27 @@ class ScoringEngine(EngineLifecycle[_Running]):
                 own = tuple(islice(rest, len(query.tags)))
                 # Siblings often write the same step: of equal paths only the query that scores most steps is kept.
                 if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NO_QUERY).keys):
-                    missing[own[-1]] = _KeyedQuery(own, query)
-        recomputed = 0
+                    missing[own[-1]] = KeyedQuery(own, query)
+        scored = Scored({}, ScoringCost())
         if missing:
-            with self._backlog.call():
-                scored, recomputed = await self._score(request, list(missing.values()))
-            self._remember(scored)
-            known |= scored
+            with self._backlog.call(), _search_errors():
+                scored = await self._score(request, list(missing.values()))
+            self._remember({key: reward for key, reward in scored.rewards.items() if key not in scored.partial})
+            known |= scored.rewards
+            self._recomputed_tokens += scored.cost.recomputed_tokens
         rows = RewardRows([known[key] for key in item_keys] for item_keys in keys)
-        rows.recomputed_tokens = recomputed
+        rows.cost = scored.cost
         return rows
 
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Scores one step that was never scored before."""
-        [query] = self._queries("canary", ScoreItem((name,)))
         request = ScoreRequest(name, "canary", (), deadline_s, lane=Lane.CANARY)
-        await self._score(request, [_KeyedQuery((name.encode(),), query)])
+        with _search_errors():
+            await ScoringEngine._score(self, request, [KeyedQuery((name.encode(),), self._canary_query(name))])
+
+    def _canary_query(self, name: str) -> Query:
+        [query] = self._queries("canary", ScoreItem((name,)))
+        return query
 
     @property
     def pressure(self) -> float:
@@ -161,39 +178,33 @@ class ScoringEngine(EngineLifecycle[_Running]):
             "reward_cache_entries": len(self._reward_cache),
         }
 
-    async def _score(self, request: ScoreRequest, queries: Sequence[_KeyedQuery]) -> tuple[dict[PathKey, float], int]:
-        """Rewards from the engine, validated, and the number of tokens that were computed again."""
+    async def _score(self, request: ScoreRequest, queries: Sequence[KeyedQuery]) -> Scored:
+        """Scores the queries on the engine. Raises EngineCallError or ValueError."""
         running = self._running
         rewards: dict[PathKey, float] = {}
-        recomputed = 0
-        try:
-            async with EngineCall[_KeyedQuery](running.engine, running.queue, request) as call:
-                for label in queries:
-                    prefix = running.prefix(label.query, request.cache_salt)
-                    call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
-                while call.pending:
-                    for done in await call.wait():
-                        label = done.label
-                        cached = done.output.num_cached_tokens or 0
-                        if cached > label.query.first:
-                            again = label.query.uncached()
-                            prefix = running.prefix(again, request.cache_salt)
-                            call.submit(label._replace(query=again), again.token_ids, again.params, prefix=prefix)
-                            continue
-                        values = running.family.rewards(done.output, label.query)
-                        [row] = check_rewards([values], [len(label.keys)], self._settings.model)
-                        rewards |= zip(label.keys, row, strict=True)
-                        # Only whole blocks are cached.
-                        whole = label.query.known // running.block_size * running.block_size
-                        recomputed += max(0, whole - cached)
-        except NeverFits as error:
-            raise ScoredPathTooLarge(f"{error}; prm.kv_cache_memory_bytes sets their number") from error
-        except RequestRefused as error:
-            raise ScorerRefused(str(error)) from error
-        except (EngineCallError, ValueError) as error:
-            raise ScorerError(str(error)) from error
-        self._recomputed_tokens += recomputed
-        return rewards, recomputed
+        prompt_tokens = cached_tokens = recomputed_tokens = 0
+        async with EngineCall[KeyedQuery](running.engine, running.queue, request) as call:
+            for label in queries:
+                prefix = running.prefix(label.query, request.cache_salt)
+                call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
+            while call.pending:
+                for done in await call.wait():
+                    label = done.label
+                    cached = done.output.num_cached_tokens or 0
+                    prompt_tokens += len(label.query.token_ids)
+                    cached_tokens += cached
+                    if cached > label.query.first:
+                        again = label.query.uncached()
+                        prefix = running.prefix(again, request.cache_salt)
+                        call.submit(label._replace(query=again), again.token_ids, again.params, prefix=prefix)
+                        continue
+                    values = running.family.rewards(done.output, label.query)
+                    [row] = check_rewards([values], [len(label.keys)], self._settings.model)
+                    rewards |= zip(label.keys, row, strict=True)
+                    # Only whole blocks are cached.
+                    whole = label.query.known // running.block_size * running.block_size
+                    recomputed_tokens += max(0, whole - cached)
+        return Scored(rewards, ScoringCost(prompt_tokens, cached_tokens, recomputed_tokens))
 
     def _remember(self, rewards: dict[PathKey, float]) -> None:
         if self._settings.reward_cache_size:
@@ -225,6 +236,19 @@ def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
     return engine_args(
         settings, runner=family.runner, pooler=family.pooler(), hf_overrides=overrides, lora=settings.lora
     )
+
+
+@contextmanager
+def _search_errors() -> Iterator[None]:
+    """Raises the errors of an engine call as ScorerErrors."""
+    try:
+        yield
+    except NeverFits as error:
+        raise ScoredPathTooLarge(f"{error}; prm.kv_cache_memory_bytes sets their number") from error
+    except RequestRefused as error:
+        raise ScorerRefused(str(error)) from error
+    except (EngineCallError, ValueError) as error:
+        raise ScorerError(str(error)) from error
 
 
 def _path_keys(request: ScoreRequest, item: ScoreItem) -> tuple[PathKey, ...]:

@@ -60,12 +60,12 @@ def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
     whole prompt. With the same tokenizer the token counts are equal; this is also assumed if the files are not on this
     machine. With different tokenizers the ratio is measured. The tokens that the format adds are normally taken from
     the longest path (`AppConfig.search_context`). They are added here where they are many: tokens for each step, or
-    all of them if the reward model needs more tokens for the same text.
+    all of them if the reward model needs more tokens for the same text or writes critiques.
     """
     prm, written = config.prm.engines[path], config.generator.max_model_len
     steps = config.controller.limits.depth
     ratio = max(1.0, token_ratio(config.generator, prm) or 1.0)
-    added = prm.format_tokens(steps) if ratio > 1 else prm.tokens_per_step * steps
+    added = prm.format_tokens(steps) if ratio > 1 or prm.critique_tokens else prm.tokens_per_step * steps
     needed = max(math.ceil(written * ratio) + added, prm.format_tokens(steps) + 1)
     if prm.max_model_len < needed:
         reasons = [f"paths of up to {written} tokens (generator.max_model_len)"]
@@ -73,6 +73,8 @@ def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
             reasons.append(f"{ratio:.2f} of this model's tokens for each of the generator's")
         if prm.tokens_per_step:
             reasons.append(f"{prm.tokens_per_step} more for each of {steps} steps (controller.limits.depth)")
+        if prm.critique_tokens:
+            reasons.append(f"{prm.critique_tokens} for a critique (prm{path}.max_tokens)")
         yield f"prm{path}.max_model_len: {prm.max_model_len} is less than the {needed} needed: {', '.join(reasons)}"
 
 

@@ -18,7 +18,7 @@ from deployments.engines.rewards.several import SeveralSettings
 from deployments.engines.scoring import scoring_args
 from deployments.engines.settings import EngineSettings
 from kvstore.memory.engine_geometry import expected_geometry
-from kvstore.memory.planner import Role
+from kvstore.memory.planner import TOKENS, VERIFIER_TOKENS, Role
 
 BYTES = {"64": 8, "32": 4, "16": 2, "8": 1}
 """Bytes of one weight, by the digits in safetensors' name of its dtype: F32, BF16, I8, F8_E4M3."""
@@ -29,7 +29,7 @@ def roles_of(config: AppConfig, working_bytes: int, tokens: Mapping[str, float])
 
     Args:
         working_bytes: working memory of each engine, in addition to weights and KV.
-        tokens: tokens that each engine holds, by name. Only their ratio matters.
+        tokens: tokens that each engine holds, by name. Only their ratio matters. Without "prm" its default is used.
 
     Raises:
         EngineStartError: vLLM refuses a model or its arguments, the weights are not available, or the KV size of a
@@ -39,8 +39,10 @@ def roles_of(config: AppConfig, working_bytes: int, tokens: Mapping[str, float])
     roles = [_role("generator", config.generator, args, working_bytes, tokens)]
     if isinstance(config.prm, SeveralSettings):
         raise EngineStartError("prm.family several: plan for each of its models as if it were the only one")
-    prms = config.prm.engines.values()
-    return [*roles, *(_role("prm", prm, scoring_args(prm), working_bytes, tokens) for prm in prms)]
+    for prm in config.prm.engines.values():
+        default = VERIFIER_TOKENS if prm.critique_tokens else TOKENS["prm"]
+        roles.append(_role("prm", prm, scoring_args(prm), working_bytes, {"prm": default, **tokens}))
+    return roles
 
 
 def _role(

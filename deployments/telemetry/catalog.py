@@ -206,5 +206,9 @@ LMCACHE_CHUNKS = _counter(
     "second_tier_written, second_tier_read",
     "event",
 )
+CRITIQUES = _counter(_P, "critiques_total", "Critiques that a generative reward model wrote for scored steps")
+CUT_CRITIQUES = _counter(
+    _P, "cut_critiques_total", "Those of them that the budget of tokens, the context or the deadline cut off"
+)
 REWARD_CACHE_HITS = _counter(_P, "reward_cache_hits_total", "Items that were scored from memory")
 REWARD_CACHE_ENTRIES = _gauge(_P, "reward_cache_entries", "Rewards that are remembered")

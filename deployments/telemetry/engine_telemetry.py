@@ -31,6 +31,8 @@ TOTALS = {
     "ahead_unused_tokens": catalog.AHEAD_UNUSED,
     "prompt_tokens": catalog.PROMPT_TOKENS,
     "generated_tokens": catalog.ENGINE_TOKENS,
+    "critiques": catalog.CRITIQUES,
+    "cut_critiques": catalog.CUT_CRITIQUES,
     "reward_cache_hits": catalog.REWARD_CACHE_HITS,
 }
 BY_LABEL = {

@@ -38,6 +38,7 @@ class SearchLog:
             "generated_tokens": record.cost.generated_tokens,
             "expand_calls": record.cost.expand_calls,
             "score_calls": record.cost.prm_calls,
+            "critique_tokens": record.cost.prm_generated_tokens,
         }
         if self._texts:
             line |= {"question": record.job.question, "answer": record.answer}

@@ -15,6 +15,9 @@ STEP = 1000
 TOKENS = {"generator": 4.0, "prm": 1.0}
 """Default ratio of the tokens that the engines hold, where it was not measured. The generator holds a branch while it
 writes it, the reward model holds a path for one forward pass. Chosen by `benchmarks.memory_split`."""
+VERIFIER_TOKENS = 4.0
+"""The same for a reward model that writes critiques: it holds a path while it writes, as the generator does. Not
+measured."""
 
 
 class DoesNotFit(ValueError):

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
+from search.rewards import ScoringCost
 from search.tree import HookEffect, NodeId, SearchTree
 
 
@@ -59,6 +60,16 @@ class SearchCost(BaseModel):
     prm_recomputed_tokens: int = 0
     """Tokens of scored paths, in whole blocks, that the reward model had computed for earlier steps and had in no cache
     any more."""
+    prm_prompt_tokens: int = 0
+    """Tokens of the prompts that the reward model read, cached ones included."""
+    prm_cached_tokens: int = 0
+    """Number of ``prm_prompt_tokens`` whose KV came from the reward model's prefix cache."""
+    prm_generated_tokens: int = 0
+    """Tokens of the critiques that a generative reward model wrote. They are not among ``generated_tokens``."""
+    prm_critiques: int = 0
+    """Critiques that it wrote, whole or cut off."""
+    prm_cut_critiques: int = 0
+    """Critiques that the budget of tokens, the context or the deadline cut off."""
     scored_steps: int = 0
     """Steps that received a reward, neutral ones included."""
     generated_tokens: int = 0
@@ -102,6 +113,11 @@ class SearchCost(BaseModel):
     """``kv_node_tokens`` summed over all rounds."""
     seconds: float = 0.0
     """Wall clock from the start to the selection of the answer."""
+
+    def add_scoring(self, cost: ScoringCost) -> None:
+        """Adds the cost of one call to the scorer."""
+        for name, figure in vars(cost).items():
+            setattr(self, f"prm_{name}", getattr(self, f"prm_{name}") + figure)
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,7 @@ class SearchScorer:
         try:
             rewards = await self._scorer.score(request)
             rows = check_rewards(rewards, [item.unscored for item in request.items], source_of(self._scorer))
-            self._cost.prm_recomputed_tokens += rows.recomputed_tokens
+            self._cost.add_scoring(rows.cost)
             return Rewards(rows, neutral=False)
         except ScorerError:
             if self._fallback is Fallback.FAIL:

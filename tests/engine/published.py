@@ -1,9 +1,15 @@
 """Inputs of reward models as the authors' published code makes them, independent of ours."""
 
+import hashlib
+import re
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from transformers import PreTrainedTokenizerBase
+
+from deployments.engines.rewards.generative_presets import RPrmSettings
+
+R_PRM_TEMPLATE = "9081f49f2d995e032c673a6adf1ab12fbed97355b167271ad2b7893be7995502"
 
 
 class LabelInput(NamedTuple):
@@ -99,3 +105,108 @@ def skywork_input(tokenizer: PreTrainedTokenizerBase, question: str, response: s
         ids += [*line_ids, newline]
         flags += [*(0 for _ in line_ids), 1]
     return ids, flags
+
+
+class VerifierInput(NamedTuple):
+    """The texts behind which a verifier's critique and its verdict are generated, and the tokens of the verdict."""
+
+    critique: str
+    verdict: str
+    labels: tuple[int, int]
+
+
+def verifier_input(
+    tokenizer: PreTrainedTokenizerBase, prompt: str, verdict: str, labels: tuple[str, str]
+) -> VerifierInput:
+    """``labels``: as they are read behind ``verdict``."""
+    good, bad = (last_token(tokenizer, verdict + label) for label in labels)
+    return VerifierInput(prompt, verdict, (good, bad))
+
+
+def in_chat(tokenizer: PreTrainedTokenizerBase, *turns: tuple[str, str]) -> str:
+    messages = [{"role": role, "content": text} for role, text in turns]
+    return str(tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+
+
+REVIEW = (
+    "Review and critique each step in the proposed solution to determine whether each step is correct. "
+    "If the solution is incomplete, only verify the provided steps."
+)
+
+
+def think_prm_input(
+    tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str], critique: str
+) -> VerifierInput:
+    """``APIThinkPRMVerifier`` with ``process_verifier`` of mukhal/ThinkPRM (214cce9), ``prm/thinkprm_api.py``, and
+    ``format_verification_cot_for_thinkprm`` in ``utils/helper.py``."""
+    lines = [f"Step {n}: " + re.sub(r"Step \d+:", "", step).strip() for n, step in enumerate(steps, 1)]
+    text = (
+        "You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n\n"
+        + question
+        + "\n\n[Solution]\n\n"
+        + "\n".join(lines)
+        + "\n\n"
+        + REVIEW
+    )
+    prompt = in_chat(tokenizer, ("user", text)) + "\nLet's verify step by step:"
+    stops = ["Is the solution correct?", str(tokenizer.eos_token), "</think>", f"Step {len(steps) + 1}:"]
+    critique = critique[: min([critique.find(stop) for stop in stops if stop in critique], default=None)]
+    predecision = "\nIs the solution correct? "  # its last space is the first letter of the label's token
+    return verifier_input(tokenizer, prompt, prompt + critique + predecision[:-1], (" yes", " no"))
+
+
+def multi_rm_generative_input(
+    tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str], critique: str
+) -> VerifierInput:
+    """``PRM_PROMPT_FORMAT`` of db-Lee/Multi-RM (2fe71be), ``generative/prompt_formats.py``, and ``RewardModel`` in
+    ``generative/reward_model.py``. It stops at the label that follows the question."""
+    lines = "\n".join(f"Step {n}: {step.strip()}" for n, step in enumerate(steps, 1))
+    text = (
+        "You are given a math problem and a proposed step-by-step solution:\n\n"
+        f"[Math Problem]\n{question}\n\n[Solution]\n{lines}\n\n{REVIEW}"
+    )
+    prompt = in_chat(tokenizer, ("user", text)) + "Let's verify step by step:"
+    cue = "Is the solution correct?"
+    written = critique.partition(cue)[0] + cue if cue in critique else f"{critique}\n{cue}"
+    return verifier_input(tokenizer, prompt, prompt + written, (" Yes", " No"))
+
+
+def gen_prm_input(
+    tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str], critique: str
+) -> VerifierInput:
+    """``Reward_Service.inference`` with ``analyze`` alone of RyanLiu112/GenPRM (30c25df),
+    ``src/prm_evaluation/infer_module/infer_genprm.py``. Earlier paragraphs are answered by ``output_template``."""
+    system = "You are a math teacher. Your task is to review and critique the paragraphs in solution step by step."
+    turns = [("system", system)]
+    for number, step in enumerate(steps):
+        turns.append(("user", step.strip() if number else f"{question}\n{step.strip()}"))
+        turns.append(("assistant", "<output>\n**Judgement**: $\\boxed{Yes}$\n</output>\n"))
+    prompt = in_chat(tokenizer, *turns[:-1])
+    analyze = f"<analyze>\nLet's analyze the Paragraph {len(steps)} step by step: "
+    written = critique.partition("</analyze>")[0] + "</analyze>\n" + "<output>\n**Judgement**: $\\boxed"
+    return verifier_input(tokenizer, prompt + analyze, prompt + analyze + written + "{", ("Yes", "No"))
+
+
+def r_prm_input(
+    tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str], critique: str
+) -> VerifierInput:
+    """``get_critique_prompt`` and ``get_reward`` of NJUNLP/R-PRM (e3dd605),
+    ``src/reward-guide-search/code/GenPRM-Greedy-Seach-Zero-Shot.py``, with the template of
+    ``src/prompts/GenPRM/GenPRM-evaluate-new3.json``, which is known by its digest here."""
+    template = re.sub(r"\{\w+\}", "{}", RPrmSettings.preset.user)
+    assert hashlib.sha256(template.encode()).hexdigest() == R_PRM_TEMPLATE
+    stripped = [step.strip() for step in steps]
+    none = "Since the Now Step is the first step, there are no Previous Steps."
+    text = template.format(question, "\n".join(stripped[:-1]) if stripped[:-1] else none, stripped[-1])
+    prompt = in_chat(tokenizer, ("system", "You are a helpful assistant."), ("user", text))
+    cue = "Is the step correct (Yes/No)?"
+    written = critique.partition(cue)[0] + cue if cue in critique else f"{critique}\nBased on your analysis. {cue}"
+    return verifier_input(tokenizer, prompt, prompt + written, (" Yes", " No"))
+
+
+VERIFIER_INPUTS: dict[str, Callable[[PreTrainedTokenizerBase, str, Sequence[str], str], VerifierInput]] = {
+    "think_prm": think_prm_input,
+    "multi_rm_generative": multi_rm_generative_input,
+    "gen_prm": gen_prm_input,
+    "r_prm": r_prm_input,
+}

@@ -9,7 +9,7 @@ import yaml
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from deployments.app import build
-from deployments.config import AppConfig
+from deployments.config import AppConfig, LimitSettings
 from deployments.engines.rewards.family import TEMPLATE_TOKENS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -173,6 +173,18 @@ def test_tokens_that_the_prm_format_adds_to_each_step_count() -> None:
     assert "12 more for each of 50 steps (controller.limits.depth)" in problem
     given["prm"]["max_model_len"] = 4696
     build(AppConfig.model_validate(given))
+
+
+def test_the_critique_of_a_generative_reward_model_needs_room() -> None:
+    given = engines_with(4096, 8192, family="think_prm", max_tokens=4000)
+    (problem,) = problems(given)
+    needed = 4096 + AppConfig.model_validate(given).prm.engines[""].format_tokens(LimitSettings().depth)
+    assert problem.startswith(f"prm.max_model_len: 8192 is less than the {needed} needed")
+    assert "4032 for a critique (prm.max_tokens)" in problem
+    given["prm"]["max_model_len"] = needed
+    config = AppConfig.model_validate(given)
+    build(config)
+    assert config.search_context == 4096
 
 
 def test_the_length_ratio_of_two_tokenizers_is_measured(tmp_path: Path) -> None:

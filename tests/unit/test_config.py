@@ -14,6 +14,7 @@ from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings
 
 HEAVY = ("vllm", "torch", "transformers", "ray", "fastapi", "lmcache")
+CRITIQUES = {"samples": 2, "max_tokens": 100, "temperature": 0.5, "top_p": 0.9, "top_k": 10}
 OWN = {
     "step_head": {"step_tag": "<s>", "system_prompt": "Judge."},
     "label_turns": {"labels": ["yes", "no"], "system_prompt": "Judge."},
@@ -30,6 +31,11 @@ OWN = {
     "implicit": {"reference": "some/reference", "beta": 0.01, "accumulate": True},
     "outcome": {"system_prompt": "Judge."},
     "trajectory": {},
+    "generative": {**CRITIQUES, "template": {"opening": "Let's see: "}},
+    "think_prm": CRITIQUES,
+    "multi_rm_generative": CRITIQUES,
+    "gen_prm": CRITIQUES,
+    "r_prm": CRITIQUES,
     "function": {"function": "package.module:reward"},
     "several": {
         "of": [{"prm": {"family": "function", "function": "a:b"}}, {"prm": {}, "scale": 0.5, "offset": -1}],

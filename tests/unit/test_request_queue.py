@@ -73,6 +73,19 @@ def test_a_new_search_starts_before_the_later_turns_of_a_wide_one() -> None:
     assert [place for place, name in enumerate(order) if name == "new"][-1] <= 2 * TURN
 
 
+def test_a_request_that_continues_a_finished_one_has_its_place() -> None:
+    queue = RequestQueue(1, ahead=0)
+    submitted(queue, *(request("wide") for _ in range(2 * TURN)))
+    [first] = started(queue)
+    queue.end(first, Ending.FINISHED)
+    queue.submit(verdict := request("wide"), place=first.place)
+    submitted(queue, request("new"))
+    for _ in range(TURN - 1):
+        [running] = started(queue)
+        queue.end(running, Ending.FINISHED)
+    assert started(queue) == [verdict], "behind the rest of its turn, before the next turns of all searches"
+
+
 def test_at_equal_turns_first_steps_of_a_new_search_go_first() -> None:
     queue = RequestQueue(10)
     submitted(queue, request("old"), request("new", lane=Lane.FIRST_STEPS), request("older"))

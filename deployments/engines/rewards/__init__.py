@@ -9,6 +9,7 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from deployments.engines.rewards.ensemble_head import EnsembleHeadSettings
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.rewards.generative_presets import GENERATIVE_PRESETS
 from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.rewards.label_presets import LABEL_PRESETS
 from deployments.engines.rewards.outcome import OutcomeSettings
@@ -28,11 +29,13 @@ BUILT_IN: tuple[type[RewardSettings], ...] = (
     ImplicitSettings,
     OutcomeSettings,
     TrajectorySettings,
+    *GENERATIVE_PRESETS,
     FunctionSettings,
     SeveralSettings,
 )
 """The settings class of every built-in family, in the order in which messages list them. A new family needs its module
-and one line here, a new preset of label tokens only its class in ``label_presets``."""
+and one line here; a new preset of label tokens only its class in ``label_presets``, one of generative verifiers only
+its class in ``generative_presets``."""
 
 FAMILIES: dict[str, type[RewardSettings]] = {settings.model_fields["family"].default: settings for settings in BUILT_IN}
 """The settings of every family by the name that ``prm.family`` gives it."""

@@ -68,6 +68,8 @@ class RewardFamily(ABC):
     """The vLLM runner that the family's engine needs."""
     vllm_model: ClassVar[str | None] = None
     """``module:Class`` of the model to load, whatever architecture the checkpoint names; None if vLLM has the model."""
+    reserved_tokens: int = 0
+    """Tokens of the context that a query leaves free."""
 
     @abstractmethod
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -140,6 +142,11 @@ class RewardModelSettings(EngineSettings):
         return 0
 
     @property
+    def critique_tokens(self) -> int:
+        """Maximum number of tokens that the model writes about a step before it is scored."""
+        return 0
+
+    @property
     def hf_overrides(self) -> dict[str, Any]:
         """Entries of the model's configuration that the family sets, beside the architecture."""
         return {}
@@ -150,6 +157,6 @@ class RewardModelSettings(EngineSettings):
         return getattr(self, "system_prompt", None) or ""
 
     def format_tokens(self, steps: int) -> int:
-        """Maximum number of tokens that the format adds to a question and ``steps`` steps."""
+        """Maximum number of tokens that format and critique add to a question and ``steps`` steps."""
         # A token has at least one byte, so a text has at most as many tokens as bytes.
-        return TEMPLATE_TOKENS + len(self.added_text.encode()) + self.tokens_per_step * steps
+        return TEMPLATE_TOKENS + len(self.added_text.encode()) + self.critique_tokens + self.tokens_per_step * steps

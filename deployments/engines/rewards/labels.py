@@ -16,6 +16,7 @@ from deployments.engines.settings import Runner, Settings, SystemPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+    from vllm import SamplingParams
 
     from deployments.engines.engine_calls import Output
 
@@ -83,51 +84,79 @@ class LabelTemplate(Settings):
         return [self.question.replace("{question}", asked) + texts[0], *texts[1:]]
 
 
-class LabelTokens(RewardFamily):
-    """The reward of a step is the probability of the good label: the softmax over the logits of the two labels.
+class LabelReader:
+    """Reads the probability of the good one of two labels: the softmax over the logits of the two.
 
-    Each step takes one query: a prompt that ends where the label is predicted, and one generated token. Only the two
-    log-probabilities leave the engine. Their difference is that of the logits, so the softmax over two is the same. The
-    text up to a tag is encoded as a whole, earlier tags with it, and the tag at which the label is read is appended as
-    token ids: a step's text cannot merge with it.
+    The request has a prompt that ends where the label is predicted, and generates one token. Only the two
+    log-probabilities leave the engine. Their difference is that of the logits, so the softmax over two is the same.
     """
 
-    runner: ClassVar[Runner] = "generate"
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", labels: Labels, model: str, before: str = "") -> None:
+        """
+        Args:
+            before: text before each label, to which no token of the label belongs.
 
-    def __init__(self, settings: "LabelSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
-        """Raises EngineStartError when the labels are not two different tokens of the model, or the tag is no token."""
-        self._template = template = settings.label_template
-        self._chat = ChatEncoder(tokenizer)
-        self._good, self._bad = (_last_tokens(tokenizer, label)[-1] for label in template.labels)
+        Raises:
+            EngineStartError: the labels are not two different tokens of ``model``.
+        """
+        ids = [last_tokens(tokenizer, label, before) for label in labels]
+        if before and any(len(each) > 1 for each in ids):
+            raise EngineStartError(f"prm labels {labels} are not one token each behind {before!r}")
+        self._good, self._bad = (each[-1] for each in ids)
         if self._good == self._bad:
-            raise EngineStartError(f"prm labels {template.labels} are the same token of {settings.model!r}")
-        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        self._tag = [] if template.tag is None else _last_tokens(tokenizer, template.tag, "x" + template.step_suffix)
+            raise EngineStartError(f"prm labels {labels} are the same token of {model!r}")
 
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        texts = self._template.texts(question, steps)
-        return [self._query(texts[:end]) for end in range(len(texts) - unscored + 1, len(texts) + 1)]
-
-    def rewards(self, output: "Output", query: Query) -> list[float]:
-        rows = output.outputs[0].logprobs
-        if not rows or not {self._good, self._bad} <= rows[0].keys():
-            raise ValueError("the engine gave no log-probabilities of the labels")
-        margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
-        return [1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0]
-
-    def _query(self, texts: Sequence[str]) -> Query:
+    @property
+    def params(self) -> "SamplingParams":
+        """Parameters of a request that reads the labels."""
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        token_ids = self._in_turns(texts) if self._template.tag is None else self._in_line(texts, self._template.tag)
-        params = SamplingParams(
+        return SamplingParams(
             max_tokens=1,
             temperature=0.0,
             logprob_token_ids=[self._good, self._bad],
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
-        return Query(token_ids, params, (len(token_ids) - 1,))
+
+    def reward(self, output: "Output") -> float:
+        """The probability of the good label. Raises ValueError when the output does not have those of both."""
+        rows = output.outputs[0].logprobs
+        if not rows or not {self._good, self._bad} <= rows[0].keys():
+            raise ValueError("the engine gave no log-probabilities of the labels")
+        margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
+        return 1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0
+
+
+class LabelTokens(RewardFamily):
+    """The reward of a step is the probability of the good label, as `LabelReader` reads it.
+
+    Each step takes one query. The text up to a tag is encoded as a whole, earlier tags with it, and the tag at which
+    the label is read is appended as token ids: a step's text cannot merge with it.
+    """
+
+    runner: ClassVar[Runner] = "generate"
+    reserved_tokens = 1
+
+    def __init__(self, settings: "LabelSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises EngineStartError when the labels are not two different tokens of the model, or the tag is no token."""
+        self._template = template = settings.label_template
+        self._chat = ChatEncoder(tokenizer)
+        self._labels = LabelReader(tokenizer, template.labels, settings.model)
+        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+        self._tag = [] if template.tag is None else last_tokens(tokenizer, template.tag, "x" + template.step_suffix)
+
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        texts = self._template.texts(question, steps)
+        return [self._query(texts[:end]) for end in range(len(texts) - unscored + 1, len(texts) + 1)]
+
+    def rewards(self, output: "Output", query: Query) -> list[float]:
+        return [self._labels.reward(output)]
+
+    def _query(self, texts: Sequence[str]) -> Query:
+        token_ids = self._in_turns(texts) if self._template.tag is None else self._in_line(texts, self._template.tag)
+        return Query(token_ids, self._labels.params, (len(token_ids) - 1,))
 
     def _in_line(self, texts: Sequence[str], tag: str) -> list[int]:
         return [*self._start, *self._chat.encode_joined(texts, tag + self._template.separator), *self._tag]
@@ -157,7 +186,7 @@ class LabelSettings(RewardModelSettings):
         return self.label_template.tokens_per_step
 
 
-def _last_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> list[int]:
+def last_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> list[int]:
     """The ids that ``text`` adds behind ``before``. The last one spells the text, but for a space in front, which some
     tokenizers do not return.
 

@@ -11,9 +11,10 @@ from pydantic import Field, SerializeAsAny, WrapValidator, field_validator, mode
 from deployments.engines.histograms import Histogram, HistogramSum
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.rewards.function import FunctionScorer, FunctionSettings
+from deployments.engines.rewards.generative import VerifierSettings
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.ports import ScoreRequest
-from search.rewards import RewardRows
+from search.rewards import RewardRows, ScoringCost
 
 if TYPE_CHECKING:
     from deployments.engines.scoring import ScoringEngine
@@ -128,7 +129,7 @@ class SeveralScorer:
             raise failures.exceptions[0] from None
         found = [task.result() for task in tasks]
         rows = RewardRows([self._combined(step) for step in zip(*row, strict=True)] for row in zip(*found, strict=True))
-        rows.recomputed_tokens = sum(each.recomputed_tokens for each in found)
+        rows.cost = ScoringCost.total(each.cost for each in found)
         return rows
 
     async def canary(self, deadline_s: float = 20.0) -> float:
@@ -186,8 +187,9 @@ def scorer_of(settings: RewardModelSettings | FunctionSettings | SeveralSettings
         return FunctionScorer(settings)
     if isinstance(settings, SeveralSettings):
         return SeveralScorer(settings)
-    # Imported here: it imports vLLM, which takes ten seconds that only replicas with a model should spend.
+    # Imported here: they import vLLM, which takes ten seconds that only replicas with a model should spend.
     from deployments.engines.scoring import ScoringEngine
+    from deployments.engines.verification import VerificationEngine
 
     # Not a client of the KV cache server: the engine's own prefix cache holds the path before a new step.
-    return ScoringEngine(settings)
+    return VerificationEngine(settings) if isinstance(settings, VerifierSettings) else ScoringEngine(settings)

@@ -11,7 +11,7 @@ import pytest
 
 from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
-from search.rewards import RewardRows, check_rewards, is_reward
+from search.rewards import RewardRows, ScoringCost, check_rewards, is_reward
 from search.run.environment import Fallback
 from search.run.report import SearchCost
 from search.run.scorer import SearchScorer
@@ -50,13 +50,13 @@ def test_the_number_of_rewards_must_match_the_request(rewards: Any, complaint: s
         check_rewards(rewards, [1, 2], "a model")
 
 
-def test_tokens_that_a_reward_model_computed_again_reach_the_cost_of_the_search() -> None:
+def test_what_rewards_cost_the_reward_model_reaches_the_cost_of_the_search() -> None:
     """Through two processes: the replica's rows are checked where they were made and where they arrive."""
 
     class Scorer:
         async def score(self, request: ScoreRequest) -> RewardRows:
             rows = RewardRows([[0.5]])
-            rows.recomputed_tokens = 64
+            rows.cost = ScoringCost(900, 700, 64, 150, 4, 1)
             arrived: RewardRows = pickle.loads(pickle.dumps(rows))
             return check_rewards(arrived, [1], "a replica")
 
@@ -65,4 +65,5 @@ def test_tokens_that_a_reward_model_computed_again_reach_the_cost_of_the_search(
     request = ScoreRequest("search", "2 + 2?", (ScoreItem(("It is 4.",)),), 1.0)
     for _ in range(2):
         assert asyncio.run(scorer.rewards(request)).rows == [[0.5]]
-    assert cost.prm_recomputed_tokens == 128
+    assert (cost.prm_prompt_tokens, cost.prm_cached_tokens, cost.prm_recomputed_tokens) == (1800, 1400, 128)
+    assert (cost.prm_generated_tokens, cost.prm_critiques, cost.prm_cut_critiques) == (300, 8, 2)

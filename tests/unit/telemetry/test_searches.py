@@ -151,6 +151,7 @@ async def test_every_search_has_one_log_line_of_json(caplog: pytest.LogCaptureFi
         "generated_tokens": outcome.cost.generated_tokens,
         "expand_calls": outcome.cost.expand_calls,
         "score_calls": outcome.cost.prm_calls,
+        "critique_tokens": outcome.cost.prm_generated_tokens,
     }
     assert (second["search"], second["ending"]) == ("s2", "GeneratorError")
     assert QUESTION not in caplog.text
