@@ -252,7 +252,7 @@ def claims_of(results: Sequence[dict[str, Any]], kinds: dict[str, dict[str, Any]
     for each in results:
         counts = each["in_a_cache"] or {"wrong": 0, "by_another": 0}
         wrong = counts["wrong"] + counts["by_another"]
-        name = f"{each['embedding']}: wrong hits in a cache, at the lowest threshold that is safe on validation problems, {each['lowest_safe']}"
+        name = f"{each['embedding']}: wrong hits in a cache, at {each['lowest_safe']}, safe on validation problems"
         yield claim(name, wrong, "0", wrong == 0)
 
 
@@ -267,7 +267,8 @@ def main(
         every = validation = pairs_in(pairs)
     else:
         every, validation = (
-            list(pairs_of(list(islice(draw_problems(split, SEED), problems)))) for split in (Split.TEST, Split.VALIDATION)
+            list(pairs_of(list(islice(draw_problems(split, SEED), problems))))
+            for split in (Split.TEST, Split.VALIDATION)
         )
 
     async def all_compared() -> list[dict[str, Any]]:
