@@ -104,7 +104,7 @@ class PrmSummary:
 
     @property
     def best_of_n(self) -> BestOfN | None:
-        """The best-of-n of solutions scored by their last step, whose votes are those of all other scores."""
+        """Best-of-n by the last reward. Its majority and its pool are those of every other score."""
         return self.outcomes[Aggregation.LAST].best_of_n
 
     def as_json(self) -> dict[str, Any]:
