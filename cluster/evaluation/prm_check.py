@@ -44,6 +44,8 @@ class _ScoreReply(BaseModel):
 class ScoredSolution(NamedTuple):
     """A solution with the rewards of its steps, or with the reason why it has none."""
 
+    index: int
+    """Position in the file's solutions, from 0."""
     solution: LabelledSolution
     rewards: tuple[float, ...] = ()
     tokens: int = 0
@@ -127,33 +129,33 @@ async def score_all(
 
     A failed one has an error and does not end the check.
     """
-    waiting = iter(solutions)
+    waiting = iter(enumerate(solutions))
 
     async def work() -> None:
-        for solution in waiting:  # shared: each worker takes the next solution
-            on_scored(await _scored(post, solution))
+        for index, solution in waiting:  # shared: each worker takes the next solution
+            on_scored(await _scored(post, index, solution))
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(min(in_flight, len(solutions))):
             workers.create_task(work())
 
 
-async def _scored(post: Post, solution: LabelledSolution) -> ScoredSolution:
+async def _scored(post: Post, index: int, solution: LabelledSolution) -> ScoredSolution:
     body: dict[str, object] = {"question": solution.problem, "steps": list(solution.steps)}
     try:
         reply = validated(_ScoreReply, await post("/v1/score", body))
         if len(reply.rewards) != len(solution.steps):
             raise ProtocolError(f"the reply has {len(reply.rewards)} rewards for {len(solution.steps)} steps")
     except ClientError as error:
-        return ScoredSolution(solution, error=f"{type(error).__name__}: {error}")
-    return ScoredSolution(solution, tuple(reply.rewards), reply.usage.prompt_tokens)
+        return ScoredSolution(index, solution, error=f"{type(error).__name__}: {error}")
+    return ScoredSolution(index, solution, tuple(reply.rewards), reply.usage.prompt_tokens)
 
 
 async def summarize(
     scored: Sequence[ScoredSolution], elapsed_s: float, threshold: float = DECISION_THRESHOLD
 ) -> PrmSummary:
     """The summary of scored solutions. ``threshold``: reward below which a step counts as a mistake."""
-    done = sorted((each for each in scored if each.error is None), key=lambda each: each.solution.line)
+    done = sorted((each for each in scored if each.error is None), key=lambda each: each.index)
     known = [
         (reward, label)
         for each in done

@@ -23,7 +23,7 @@ def scored(problem: str, answer: str, right: bool, rewards: tuple[float, ...], f
     """A solution whose steps from the first mistake on are wrong."""
     labels = tuple(first_mistake < 0 or index < first_mistake for index in range(len(rewards)))
     steps = (*("so" for _ in rewards[1:]), rf"\boxed{{{answer}}}")
-    return ScoredSolution(LabelledSolution(1, problem, steps, labels, first_mistake, right), rewards, tokens=50)
+    return ScoredSolution(0, LabelledSolution(1, problem, steps, labels, first_mistake, right), rewards, tokens=50)
 
 
 SCORED = [
@@ -31,7 +31,7 @@ SCORED = [
     scored("half?", "2", False, (0.9, 0.4), 1),
     scored("half?", "4/2", False, (0.6, 0.7), 0),
     scored("one?", "1", True, (0.3,), -1),
-    ScoredSolution(LabelledSolution(5, "two?", ("a",), (True,), -1, True), error="TooLate: no"),
+    ScoredSolution(4, LabelledSolution(5, "two?", ("a",), (True,), -1, True), error="TooLate: no"),
 ]
 
 
@@ -69,7 +69,7 @@ def test_outcomes_are_those_of_whole_solutions() -> None:
 
 def test_what_the_file_does_not_say_is_left_out() -> None:
     unknown = [LabelledSolution(1, "p", ("a",), (None,), None, right) for right in (True, None)]
-    found = shown(summary_of([ScoredSolution(each, (0.5,), 10) for each in unknown]))
+    found = shown(summary_of([ScoredSolution(0, each, (0.5,), 10) for each in unknown]))
     assert "step AUC" not in found
     assert "first-mistake" not in found
     assert "shares are of" not in found
@@ -81,7 +81,7 @@ def test_the_plot_is_svg_with_both_panels() -> None:
     texts = [each.text or "" for each in ET.fromstring(plot(summary, "of <a> & b")).iter() if each.text]
     assert "of <a> & b" in texts
     assert "ROC curve, area 0.750" in texts
-    empty = summary_of([ScoredSolution(LabelledSolution(1, "p", ("a",), (None,), None, True), (0.5,), 10)])
+    empty = summary_of([ScoredSolution(4, LabelledSolution(1, "p", ("a",), (None,), None, True), (0.5,), 10)])
     ET.fromstring(plot(empty, "nothing known"))
 
 
