@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -37,7 +37,7 @@ Post = Callable[[str, dict[str, object]], Awaitable[dict[str, Any]]]
 
 
 class _ScoreReply(BaseModel):
-    rewards: list[float] = Field(min_length=1)
+    rewards: list[Annotated[float, Field(ge=0.0, le=1.0)]]
     usage: Usage
 
 

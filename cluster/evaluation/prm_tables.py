@@ -77,7 +77,7 @@ def _rows(summary: PrmSummary) -> Iterator[tuple[str, str, str]]:
         yield from _accuracies(summary.first_mistakes)
         if summary.best_threshold is not None and summary.best_first_mistakes is not None:
             best = summary.best_first_mistakes.f1
-            yield f"  at most, at {summary.best_threshold:.2f}", _figure(best), "threshold chosen on the same solutions"
+            yield f"  at most, at {summary.best_threshold:.3f}", _figure(best), "threshold chosen on the same solutions"
     yield "steps a second", f"{summary.steps_per_s:,.0f}", f"{summary.steps:,} steps in {summary.elapsed_s:.1f} s"
     yield "tokens a second", f"{summary.tokens_per_s:,.0f}", "questions and steps, by the generator's tokenizer"
 
