@@ -128,6 +128,6 @@ def _report(request: Request, check: _Check, summary: PrmSummary, complete: bool
     }
     rows = [
         {"line": each.solution.line, "rewards": each.rewards, "error": each.error}
-        for each in sorted(check.scored, key=lambda each: each.index)
+        for each in sorted(check.scored, key=lambda each: each.position)
     ]
     return {"format": FORMAT, "complete": complete, "settings": settings, "summary": summary.as_json(), "rows": rows}

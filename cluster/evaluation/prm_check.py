@@ -44,8 +44,8 @@ class _ScoreReply(BaseModel):
 class ScoredSolution(NamedTuple):
     """A solution with the rewards of its steps, or with the reason why it has none."""
 
-    index: int
-    """Position in the file's solutions, from 0."""
+    position: int
+    """Index among the solutions of the file."""
     solution: LabelledSolution
     rewards: tuple[float, ...] = ()
     tokens: int = 0
@@ -155,7 +155,7 @@ async def summarize(
     scored: Sequence[ScoredSolution], elapsed_s: float, threshold: float = DECISION_THRESHOLD
 ) -> PrmSummary:
     """The summary of scored solutions. ``threshold``: reward below which a step counts as a mistake."""
-    done = sorted((each for each in scored if each.error is None), key=lambda each: each.index)
+    done = sorted((each for each in scored if each.error is None), key=lambda each: each.position)
     known = [
         (reward, label)
         for each in done
