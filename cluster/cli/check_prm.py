@@ -16,7 +16,7 @@ from cluster.client.printable import printable
 from cluster.evaluation.prm_check import FORMAT, PrmSummary, ScoredSolution, score_all, summarize
 from cluster.evaluation.prm_metrics import DECISION_THRESHOLD
 from cluster.evaluation.prm_plot import plot
-from cluster.evaluation.prm_tables import reliability_table, summary_table
+from cluster.evaluation.prm_tables import tables
 from cluster.evaluation.problem_files import OnBadLine
 from cluster.evaluation.reports import most_frequent, write_json, write_text
 from cluster.evaluation.step_files import LabelledSolution, read_solutions
@@ -92,10 +92,9 @@ async def _score(
 
 
 def _show(check: _Check, summary: PrmSummary, complete: bool, console: Console) -> None:
-    console.print(summary_table(summary))
-    if summary.bins:
+    for table in tables(summary):
+        console.print(table)
         console.print()
-        console.print(reliability_table(summary))
     for line in most_frequent([each.error for each in check.scored if each.error]):
         console.print(Text(f"failed: {line}"), style="red", soft_wrap=True)
     if not complete:
@@ -129,6 +128,6 @@ def _report(request: Request, check: _Check, summary: PrmSummary, complete: bool
     }
     rows = [
         {"line": each.solution.line, "rewards": each.rewards, "error": each.error}
-        for each in sorted(check.scored, key=lambda each: each.solution.line)
+        for each in sorted(check.scored, key=lambda each: each.position)
     ]
     return {"format": FORMAT, "complete": complete, "settings": settings, "summary": summary.as_json(), "rows": rows}

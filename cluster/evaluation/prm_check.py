@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 from pydantic import BaseModel, Field
 
@@ -37,13 +37,15 @@ Post = Callable[[str, dict[str, object]], Awaitable[dict[str, Any]]]
 
 
 class _ScoreReply(BaseModel):
-    rewards: list[float] = Field(min_length=1)
+    rewards: list[Annotated[float, Field(ge=0.0, le=1.0)]]
     usage: Usage
 
 
 class ScoredSolution(NamedTuple):
     """A solution with the rewards of its steps, or with the reason why it has none."""
 
+    position: int
+    """Index among the solutions of the file."""
     solution: LabelledSolution
     rewards: tuple[float, ...] = ()
     tokens: int = 0
@@ -104,7 +106,7 @@ class PrmSummary:
 
     @property
     def best_of_n(self) -> BestOfN | None:
-        """The best-of-n of solutions scored by their last step, whose votes are those of all other scores."""
+        """Best-of-n by the last reward. Its majority and its pool are those of every other score."""
         return self.outcomes[Aggregation.LAST].best_of_n
 
     def as_json(self) -> dict[str, Any]:
@@ -127,33 +129,33 @@ async def score_all(
 
     A failed one has an error and does not end the check.
     """
-    waiting = iter(solutions)
+    waiting = iter(enumerate(solutions))
 
     async def work() -> None:
-        for solution in waiting:  # shared: each worker takes the next solution
-            on_scored(await _scored(post, solution))
+        for index, solution in waiting:  # shared: each worker takes the next solution
+            on_scored(await _scored(post, index, solution))
 
     async with asyncio.TaskGroup() as workers:
         for _ in range(min(in_flight, len(solutions))):
             workers.create_task(work())
 
 
-async def _scored(post: Post, solution: LabelledSolution) -> ScoredSolution:
+async def _scored(post: Post, index: int, solution: LabelledSolution) -> ScoredSolution:
     body: dict[str, object] = {"question": solution.problem, "steps": list(solution.steps)}
     try:
         reply = validated(_ScoreReply, await post("/v1/score", body))
         if len(reply.rewards) != len(solution.steps):
             raise ProtocolError(f"the reply has {len(reply.rewards)} rewards for {len(solution.steps)} steps")
     except ClientError as error:
-        return ScoredSolution(solution, error=f"{type(error).__name__}: {error}")
-    return ScoredSolution(solution, tuple(reply.rewards), reply.usage.prompt_tokens)
+        return ScoredSolution(index, solution, error=f"{type(error).__name__}: {error}")
+    return ScoredSolution(index, solution, tuple(reply.rewards), reply.usage.prompt_tokens)
 
 
 async def summarize(
     scored: Sequence[ScoredSolution], elapsed_s: float, threshold: float = DECISION_THRESHOLD
 ) -> PrmSummary:
     """The summary of scored solutions. ``threshold``: reward below which a step counts as a mistake."""
-    done = sorted((each for each in scored if each.error is None), key=lambda each: each.solution.line)
+    done = sorted((each for each in scored if each.error is None), key=lambda each: each.position)
     known = [
         (reward, label)
         for each in done

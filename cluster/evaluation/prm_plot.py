@@ -8,7 +8,7 @@ from cluster.evaluation.prm_check import PrmSummary
 SIDE = 300
 """Pixels of a panel's side."""
 MARGIN = 70
-WIDTH, HEIGHT = 2 * SIDE + 3 * MARGIN, SIDE + 2 * MARGIN
+WIDTH, HEIGHT = 2 * (MARGIN + SIDE) + 30, SIDE + 2 * MARGIN - 10
 COLOR, PALE, GREY = "#1f6fb4", "#cfe2f3", "#999"
 
 Point = tuple[float, float]
@@ -26,7 +26,7 @@ def plot(summary: PrmSummary, title: str) -> str:
     parts = [
         _text(WIDTH / 2, 24, title, size=15),
         *_Panel(MARGIN, left, "reward", "share of right steps").reliability(summary),
-        *_Panel(2 * MARGIN + SIDE, right, "share of wrong steps accepted", "share of right ones").roc(summary.roc),
+        *_Panel(2 * MARGIN + SIDE, right, "wrong steps accepted", "right steps accepted").roc(summary.roc),
     ]
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif">'
     return "\n".join([head, f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>', *parts, "</svg>"]) + "\n"

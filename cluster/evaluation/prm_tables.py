@@ -6,14 +6,24 @@ from rich.table import Table
 
 from cluster.evaluation.prm_check import PrmSummary
 from cluster.evaluation.prm_metrics import FirstMistakes, ReliabilityBin
+from search.strategies.path_score import Aggregation
 
 BAR = 20
 """Characters of a bar for a share of 100%."""
 
 
-def summary_table(summary: PrmSummary) -> Table:
-    """One row for each figure that the file allows, narrow enough for 80 columns."""
-    table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+def tables(summary: PrmSummary) -> list[Table]:
+    """The tables for which the file has labels, each narrow enough for 80 columns."""
+    found = [_steps(summary)]
+    if summary.right_solutions or summary.wrong_solutions:
+        found.append(_outcomes(summary))
+    if summary.bins:
+        found.append(_reliability(summary))
+    return found
+
+
+def _steps(summary: PrmSummary) -> Table:
+    table = _table()
     table.add_column("measure")
     table.add_column("value", justify="right", no_wrap=True)
     table.add_column("over")
@@ -22,9 +32,27 @@ def summary_table(summary: PrmSummary) -> Table:
     return table
 
 
-def reliability_table(summary: PrmSummary) -> Table:
-    """The bins of equal rewards: a calibrated model's mean rewards equal the shares of right steps."""
-    table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
+def _outcomes(summary: PrmSummary) -> Table:
+    """One row for each score of a solution, and below them what is had without a reward model."""
+    over = [f"{summary.right_solutions:,} right and {summary.wrong_solutions:,} wrong final answers"]
+    table = _table()
+    table.add_column("a solution's score")
+    for heading in ("outcome AUC", "best of n", "weighted vote"):
+        table.add_column(heading, justify="right", no_wrap=True)
+    for how, agreement in summary.outcomes.items():
+        votes = agreement.best_of_n
+        shares = (_share(votes.best), _share(votes.weighted)) if votes else ("–", "–")
+        table.add_row(f"{how} reward" if how is not Aggregation.PROD else "product", _figure(agreement.auc), *shares)
+    if (votes := summary.best_of_n) is not None:
+        table.add_row("none: majority vote", "", "", _share(votes.majority))
+        table.add_row("a perfect choice", "", _share(votes.any_right), "")
+        over.append(f"shares are of the {votes.problems:,} problems with several solutions")
+    table.caption, table.caption_justify = "; ".join(over), "left"
+    return table
+
+
+def _reliability(summary: PrmSummary) -> Table:
+    table = _table()
     for heading in ("reward", "steps", "mean", "right"):
         table.add_column(heading, justify="right", no_wrap=True)
     table.add_column("share of right steps (█); | is the mean reward", no_wrap=True)
@@ -32,6 +60,10 @@ def reliability_table(summary: PrmSummary) -> Table:
         row = f"{each.low:.1f} to {each.high:.1f}", f"{each.steps:,}", f"{each.reward:.2f}", f"{each.right:.0%}"
         table.add_row(*row, _bar(each))
     return table
+
+
+def _table() -> Table:
+    return Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
 
 
 def _rows(summary: PrmSummary) -> Iterator[tuple[str, str, str]]:
@@ -45,21 +77,7 @@ def _rows(summary: PrmSummary) -> Iterator[tuple[str, str, str]]:
         yield from _accuracies(summary.first_mistakes)
         if summary.best_threshold is not None and summary.best_first_mistakes is not None:
             best = summary.best_first_mistakes.f1
-            yield f"  at most, at {summary.best_threshold:.2f}", _figure(best), "threshold chosen on the same solutions"
-    outcomes = f"{summary.right_solutions:,} right and {summary.wrong_solutions:,} wrong final answers"
-    if summary.right_solutions or summary.wrong_solutions:
-        for how, agreement in summary.outcomes.items():
-            yield f"outcome AUC, {how}", _figure(agreement.auc), outcomes
-            outcomes = ""
-    if (votes := summary.best_of_n) is not None:
-        over = f"{votes.problems:,} problems with several solutions"
-        for how, agreement in summary.outcomes.items():
-            if agreement.best_of_n is not None:
-                yield f"best of n, {how}", _share(agreement.best_of_n.best), over
-                yield f"  weighted vote, {how}", _share(agreement.best_of_n.weighted), ""
-                over = ""
-        yield "majority vote", _share(votes.majority), "the same problems; asks no reward model"
-        yield "any right", _share(votes.any_right), "the same problems; what a perfect choice would get"
+            yield f"  at most, at {summary.best_threshold:.3f}", _figure(best), "threshold chosen on the same solutions"
     yield "steps a second", f"{summary.steps_per_s:,.0f}", f"{summary.steps:,} steps in {summary.elapsed_s:.1f} s"
     yield "tokens a second", f"{summary.tokens_per_s:,.0f}", "questions and steps, by the generator's tokenizer"
 

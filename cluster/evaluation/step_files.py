@@ -9,6 +9,7 @@ The form of each line is told by its fields:
   answer is right), ``labels`` (whether each step is right), or both. TRL's stepwise supervision is of this form.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -17,8 +18,10 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstrain
 
 from cluster.evaluation.problem_files import BadLine, OnBadLine, Record, usable_lines
 from cluster.evaluation.training_file import TrainingLine
-from search.training_data import ended_paths
+from search.training_data import TrainingNode, ended_paths
 
+MIN_SOLUTIONS = 8
+"""Wrong solutions that it takes to call a step wrong from which they all go on; Math-Shepherd samples as many."""
 Text = Annotated[str, StringConstraints(min_length=1)]
 FORMS = (
     "'problem', 'steps' and 'label' (ProcessBench); 'question' and 'label' as objects (PRM800K); 'nodes' (a tree of "
@@ -173,19 +176,37 @@ def _of_prm800k(number: int, line: _PRM800K) -> LabelledSolution:
 
 
 def _of_tree(number: int, line: TrainingLine) -> Iterator[LabelledSolution]:
-    """A step is right if a right solution lies at or below it (Math-Shepherd's hard label, arXiv 2312.08935)."""
-    counted: set[tuple[int, ...]] = set()
-    for path in ended_paths(line.nodes):
-        written = [node for node in path if node.text]
-        labels = [None if node.value is None else node.value > 0 for node in written]
-        end = path[-1]
-        if written:
-            solution = _solution(
-                number, line.problem, [node.text or "" for node in written], labels, (end.value or 0.0) > 0, end.count
-            )
-            first = tuple(None if node.id in counted else label for node, label in zip(written, labels, strict=True))
-            yield solution._replace(labels=first)
-        counted.update(node.id for node in written)
+    """A step is right if a right solution goes on from it (Math-Shepherd's hard label, arXiv 2312.08935). It is wrong
+    if it ends a wrong solution, or if `MIN_SOLUTIONS` go on from it and all are wrong. Solutions that begin with the
+    same texts share these steps."""
+    paths = [path for path in ended_paths(line.nodes) if any(node.text for node in path)]
+    texts = [tuple(node.text for node in path if node.text) for path in paths]
+    all_from: Counter[tuple[str, ...]] = Counter()
+    right_from: Counter[tuple[str, ...]] = Counter()
+    for path, steps in zip(paths, texts, strict=True):
+        for begin in _beginnings(steps):
+            all_from[begin] += path[-1].count
+            right_from[begin] += path[-1].count * _is_right(path[-1])
+    counted: set[tuple[str, ...]] = set()
+    for path, steps in zip(paths, texts, strict=True):
+        begins = _beginnings(steps)
+        labels = [
+            True if right_from[begin] else False if begin == steps or all_from[begin] >= MIN_SOLUTIONS else None
+            for begin in begins
+        ]
+        solution = _solution(number, line.problem, steps, labels, _is_right(path[-1]), path[-1].count)
+        first = [None if begin in counted else label for begin, label in zip(begins, labels, strict=True)]
+        yield solution._replace(labels=tuple(first))
+        counted.update(begins)
+
+
+def _beginnings(steps: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """The steps up to each step."""
+    return [steps[:depth] for depth in range(1, len(steps) + 1)]
+
+
+def _is_right(end: TrainingNode) -> bool:
+    return end.value is not None and end.value > 0
 
 
 def _of_solution(number: int, line: _Solution) -> LabelledSolution:

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import random
+from itertools import islice
 from pathlib import Path
 
 from typer.testing import CliRunner
@@ -15,6 +17,8 @@ from cluster.jobs.inputs import look_at
 from cluster.jobs.outputs import Identity, Outputs
 from cluster.jobs.run import Job, Settings
 from cluster.jobs.window import Window
+from deployments.embedded.problems import Split, check_steps, draw_problems
+from deployments.embedded.slips import solution_with_slips
 from search.settings import parse_search
 from tests.serve.application import BEAM, Application, problems, request
 
@@ -42,6 +46,28 @@ def test_a_batch_file_gets_the_replies_of_the_same_requests(idle: Application, t
     [refused] = map(json.loads, (tmp_path / "out.errors.jsonl").read_text().splitlines())
     assert (refused["custom_id"], refused["response"]["status_code"]) == ("wide", 400)
     assert refused["response"]["body"]["error"]["param"] == "n"
+
+
+def test_check_prm_tells_that_the_embedded_reward_model_knows_its_steps(idle: Application, tmp_path: Path) -> None:
+    rng = random.Random(63)
+    lines = []
+    for problem in islice(draw_problems(Split.VALIDATION, seed=63), 24):
+        for _ in range(4):
+            steps = list(solution_with_slips(problem, rng))
+            verdicts = check_steps(problem, steps)
+            known = {"label": -1 if all(verdicts) else verdicts.index(False), "final_answer_correct": verdicts[-1]}
+            lines.append({"problem": problem.text, "steps": steps, **known})
+    given, output, plot = tmp_path / "in.jsonl", tmp_path / "out.json", tmp_path / "plot.svg"
+    given.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    files = ("--output", str(output), "--plot", str(plot))
+    ended = CliRunner().invoke(app, ["check-prm", str(given), "--url", idle.url, "--api-key", idle.key, *files])
+    assert ended.exit_code == 0, ended.output
+    summary = json.loads(output.read_text())["summary"]
+    assert (summary["solutions"], summary["failed"]) == (len(lines), 0)
+    assert summary["auc"] > 0.9
+    assert summary["first_mistakes"]["f1"] > 0.8
+    assert summary["outcomes"]["min"]["best_of_n"]["best"] >= summary["outcomes"]["min"]["best_of_n"]["majority"]
+    assert "ROC curve" in plot.read_text()
 
 
 def test_handles_return_and_refuse_the_same_as_http(idle: Application) -> None:

@@ -12,9 +12,9 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.evaluation.prm_check import PrmSummary, ScoredSolution, summarize
+from cluster.evaluation.prm_check import Post, PrmSummary, ScoredSolution, score_all, summarize
 from cluster.evaluation.prm_plot import plot
-from cluster.evaluation.prm_tables import summary_table
+from cluster.evaluation.prm_tables import tables
 from cluster.evaluation.step_files import LabelledSolution
 from search.strategies.path_score import Aggregation
 
@@ -23,7 +23,7 @@ def scored(problem: str, answer: str, right: bool, rewards: tuple[float, ...], f
     """A solution whose steps from the first mistake on are wrong."""
     labels = tuple(first_mistake < 0 or index < first_mistake for index in range(len(rewards)))
     steps = (*("so" for _ in rewards[1:]), rf"\boxed{{{answer}}}")
-    return ScoredSolution(LabelledSolution(1, problem, steps, labels, first_mistake, right), rewards, tokens=50)
+    return ScoredSolution(0, LabelledSolution(1, problem, steps, labels, first_mistake, right), rewards, tokens=50)
 
 
 SCORED = [
@@ -31,7 +31,7 @@ SCORED = [
     scored("half?", "2", False, (0.9, 0.4), 1),
     scored("half?", "4/2", False, (0.6, 0.7), 0),
     scored("one?", "1", True, (0.3,), -1),
-    ScoredSolution(LabelledSolution(5, "two?", ("a",), (True,), -1, True), error="TooLate: no"),
+    ScoredSolution(4, LabelledSolution(5, "two?", ("a",), (True,), -1, True), error="TooLate: no"),
 ]
 
 
@@ -42,7 +42,7 @@ def summary_of(given: list[ScoredSolution]) -> PrmSummary:
 def shown(summary: PrmSummary) -> str:
     console = Console(width=80)
     with console.capture() as capture:
-        console.print(summary_table(summary))
+        console.print(*tables(summary))
     return capture.get()
 
 
@@ -69,11 +69,11 @@ def test_outcomes_are_those_of_whole_solutions() -> None:
 
 def test_what_the_file_does_not_say_is_left_out() -> None:
     unknown = [LabelledSolution(1, "p", ("a",), (None,), None, right) for right in (True, None)]
-    found = shown(summary_of([ScoredSolution(each, (0.5,), 10) for each in unknown]))
+    found = shown(summary_of([ScoredSolution(0, each, (0.5,), 10) for each in unknown]))
     assert "step AUC" not in found
     assert "first-mistake" not in found
-    assert "best of n" not in found
-    assert "outcome AUC, last" in found
+    assert "shares are of" not in found
+    assert "1 right and 0 wrong final answers" in found
 
 
 def test_the_plot_is_svg_with_both_panels() -> None:
@@ -81,7 +81,7 @@ def test_the_plot_is_svg_with_both_panels() -> None:
     texts = [each.text or "" for each in ET.fromstring(plot(summary, "of <a> & b")).iter() if each.text]
     assert "of <a> & b" in texts
     assert "ROC curve, area 0.750" in texts
-    empty = summary_of([ScoredSolution(LabelledSolution(1, "p", ("a",), (None,), None, True), (0.5,), 10)])
+    empty = summary_of([ScoredSolution(4, LabelledSolution(1, "p", ("a",), (None,), None, True), (0.5,), 10)])
     ET.fromstring(plot(empty, "nothing known"))
 
 
@@ -119,6 +119,23 @@ def test_the_command_fails_where_nothing_was_scored(endpoint: Endpoint, tmp_path
     assert done.exit_code == 1
     assert "every request failed" in done.output
     assert not output.exists()
+
+
+def test_an_interrupted_check_reports_what_is_done(
+    endpoint: Endpoint, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def interrupted(post: Post, solutions: list[LabelledSolution], *others: Any) -> None:
+        await score_all(post, solutions[:2], *others)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cluster.cli.check_prm.score_all", interrupted)
+    output = tmp_path / "out.json"
+    file = write(tmp_path / "in.jsonl", RIGHT, WRONG, RIGHT)
+    done = CliRunner().invoke(app, ["check-prm", str(file), "--url", endpoint.url, "--output", str(output)])
+    assert done.exit_code == 130
+    assert "interrupted: these are the solutions done until then" in done.output
+    report = json.loads(output.read_text())
+    assert (report["complete"], len(report["rows"])) == (False, 2)
 
 
 def test_a_bad_line_is_refused_before_anything_is_sent(endpoint: Endpoint, tmp_path: Path) -> None:

@@ -58,25 +58,42 @@ def test_prm800k_follows_the_labellers_choices() -> None:
     assert (gave_up.steps, gave_up.right) == (("step rated 1",), None)
 
 
-def test_a_tree_gives_its_ended_paths_and_counts_each_step_once() -> None:
-    def node(path: list[int], value: float | None, status: str, times: int = 1) -> dict[str, Any]:
-        own = {"text": f"step {path}", "status": status, "tokens": 4, "end": "delimiter", "count": times}
-        return {"id": path, "reward": 0.5, "logprob": -1.0, "value": value, **own}
+def tree(*nodes: dict[str, Any]) -> dict[str, Any]:
+    """A line of an export."""
+    known = {"format": 1, "problem": "p?", "answer": "2", "level": None, "unique_id": "u", "strategy": "beam-4"}
+    return known | {"seed": 5, "accuracy": 0.75, "nodes": nodes, "examples": []}
 
-    nodes = [
-        node([0], 0.5, "open"),
-        node([0, 0], 1.0, "terminal", times=3),
-        node([0, 1], -1.0, "terminal"),
-        node([1], None, "open"),
-    ]
-    tree = {"format": 1, "problem": "p?", "answer": "2", "level": None, "unique_id": "u", "strategy": "beam-4"}
-    tree |= {"seed": 5, "accuracy": 0.75, "nodes": nodes, "examples": []}
-    assert parsed(tree) == [
+
+def node(path: list[int], value: float | None, status: str = "open", times: int = 1, text: str = "") -> dict[str, Any]:
+    own = {"text": text or f"step {path}", "status": status, "tokens": 4, "end": "delimiter", "count": times}
+    return {"id": path, "reward": 0.5, "logprob": -1.0, "value": value, **own}
+
+
+def test_a_tree_gives_its_ended_paths_and_counts_each_step_once() -> None:
+    ends = node([0, 0], 1.0, "terminal", times=3), node([0, 1], -1.0, "terminal")
+    assert parsed(tree(node([0], 0.5), *ends, node([1], None))) == [
         LabelledSolution(7, "p?", ("step [0]", "step [0, 0]"), (True, True), -1, True, times=3),
         LabelledSolution(7, "p?", ("step [0]", "step [0, 1]"), (None, False), 1, False),
     ]
-    del nodes[0]
-    assert parse_solutions(Record(7, tree)) == BadLine(7, "nodes: the tree has no node (0,)")
+    assert parse_solutions(Record(7, tree(*ends))) == BadLine(7, "nodes: the tree has no node (0,)")
+
+
+@pytest.mark.parametrize(("solutions", "label", "first_mistake"), [(7, None, None), (8, False, 0)])
+def test_a_step_of_a_tree_is_wrong_if_enough_solutions_go_on_from_it_and_all_are_wrong(
+    solutions: int, label: bool | None, first_mistake: int | None
+) -> None:
+    ends = node([0, 0], -1.0, "terminal", times=3), node([0, 1], -1.0, "terminal", times=solutions - 3)
+    first, second = parsed(tree(node([0], -1.0), *ends))
+    assert (first.labels, second.labels) == ((label, False), (None, False))
+    assert first.first_mistake == second.first_mistake == first_mistake
+
+
+def test_solutions_of_a_tree_that_begin_with_the_same_text_share_these_steps() -> None:
+    begins = node([0], 1.0, text="same"), node([1], -1.0, text="same")
+    ends = node([0, 0], 1.0, "terminal"), node([1, 0], -1.0, "terminal")
+    right, wrong = parsed(tree(*begins, *ends))
+    assert (right.labels, wrong.labels) == ((True, True), (None, False))
+    assert (right.first_mistake, wrong.first_mistake) == (-1, 1)
 
 
 @pytest.mark.parametrize(
