@@ -108,7 +108,7 @@ async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolu
         solution = problems[each.problem].solutions[each.solution]
         for index, (reward, label) in enumerate(zip(each.rewards, each.labels, strict=True)):
             steps[each.problem, solution.steps[: index + 1]] = (reward, label > 0)
-            outcomes += [(reward, solution.right)] * solution.count
+            outcomes += [(reward, solution.right)] * solution.written
         mistakes.append(next((index for index, label in enumerate(each.labels) if label == 0), -1))
     found = first_mistake_f1([each.rewards for each in scored], mistakes)
     whole = best_of_n(by_problem)
@@ -117,13 +117,14 @@ async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolu
     mean = statistics.fmean(gains)
     error = Z * statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 1.0
     rewards, rights = zip(*steps.values(), strict=True)
+    of_ends, ends = zip(*outcomes, strict=True)
     return Metrics(
         problems=len(by_problem),
         solutions=sum(map(len, by_problem)),
         steps=len(steps),
         share_right=statistics.fmean(rights),
         step_auc=step_auc(rewards, rights),
-        calibration_error=expected_calibration_error(*zip(*outcomes, strict=True)),
+        calibration_error=expected_calibration_error(of_ends, ends),
         first_mistake_accuracy=found.erroneous,
         first_mistake_f1=found.f1,
         best_of_n=whole.best,
@@ -144,7 +145,7 @@ async def _votes(problem: SolvedProblem, scored: Sequence[ScoredSolution], match
     return [
         Solution(each.rewards[-1], solution.right, None if answer is None else group[answer])
         for each, solution, answer in zip(scored, solutions, answers, strict=True)
-        for _ in range(solution.count)
+        for _ in range(solution.written)
     ]
 
 

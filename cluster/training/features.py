@@ -35,7 +35,7 @@ class EncodedSolution(NamedTuple):
     """Share of right answers among the problem's solutions that begin with the same tokens, up to each token."""
     begin: int
     """Position of the first token of the first step."""
-    count: int
+    written: int
 
 
 class Shard(NamedTuple):
@@ -60,7 +60,7 @@ def encode_solutions(backbone: Backbone, problems: Sequence[SolvedProblem], max_
         shares = prefix_shares(
             [token_ids for token_ids, _ in paths],
             [solution.right for solution in solutions],
-            [solution.count for solution in solutions],
+            [solution.written for solution in solutions],
         )
         begin = len(backbone.reader.encode(question, ())[0])
         for number, ((token_ids, tags), labels, solution) in enumerate(zip(paths, shares, solutions, strict=True)):
@@ -68,7 +68,7 @@ def encode_solutions(backbone: Backbone, problems: Sequence[SolvedProblem], max_
             if fitting:
                 end = fitting[-1] + 1
                 encoded.append(
-                    EncodedSolution(index, number, token_ids[:end], fitting, labels[:end], begin, solution.count)
+                    EncodedSolution(index, number, token_ids[:end], fitting, labels[:end], begin, solution.written)
                 )
     return encoded
 
@@ -124,7 +124,7 @@ class Features:
         tags = _padded([_marked(len(row.token_ids), row.tags) for row in rows])
         labels = _padded([torch.tensor(row.labels) for row in rows])
         weights = _padded(
-            [torch.tensor([0.0] * row.begin + [float(row.count)] * (len(row.token_ids) - row.begin)) for row in rows]
+            [torch.tensor([0.0] * row.begin + [float(row.written)] * (len(row.token_ids) - row.begin)) for row in rows]
         )
         if self._backbone.trained:
             return Shard(hidden.contiguous(), tags, labels, weights)

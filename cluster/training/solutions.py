@@ -47,8 +47,8 @@ class Solution(NamedTuple):
     """Without surrounding whitespace; at least one."""
     right: bool
     """Whether its final answer is right."""
-    count: int = 1
-    """How often it was written."""
+    written: int = 1
+    """How many times."""
 
 
 class SolvedProblem(NamedTuple):
