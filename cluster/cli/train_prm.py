@@ -54,7 +54,7 @@ def run_training(request: Request, console: Console) -> None:
             solved = paths.solved
             run_batch(request.solving, request.url, request.config, console)
         problems = asyncio.run(read_solved(solved))
-        solutions = sum(solution.written for problem in problems for solution in problem.solutions)
+        solutions = sum(solution.count for problem in problems for solution in problem.solutions)
         console.print(Text(f"{len(problems):,} problems, {solutions:,} solutions"), style="dim")
         with progress_bar(console) as bar:
             metrics = asyncio.run(train(problems, request.settings, paths, _shown(bar)))

@@ -108,7 +108,7 @@ async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolu
         solution = problems[each.problem].solutions[each.solution]
         for index, (reward, label) in enumerate(zip(each.rewards, each.labels, strict=True)):
             steps[each.problem, solution.steps[: index + 1]] = (reward, label > 0)
-            outcomes += [(reward, solution.right)] * solution.written
+            outcomes += [(reward, solution.right)] * solution.count
         mistakes.append(next((index for index, label in enumerate(each.labels) if label == 0), -1))
     found = first_mistake_f1([each.rewards for each in scored], mistakes)
     whole = best_of_n(by_problem)
@@ -145,7 +145,7 @@ async def _votes(problem: SolvedProblem, scored: Sequence[ScoredSolution], match
     return [
         Solution(each.rewards[-1], solution.right, None if answer is None else group[answer])
         for each, solution, answer in zip(scored, solutions, answers, strict=True)
-        for _ in range(solution.written)
+        for _ in range(solution.count)
     ]
 
 

@@ -4,6 +4,7 @@ A shard is one batch. A shard that is there is not computed again, so a killed t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ BUCKET = 16 * BATCH
 """Solutions among which those of similar length share a shard."""
 
 
-class EncodedSolution(NamedTuple):
+@dataclass(frozen=True)
+class EncodedSolution:
     """Token ids of a solution, with a label for each."""
 
     problem: int
@@ -35,7 +37,7 @@ class EncodedSolution(NamedTuple):
     """Share of right answers among the problem's solutions that begin with the same tokens, up to each token."""
     begin: int
     """Position of the first token of the first step."""
-    written: int
+    count: int
 
 
 class Shard(NamedTuple):
@@ -60,7 +62,7 @@ def encode_solutions(backbone: Backbone, problems: Sequence[SolvedProblem], max_
         shares = prefix_shares(
             [token_ids for token_ids, _ in paths],
             [solution.right for solution in solutions],
-            [solution.written for solution in solutions],
+            [solution.count for solution in solutions],
         )
         begin = len(backbone.reader.encode(question, ())[0])
         for number, ((token_ids, tags), labels, solution) in enumerate(zip(paths, shares, solutions, strict=True)):
@@ -68,7 +70,7 @@ def encode_solutions(backbone: Backbone, problems: Sequence[SolvedProblem], max_
             if fitting:
                 end = fitting[-1] + 1
                 encoded.append(
-                    EncodedSolution(index, number, token_ids[:end], fitting, labels[:end], begin, solution.written)
+                    EncodedSolution(index, number, token_ids[:end], fitting, labels[:end], begin, solution.count)
                 )
     return encoded
 
@@ -124,7 +126,7 @@ class Features:
         tags = _padded([_marked(len(row.token_ids), row.tags) for row in rows])
         labels = _padded([torch.tensor(row.labels) for row in rows])
         weights = _padded(
-            [torch.tensor([0.0] * row.begin + [float(row.written)] * (len(row.token_ids) - row.begin)) for row in rows]
+            [torch.tensor([0.0] * row.begin + [float(row.count)] * (len(row.token_ids) - row.begin)) for row in rows]
         )
         if self._backbone.trained:
             return Shard(hidden.contiguous(), tags, labels, weights)
