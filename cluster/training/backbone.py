@@ -4,6 +4,7 @@ Layers are called one by one, so that the frozen ones run once and the trained o
 architectures whose layers are alike and look at all earlier tokens (`FORMS`).
 """
 
+import copy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -70,8 +71,7 @@ class Backbone(nn.Module):
         if settings.layers > depth:
             raise BackboneRefused(f"layers is {settings.layers}, but the reward model has only {depth}")
         self._describe(depth, architecture)
-        new = range(len(model.layers), depth)
-        layers = [*model.layers[:depth], *self._new_layers(type(model.layers[0]), new)]
+        layers = [*model.layers[:depth], *self._new_layers(model.layers, depth - len(model.layers))]
         self.embed = model.embed_tokens
         self.rotary = model.rotary_emb
         self.frozen = nn.ModuleList(layers[: depth - settings.layers])
@@ -137,7 +137,7 @@ class Backbone(nn.Module):
         reader: Head = settings.reader(settings, self.tokenizer)
         return reader
 
-    def _add_tag(self, model: nn.Module, trained: bool) -> None:
+    def _add_tag(self, model: Any, trained: bool) -> None:
         """Gives the step tag a row of the embedding: that of the step delimiter, in whose place it stands, unless the
         model was ``trained`` with the tag."""
         tag = self.tokenizer.convert_tokens_to_ids(StepHeadSettings().step_tag)
@@ -149,17 +149,16 @@ class Backbone(nn.Module):
             with torch.no_grad():
                 model.embed_tokens.weight[tag] = model.embed_tokens.weight[delimiter]
 
-    def _new_layers(self, kind: type[nn.Module], indices: range) -> list[nn.Module]:
-        """Layers that at first add nothing to their input."""
+    def _new_layers(self, present: nn.ModuleList, number: int) -> list[nn.Module]:
+        """Layers that at first add nothing to their input: copies of the first ones, whose heads attend to nearby
+        tokens, with the last weights of attention and MLP at zero."""
         layers: list[nn.Module] = []
-        for index in indices:
-            layer: Any = kind(self.config, index)
+        for index in range(number):
+            layer = copy.deepcopy(present[index % len(present)])
             for name, part in layer.named_parameters():
-                if name.startswith(("self_attn.o_proj", "mlp.down_proj")) or name.endswith("bias"):
+                if name.startswith(("self_attn.o_proj", "mlp.down_proj")):
                     nn.init.zeros_(part)
-                elif part.ndim == 2:
-                    nn.init.normal_(part, std=self.config.initializer_range)
-            layers.append(layer.to(self.dtype))
+            layers.append(layer)
         return layers
 
     def _describe(self, depth: int, architecture: str) -> None:
