@@ -149,7 +149,8 @@ class SearchTree:
         return len(self._levels) - 1
 
     def ended(self, depth: int) -> int:
-        """The number of paths that ended at that depth or above, without lookaheads; repeated paths count each time."""
+        """The number of paths that ended at that depth or above; repeated paths count each time. Lookaheads do not
+        count, nor do paths that the step hook ended, which are no solutions."""
         return sum(self._ended[: depth + 1])
 
     def multiplicity(self, node: Node) -> Fraction:
@@ -514,7 +515,7 @@ class SearchTree:
         first.repeated_by += (node,)
         first.count += 1
         self.repeated += 1
-        if first.status is NodeStatus.TERMINAL:
+        if first.status is NodeStatus.TERMINAL and not _ended_by_hook(first):
             self._ended[first.depth] += 1
 
     def _represent(self, node: Node, first: Node) -> None:
@@ -542,10 +543,10 @@ class SearchTree:
         """Changes a status, and updates every count and list that depends on it. The only method that does."""
         if node.status is NodeStatus.TERMINAL and not node.is_lookahead:
             self._terminals.remove(node)
-            self._ended[node.depth] -= node.count
+            self._ended[node.depth] -= 0 if _ended_by_hook(node) else node.count
         if status is NodeStatus.TERMINAL and not node.is_lookahead:
             insort(self._terminals, node, key=_ID)
-            self._ended[node.depth] += node.count
+            self._ended[node.depth] += 0 if _ended_by_hook(node) else node.count
         if status in IN_FLIGHT:
             self._live[node] = None
         else:
@@ -563,9 +564,13 @@ class SearchTree:
 
 def _sibling_key(node: Node) -> SiblingKey:
     """The key of a written node, whatever the step hook did with its step."""
-    step, hook = node.written_step, node.hook
+    step = node.written_step
     assert step is not None
-    return SiblingKey(step.text, step.end, node.ends and not (hook is not None and hook.ends))
+    return SiblingKey(step.text, step.end, node.ends and not _ended_by_hook(node))
+
+
+def _ended_by_hook(node: Node) -> bool:
+    return node.hook is not None and node.hook.ends
 
 
 def _has_arrived(node: Node) -> bool:

@@ -22,7 +22,7 @@ from search.snapshot import TreeView, restore_tree, save_tree, tree_as_json, tre
 from search.training_data import ended_paths, path_text
 from search.tree import HookEffect, NodeStatus, SearchTree
 
-BEAM = {"strategy": "beam_search", "n": 12, "m": 3}
+BEAM: dict[str, Any] = {"strategy": "beam_search", "n": 12, "m": 3}
 
 
 def encode(text: str) -> list[int]:
@@ -179,6 +179,17 @@ def test_a_path_that_the_hook_ends_may_answer() -> None:
     assert {node.depth for node in bench.tree.nodes} == {1}
     assert all(node.status in (NodeStatus.TERMINAL, NodeStatus.REPEATED) for node in bench.tree.nodes)
     assert outcome.cost.hook_calls == sum(node.hook == HookEffect(ends=True) for node in bench.tree.nodes)
+
+
+def test_paths_that_the_hook_ends_take_no_place_of_a_solution() -> None:
+    async def end_some(question: str, path: Sequence[str], step: str) -> Any:
+        return END_PATH if seeded_rng("end", step).random() < 0.5 else None
+
+    bench, _ = search(BEAM, end_some)
+    tree, depth = bench.tree, bench.tree.deepest
+    ended = [node for node in tree.terminals if node.hook and node.hook.ends]
+    assert sum(node.count for node in ended) >= BEAM["n"]
+    assert tree.ended(depth) == sum(node.count for node in tree.terminals if node not in ended)
 
 
 def test_a_text_that_leaves_no_token_for_a_step_is_dropped_and_ends_the_path() -> None:
