@@ -238,6 +238,11 @@ class Node:
         return steps
 
     @property
+    def ended_by_hook(self) -> bool:
+        """Whether the step hook ended the path here: it is then no finished solution."""
+        return self.hook is not None and self.hook.ends
+
+    @property
     def written_step(self) -> Step | None:
         """The step as the generator wrote it, without the text that the step hook added."""
         step, hook = self.step, self.hook

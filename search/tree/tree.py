@@ -515,7 +515,7 @@ class SearchTree:
         first.repeated_by += (node,)
         first.count += 1
         self.repeated += 1
-        if first.status is NodeStatus.TERMINAL and not _ended_by_hook(first):
+        if first.status is NodeStatus.TERMINAL and not first.ended_by_hook:
             self._ended[first.depth] += 1
 
     def _represent(self, node: Node, first: Node) -> None:
@@ -543,10 +543,10 @@ class SearchTree:
         """Changes a status, and updates every count and list that depends on it. The only method that does."""
         if node.status is NodeStatus.TERMINAL and not node.is_lookahead:
             self._terminals.remove(node)
-            self._ended[node.depth] -= 0 if _ended_by_hook(node) else node.count
+            self._ended[node.depth] -= 0 if node.ended_by_hook else node.count
         if status is NodeStatus.TERMINAL and not node.is_lookahead:
             insort(self._terminals, node, key=_ID)
-            self._ended[node.depth] += 0 if _ended_by_hook(node) else node.count
+            self._ended[node.depth] += 0 if node.ended_by_hook else node.count
         if status in IN_FLIGHT:
             self._live[node] = None
         else:
@@ -566,11 +566,7 @@ def _sibling_key(node: Node) -> SiblingKey:
     """The key of a written node, whatever the step hook did with its step."""
     step = node.written_step
     assert step is not None
-    return SiblingKey(step.text, step.end, node.ends and not _ended_by_hook(node))
-
-
-def _ended_by_hook(node: Node) -> bool:
-    return node.hook is not None and node.hook.ends
+    return SiblingKey(step.text, step.end, node.ends and not node.ended_by_hook)
 
 
 def _has_arrived(node: Node) -> bool:

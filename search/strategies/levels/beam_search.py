@@ -64,7 +64,8 @@ class BeamSearch(LevelSearch):
 
     def candidates(self, tree: SearchTree) -> list[Node]:
         """The pool, ordered by id: the ``n`` paths that ended in the earliest iterations. In the last of these
-        iterations, the highest scores go first. A path counts as often as it was written."""
+        iterations, the highest scores go first. A path counts as often as it was written, one that the step hook ended
+        not at all."""
         pool = sorted(best_first(tree.terminals, self.aggregation), key=lambda node: node.depth)
-        before = accumulate((node.count for node in pool), initial=0)
+        before = accumulate((0 if node.ended_by_hook else node.count for node in pool), initial=0)
         return sorted((node for node, ended in zip(pool, before, strict=False) if ended < self.n), key=lambda n: n.id)

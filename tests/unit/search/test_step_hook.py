@@ -185,11 +185,12 @@ def test_paths_that_the_hook_ends_take_no_place_of_a_solution() -> None:
     async def end_some(question: str, path: Sequence[str], step: str) -> Any:
         return END_PATH if seeded_rng("end", step).random() < 0.5 else None
 
-    bench, _ = search(BEAM, end_some)
+    bench, outcome = search(BEAM, end_some)
     tree, depth = bench.tree, bench.tree.deepest
     ended = [node for node in tree.terminals if node.hook and node.hook.ends]
     assert sum(node.count for node in ended) >= BEAM["n"]
     assert tree.ended(depth) == sum(node.count for node in tree.terminals if node not in ended)
+    assert (outcome.selection.answer is None) == all(tree.answer_of(node) is None for node in tree.terminals)
 
 
 def test_a_text_that_leaves_no_token_for_a_step_is_dropped_and_ends_the_path() -> None:
