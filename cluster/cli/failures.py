@@ -15,6 +15,7 @@ from cluster.evaluation.problem_files import ProblemFileError
 from cluster.evaluation.search_field import SearchFieldError
 from cluster.jobs.outputs import OutputError
 from cluster.launch.errors import LaunchError
+from cluster.training.errors import TrainingError
 
 MAX_BAD_LINES = 20
 
@@ -26,7 +27,7 @@ def plain_failures() -> Iterator[None]:
         yield
     except ProblemFileError as error:
         refuse("\n".join([str(error), *bad_lines(error.bad_lines)]))
-    except (SearchFieldError, OutputError) as error:
+    except (SearchFieldError, OutputError, TrainingError) as error:
         refuse(str(error))
     except Unreachable as error:
         fail(f"{error}\nStart Banyan with:  make run\nor name another endpoint with --url")

@@ -1,4 +1,5 @@
-"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, tree, eval, batch."""
+"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, tree, eval, batch,
+train-prm."""
 
 import asyncio
 import itertools
@@ -15,6 +16,7 @@ from cluster.cli.defaults import DEFAULT_CONFIG, DEFAULT_URL, config_file
 from cluster.cli.failures import plain_failures, refuse
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
 from cluster.jobs.formats import ExportFormat, InputKind, ServiceTier
+from cluster.training.settings import MAX_EPOCHS, MAX_LAYERS, MAX_TOKENS
 from deployments.embedded.problems import LEVELS, Split, draw_problems
 from kvstore.memory.planner import TOKENS
 
@@ -328,6 +330,100 @@ def batch(
             api_key=api_key,
         )
         run_batch(request, url, config, Console(file=sys.stdout))
+
+
+@app.command("train-prm")
+def train_prm(
+    given: Annotated[
+        Path,
+        typer.Argument(
+            metavar="IN",
+            help="Results of `banyan batch --trees`, an export, solutions (question, steps, correct), or problems with "
+            "answers, which are solved first.",
+            show_default=False,
+        ),
+    ],
+    output: Annotated[
+        Path,
+        typer.Argument(
+            metavar="OUT", help="The model's directory. Where it is there, the training goes on.", show_default=False
+        ),
+    ],
+    backbone: Annotated[
+        str, typer.Option(help="A model directory or hub id: the generator's own, or another.")
+    ] = "embedded:generator",
+    layers: Annotated[
+        int, typer.Option(min=0, max=MAX_LAYERS, help="Top layers trained with the head; 0: the head alone.")
+    ] = 0,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=MAX_LAYERS,
+            help="Layers of the model: fewer than the backbone's cut it, more are put on top. Unset: the backbone's.",
+            show_default=False,
+        ),
+    ] = None,
+    max_tokens: Annotated[
+        int, typer.Option(min=64, max=MAX_TOKENS, help="Longer solutions are cut after the last step that fits.")
+    ] = 4096,
+    held_out: Annotated[float, typer.Option(min=0.01, max=0.5, help="Share of the problems for the card.")] = 0.2,
+    epochs: Annotated[int, typer.Option(min=1, max=MAX_EPOCHS, help="Most passes over the problems.")] = 30,
+    patience: Annotated[
+        int, typer.Option(min=1, max=MAX_EPOCHS, help="Passes without a lower held-out loss that end the training.")
+    ] = 3,
+    learning_rate: Annotated[
+        float | None,
+        typer.Option(min=1e-8, max=1.0, help="Of the trained layers. Unset: 0.1 / width.", show_default=False),
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, max=1024, help="CPU threads; rounding depends on them.")] = 1,
+    device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, max=MAX_SEED, help="Same seed, same weights.")] = 0,
+    strategy: Annotated[str, typer.Option(help="For problems: the search that solves them.")] = "self_consistency",
+    n: Annotated[int, typer.Option(min=2, max=MAX_N, help="For problems: solutions of each.")] = 16,
+    url: Url = None,
+    config: Config = None,
+    in_flight: Annotated[int, typer.Option(min=1, max=4096, help="For problems: most asked at once.")] = 1024,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Train a reward model for one's own model and problems: it learns which steps lead to right answers."""
+    from pydantic import ValidationError
+
+    from cluster.cli.batch import Request as Solving
+    from cluster.cli.train_prm import Request, run_training
+    from cluster.evaluation.search_field import search_field
+    from cluster.jobs.run import Settings
+    from cluster.training.settings import TrainingPaths, TrainingSettings
+
+    try:
+        settings = TrainingSettings(
+            backbone=backbone,
+            layers=layers,
+            depth=depth,
+            max_tokens=max_tokens,
+            held_out=held_out,
+            epochs=epochs,
+            patience=patience,
+            learning_rate=learning_rate,
+            seed=seed,
+            threads=threads,
+            device=device,
+        )
+    except ValidationError as error:
+        fault = error.errors()[0]
+        refuse(f"--{'-'.join(map(str, fault['loc'])).replace('_', '-')}: {fault['msg']}")
+    with plain_failures():
+        search = search_field(strategy, n) | {"logprobs": True}
+        solving = Solving(
+            given=given,
+            output=TrainingPaths(output).solved,
+            settings=Settings(strategy, search, seed, trees=True),
+            in_flight=in_flight,
+            timeout_s=timeout,
+            api_key=api_key,
+        )
+        run_training(Request(given, output, settings, solving, url, config), Console(file=sys.stdout))
 
 
 def _writable(path: Path) -> Path:

@@ -126,7 +126,7 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
     return ProblemFile(problems, bad)
 
 
-def read_records(path: Path) -> Iterator[Record | BadLine]:
+def read_records(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record | BadLine]:
     """Streams the non-empty lines of a file, or the rows of one whose name ends in ``.parquet``.
 
     Raises:
@@ -138,8 +138,10 @@ def read_records(path: Path) -> Iterator[Record | BadLine]:
         return
     with path.open("rb") as file:
         check_format(path, file)
-        for number, line in enumerate(_lines(file), start=1):
-            if line is None or line.strip():
+        for number, line in enumerate(_lines(file, max_line_bytes), start=1):
+            if line is None:
+                yield BadLine(number, f"longer than {max_line_bytes:,} bytes")
+            elif line.strip():
                 yield _record(number, line)
 
 
@@ -206,20 +208,18 @@ def _rows(path: Path) -> Iterator[Record]:
         raise ProblemFileError(f"{path} is not a Parquet file that can be read: {error}") from error
 
 
-def _lines(file: BinaryIO) -> Iterator[bytes | None]:
+def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes | None]:
     """The file's lines; None for one over the limit, which is read in pieces and dropped."""
-    while line := file.readline(MAX_LINE_BYTES + 1):
-        if len(line) <= MAX_LINE_BYTES:
+    while line := file.readline(max_bytes + 1):
+        if len(line) <= max_bytes:
             yield line
             continue
-        while not line.endswith(b"\n") and (rest := file.readline(MAX_LINE_BYTES)):
+        while not line.endswith(b"\n") and (rest := file.readline(max_bytes)):
             line = rest
         yield None
 
 
-def _record(number: int, line: bytes | None) -> Record | BadLine:
-    if line is None:
-        return BadLine(number, f"longer than {MAX_LINE_BYTES:,} bytes")
+def _record(number: int, line: bytes) -> Record | BadLine:
     try:
         fields = json.loads(line.decode("utf-8-sig" if number == 1 else "utf-8"))
     except UnicodeDecodeError as error:

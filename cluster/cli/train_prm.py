@@ -1,0 +1,72 @@
+"""``banyan train-prm``: a reward model from solved problems, or from problems that it solves first."""
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import Progress, TaskID
+from rich.text import Text
+
+from cluster.cli.batch import Request as BatchRequest
+from cluster.cli.batch import run_batch
+from cluster.cli.progress import progress_bar
+from cluster.training.errors import TrainingError
+from cluster.training.run import OnProgress, claimed, identity_of, train
+from cluster.training.settings import TrainingPaths, TrainingSettings
+from cluster.training.solutions import InputForm, form_of, read_solved
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of the command."""
+
+    given: Path
+    output: Path
+    settings: TrainingSettings
+    solving: BatchRequest | None = None
+    """How problems are solved, if the input is problems; the output file is set here."""
+    url: str | None = None
+    config: Path | None = None
+
+
+def run_training(request: Request, console: Console) -> None:
+    """Trains a reward model in ``request.output``, resuming what is there, and prints what it is worth.
+
+    Raises:
+        TrainingError, ProblemFileError: the input or a setting cannot be used.
+    """
+    paths = TrainingPaths(request.output)
+    form = form_of(request.given)
+    identity = identity_of(request.given, request.settings)
+    if form is InputForm.PROBLEMS and request.solving is not None:
+        identity |= {"solving": request.solving.settings.search, "solving_seed": request.solving.settings.seed}
+    with claimed(paths, identity):
+        if paths.metrics.exists():
+            console.print(Text(f"{request.output} is complete already; its card is {paths.card}"), soft_wrap=True)
+            return
+        solved = request.given
+        if form is InputForm.PROBLEMS:
+            if request.solving is None:
+                raise TrainingError(f"{request.given} has problems without solutions")
+            solved = paths.solved
+            run_batch(request.solving, request.url, request.config, console)
+        problems = asyncio.run(read_solved(solved))
+        solutions = sum(solution.count for problem in problems for solution in problem.solutions)
+        console.print(Text(f"{len(problems):,} problems, {solutions:,} solutions"), style="dim")
+        with progress_bar(console) as bar:
+            metrics = asyncio.run(train(problems, request.settings, paths, _shown(bar)))
+        console.print(Text(metrics.verdict), style="green" if metrics.recommended else "yellow", soft_wrap=True)
+        console.print(Text(f"the model, its card and metrics.json are in {request.output}"), soft_wrap=True)
+
+
+def _shown(bar: Progress) -> OnProgress:
+    """Shows each stage as a bar of its own."""
+    tasks: dict[str, TaskID] = {}
+
+    def show(stage: str, done: int, total: int, note: str) -> None:
+        if stage not in tasks:
+            tasks[stage] = bar.add_task(stage, total=total, note=note)
+        bar.update(tasks[stage], completed=done, note=note)
+
+    return show

@@ -1,0 +1,1 @@
+"""Trains a process reward model on solved problems: `banyan train-prm`."""
