@@ -185,7 +185,7 @@ async def _figures(gsm8k: Path, head: str, aggregation: Aggregation) -> tuple[di
     finally:
         matcher.close()
     pool_rows = pool_file(TEST).rows
-    greedy = {problem: solution_outcome(row) for (problem, n), row in pool_rows.items() if n == 1}
+    greedy = {row["problem"]: solution_outcome(row) for row in pool_rows.values() if row["n"] == 1}
     searches = list(search_file(head).rows.values())
     lines = lines_of(greedy, pools, scored, searches, aggregation)
     figures = {
