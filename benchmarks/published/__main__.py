@@ -2,6 +2,7 @@
 
 python -m benchmarks.published sample --gsm8k DIRECTORY --minutes 120
 python -m benchmarks.published export --gsm8k DIRECTORY solutions.jsonl
+banyan train-prm solutions.jsonl HEAD --backbone MODEL
 python -m benchmarks.published score --gsm8k DIRECTORY --prm '{"model": "HEAD"}'
 python -m benchmarks.published search --gsm8k DIRECTORY --prm '{"model": "HEAD"}' --n 8 --minutes 60
 python -m benchmarks.published report --gsm8k DIRECTORY
@@ -25,6 +26,7 @@ from benchmarks.published.sampling import sample
 from benchmarks.published.scoring import score_pool
 from benchmarks.published.searching import SEARCHES, search_all, search_field
 from benchmarks.published.strategies import PoolSolution, pool_of, solution_outcome
+from benchmarks.published.training import exported_lines, held_out
 from benchmarks.published.verifier import knowledge
 from benchmarks.record import RESULTS, show_claims, write_result
 from deployments.config import AppConfig
@@ -39,14 +41,11 @@ TRAIN, TEST = "train", "test"
 SOLUTIONS = {TRAIN: 8, TEST: 16}
 """Solutions in the pool of a problem."""
 TRAIN_PROBLEMS, TEST_PROBLEMS = 120, 200
-HELD_OUT = 30
-"""Training problems, the last ones, that the reward model is not made of: its layers and aggregation are chosen by
-them."""
-
 Gsm8k = Annotated[Path, typer.Option(help="Directory with GSM8K's train.jsonl and test.jsonl.")]
 Minutes = Annotated[float, typer.Option(min=0.1, help="Ends after this time, whatever is missing then.")]
 Requests = Annotated[int, typer.Option(min=1, max=256, help="Solutions or steps written at a time.")]
 Threads = Annotated[int, typer.Option(min=1, help="Cores of an engine.")]
+TrainProblems = Annotated[int, typer.Option(min=10, help="Training problems that the reward model is made of.")]
 Prm = Annotated[str, typer.Option(help="The settings `prm` of the application, as JSON.")]
 Head = Annotated[str, typer.Option(help="Name of the reward model in the names of its files of rows.")]
 
@@ -89,18 +88,10 @@ def sample_command(
 def export(
     gsm8k: Gsm8k,
     path: Annotated[Path, typer.Argument(help="JSONL file of {problem, steps, correct} for `banyan train-prm`.")],
-    held_out: Annotated[bool, typer.Option(help="The problems that are held out, in place of the others.")] = False,
+    train: TrainProblems = TRAIN_PROBLEMS,
 ) -> None:
     """Writes the solutions of training problems as `banyan train-prm` takes them."""
-    problems = chosen_problems(gsm8k, TRAIN, TRAIN_PROBLEMS)
-    chosen = problems[-HELD_OUT:] if held_out else problems[:-HELD_OUT]
-    pool, n = pool_file(TRAIN), SOLUTIONS[TRAIN]
-    lines = [
-        json.dumps({"problem": problem.text, "steps": solution["steps"], "correct": solution["correct"]})
-        for problem in chosen
-        if (problem.id, n) in pool
-        for solution in pool.rows[problem.id, n]["solutions"]
-    ]
+    lines = exported_lines(chosen_problems(gsm8k, TRAIN, train), SOLUTIONS[TRAIN], pool_file(TRAIN))
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     console.print(f"{len(lines)} solutions in {path}")
 
@@ -110,6 +101,7 @@ def score(
     gsm8k: Gsm8k,
     prm: Prm,
     head: Head = "head",
+    train: TrainProblems = TRAIN_PROBLEMS,
     minutes: Minutes = 60.0,
     requests: Requests = 64,
     threads: Threads = 2,
@@ -119,7 +111,10 @@ def score(
 
     async def run() -> None:
         async with started_scorer(prm_settings(prm, requests, threads)) as scorer:
-            for split, problems in ((TRAIN, _held_out(gsm8k)), (TEST, chosen_problems(gsm8k, TEST, TEST_PROBLEMS))):
+            for split, problems in (
+                (TRAIN, _held_out(gsm8k, train)),
+                (TEST, chosen_problems(gsm8k, TEST, TEST_PROBLEMS)),
+            ):
                 n = SOLUTIONS[split]
                 await score_pool(scorer, problems, n, pool_file(split), reward_file(split, head), ends_at)
 
@@ -162,11 +157,12 @@ def search(
 def report(
     gsm8k: Gsm8k,
     head: Head = "head",
+    train: TrainProblems = TRAIN_PROBLEMS,
     aggregation: Annotated[Aggregation, typer.Option(help="As chosen by the held-out problems.")] = Aggregation.LAST,
     keep: Annotated[bool, typer.Option(help="Write the figures to benchmarks/results.")] = False,
 ) -> None:
     """Prints the tables, and what the reward model knows."""
-    figures, lines = asyncio.run(_figures(gsm8k, head, aggregation))
+    figures, lines = asyncio.run(_figures(gsm8k, head, train, aggregation))
     console.print_json(json.dumps({name: figures[name] for name in ("held_out", "test", "pass")}))
     console.print(table(lines))
     show_claims(console, figures["claims"])
@@ -174,14 +170,14 @@ def report(
         console.print(f"kept in {write_result('published', figures)}")
 
 
-async def _figures(gsm8k: Path, head: str, aggregation: Aggregation) -> tuple[dict[str, Any], list[Any]]:
+async def _figures(gsm8k: Path, head: str, train: int, aggregation: Aggregation) -> tuple[dict[str, Any], list[Any]]:
     matcher = AnswerMatcher()
     await matcher.start()
     try:
         test_problems = chosen_problems(gsm8k, TEST, TEST_PROBLEMS)
         pools = await _pools(TEST, test_problems, None, matcher)
         scored = await _pools(TEST, test_problems, head, matcher)
-        held_out = await _pools(TRAIN, _held_out(gsm8k), head, matcher)
+        held_out_pools = await _pools(TRAIN, _held_out(gsm8k, train), head, matcher)
     finally:
         matcher.close()
     pool_rows = pool_file(TEST).rows
@@ -191,7 +187,7 @@ async def _figures(gsm8k: Path, head: str, aggregation: Aggregation) -> tuple[di
     figures = {
         "claims": claims_of(lines),
         "aggregation": aggregation,
-        "held_out": [knowledge(held_out, how) for how in Aggregation] if held_out else [],
+        "held_out": [knowledge(held_out_pools, how) for how in Aggregation] if held_out_pools else [],
         "test": knowledge(scored, aggregation) if scored else None,
         "pass": pass_rates(pools),
         "strategies": [line.as_json() for line in lines],
@@ -215,8 +211,8 @@ async def _pools(
     }
 
 
-def _held_out(gsm8k: Path) -> list[MathProblem]:
-    return chosen_problems(gsm8k, TRAIN, TRAIN_PROBLEMS)[-HELD_OUT:]
+def _held_out(gsm8k: Path, train: int) -> list[MathProblem]:
+    return held_out(chosen_problems(gsm8k, TRAIN, train), SOLUTIONS[TRAIN], pool_file(TRAIN))
 
 
 if __name__ == "__main__":

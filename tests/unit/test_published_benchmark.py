@@ -15,7 +15,11 @@ from benchmarks.published.sampling import NoScorer, in_parallel, pool_row
 from benchmarks.published.scoring import score_pool
 from benchmarks.published.searching import SEARCHES, search_field
 from benchmarks.published.strategies import Outcome, PoolSolution, any_right, pool_of, voted
+from benchmarks.published.training import exported_lines, held_out
 from benchmarks.published.verifier import knowledge
+from cluster.training.labels import split_problems
+from cluster.training.settings import TrainingSettings
+from cluster.training.solutions import read_solved
 from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import SelectionRule
 from search.run.environment import SearchEnvironment
@@ -230,3 +234,22 @@ async def test_a_pool_has_every_solution_even_of_equal_texts_and_is_scored_once(
     assert len(scorer.requests) == 1
     scored = rewards.rows[problem.id, 8]["rewards"]
     assert [len(each) for each in scored] == [len(each["steps"]) for each in row["solutions"]]
+
+
+async def test_what_is_exported_is_what_training_reads_and_holds_out(gsm8k: Path, tmp_path: Path) -> None:
+    problems = chosen_problems(gsm8k, "test", 12)
+    pool = RowFile(tmp_path / "pool", ("problem", "n"))
+    for index, problem in enumerate(problems):
+        written = {"steps": [f"{index} and\n\n", "so on"], "tokens": [2, 2], "answer": None, "end": "length"}
+        solutions = [written | {"correct": correct} for correct in (True, False)]
+        pool.append({"problem": problem.id, "n": 2, "solutions": solutions})
+    path = tmp_path / "solutions.jsonl"
+    path.write_text("\n".join(exported_lines(problems, 2, pool)))
+    solved = await read_solved(path)
+    assert {each.question for each in solved} == {problem.text for problem in problems}
+    defaults = TrainingSettings(backbone="")
+    split = split_problems(solved, defaults.held_out, defaults.seed)
+    assert {each.text for each in held_out(problems, 2, pool)} == {each.question for each in split.card}
+    assert len(held_out(problems, 2, pool)) == 2
+    with pytest.raises(ValueError, match="has no 2 solutions yet"):
+        held_out(chosen_problems(gsm8k, "test", 13), 2, pool)
