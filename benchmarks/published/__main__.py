@@ -26,7 +26,7 @@ from benchmarks.published.sampling import sample
 from benchmarks.published.scoring import score_pool
 from benchmarks.published.searching import SEARCHES, search_all, search_field
 from benchmarks.published.strategies import PoolSolution, pool_of, solution_outcome
-from benchmarks.published.training import exported_lines, held_out
+from benchmarks.published.training import exported_lines, held_out, split_of
 from benchmarks.published.verifier import knowledge
 from benchmarks.record import RESULTS, show_claims, write_result
 from deployments.config import AppConfig
@@ -47,6 +47,7 @@ Requests = Annotated[int, typer.Option(min=1, max=256, help="Solutions or steps 
 Threads = Annotated[int, typer.Option(min=1, help="Cores of an engine.")]
 TrainProblems = Annotated[int, typer.Option(min=10, help="Training problems that the reward model is made of.")]
 Prm = Annotated[str, typer.Option(help="The settings `prm` of the application, as JSON.")]
+Keep = Annotated[bool, typer.Option(help="Write the figures to benchmarks/results.")]
 Head = Annotated[str, typer.Option(help="Name of the reward model in the names of its files of rows.")]
 
 
@@ -94,6 +95,25 @@ def export(
     lines = exported_lines(chosen_problems(gsm8k, TRAIN, train), SOLUTIONS[TRAIN], pool_file(TRAIN))
     path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     console.print(f"{len(lines)} solutions in {path}")
+
+
+@app.command()
+def layers(
+    gsm8k: Gsm8k,
+    depth: Annotated[list[int], typer.Option(min=1, help="Layers of the reward model; may be repeated.")],
+    train: TrainProblems = TRAIN_PROBLEMS,
+    model: str = GENERATOR,
+    threads: Threads = 2,
+    keep: Keep = False,
+) -> None:
+    """Compares depths of the reward model on the held-out training problems."""
+    from benchmarks.published.layers import compared
+
+    split = split_of(chosen_problems(gsm8k, TRAIN, train), SOLUTIONS[TRAIN], pool_file(TRAIN))
+    found = asyncio.run(compared(split, model, depth, threads))
+    console.print_json(json.dumps(found))
+    if keep:
+        console.print(f"kept in {write_result('published_layers', {'problems': train, 'depths': found})}")
 
 
 @app.command()
@@ -159,7 +179,7 @@ def report(
     head: Head = "head",
     train: TrainProblems = TRAIN_PROBLEMS,
     aggregation: Annotated[Aggregation, typer.Option(help="As chosen by the held-out problems.")] = Aggregation.LAST,
-    keep: Annotated[bool, typer.Option(help="Write the figures to benchmarks/results.")] = False,
+    keep: Keep = False,
 ) -> None:
     """Prints the tables, and what the reward model knows."""
     figures, lines = asyncio.run(_figures(gsm8k, head, train, aggregation))

@@ -1,12 +1,13 @@
 """Solutions of training problems as `banyan train-prm` takes them, and which of these problems it holds out."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.published.problems import MathProblem
 from benchmarks.published.rows import RowFile
-from cluster.training.labels import split_problems
+from cluster.training.labels import Split, split_problems
 from cluster.training.settings import TrainingSettings
 from cluster.training.solutions import Solution, SolvedProblem
 
@@ -26,14 +27,23 @@ def held_out(problems: Sequence[MathProblem], n: int, pool: RowFile) -> list[Mat
     Raises:
         ValueError: a problem has no solutions yet.
     """
-    defaults = TrainingSettings(backbone="")
-    solved = [
-        SolvedProblem(problem.text, [Solution(tuple(each["steps"]), each["correct"]) for each in solutions])
-        for problem in problems
-        if (solutions := _solutions(problem, n, pool))
-    ]
-    card = {each.question for each in split_problems(solved, defaults.held_out, defaults.seed).card}
+    card = {each.question for each in split_of(problems, n, pool).card}
     return [problem for problem in problems if problem.text in card]
+
+
+def split_of(problems: Sequence[MathProblem], n: int, pool: RowFile) -> Split:
+    """The split of a training with the default settings on these solutions; raises as `held_out`."""
+    defaults = TrainingSettings(backbone="")
+    solved = [SolvedProblem(problem.text, _read(_solutions(problem, n, pool))) for problem in problems]
+    return split_problems(solved, defaults.held_out, defaults.seed)
+
+
+def _read(solutions: Sequence[dict[str, Any]]) -> list[Solution]:
+    """Solutions as training reads them from a file: without whitespace around steps, each once."""
+    counts = Counter(
+        (tuple(step.strip() for step in each["steps"] if step.strip()), each["correct"]) for each in solutions
+    )
+    return [Solution(steps, correct, count) for (steps, correct), count in counts.items()]
 
 
 def _solutions(problem: MathProblem, n: int, pool: RowFile) -> list[dict[str, Any]]:

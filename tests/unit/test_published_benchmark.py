@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.published.intervals import paired_bootstrap
+from benchmarks.published.layers import SHOWN, compared
 from benchmarks.published.problems import INSTRUCTION, chosen_problems
 from benchmarks.published.report import MAJORITY, WEIGHTED, claims_of, lines_of, pass_rates
 from benchmarks.published.rows import Row, RowFile
@@ -15,11 +16,13 @@ from benchmarks.published.sampling import NoScorer, in_parallel, pool_row
 from benchmarks.published.scoring import score_pool
 from benchmarks.published.searching import SEARCHES, search_field
 from benchmarks.published.strategies import Outcome, PoolSolution, any_right, pool_of, voted
-from benchmarks.published.training import exported_lines, held_out
+from benchmarks.published.training import exported_lines, held_out, split_of
 from benchmarks.published.verifier import knowledge
 from cluster.training.labels import split_problems
-from cluster.training.settings import TrainingSettings
+from cluster.training.run import claimed, train
+from cluster.training.settings import TrainingPaths, TrainingSettings
 from cluster.training.solutions import read_solved
+from deployments.engines.settings import EMBEDDED_GENERATOR
 from search.answers.equivalence import AnswerMatcher
 from search.answers.voting import SelectionRule
 from search.run.environment import SearchEnvironment
@@ -253,3 +256,22 @@ async def test_what_is_exported_is_what_training_reads_and_holds_out(gsm8k: Path
     assert len(held_out(problems, 2, pool)) == 2
     with pytest.raises(ValueError, match="has no 2 solutions yet"):
         held_out(chosen_problems(gsm8k, "test", 13), 2, pool)
+
+
+async def test_all_layers_give_the_reward_model_that_train_prm_makes(gsm8k: Path, tmp_path: Path) -> None:
+    problems = chosen_problems(gsm8k, "test", 20)
+    pool = RowFile(tmp_path / "pool", ("problem", "n"))
+    for index, problem in enumerate(problems):
+        texts = [f"{index} + {number} = {index * number}\n\n" for number in range(4)]
+        solutions = [{"steps": [text, texts[0]], "correct": len(text) % 2 == 0} for text in texts]
+        pool.append({"problem": problem.id, "n": 4, "solutions": solutions})
+    path = tmp_path / "solutions.jsonl"
+    path.write_text("\n".join(exported_lines(problems, 4, pool)))
+    settings = TrainingSettings(backbone=EMBEDDED_GENERATOR)
+    with claimed(paths := TrainingPaths(tmp_path / "head"), {}):
+        trained = await train(await read_solved(path), settings, paths, lambda *_: None)
+    first, last = await compared(split_of(problems, 4, pool), EMBEDDED_GENERATOR, [1, 4], threads=1)
+    assert (first["depth"], last["depth"]) == (1, 4)
+    for name in SHOWN:
+        assert last[name] == pytest.approx(getattr(trained, name), abs=1e-3)
+    assert first["weighted"] is not None
