@@ -78,9 +78,9 @@ def sample_command(
 
     async def run() -> None:
         async with started_generator(generator_settings(model, requests, threads)) as (engine, matcher):
-            for split, count, n in ((TRAIN, train, SOLUTIONS[TRAIN]), (TEST, test, SOLUTIONS[TEST]), (TEST, test, 1)):
+            for split, count, widths in ((TRAIN, train, [SOLUTIONS[TRAIN]]), (TEST, test, [SOLUTIONS[TEST], 1])):
                 problems = chosen_problems(gsm8k, split, count)
-                await sample(engine, matcher, problems, n, pool_file(split), requests, ends_at)
+                await sample(engine, matcher, problems, widths, pool_file(split), requests, ends_at)
 
     asyncio.run(run())
 

@@ -37,24 +37,26 @@ async def sample(
     engine: "GenerationEngine",
     matcher: AnswerMatcher,
     problems: Sequence[MathProblem],
-    n: int,
+    widths: Sequence[int],
     rows: RowFile,
     requests: int,
     ends_at: float,
 ) -> None:
-    """Writes ``n`` solutions for each of ``problems`` that has no row yet; for ``n = 1`` the greedy one.
+    """Writes the solutions of each of ``problems`` that has no row yet: as many as each of ``widths`` says, the greedy
+    one for a width of 1.
 
-    At most ``requests`` solutions are in flight. Ends at ``ends_at`` (of ``time.monotonic``), whatever is in
-    flight then.
+    About ``requests`` solutions are in flight. Ends at ``ends_at`` (of ``time.monotonic``), whatever is in flight then.
     """
     environment = SearchEnvironment(engine, NoScorer(), CONTEXT_TOKENS, matcher)
 
-    async def work(problem: MathProblem) -> Row:
+    async def work(item: tuple[MathProblem, int]) -> Row:
+        problem, n = item
         prompt = engine.encode_chat([{"role": "user", "content": problem.text}])
         return await pool_row(problem, prompt, n, environment)
 
-    missing = [problem for problem in problems if (problem.id, n) not in rows]
-    await in_parallel(missing, work, rows.append, max(1, requests // n), ends_at)
+    missing = [(problem, n) for problem in problems for n in widths if (problem.id, n) not in rows]
+    in_flight = max(1, requests * len(widths) // sum(widths))
+    await in_parallel(missing, work, rows.append, in_flight, ends_at)
 
 
 async def in_parallel(
