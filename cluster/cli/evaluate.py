@@ -12,7 +12,7 @@ from rich.progress import Progress
 from rich.text import Text
 
 from cluster.cli.endpoint import Target, target
-from cluster.cli.failures import bad_lines, fail, refuse
+from cluster.cli.failures import bad_lines, fail, refuse, unwritten
 from cluster.cli.progress import progress_bar
 from cluster.client.client import Client
 from cluster.evaluation.loop import Plan, evaluate
@@ -90,7 +90,7 @@ def _training_file(path: Path | None) -> TrainingFile | nullcontext[None]:
     try:
         return TrainingFile(path)
     except OSError as error:
-        refuse(_unwritten(path, error))
+        refuse(unwritten(path, error))
 
 
 async def _ask_all(
@@ -143,13 +143,13 @@ def _save(request: Request, results: Results, complete: bool, console: Console) 
             settings = _settings(request, results)
             write_json(request.json_file, report(settings, results.summaries, results.rows, complete))
         except OSError as error:
-            failures.append(_unwritten(request.json_file, error))
+            failures.append(unwritten(request.json_file, error))
     if results.export is not None:
         try:
             results.export.finish()
             console.print(Text(results.export.summary), soft_wrap=True)
         except OSError as error:
-            failures.append(_unwritten(results.export.path, error))
+            failures.append(unwritten(results.export.path, error))
     if failures:
         refuse("\n".join(failures))
 
@@ -164,7 +164,3 @@ def _settings(request: Request, results: Results) -> dict[str, Any]:
         "endpoint": results.endpoint,
         "model": results.model,
     }
-
-
-def _unwritten(path: Path, error: OSError) -> str:
-    return f"cannot write {path}: {error.strerror or error}"

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NoReturn
 
 import typer
@@ -47,6 +48,11 @@ def fail(message: str, status: int = 1) -> NoReturn:
 
 def refuse(message: str) -> NoReturn:
     fail(message, 2)
+
+
+def unwritten(path: Path, error: OSError) -> str:
+    """Message for a file that could not be written."""
+    return f"cannot write {path}: {error.strerror or error}"
 
 
 def bad_lines(lines: tuple[object, ...]) -> list[str]:

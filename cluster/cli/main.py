@@ -1,5 +1,4 @@
-"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, tree, eval, batch,
-train-prm."""
+"""The ``banyan`` command: serve, keys, plan, problems, strategies, solve, tree, eval, check-prm, train-prm, batch."""
 
 import asyncio
 import itertools
@@ -254,6 +253,59 @@ def evaluate(
     )
     with plain_failures():
         run_evaluation(request, url, config, Console(file=sys.stdout))
+
+
+@app.command("check-prm")
+def check_prm(
+    solutions: Annotated[
+        Path,
+        typer.Argument(
+            metavar="FILE",
+            help="Solutions that are known to be right or wrong: ProcessBench, PRM800K, exported trees, or JSON lines "
+            "with question, steps, and correct or labels.",
+            show_default=False,
+        ),
+    ],
+    threshold: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="A step with a lower reward counts as a mistake.")
+    ] = 0.5,
+    url: Url = None,
+    config: Config = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The figures and every reward, as one JSON object.", show_default=False)
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Reliability diagram and ROC curve, as SVG.", show_default=False)
+    ] = None,
+    in_flight: Annotated[int, typer.Option(min=1, max=1024, help="Solutions scored at once.")] = 16,
+    on_bad_line: Annotated[
+        OnBadLine, typer.Option(help="What to do about a line that cannot be used.")
+    ] = OnBadLine.REFUSE,
+    limit: Annotated[
+        int | None, typer.Option(min=1, max=MAX_PROBLEMS, help="Only the first solutions.", show_default=False)
+    ] = None,
+    timeout: Timeout = 600,
+    api_key: Key = None,
+) -> None:
+    """Measure what a reward model knows: steps, first mistakes, calibration, outcomes, speed."""
+    from cluster.cli.check_prm import Request, run_check
+
+    files = [solutions, *(_writable(file) for file in (output, plot) if file is not None)]
+    if len({os.path.realpath(file) for file in files}) < len(files):
+        refuse("FILE, --output and --plot must be different files")
+    request = Request(
+        solutions=solutions,
+        threshold=threshold,
+        in_flight=in_flight,
+        on_bad_line=on_bad_line,
+        limit=limit,
+        output=output,
+        plot_file=plot,
+        timeout_s=timeout,
+        api_key=api_key,
+    )
+    with plain_failures():
+        run_check(request, url, config, Console(file=sys.stdout))
 
 
 @app.command()

@@ -11,6 +11,7 @@ from rich.text import Text
 from cluster.cli.batch import Request as BatchRequest
 from cluster.cli.batch import run_batch
 from cluster.cli.progress import progress_bar
+from cluster.training.backbone import backbone_config
 from cluster.training.errors import TrainingError
 from cluster.training.run import OnProgress, claimed, identity_of, train
 from cluster.training.settings import TrainingPaths, TrainingSettings
@@ -38,6 +39,7 @@ def run_training(request: Request, console: Console) -> None:
     """
     paths = TrainingPaths(request.output)
     form = form_of(request.given)
+    backbone_config(request.settings.backbone)  # refused before anything is solved
     identity = identity_of(request.given, request.settings)
     if form is InputForm.PROBLEMS and request.solving is not None:
         identity |= {"solving": request.solving.settings.search, "solving_seed": request.solving.settings.seed}

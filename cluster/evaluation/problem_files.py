@@ -11,11 +11,11 @@ import codecs
 import hashlib
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 
 from search.answers.extraction import boxed_answer
 
@@ -36,6 +36,9 @@ OTHER_FORMATS = {
 """By their first bytes, what files are that one may take for JSON lines, and what to do."""
 FINAL_ANSWER = "####"
 """Marker before the answer at the end of GSM8K's solutions."""
+
+
+Parsed = TypeVar("Parsed")
 
 
 class OnBadLine(StrEnum):
@@ -102,28 +105,52 @@ def read_problems(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: 
         ProblemFileError: the file cannot be read, has no usable line, has more than ``MAX_PROBLEMS``
             problems, or has bad lines that are to be refused.
     """
-    problems: list[EvalProblem] = []
+
+    def parse(record: Record) -> list[EvalProblem] | BadLine:
+        parsed = parse_problem(record)
+        return parsed if isinstance(parsed, BadLine) else [parsed]
+
+    return ProblemFile(*usable_lines(path, parse, "problems", on_bad_line, limit))
+
+
+def usable_lines(
+    path: Path,
+    parse: Callable[[Record], list[Parsed] | BadLine],
+    noun: str,
+    on_bad_line: OnBadLine = OnBadLine.REFUSE,
+    limit: int | None = None,
+) -> tuple[list[Parsed], list[BadLine]]:
+    """The first ``limit`` items of a file (all without a limit), and the bad lines among them; skips empty lines.
+
+    Args:
+        parse: returns the items of a line.
+        noun: names the items in messages.
+
+    Raises:
+        ProblemFileError: as `read_problems`.
+    """
+    items: list[Parsed] = []
     bad: list[BadLine] = []
     try:
         for record in read_records(path):
-            if limit is not None and len(problems) >= limit:
+            if limit is not None and len(items) >= limit:
                 break
-            parsed = parse_problem(record) if isinstance(record, Record) else record
-            if isinstance(parsed, EvalProblem):
-                problems.append(parsed)
-            else:
+            parsed = parse(record) if isinstance(record, Record) else record
+            if isinstance(parsed, BadLine):
                 bad.append(parsed)
-            if len(problems) > MAX_PROBLEMS:
-                raise ProblemFileError(f"{path} has more than {MAX_PROBLEMS:,} problems")
+            else:
+                items += parsed
+            if len(items) > MAX_PROBLEMS:
+                raise ProblemFileError(f"{path} has more than {MAX_PROBLEMS:,} {noun}")
             if len(bad) >= MAX_BAD_LINES:
                 raise ProblemFileError(f"{path} has {MAX_BAD_LINES:,} bad lines or more", tuple(bad))
     except OSError as error:
         raise ProblemFileError(f"cannot read {path}: {error.strerror or error}") from error
     if bad and on_bad_line is OnBadLine.REFUSE:
         raise ProblemFileError(f"{path} has {_count(len(bad), 'bad line')}", tuple(bad))
-    if not problems:
-        raise ProblemFileError(f"{path} has no problems", tuple(bad))
-    return ProblemFile(problems, bad)
+    if not items:
+        raise ProblemFileError(f"{path} has no {noun}", tuple(bad))
+    return items[:limit], bad
 
 
 def read_records(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record | BadLine]:

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,11 +62,12 @@ def summary_table(summaries: Sequence[StrategySummary]) -> Table:
 
 def error_lines(rows: Sequence[Row], most: int = 3) -> list[str]:
     """The most frequent errors with their counts; empty without errors."""
-    counts: dict[str, int] = {}
-    for row in rows:
-        if row.error is not None:
-            counts[row.error] = counts.get(row.error, 0) + 1
-    ranked = sorted(counts.items(), key=lambda item: -item[1])
+    return most_frequent([row.error for row in rows if row.error is not None], most)
+
+
+def most_frequent(errors: Iterable[str], most: int = 3) -> list[str]:
+    """The most frequent of these errors with their counts; empty without errors."""
+    ranked = Counter(errors).most_common()
     lines = [f"{count} × {message}" for message, count in ranked[:most]]
     return lines + ([f"and {len(ranked) - most} more kinds of error"] if len(ranked) > most else [])
 
@@ -86,9 +88,14 @@ def report(
 
 def write_json(path: Path, content: dict[str, Any]) -> None:
     """Writes the file atomically."""
+    write_text(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Writes the file atomically."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.tmp")
     try:
-        draft.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        draft.write_text(content, encoding="utf-8")
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)

@@ -4,10 +4,13 @@ Layers are called one by one, so that the frozen ones run once and the trained o
 architectures whose layers are alike and look at all earlier tokens (`FORMS`).
 """
 
+import copy
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
+import transformers
+from pydantic import ValidationError
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoTokenizer, PreTrainedTokenizerBase
 
@@ -50,14 +53,16 @@ class Backbone(nn.Module):
             BackboneRefused: it cannot be loaded, or is of an architecture that is not in `FORMS`.
         """
         super().__init__()
-        self.path = EngineSettings(model=settings.backbone).model_path
-        self.config = _config(self.path)
-        self.form, architecture = FORMS[self.config.model_type]
+        self.path = _path(settings.backbone)
+        self.form, architecture = FORMS[backbone_config(settings.backbone).model_type]
+        transformers.logging.set_verbosity_error()  # it warns of the language model's head, which is not used
+        transformers.logging.disable_progress_bar()
         try:
             model = AutoModel.from_pretrained(self.path, dtype="auto", attn_implementation="sdpa")
             self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.path)
         except (OSError, ValueError, RuntimeError) as error:
             raise BackboneRefused(f"{settings.backbone} cannot be loaded: {error}") from error
+        self.config = model.config
         self.dtype: torch.dtype = model.dtype
         self.reader = self._reader()
         if self.form == "step_head":
@@ -65,13 +70,13 @@ class Backbone(nn.Module):
         depth = settings.depth or len(model.layers)
         if settings.layers > depth:
             raise BackboneRefused(f"layers is {settings.layers}, but the reward model has only {depth}")
-        layers = [*model.layers[:depth], *self._new_layers(type(model.layers[0]), len(model.layers), depth)]
+        self._describe(depth, architecture)
+        layers = [*model.layers[:depth], *self._new_layers(model.layers, depth - len(model.layers))]
         self.embed = model.embed_tokens
         self.rotary = model.rotary_emb
         self.frozen = nn.ModuleList(layers[: depth - settings.layers])
         self.trained = nn.ModuleList(layers[depth - settings.layers :]).float()
         self.norm = model.norm
-        self._describe(depth, architecture)
         self.requires_grad_(False)
         if settings.layers:
             self.norm.float()
@@ -132,7 +137,7 @@ class Backbone(nn.Module):
         reader: Head = settings.reader(settings, self.tokenizer)
         return reader
 
-    def _add_tag(self, model: nn.Module, trained: bool) -> None:
+    def _add_tag(self, model: Any, trained: bool) -> None:
         """Gives the step tag a row of the embedding: that of the step delimiter, in whose place it stands, unless the
         model was ``trained`` with the tag."""
         tag = self.tokenizer.convert_tokens_to_ids(StepHeadSettings().step_tag)
@@ -144,18 +149,16 @@ class Backbone(nn.Module):
             with torch.no_grad():
                 model.embed_tokens.weight[tag] = model.embed_tokens.weight[delimiter]
 
-    def _new_layers(self, kind: type[nn.Module], present: int, depth: int) -> list[nn.Module]:
-        """Layers on top of those that are ``present``, which at first add nothing to their input."""
+    def _new_layers(self, present: nn.ModuleList, number: int) -> list[nn.Module]:
+        """Layers that at first add nothing to their input: copies of the first ones, whose heads attend to nearby
+        tokens, with the last weights of attention and MLP at zero."""
         layers: list[nn.Module] = []
-        for index in range(present, depth):
-            self.config.layer_types = None
-            layer: Any = kind(self.config, index)
+        for index in range(number):
+            layer = copy.deepcopy(present[index % len(present)])
             for name, part in layer.named_parameters():
-                if part.ndim == 2:
-                    nn.init.normal_(part, std=self.config.initializer_range)
-                if name.startswith(("self_attn.o_proj", "mlp.down_proj")) or name.endswith("bias"):
+                if name.startswith(("self_attn.o_proj", "mlp.down_proj")):
                     nn.init.zeros_(part)
-            layers.append(layer.to(self.dtype))
+            layers.append(layer)
         return layers
 
     def _describe(self, depth: int, architecture: str) -> None:
@@ -168,7 +171,13 @@ class Backbone(nn.Module):
         self.config.tie_word_embeddings = False
 
 
-def _config(path: str) -> Any:
+def backbone_config(backbone: str) -> Any:
+    """The backbone's configuration, read without its weights.
+
+    Raises:
+        BackboneRefused: it cannot be read, or a head cannot be trained on its architecture.
+    """
+    path = _path(backbone)
     if Path(path).is_absolute() and not (Path(path) / "config.json").is_file():
         raise BackboneRefused(f"{path} is not a model directory: it has no config.json")
     try:
@@ -183,3 +192,10 @@ def _config(path: str) -> Any:
     if getattr(config, "quantization_config", None) is not None:
         raise BackboneRefused(f"{path} is quantized; name the model that it was made from")
     return config
+
+
+def _path(backbone: str) -> str:
+    try:
+        return EngineSettings(model=backbone).model_path
+    except ValidationError as error:
+        raise BackboneRefused(str(error.errors()[0]["msg"])) from None

@@ -117,13 +117,14 @@ async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolu
     mean = statistics.fmean(gains)
     error = Z * statistics.stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 1.0
     rewards, rights = zip(*steps.values(), strict=True)
+    of_ends, ends = zip(*outcomes, strict=True)
     return Metrics(
         problems=len(by_problem),
         solutions=sum(map(len, by_problem)),
         steps=len(steps),
         share_right=statistics.fmean(rights),
         step_auc=step_auc(rewards, rights),
-        calibration_error=expected_calibration_error(*zip(*outcomes, strict=True)),
+        calibration_error=expected_calibration_error(of_ends, ends),
         first_mistake_accuracy=found.erroneous,
         first_mistake_f1=found.f1,
         best_of_n=whole.best,

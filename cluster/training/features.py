@@ -4,6 +4,7 @@ A shard is one batch. A shard that is there is not computed again, so a killed t
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,7 +22,8 @@ BUCKET = 16 * BATCH
 """Solutions among which those of similar length share a shard."""
 
 
-class EncodedSolution(NamedTuple):
+@dataclass(frozen=True)
+class EncodedSolution:
     """Token ids of a solution, with a label for each."""
 
     problem: int

@@ -55,7 +55,7 @@ def split_problems(problems: Sequence[SolvedProblem], held_out: float, seed: int
         TrainingError: there are fewer than `MIN_PROBLEMS`, or all solutions to train on are right, or all are wrong.
     """
     if len(problems) < MIN_PROBLEMS:
-        raise TrainingError(f"{len(problems)} problems have a solution; at least {MIN_PROBLEMS} are needed")
+        raise TrainingError(f"problems with a solution: {len(problems)}; at least {MIN_PROBLEMS} are needed")
     ordered = sorted(problems, key=lambda each: hashlib.sha256(f"{seed}:{each.question}".encode()).digest())
     card = max(2, round(held_out * len(ordered)))
     stop = max(1, round(held_out / 2 * len(ordered)))

@@ -128,6 +128,7 @@ def _write_model(scorer: Scorer, paths: TrainingPaths) -> None:
     backbone.tokenizer.save_pretrained(paths.output)
     draft = paths.work / "model.tmp"
     save_file(backbone.weights() | scorer.head.exported(), draft, metadata={"format": "pt"})
+    draft.chmod(0o644)  # safetensors makes it the owner's alone
     draft.replace(paths.output / "model.safetensors")
 
 

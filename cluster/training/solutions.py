@@ -11,6 +11,7 @@ Every ended path of a tree is a solution. A solution that was written several ti
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -40,7 +41,8 @@ class InputForm(StrEnum):
     """Problems with answers, which have to be solved first."""
 
 
-class Solution(NamedTuple):
+@dataclass(frozen=True)
+class Solution:
     """A solution of a problem."""
 
     steps: tuple[str, ...]
@@ -99,10 +101,11 @@ async def read_solved(path: Path) -> list[SolvedProblem]:
                 raise _bad(path, record)
             question, read = await _solutions(path, record, form, matcher)
             known = found.setdefault(question, {})
-            for steps, right, count in read:
-                known[steps, right] = known.get((steps, right), 0) + count
+            for each in read:
+                key = each.steps, each.right
+                known[key] = known.get(key, 0) + each.count
                 solutions += 1
-                characters += sum(map(len, steps))
+                characters += sum(map(len, each.steps))
             for number, most, name in (
                 (len(found), MAX_PROBLEMS, "problems"),
                 (solutions, MAX_SOLUTIONS, "solutions"),

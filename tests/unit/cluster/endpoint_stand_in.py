@@ -108,6 +108,15 @@ class Endpoint:
     async def health(self, _request: Request) -> Response:
         return JSONResponse({"status": "ok"})
 
+    async def score(self, request: Request) -> Response:
+        """Steps that say that they are wrong get 0.1, all others 0.9."""
+        body = await request.json()
+        self.requests.append(body)
+        if body["question"] in self.broken_questions:
+            return _error(503, "the reward model failed")
+        rewards = [0.1 if "wrong" in step else 0.9 for step in body["steps"]]
+        return JSONResponse({"object": "score", "rewards": rewards, "usage": USAGE})
+
     async def completions(self, request: Request) -> Response:
         body = await request.json()
         self.requests.append(body)
@@ -202,6 +211,7 @@ def listening(host: str = "127.0.0.1") -> Iterator[Endpoint]:
         Route("/v1/models", stand_in.models),
         Route("/health", stand_in.health),
         Route("/v1/chat/completions", stand_in.completions, methods=["POST"]),
+        Route("/v1/score", stand_in.score, methods=["POST"]),
         Route("/v1/search", stand_in.completions, methods=["POST"]),
     ]
     started = threading.Event()

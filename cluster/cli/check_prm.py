@@ -1,0 +1,134 @@
+"""``banyan check-prm``: what a reward model knows, before anybody searches with it."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from cluster.cli.endpoint import Target, target
+from cluster.cli.failures import bad_lines, fail, refuse, unwritten
+from cluster.cli.progress import progress_bar
+from cluster.client.printable import printable
+from cluster.evaluation.prm_check import FORMAT, PrmSummary, ScoredSolution, score_all, summarize
+from cluster.evaluation.prm_metrics import DECISION_THRESHOLD
+from cluster.evaluation.prm_plot import plot
+from cluster.evaluation.prm_tables import reliability_table, summary_table
+from cluster.evaluation.problem_files import OnBadLine
+from cluster.evaluation.reports import most_frequent, write_json, write_text
+from cluster.evaluation.step_files import LabelledSolution, read_solutions
+
+
+@dataclass(frozen=True)
+class Request:
+    """Options of the command."""
+
+    solutions: Path
+    threshold: float = DECISION_THRESHOLD
+    in_flight: int = 16
+    on_bad_line: OnBadLine = OnBadLine.REFUSE
+    limit: int | None = None
+    output: Path | None = None
+    plot_file: Path | None = None
+    timeout_s: float = 600.0
+    api_key: str | None = None
+
+
+@dataclass
+class _Check:
+    """The check so far, also of an interrupted one."""
+
+    endpoint: str
+    scored: list[ScoredSolution]
+    model: str | None = None
+    elapsed_s: float = 0.0
+
+
+def run_check(request: Request, url: str | None, config: Path | None, console: Console) -> None:
+    """Has a file's solutions scored, prints what that says of the reward model, and writes the files. Finds the
+    application as `target` says.
+
+    A wrong file is refused before anything is started or sent. Ends the command with status 1 if every request failed.
+    """
+    file = read_solutions(request.solutions, request.on_bad_line, request.limit)
+    for line in bad_lines(tuple(file.skipped)):
+        console.print(Text(f"skipped {line.strip()}"), style="yellow", soft_wrap=True)
+    with target(url, config, request.api_key, console) as driven:
+        check = _Check(driven.name, [])
+        complete = False
+        try:
+            asyncio.run(_score(request, driven, file.solutions, check, console))
+            complete = True
+        finally:
+            if any(each.error is None for each in check.scored):
+                summary = asyncio.run(summarize(check.scored, check.elapsed_s, request.threshold))
+                _show(check, summary, complete, console)
+                _save(request, check, summary, complete)
+    if all(each.error is not None for each in check.scored):
+        fail("every request failed\n" + "\n".join(most_frequent([each.error for each in check.scored if each.error])))
+
+
+async def _score(
+    request: Request, driven: Target, solutions: list[LabelledSolution], check: _Check, console: Console
+) -> None:
+    async with driven.client(request.api_key, request.timeout_s, request.in_flight) as client:
+        check.model = await client.model()  # fails at once if nothing listens
+        with progress_bar(console) as progress:
+            task = progress.add_task("solutions", total=len(solutions), note="")
+            began = time.monotonic()
+            failed = 0
+
+            def arrived(scored: ScoredSolution) -> None:
+                nonlocal failed
+                check.scored.append(scored)
+                check.elapsed_s = time.monotonic() - began
+                failed += scored.error is not None
+                progress.update(task, advance=1, note=f"{failed} failed" if failed else "")
+
+            await score_all(client.post, solutions, request.in_flight, arrived)
+
+
+def _show(check: _Check, summary: PrmSummary, complete: bool, console: Console) -> None:
+    console.print(summary_table(summary))
+    if summary.bins:
+        console.print()
+        console.print(reliability_table(summary))
+    for line in most_frequent([each.error for each in check.scored if each.error]):
+        console.print(Text(f"failed: {line}"), style="red", soft_wrap=True)
+    if not complete:
+        console.print("interrupted: these are the solutions done until then", style="yellow")
+
+
+def _save(request: Request, check: _Check, summary: PrmSummary, complete: bool) -> None:
+    """Writes the requested files. If one fails, the other is still written."""
+    failures: list[str] = []
+    if request.output is not None:
+        try:
+            write_json(request.output, _report(request, check, summary, complete))
+        except OSError as error:
+            failures.append(unwritten(request.output, error))
+    if request.plot_file is not None:
+        title = printable(f"The reward model of {check.model} on {request.solutions.name}")
+        try:
+            write_text(request.plot_file, plot(summary, title))
+        except OSError as error:
+            failures.append(unwritten(request.plot_file, error))
+    if failures:
+        refuse("\n".join(failures))
+
+
+def _report(request: Request, check: _Check, summary: PrmSummary, complete: bool) -> dict[str, Any]:
+    settings = {
+        "solutions": request.solutions.name,
+        "in_flight": request.in_flight,
+        "endpoint": check.endpoint,
+        "model": check.model,
+    }
+    rows = [
+        {"line": each.solution.line, "rewards": each.rewards, "error": each.error}
+        for each in sorted(check.scored, key=lambda each: each.solution.line)
+    ]
+    return {"format": FORMAT, "complete": complete, "settings": settings, "summary": summary.as_json(), "rows": rows}

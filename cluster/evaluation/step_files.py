@@ -1,0 +1,215 @@
+"""Files of solutions whose steps or final answers are known to be right or wrong: JSON lines or Parquet.
+
+The form of each line is told by its fields:
+
+- ProcessBench: ``problem``, ``steps``, ``label`` (the index of the first wrong step, or -1), ``final_answer_correct``.
+- PRM800K: ``question`` and ``label``, which are objects.
+- A tree, as ``banyan eval --export`` and ``banyan batch --export`` write it: every path that has ended is a solution.
+- Solutions: ``question``, ``problem`` or ``prompt``; ``steps`` or ``completions``; and ``correct`` (whether the final
+  answer is right), ``labels`` (whether each step is right), or both. TRL's stepwise supervision is of this form.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Literal, NamedTuple, Self
+
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+
+from cluster.evaluation.problem_files import BadLine, OnBadLine, Record, usable_lines
+from cluster.evaluation.training_file import TrainingLine
+from search.training_data import ended_paths
+
+Text = Annotated[str, StringConstraints(min_length=1)]
+FORMS = (
+    "'problem', 'steps' and 'label' (ProcessBench); 'question' and 'label' as objects (PRM800K); 'nodes' (a tree of "
+    "banyan's export); or a question, 'steps', and 'correct' or 'labels'"
+)
+
+
+class LabelledSolution(NamedTuple):
+    """One solution of a problem with what is known of it."""
+
+    line: int
+    """Line or row of the file, counted from 1."""
+    problem: str
+    steps: tuple[str, ...]
+    labels: tuple[bool | None, ...]
+    """Whether each step is right. None: not known, or a step of a tree that an earlier solution has too."""
+    first_mistake: int | None
+    """Index of the first wrong step, -1 if all are right; None if not known."""
+    right: bool | None
+    """Whether the final answer is right; None if not known."""
+    times: int = 1
+    """How often it was written."""
+
+
+class SolutionFile(NamedTuple):
+    """Content of a file: the usable solutions in order, and the skipped lines."""
+
+    solutions: list[LabelledSolution]
+    skipped: list[BadLine]
+
+
+class _Line(BaseModel):
+    """Fields that are read; others, such as ProcessBench's ``generator``, are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+
+class _ProcessBench(_Line):
+    problem: Text
+    steps: list[Text] = Field(min_length=1)
+    label: int = Field(ge=-1)
+    final_answer_correct: bool | None = None
+
+    @model_validator(mode="after")
+    def _label_is_a_step(self) -> Self:
+        if self.label >= len(self.steps):
+            raise ValueError(f"label must be -1 or the index of one of the {len(self.steps)} steps, not {self.label}")
+        return self
+
+
+class _Completion(_Line):
+    text: Text
+    rating: Literal[-1, 0, 1] | None = None
+
+
+class _Step(_Line):
+    completions: list[_Completion] | None = None
+    human_completion: str | _Completion | None = None
+    chosen_completion: int | None = Field(None, ge=0)
+
+
+class _Question(_Line):
+    problem: Text
+
+
+class _Label(_Line):
+    steps: list[_Step] = Field(min_length=1)
+    finish_reason: str | None = None
+
+
+class _PRM800K(_Line):
+    question: _Question
+    label: _Label
+
+
+class _Solution(_Line):
+    question: Text = Field(validation_alias=AliasChoices("question", "problem", "prompt"))
+    steps: list[Text] = Field(min_length=1, validation_alias=AliasChoices("steps", "completions"))
+    correct: bool | None = None
+    labels: list[bool | None] | None = None
+
+    @model_validator(mode="after")
+    def _something_is_known(self) -> Self:
+        if self.correct is None and self.labels is None:
+            raise ValueError("'correct' or 'labels' must be there")
+        if self.labels is not None and len(self.labels) != len(self.steps):
+            raise ValueError(f"labels must be {len(self.steps)}, one for each step, not {len(self.labels)}")
+        return self
+
+
+def read_solutions(path: Path, on_bad_line: OnBadLine = OnBadLine.REFUSE, limit: int | None = None) -> SolutionFile:
+    """The first ``limit`` solutions of a file (all without a limit); skips empty lines.
+
+    Raises:
+        ProblemFileError: the file cannot be read, has no usable line, has more than ``MAX_PROBLEMS`` solutions, or has
+            bad lines that are to be refused.
+    """
+    return SolutionFile(*usable_lines(path, parse_solutions, "solutions", on_bad_line, limit))
+
+
+def parse_solutions(record: Record) -> list[LabelledSolution] | BadLine:
+    """The solutions in a record: several for a tree, else one."""
+    number, fields = record
+    try:
+        if "nodes" in fields:
+            return list(_of_tree(number, TrainingLine.model_validate(fields)))
+        if isinstance(fields.get("question"), dict):
+            solution = _of_prm800k(number, _PRM800K.model_validate(fields))
+            return [solution] if solution.steps else BadLine(number, "label.steps: no step has a completion")
+        if "label" in fields:
+            return [_of_process_bench(number, _ProcessBench.model_validate(fields))]
+        if {"steps", "completions"} & fields.keys():
+            return [_of_solution(number, _Solution.model_validate(fields))]
+    except ValidationError as error:
+        return BadLine(number, _first(error))
+    except KeyError as error:
+        return BadLine(number, f"nodes: the tree has no node {error}")
+    return BadLine(number, f"none of the forms that are read: {FORMS}")
+
+
+def _of_process_bench(number: int, line: _ProcessBench) -> LabelledSolution:
+    """Nothing is known of the steps after the first mistake."""
+    before = len(line.steps) if line.label < 0 else line.label
+    labels = [True] * before + ([False] if line.label >= 0 else [])
+    return _solution(number, line.problem, line.steps, labels, line.final_answer_correct)
+
+
+def _of_prm800k(number: int, line: _PRM800K) -> LabelledSolution:
+    """The solution that the labeller followed, up to the step at which none was chosen. A neutral rating (0) counts as
+    right, one of the labeller's own steps too.
+
+    Source: the format in PRM800K's README, and Lightman et al. 2023 (arXiv 2305.20050).
+    """
+    steps: list[str] = []
+    labels: list[bool | None] = []
+    for step in line.label.steps:
+        completions = step.completions or []
+        own = step.human_completion.text if isinstance(step.human_completion, _Completion) else step.human_completion
+        if step.chosen_completion is None and own:
+            steps.append(own)
+            labels.append(True)
+            continue
+        index = step.chosen_completion or 0
+        if index < len(completions):
+            steps.append(completions[index].text)
+            rating = completions[index].rating
+            labels.append(None if rating is None else rating >= 0)
+        if step.chosen_completion is None or index >= len(completions):
+            break
+    right = {"solution": True, "found_error": False}.get(line.label.finish_reason or "")
+    return _solution(number, line.question.problem, steps, labels, right)
+
+
+def _of_tree(number: int, line: TrainingLine) -> Iterator[LabelledSolution]:
+    """A step is right if a right solution lies at or below it (Math-Shepherd's hard label, arXiv 2312.08935)."""
+    counted: set[tuple[int, ...]] = set()
+    for path in ended_paths(line.nodes):
+        written = [node for node in path if node.text]
+        labels = [None if node.value is None else node.value > 0 for node in written]
+        end = path[-1]
+        if written:
+            solution = _solution(
+                number, line.problem, [node.text or "" for node in written], labels, (end.value or 0.0) > 0, end.count
+            )
+            first = tuple(None if node.id in counted else label for node, label in zip(written, labels, strict=True))
+            yield solution._replace(labels=first)
+        counted.update(node.id for node in written)
+
+
+def _of_solution(number: int, line: _Solution) -> LabelledSolution:
+    return _solution(number, line.question, line.steps, line.labels or [], line.correct)
+
+
+def _solution(
+    number: int,
+    problem: str,
+    steps: Sequence[str],
+    labels: Sequence[bool | None],
+    right: bool | None,
+    times: int = 1,
+) -> LabelledSolution:
+    """The solution whose first steps have these labels; of the others nothing is known."""
+    known = (*labels, *[None] * (len(steps) - len(labels)))
+    unclear = [index for index, label in enumerate(known) if not label]
+    first_mistake = -1 if not unclear else unclear[0] if known[unclear[0]] is False else None
+    return LabelledSolution(number, problem, tuple(steps), known, first_mistake, right, times)
+
+
+def _first(error: ValidationError) -> str:
+    """The first fault of a line, with its path."""
+    fault = error.errors()[0]
+    path = ".".join(map(str, fault["loc"]))
+    message = fault["msg"].removeprefix("Value error, ")
+    return f"{path}: {message}" if path else message
