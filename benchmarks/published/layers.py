@@ -5,16 +5,16 @@ One pass of the frozen backbone gives the hidden states behind every compared la
 """
 
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from cluster.training.backbone import Backbone
 from cluster.training.card import measure
-from cluster.training.features import EncodedSolution, Shard, batches, encode_solutions
+from cluster.training.features import EncodedSolution, Features, Shard, batches, encode_solutions
 from cluster.training.fit import Fit, Scorer, deterministic
 from cluster.training.head import RewardHead
 from cluster.training.labels import Split
@@ -23,23 +23,17 @@ from cluster.training.settings import TrainingSettings
 
 SHOWN = ("step_auc", "calibration_error", "first_mistake_f1", "best_of_n", "weighted", "majority", "any_right")
 """Metrics that are compared."""
-Rows = list[list[EncodedSolution]]
 
 
-class Kept(NamedTuple):
-    """Shards in memory, as `cluster.training.features.Features` has them on disk."""
+class Kept(Features):
+    """Shards in memory in place of the disk."""
 
-    rows: Rows
-    shards: list[Shard]
+    def __init__(self, rows: list[list[EncodedSolution]]) -> None:
+        self.rows = rows
+        self.shards: list[Shard] = []
 
     def load(self, index: int) -> Shard:
         return self.shards[index]
-
-    def __len__(self) -> int:
-        return len(self.shards)
-
-    def __iter__(self) -> Iterator[Shard]:  # type: ignore[override]  # of shards, not of the fields
-        return iter(self.shards)
 
 
 async def compared(split: Split, backbone: str, depths: Sequence[int], threads: int) -> list[dict[str, Any]]:
@@ -54,8 +48,8 @@ async def compared(split: Split, backbone: str, depths: Sequence[int], threads: 
         scorer = Scorer(model, RewardHead(model.form, model.width))
         with tempfile.TemporaryDirectory() as directory:
             train, stop = parts["train"][depth], parts["stop"][depth]
-            fitted = Fit(scorer, train, stop, settings, Path(directory) / "checkpoint").run(lambda done, note: None)  # type: ignore[arg-type]
-        metrics = await measure(split.card, score(scorer, parts["card"][depth]))  # type: ignore[arg-type]
+            fitted = Fit(scorer, train, stop, settings, Path(directory) / "checkpoint").run(lambda done, note: None)
+        metrics = await measure(split.card, score(scorer, parts["card"][depth]))
         shown = metrics.model_dump(include=set(SHOWN))
         found.append({"depth": depth, "epochs": fitted.best_epoch, **{name: shown[name] for name in SHOWN}})
     return found
@@ -65,7 +59,7 @@ async def compared(split: Split, backbone: str, depths: Sequence[int], threads: 
 def _states(model: Backbone, part: Any, depths: Sequence[int], settings: TrainingSettings) -> Mapping[int, Kept]:
     """The shards of a part of the problems, by depth."""
     rows = batches(encode_solutions(model, part, settings.max_tokens), settings.seed)
-    kept = {depth: Kept(rows, []) for depth in depths}
+    kept = {depth: Kept(rows) for depth in depths}
     for batch in rows:
         token_ids = _padded([torch.tensor(row.token_ids) for row in batch])
         tags = [row.tags for row in batch]
