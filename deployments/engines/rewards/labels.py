@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from deployments.engines.engine_calls import Output
 
 Labels: TypeAlias = Annotated[tuple[str, str], Field(description="The tokens for right and wrong.")]
+Question: TypeAlias = Annotated[str, Field(max_length=1000, pattern=r"^[^{}]*\{question\}[^{}]*$")]
 
 _SEPARATOR = "\n"
 _TURN_TOKENS = 12
@@ -30,15 +31,11 @@ separator."""
 _STEP_NUMBER = "0000"
 
 
-class LabelTemplate(Settings):
-    """How a question and steps become the text after which the model predicts a label.
+class TextTemplate(Settings):
+    """How a question and steps become a text: the question in its pattern, then for every step the step in its pattern,
+    the tag and the separator. A step is scored at its tag."""
 
-    The text is the question in its pattern, then for every step the step in its pattern, the tag and the separator. A
-    label is predicted at the tag. Without a tag, the text is a chat: every step is a user turn, the first one begins
-    with the question, and the assistant has answered all earlier ones with the first label.
-    """
-
-    question: str = Field("{question} ", max_length=1000, pattern=r"^[^{}]*\{question\}[^{}]*$")
+    question: Question = "{question} "
     strip_question: bool = Field(False, description="Whether whitespace around the question is removed.")
     step: str = Field(
         "{step}",
@@ -48,16 +45,7 @@ class LabelTemplate(Settings):
     )
     tag: str | None = Field(" ки", min_length=1, max_length=50, description="A token, with the space in front of it.")
     separator: str = Field(_SEPARATOR, max_length=50, description="Behind each tag but the last.")
-    labels: Labels = ("+", "-")
-    system_prompt: SystemPrompt = None
-
-    @model_validator(mode="after")
-    def _read_with_this_tag(self) -> Self:
-        if self.tag is None and self.separator != _SEPARATOR:
-            raise ValueError("separator is read only with a tag")
-        if self.tag is not None and self.system_prompt is not None:
-            raise ValueError("system_prompt is read only without a tag (tag: null)")
-        return self
+    begin_of_text: bool = Field(True, description="Whether the tokenizer's token for it comes first, if it has one.")
 
     @property
     def step_suffix(self) -> str:
@@ -83,13 +71,53 @@ class LabelTemplate(Settings):
         return [self.question.replace("{question}", asked) + texts[0], *texts[1:]]
 
 
+class LabelTemplate(TextTemplate):
+    """How a question and steps become the text after which the model predicts a label, at the tag.
+
+    Without a tag, the text is a chat: every step is a user turn, the first one begins with the question, and the
+    assistant has answered all earlier ones with the first label.
+    """
+
+    labels: Labels = ("+", "-")
+    system_prompt: SystemPrompt = None
+
+    @model_validator(mode="after")
+    def _read_with_this_tag(self) -> Self:
+        if self.tag is None and self.separator != _SEPARATOR:
+            raise ValueError("separator is read only with a tag")
+        if self.tag is not None and self.system_prompt is not None:
+            raise ValueError("system_prompt is read only without a tag (tag: null)")
+        return self
+
+
+class TextEncoder:
+    """Encodes texts of a template with a tag.
+
+    The text up to a step's tag is encoded as a whole, earlier tags with it, and its own tag is appended as token ids: a
+    step's text cannot merge with it.
+    """
+
+    def __init__(self, template: TextTemplate, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises EngineStartError when the tag is no token of the model."""
+        assert template.tag is not None
+        self._template = template
+        self._chat = ChatEncoder(tokenizer)
+        bos = tokenizer.bos_token_id if template.begin_of_text else None
+        self._start = [] if bos is None else [int(bos)]
+        self._between = template.tag + template.separator
+        self._tag = last_tokens(tokenizer, template.tag, "x" + template.step_suffix)
+
+    def encode(self, texts: Sequence[str]) -> list[int]:
+        """The token ids of the steps' texts, up to the last one's tag. Raises ValueError: a text is not valid
+        Unicode."""
+        return [*self._start, *self._chat.encode_joined(texts, self._between), *self._tag]
+
+
 class LabelTokens(RewardFamily):
     """The reward of a step is the probability of the good label: the softmax over the logits of the two labels.
 
     Each step takes one query: a prompt that ends where the label is predicted, and one generated token. Only the two
-    log-probabilities leave the engine. Their difference is that of the logits, so the softmax over two is the same. The
-    text up to a tag is encoded as a whole, earlier tags with it, and the tag at which the label is read is appended as
-    token ids: a step's text cannot merge with it.
+    log-probabilities leave the engine. Their difference is that of the logits, so the softmax over two is the same.
     """
 
     runner: ClassVar[Runner] = "generate"
@@ -98,11 +126,10 @@ class LabelTokens(RewardFamily):
         """Raises EngineStartError when the labels are not two different tokens of the model, or the tag is no token."""
         self._template = template = settings.label_template
         self._chat = ChatEncoder(tokenizer)
-        self._good, self._bad = (_last_tokens(tokenizer, label)[-1] for label in template.labels)
+        self._text = None if template.tag is None else TextEncoder(template, tokenizer)
+        self._good, self._bad = (last_tokens(tokenizer, label)[-1] for label in template.labels)
         if self._good == self._bad:
             raise EngineStartError(f"prm labels {template.labels} are the same token of {settings.model!r}")
-        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        self._tag = [] if template.tag is None else _last_tokens(tokenizer, template.tag, "x" + template.step_suffix)
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         texts = self._template.texts(question, steps)
@@ -119,7 +146,7 @@ class LabelTokens(RewardFamily):
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
-        token_ids = self._in_turns(texts) if self._template.tag is None else self._in_line(texts, self._template.tag)
+        token_ids = self._in_turns(texts) if self._text is None else self._text.encode(texts)
         params = SamplingParams(
             max_tokens=1,
             temperature=0.0,
@@ -128,9 +155,6 @@ class LabelTokens(RewardFamily):
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
         return Query(token_ids, params, (len(token_ids) - 1,))
-
-    def _in_line(self, texts: Sequence[str], tag: str) -> list[int]:
-        return [*self._start, *self._chat.encode_joined(texts, tag + self._template.separator), *self._tag]
 
     def _in_turns(self, texts: Sequence[str]) -> list[int]:
         turns: list[dict[str, str]] = []
@@ -157,7 +181,7 @@ class LabelSettings(RewardModelSettings):
         return self.label_template.tokens_per_step
 
 
-def _last_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> list[int]:
+def last_tokens(tokenizer: "PreTrainedTokenizerBase", text: str, before: str = "") -> list[int]:
     """The ids that ``text`` adds behind ``before``. The last one spells the text, but for a space in front, which some
     tokenizers do not return.
 
