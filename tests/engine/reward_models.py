@@ -38,7 +38,6 @@ from tests.engine.published import (
 )
 from tests.engine.vocabularies import LLAMA_3, byte_level, sentencepiece
 
-TAG = "="
 HEADS = 3
 BETA = 0.02
 WIDTH = 128
@@ -166,23 +165,6 @@ def turns_formula(directory: Path) -> Formula:
     return rewards
 
 
-def inline_formula(directory: Path) -> Formula:
-    tokenizer = AutoTokenizer.from_pretrained(directory)
-    model = MistralForCausalLM.from_pretrained(directory).float().eval()
-    labels = tokenizer.encode("+")[-1], tokenizer.encode("-")[-1]
-
-    def rewards(question: str, steps: Sequence[str]) -> list[float]:
-        text = f"{question} "
-        found: list[float] = []
-        for step in steps:
-            text += f"{step.strip()} {TAG}"
-            found.append(label_share(model, tokenizer.encode(text, add_special_tokens=False), labels))
-            text += "\n"
-        return found
-
-    return rewards
-
-
 def math_psa_formula(directory: Path) -> Formula:
     tokenizer = AutoTokenizer.from_pretrained(directory)
     model = Qwen2ForCausalLM.from_pretrained(directory).float().eval()
@@ -228,12 +210,6 @@ def label_turns(directory: Path) -> RewardModel:
     llama().save_pretrained(directory)
     build_tokenizer().save_pretrained(directory)
     return RewardModel({}, turns_formula(directory))
-
-
-def label_inline(directory: Path) -> RewardModel:
-    MistralForCausalLM(mistral_config()).save_pretrained(directory)
-    build_tokenizer().save_pretrained(directory)
-    return RewardModel({"step_tag": TAG}, inline_formula(directory))
 
 
 def math_psa(directory: Path) -> RewardModel:
@@ -396,7 +372,6 @@ MODELS: dict[str, Callable[[Path], RewardModel]] = {
     make.__name__: make
     for make in (
         label_turns,
-        label_inline,
         math_psa,
         token_class,
         value_head,
