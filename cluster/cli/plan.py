@@ -60,12 +60,20 @@ def settings(shares: Sequence[Share], on_gpu: bool) -> dict[str, Any]:
     """The settings to write into the configuration."""
     found: dict[str, Any] = {}
     for share in shares:
-        found[share.role.name] = {"kv_cache_memory_bytes": share.kv_bytes}
+        own: dict[str, Any] = {"kv_cache_memory_bytes": share.kv_bytes}
         if on_gpu:
-            found[share.role.name] |= {
-                "engine_args": {"gpu_memory_utilization": share.device},
-                "replicas": {"num_gpus": share.device},
-            }
+            own["engine_args"] = {"gpu_memory_utilization": share.device}
+            own["replicas"] = {"num_gpus": share.device}
+        name, _, member = share.role.name.partition(".of.")
+        if not member:
+            found[name] = own
+            continue
+        several = found.setdefault(name, {"of": []})
+        index = int(member.partition(".")[0])
+        several["of"] += [{}] * (index - len(several["of"])) + [{"prm": own}]  # a function needs no memory
+        if on_gpu:
+            taken = several.get("replicas", {"num_gpus": 0.0})["num_gpus"]
+            several["replicas"] = {"num_gpus": round(taken + share.device, 3)}
     return found
 
 

@@ -31,9 +31,6 @@ SAMPLED_BLOCKS = 0.05
 """Share of KV blocks whose lifetime is recorded. A block takes a random number, and a sampled one the time at every
 read."""
 STEP_SCHEDULER = "deployments.engines.step_scheduler.StepScheduler"
-LORA_FORMAT = "banyan_lora"
-"""The ``load_format`` that `LORA_WORKER_EXTENSION` brings into an engine's process."""
-LORA_WORKER_EXTENSION = "deployments.engines.rewards.lora.LoraWorkerExtension"
 GPU_SHARE = 0.92
 """Share of a GPU's memory that an engine uses, or of its part of a GPU; vLLM's default for a whole GPU."""
 
@@ -44,14 +41,12 @@ def engine_args(
     runner: Runner,
     kv_transfer: KVTransferConfig | None = None,
     pooler: PoolerConfig | None = None,
-    hf_overrides: Mapping[str, Any] | None = None,
-    lora: str | None = None,
+    model: Mapping[str, Any] | None = None,
 ) -> AsyncEngineArgs:
     """vLLM's engine arguments for this machine. ``settings.engine_args`` overrides them.
 
     Args:
-        hf_overrides: entries that replace those of the model's own configuration.
-        lora: an adapter that is merged into the model.
+        model: arguments by which the model is read in another way than its files say.
 
     Raises:
         EngineStartError: the model directory holds no model, or an argument is unknown or forbidden.
@@ -83,14 +78,7 @@ def engine_args(
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size
-    if hf_overrides:
-        args["hf_overrides"] = dict(hf_overrides)
-    if lora is not None:
-        args |= {
-            "load_format": LORA_FORMAT,
-            "model_loader_extra_config": {"lora": lora},
-            "worker_extension_cls": LORA_WORKER_EXTENSION,
-        }
+    args |= model or {}
     args |= _cpu_args(settings) if current_platform.is_cpu() else _gpu_args(settings)
     args |= settings.engine_args
     if current_platform.is_cpu() and args["enable_chunked_prefill"]:

@@ -21,6 +21,7 @@ from deployments.engines.engine_calls import EngineCall, EngineCallError, NeverF
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
+from deployments.engines.rewards.loader import loader_args
 from kvstore.memory.clamp import KVClamp
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
@@ -230,12 +231,13 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
 def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
     """vLLM's arguments for a reward model's engine. Raises EngineStartError when the settings allow no engine."""
     family = settings.reader
+    model = loader_args(settings.lora, family.head)
     overrides = dict(settings.hf_overrides)
     if family.vllm_model:
         overrides["architectures"] = [family.vllm_model.partition(":")[2]]
-    return engine_args(
-        settings, runner=family.runner, pooler=family.pooler(), hf_overrides=overrides, lora=settings.lora
-    )
+    if overrides:
+        model["hf_overrides"] = overrides
+    return engine_args(settings, runner=family.runner, pooler=family.pooler(), model=model)
 
 
 @contextmanager

@@ -14,7 +14,6 @@ from vllm.config import ModelConfig
 from deployments.config import AppConfig
 from deployments.engines.arguments import engine_args
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.several import SeveralSettings
 from deployments.engines.scoring import scoring_args
 from deployments.engines.settings import EngineSettings
 from kvstore.memory.engine_geometry import expected_geometry
@@ -29,25 +28,22 @@ def roles_of(config: AppConfig, working_bytes: int, tokens: Mapping[str, float])
 
     Args:
         working_bytes: working memory of each engine, in addition to weights and KV.
-        tokens: tokens that each engine holds, by name. Only their ratio matters. Without "prm" its default is used.
+        tokens: tokens that generator and reward model hold, by name; each of several reward models holds as many. Only
+            their ratio matters. Without "prm" its default is used.
 
     Raises:
         EngineStartError: vLLM refuses a model or its arguments, the weights are not available, or the KV size of a
             token is not known before the engine runs.
     """
     args = engine_args(config.generator, runner="generate")
-    roles = [_role("generator", config.generator, args, working_bytes, tokens)]
-    if isinstance(config.prm, SeveralSettings):
-        raise EngineStartError("prm.family several: plan for each of its models as if it were the only one")
-    for prm in config.prm.engines.values():
+    roles = [_role("generator", config.generator, args, working_bytes, tokens["generator"])]
+    for path, prm in config.prm.engines.items():
         default = VERIFIER_TOKENS if prm.critique_tokens else TOKENS["prm"]
-        roles.append(_role("prm", prm, scoring_args(prm), working_bytes, {"prm": default, **tokens}))
+        roles.append(_role(f"prm{path}", prm, scoring_args(prm), working_bytes, tokens.get("prm", default)))
     return roles
 
 
-def _role(
-    name: str, settings: EngineSettings, args: AsyncEngineArgs, working_bytes: int, tokens: Mapping[str, float]
-) -> Role:
+def _role(name: str, settings: EngineSettings, args: AsyncEngineArgs, working_bytes: int, tokens: float) -> Role:
     try:
         config = args.create_engine_config()
         # Tensor and pipeline parallelism divide the weights, too.
@@ -58,7 +54,7 @@ def _role(
         geometry = expected_geometry(config)
     except Exception as error:  # any error of vLLM, the hub or a file's reader
         raise EngineStartError(f"{settings.model!r}: {error}") from error
-    return Role(name, weights, working_bytes, geometry, settings.max_model_len, tokens[name])
+    return Role(name, weights, working_bytes, geometry, settings.max_model_len, tokens)
 
 
 def weight_bytes(model: str, config: ModelConfig) -> int:

@@ -210,3 +210,54 @@ VERIFIER_INPUTS: dict[str, Callable[[PreTrainedTokenizerBase, str, Sequence[str]
     "gen_prm": gen_prm_input,
     "r_prm": r_prm_input,
 }
+Input = tuple[list[int], list[int]]
+"""Token ids, and the positions at which rewards are read."""
+
+
+def pqm_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> Input:
+    """``instruction_format`` and ``data_collator`` of WindyLee0822/Process_Q_Model (c5a2a02), ``bon_eval_hf.py``."""
+    query = (
+        "Below is an instruction that describes a task.\nWrite a response that appropriately completes the request.\n\n"
+        f"### Instruction:\n{question}\n\n### Response: Let's think step by step"
+    )
+    answer = " [PRM]\n".join(numbered(steps)) + " [PRM]"
+    ids = tokenizer.encode(f"{query}\n{answer}", add_special_tokens=False)
+    tag = tokenizer.encode("[PRM]", add_special_tokens=False)[-1]
+    return ids, [position for position, token in enumerate(ids) if token == tag]
+
+
+def llemma_prm_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> Input:
+    """The example in the model card of ScalableMath/llemma-7b-prm-prm800k-level-1to3-hf, for tokenizers like its own.
+    Without the two empty lines around the heading, of which the example leaves out one and says that of both."""
+    text = f"# Question\n\n{question}\n\n# Solution\n\n" + "".join(f"{step.strip()}\n\n" for step in steps)
+    heading = tokenizer.encode("\n\n# Solution", add_special_tokens=False)[1:]
+    tag = tokenizer.encode("\n\n", add_special_tokens=False)[1:]
+    ids = label_input(tokenizer, text, -1, (0, 0)).token_ids
+    [begin] = [index for index in range(len(ids)) if ids[index : index + len(heading)] == heading]
+    found = [index for index in range(begin, len(ids)) if ids[index : index + len(tag)] == tag]
+    return ids, found[2:]
+
+
+def math_minos_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> Input:
+    """``getitem_function`` of ssmisya/PRMBench (a1ae4ea), ``mr_eval/models/mathminos_mistral.py``."""
+    text = f"Human: {question}\n\nAssistant:" + "".join(f"{step} и\n" for step in numbered(steps))
+    published = label_input(tokenizer, text, last_token(tokenizer, "и"), (0, 0))
+    return published.token_ids, published.tags
+
+
+def reason_eval_input(tokenizer: PreTrainedTokenizerBase, question: str, steps: Sequence[str]) -> Input:
+    """``get_results`` of GAIR-NLP/ReasonEval (6c91c7a), ``codes/examples.py``: that of the 7B model where the padding
+    token is the beginning-of-text token, else that of the 34B model."""
+    separator = str(tokenizer.pad_token)
+    prompt = f"Question:\n{question}\nAnswer:\nLet's think step by step.\n"
+    text = prompt + separator + "".join(step.strip() + separator for step in steps)
+    ids: list[int] = []
+    ends: list[int] = []
+    for token in label_input(tokenizer, text, -1, (0, 0)).token_ids:
+        if token == tokenizer.pad_token_id:
+            ends.append(len(ids) - 1)
+        else:
+            ids.append(token)
+    if tokenizer.pad_token == tokenizer.bos_token:
+        return [tokenizer.bos_token_id, *ids], ends[2:]
+    return ids, ends[1:]

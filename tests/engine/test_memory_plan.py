@@ -9,11 +9,13 @@ import yaml
 from rich.console import Console
 from safetensors.torch import save_file
 
+from cluster.cli.plan import settings as planned_settings
 from cluster.cli.plan import show_plan
 from cluster.launch.errors import LaunchError
 from deployments.config import AppConfig
 from deployments.engines.settings import EMBEDDED_GENERATOR, GeneratorSettings
 from deployments.startup.memory_plan import element_bytes, roles_of, stored_numbers
+from kvstore.memory.planner import split
 
 MIB = 1 << 20
 TOKENS = {"generator": 1.0, "prm": 1.0}
@@ -69,6 +71,23 @@ def test_the_printed_plan_is_a_valid_configuration() -> None:
     config = AppConfig.model_validate(written)
     given = (config.generator.kv_cache_memory_bytes or 0) + (config.prm.kv_cache_memory_bytes or 0)
     assert 40 * MIB < given < 0.95 * 64 * MIB
+
+
+@pytest.mark.parametrize("on_gpu", [False, True])
+def test_each_of_several_reward_models_gets_a_share(on_gpu: bool) -> None:
+    function = {"prm": {"family": "function", "function": "my.checker:reward"}}
+    given = {"family": "several", "of": [{"prm": {}}, function, {"prm": {"max_model_len": 512}}]}
+    roles = roles_of(AppConfig.model_validate({"prm": given}), MIB, TOKENS)
+    assert [role.name for role in roles] == ["generator", "prm.of.0.prm", "prm.of.2.prm"]
+    written = planned_settings(split(roles, 100 * MIB), on_gpu)
+    members = written["prm"]["of"]
+    assert members[1] == {}
+    assert [member["prm"]["kv_cache_memory_bytes"] > 0 for member in members[::2]] == [True, True]
+    merged = [each | {"prm": each["prm"] | own.get("prm", {})} for each, own in zip(given["of"], members, strict=True)]
+    config = AppConfig.model_validate({"prm": given | written["prm"] | {"of": merged}})
+    shares = sum(prm.replicas.num_gpus for prm in config.prm.engines.values())
+    assert config.prm.replicas.num_gpus == pytest.approx(shares)
+    assert (shares > 0) is on_gpu
 
 
 def test_missing_memory_is_reported_in_bytes() -> None:

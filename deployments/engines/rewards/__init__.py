@@ -12,11 +12,12 @@ from deployments.engines.rewards.function import FunctionSettings
 from deployments.engines.rewards.generative_presets import GENERATIVE_PRESETS
 from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.rewards.label_presets import LABEL_PRESETS
-from deployments.engines.rewards.outcome import OutcomeSettings
+from deployments.engines.rewards.outcome import EurusRmSettings, OutcomeSettings, TrajectorySettings
+from deployments.engines.rewards.reason_eval import ReasonEvalSettings
 from deployments.engines.rewards.several import SeveralSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
+from deployments.engines.rewards.text_heads import TEXT_HEADS
 from deployments.engines.rewards.token_class import TokenClassSettings
-from deployments.engines.rewards.trajectory import TrajectorySettings
 from deployments.engines.rewards.value_head import ValueHeadSettings
 
 RewardSettings: TypeAlias = RewardModelSettings | FunctionSettings | SeveralSettings
@@ -25,17 +26,20 @@ BUILT_IN: tuple[type[RewardSettings], ...] = (
     *LABEL_PRESETS,
     TokenClassSettings,
     ValueHeadSettings,
+    *TEXT_HEADS,
+    ReasonEvalSettings,
     EnsembleHeadSettings,
     ImplicitSettings,
     OutcomeSettings,
     TrajectorySettings,
+    EurusRmSettings,
     *GENERATIVE_PRESETS,
     FunctionSettings,
     SeveralSettings,
 )
 """The settings class of every built-in family, in the order in which messages list them. A new family needs its module
-and one line here; a new preset of label tokens only its class in ``label_presets``, one of generative verifiers only
-its class in ``generative_presets``."""
+and one line here; a new preset only its class: one of label tokens in ``label_presets``, one with a head at a tag in
+``text_heads``, one of a generative verifier in ``generative_presets``."""
 
 FAMILIES: dict[str, type[RewardSettings]] = {settings.model_fields["family"].default: settings for settings in BUILT_IN}
 """The settings of every family by the name that ``prm.family`` gives it."""

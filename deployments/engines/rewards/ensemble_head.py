@@ -27,7 +27,7 @@ class EnsembleHead(StepHead):
     """
 
     classes = 1
-    vllm_model = "deployments.engines.rewards.qwen2_heads:Qwen2ForEnsemblePRM"
+    vllm_model = "deployments.engines.rewards.ensemble_model:Qwen2ForEnsemblePRM"
 
     def rewards_of(self, rows: "Tensor") -> "Tensor":
         return rows[:, 0]

@@ -7,10 +7,9 @@ torch and transformers are imported inside functions only.
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
 
-from cachetools import LRUCache
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, model_validator
 
 from deployments.engines.settings import EngineSettings, Runner
 
@@ -21,22 +20,8 @@ if TYPE_CHECKING:
 
     from deployments.engines.engine_calls import Output
 
-MAX_REMEMBERED_CHARACTERS = 4_000
-"""Longest text whose token ids are cached."""
-
-_CACHE_TOKENS = 500_000
-"""Capacity of a cache of token ids, 25 MB at most. A family may have one for questions and one for steps."""
-_ENTRY_TOKENS = 16
-"""Overhead of a cache entry, counted in tokens."""
-
-
-def remembered_ids() -> LRUCache[str, list[int]]:
-    """An empty cache of token ids by text: a step is encoded once for all paths through it."""
-    return LRUCache(_CACHE_TOKENS, getsizeof=lambda ids: len(ids) + _ENTRY_TOKENS)
-
-
 _LOADING = {"load_format", "model_loader_extra_config", "worker_extension_cls"}
-"""vLLM's arguments by which an adapter is merged."""
+"""vLLM's arguments by which weights are changed while they are loaded."""
 TEMPLATE_TOKENS = 64
 """Upper bound on what a chat template adds: default system prompt, role marks and the last step's tag."""
 
@@ -61,6 +46,19 @@ class Query(NamedTuple):
         return self._replace(params=params)
 
 
+class LinearHead(NamedTuple):
+    """A checkpoint's linear layer, which turns a token's hidden state into numbers."""
+
+    prefix: str
+    """What its weights' names in the checkpoint begin with."""
+    classes: int = 1
+    """Numbers per token."""
+    file: str | None = None
+    """File of its own beside the checkpoint's, where it has one. Its weights' names there are without the prefix."""
+    mean: bool = False
+    """Whether its numbers stand for their mean: one number."""
+
+
 class RewardFamily(ABC):
     """One way of scoring steps. The texts that ``queries`` gets are untrusted."""
 
@@ -70,6 +68,9 @@ class RewardFamily(ABC):
     """``module:Class`` of the model to load, whatever architecture the checkpoint names; None if vLLM has the model."""
     reserved_tokens: int = 0
     """Tokens of the context that a query leaves free."""
+
+    head: ClassVar[LinearHead | None] = None
+    """The head to add to a language model of any architecture; None if the model has one that vLLM knows."""
 
     @abstractmethod
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -117,14 +118,12 @@ class RewardModelSettings(EngineSettings):
     reader: ClassVar[type[RewardFamily]]
     """The family's class."""
 
-    @field_validator("lora")
-    @classmethod
-    def _is_loaded(cls, lora: str | None, info: ValidationInfo) -> str | None:
-        if lora is not None and (taken := sorted(_LOADING & info.data.get("engine_args", {}).keys())):
-            raise ValueError(
-                f"the adapter is merged by a loader of our own: engine_args may not set {', '.join(taken)}"
-            )
-        return lora
+    @model_validator(mode="after")
+    def _is_loaded(self) -> Self:
+        if (self.lora or self.reader.head) and (taken := sorted(_LOADING & self.engine_args.keys())):
+            names = ", ".join(taken)
+            raise ValueError(f"weights are changed by a loader of our own: engine_args may not set {names}")
+        return self
 
     @property
     def engines(self) -> "dict[str, RewardModelSettings]":

@@ -1,25 +1,43 @@
-"""Base class of the families whose model has a head: numbers for every token, read where a step ends."""
+"""Base classes of the families whose model has a head: numbers for every token, read where a step ends."""
 
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
 
+from cachetools import LRUCache
+
+from deployments.engines.encoding import ChatEncoder
 from deployments.engines.rewards.family import Query, RewardFamily
 from deployments.engines.settings import Runner
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase
     from vllm.config import PoolerConfig
 
     from deployments.engines.engine_calls import Output
+
+MAX_REMEMBERED_CHARACTERS = 4_000
+"""Longest text whose token ids are cached."""
+CACHE_TOKENS = 500_000
+"""Capacity of a cache of token ids, 25 MB at most. A family has one for questions and one for steps."""
+ENTRY_TOKENS = 16
+"""Overhead of a cache entry, counted in tokens."""
 
 
 class Head(RewardFamily):
     """A family that scores all unscored steps of a path with one query and reads the rows of its tags."""
 
     runner: ClassVar[Runner] = "pooling"
-    classes: ClassVar[int]
+    classes: ClassVar[int] = 1
     """Numbers per token."""
+
+    def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
+        self.chat = ChatEncoder(tokenizer)
+        self.start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+        """The tokenizer's beginning-of-text token, if there is one."""
+        system = getattr(settings, "system_prompt", None)
+        self.system = [] if system is None else [{"role": "system", "content": system}]
 
     @classmethod
     def pooler(cls) -> "PoolerConfig":
@@ -36,9 +54,10 @@ class Head(RewardFamily):
             ValueError: a text is not valid Unicode.
         """
 
-    @abstractmethod
     def rewards_of(self, rows: "Tensor") -> "Tensor":
-        """Turns a head's (steps, classes) numbers, in double precision, into (steps,) rewards."""
+        """Turns a head's (steps, classes) numbers, in double precision, into (steps,) rewards: the sigmoid of a single
+        number, or the softmax probability of all classes but the first one."""
+        return rows[:, 0].sigmoid() if self.classes == 1 else rows.softmax(dim=-1)[:, 1:].sum(dim=-1)
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         from vllm import PoolingParams
@@ -58,3 +77,58 @@ class Head(RewardFamily):
         if rows.ndim != 2 or rows.shape[1] != self.classes or wanted[0] < 0:
             raise ValueError(f"{tuple(rows.shape)} rows for {len(query.token_ids)} tokens, {len(wanted)} tags")
         return [float(reward) for reward in self.rewards_of(rows[wanted].double()).tolist()]
+
+
+class StepwiseHead(Head):
+    """A head whose input is question and steps, encoded one by one."""
+
+    def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
+        super().__init__(settings, tokenizer)
+        self.questions = _TokenCache(self.question_ids)
+        self._steps = _TokenCache(self.step_ids)
+
+    def question_ids(self, question: str) -> list[int]:
+        """The token ids before the first step: by default a chat in which it is the assistant's turn."""
+        return self.chat.encode_chat([*self.system, {"role": "user", "content": question}])
+
+    @abstractmethod
+    def step_ids(self, step: str) -> list[int]:
+        """The token ids of a step, which is scored at the last one."""
+
+    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        token_ids = list(self.questions[question])
+        tags: list[int] = []
+        for step in steps:
+            token_ids += self._steps[step]
+            tags.append(len(token_ids) - 1)
+        return token_ids, tags
+
+
+class LastTokenHead(Head):
+    """A head whose input is encoded as a whole, and read at its last token: one query for each step."""
+
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        ends = range(len(steps) - unscored + 1, len(steps) + 1)
+        return [query for end in ends for query in super(LastTokenHead, self).queries(question, steps[:end], 1)]
+
+    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
+        token_ids = self.path_ids(question, steps)
+        return token_ids, [len(token_ids) - 1]
+
+    @abstractmethod
+    def path_ids(self, question: str, steps: Sequence[str]) -> list[int]:
+        """The token ids of a path, of which the last step is scored at the last one; see ``encode``."""
+
+
+class _TokenCache(LRUCache[str, list[int]]):
+    """Token ids by text: a step is encoded once for all paths through it."""
+
+    def __init__(self, encode: Callable[[str], list[int]]) -> None:
+        super().__init__(CACHE_TOKENS, getsizeof=lambda ids: len(ids) + ENTRY_TOKENS)
+        self._encode = encode
+
+    def __missing__(self, text: str) -> list[int]:
+        ids = self._encode(text)
+        if len(text) <= MAX_REMEMBERED_CHARACTERS:
+            self[text] = ids
+        return ids

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from deployments.engines.rewards.heads import Head
+from deployments.engines.rewards.heads import StepwiseHead
 from kvstore.memory.geometry import MODELS
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ REFERENCE = "banyan_reference"
 SEPARATOR = "\n\n"
 
 
-class Implicit(Head):
+class Implicit(StepwiseHead):
     """The format of EurusPRM (arXiv 2502.01456), an implicit process reward model (arXiv 2412.01981).
 
     The path is one chat turn of the assistant: the steps, without surrounding whitespace, and two newlines after each.
@@ -37,14 +36,13 @@ class Implicit(Head):
     have no newlines but the end of the turn after the last step.
     """
 
-    classes = 1
     vllm_model = "deployments.engines.rewards.implicit_model:PolicyAndReference"
 
     def __init__(self, settings: "ImplicitSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the reference has another vocabulary than the model."""
         from transformers import AutoTokenizer
 
-        self._chat = ChatEncoder(tokenizer)
+        super().__init__(settings, tokenizer)
         self._beta = settings.beta
         self._accumulate = settings.accumulate
         try:
@@ -56,19 +54,14 @@ class Implicit(Head):
                 f"prm.reference {settings.reference!r} has another vocabulary than {settings.model!r}"
             )
 
-    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        token_ids = self._chat.encode_chat([{"role": "user", "content": question}])
-        ends: list[int] = []
-        for step in steps:
-            token_ids += self._chat.encode_text(step.strip() + SEPARATOR)
-            ends.append(len(token_ids) - 1)
-        return token_ids, ends
+    def step_ids(self, step: str) -> list[int]:
+        return self.chat.encode_text(step.strip() + SEPARATOR)
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         [query] = super().queries(question, steps, unscored)
-        scored = 0 if self._accumulate else len(steps) - unscored
         # The row at a position is about the token behind it: the first one is at the last token before the sum.
-        query = query._replace(first=len(self.encode(question, steps[:scored])[0]) - 1)
+        before = 0 if self._accumulate else query.known
+        query = query._replace(first=(before or len(self.questions[question])) - 1)
         return [query.uncached() if self._accumulate else query]
 
     def rewards(self, output: "Output", query: Query) -> list[float]:

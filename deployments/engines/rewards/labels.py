@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from deployments.engines.engine_calls import Output
 
 Labels: TypeAlias = Annotated[tuple[str, str], Field(description="The tokens for right and wrong.")]
+Question: TypeAlias = Annotated[str, Field(max_length=1000, pattern=r"^[^{}]*\{question\}[^{}]*$")]
 
 _SEPARATOR = "\n"
 _TURN_TOKENS = 12
@@ -31,15 +32,11 @@ separator."""
 _STEP_NUMBER = "0000"
 
 
-class LabelTemplate(Settings):
-    """How a question and steps become the text after which the model predicts a label.
+class TextTemplate(Settings):
+    """How a question and steps become a text: the question in its pattern, then for every step the step in its pattern,
+    the tag and the separator. A step is scored at its tag."""
 
-    The text is the question in its pattern, then for every step the step in its pattern, the tag and the separator. A
-    label is predicted at the tag. Without a tag, the text is a chat: every step is a user turn, the first one begins
-    with the question, and the assistant has answered all earlier ones with the first label.
-    """
-
-    question: str = Field("{question} ", max_length=1000, pattern=r"^[^{}]*\{question\}[^{}]*$")
+    question: Question = "{question} "
     strip_question: bool = Field(False, description="Whether whitespace around the question is removed.")
     step: str = Field(
         "{step}",
@@ -49,16 +46,7 @@ class LabelTemplate(Settings):
     )
     tag: str | None = Field(" ки", min_length=1, max_length=50, description="A token, with the space in front of it.")
     separator: str = Field(_SEPARATOR, max_length=50, description="Behind each tag but the last.")
-    labels: Labels = ("+", "-")
-    system_prompt: SystemPrompt = None
-
-    @model_validator(mode="after")
-    def _read_with_this_tag(self) -> Self:
-        if self.tag is None and self.separator != _SEPARATOR:
-            raise ValueError("separator is read only with a tag")
-        if self.tag is not None and self.system_prompt is not None:
-            raise ValueError("system_prompt is read only without a tag (tag: null)")
-        return self
+    begin_of_text: bool = Field(True, description="Whether the tokenizer's token for it comes first, if it has one.")
 
     @property
     def step_suffix(self) -> str:
@@ -82,6 +70,48 @@ class LabelTemplate(Settings):
             texts.append(("" if has_number else prefix.replace("{number}", str(number))) + step + suffix)
         asked = question.strip() if self.strip_question else question
         return [self.question.replace("{question}", asked) + texts[0], *texts[1:]]
+
+
+class LabelTemplate(TextTemplate):
+    """How a question and steps become the text after which the model predicts a label, at the tag.
+
+    Without a tag, the text is a chat: every step is a user turn, the first one begins with the question, and the
+    assistant has answered all earlier ones with the first label.
+    """
+
+    labels: Labels = ("+", "-")
+    system_prompt: SystemPrompt = None
+
+    @model_validator(mode="after")
+    def _read_with_this_tag(self) -> Self:
+        if self.tag is None and self.separator != _SEPARATOR:
+            raise ValueError("separator is read only with a tag")
+        if self.tag is not None and self.system_prompt is not None:
+            raise ValueError("system_prompt is read only without a tag (tag: null)")
+        return self
+
+
+class TextEncoder:
+    """Encodes texts of a template with a tag.
+
+    The text up to a step's tag is encoded as a whole, earlier tags with it, and its own tag is appended as token ids: a
+    step's text cannot merge with it.
+    """
+
+    def __init__(self, template: TextTemplate, tokenizer: "PreTrainedTokenizerBase") -> None:
+        """Raises EngineStartError when the tag is no token of the model."""
+        assert template.tag is not None
+        self._template = template
+        self._chat = ChatEncoder(tokenizer)
+        bos = tokenizer.bos_token_id if template.begin_of_text else None
+        self._start = [] if bos is None else [int(bos)]
+        self._between = template.tag + template.separator
+        self._tag = last_tokens(tokenizer, template.tag, "x" + template.step_suffix)
+
+    def encode(self, texts: Sequence[str]) -> list[int]:
+        """The token ids of the steps' texts, up to the last one's tag. Raises ValueError: a text is not valid
+        Unicode."""
+        return [*self._start, *self._chat.encode_joined(texts, self._between), *self._tag]
 
 
 class LabelReader:
@@ -130,11 +160,7 @@ class LabelReader:
 
 
 class LabelTokens(RewardFamily):
-    """The reward of a step is the probability of the good label, as `LabelReader` reads it.
-
-    Each step takes one query. The text up to a tag is encoded as a whole, earlier tags with it, and the tag at which
-    the label is read is appended as token ids: a step's text cannot merge with it.
-    """
+    """The reward of a step is the probability of the good label. Each step takes one query."""
 
     runner: ClassVar[Runner] = "generate"
     reserved_tokens = 1
@@ -144,8 +170,7 @@ class LabelTokens(RewardFamily):
         self._template = template = settings.label_template
         self._chat = ChatEncoder(tokenizer)
         self._labels = LabelReader(tokenizer, template.labels, settings.model)
-        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        self._tag = [] if template.tag is None else last_tokens(tokenizer, template.tag, "x" + template.step_suffix)
+        self._text = None if template.tag is None else TextEncoder(template, tokenizer)
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         texts = self._template.texts(question, steps)
@@ -155,11 +180,8 @@ class LabelTokens(RewardFamily):
         return [self._labels.reward(output)]
 
     def _query(self, texts: Sequence[str]) -> Query:
-        token_ids = self._in_turns(texts) if self._template.tag is None else self._in_line(texts, self._template.tag)
+        token_ids = self._in_turns(texts) if self._text is None else self._text.encode(texts)
         return Query(token_ids, self._labels.params, (len(token_ids) - 1,))
-
-    def _in_line(self, texts: Sequence[str], tag: str) -> list[int]:
-        return [*self._start, *self._chat.encode_joined(texts, tag + self._template.separator), *self._tag]
 
     def _in_turns(self, texts: Sequence[str]) -> list[int]:
         turns: list[dict[str, str]] = []

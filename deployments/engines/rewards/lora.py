@@ -1,23 +1,14 @@
-"""Merges a LoRA adapter into a model's weights while vLLM loads them.
-
-The engine then has an ordinary model: this works for every architecture, family and device, and the base model's files
-are read as they are. Imports vLLM.
-"""
+"""Merges a LoRA adapter into a model's weights. The engine then has an ordinary model: this works for every
+architecture, family and device."""
 
 import json
 import math
-from collections.abc import Generator, Iterator
-from dataclasses import replace
+from collections.abc import Iterator
 from typing import Any
 
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers.utils import cached_file
-from vllm.config import LoadConfig, ModelConfig
-from vllm.model_executor.model_loader import DefaultModelLoader, register_model_loader
-
-from deployments.engines.arguments import LORA_FORMAT
-from deployments.engines.worker_extension import WorkerExtension
 
 _PREFIX = "base_model.model."
 _FACTORS = (".lora_A.weight", ".lora_B.weight")
@@ -76,21 +67,3 @@ class Adapter:
         if unused := [name for name in parts if ".lora_" in name]:
             raise ValueError(f"the adapter {self._path!r} changes weights that the model does not have: {unused[0]}")
         yield from parts.items()
-
-
-@register_model_loader(LORA_FORMAT)
-class LoraLoader(DefaultModelLoader):  # type: ignore[misc]  # vLLM does not export its type
-    """vLLM's own loader, with an adapter merged into what it reads."""
-
-    def __init__(self, load_config: LoadConfig) -> None:
-        extra = load_config.model_loader_extra_config
-        assert isinstance(extra, dict)
-        self._adapter = Adapter(extra["lora"])
-        super().__init__(replace(load_config, load_format="auto", model_loader_extra_config={}))
-
-    def get_all_weights(self, model_config: ModelConfig, model: nn.Module) -> Generator[tuple[str, Tensor], None, None]:
-        yield from self._adapter.merged(super().get_all_weights(model_config, model))
-
-
-class LoraWorkerExtension(WorkerExtension):
-    """What vLLM imports in an engine's process before it loads the model: `LoraLoader` is then known there."""

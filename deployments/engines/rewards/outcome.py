@@ -1,43 +1,27 @@
-"""Family ``outcome``: a model that scores whole solutions."""
+"""Families ``outcome``, ``trajectory`` and ``eurus_rm``: models that score whole solutions.
+
+A step is scored by the path up to it, as if that were the solution, at the path's last token. That is meaningful only
+for solutions that have ended: use it for best-of-N with ``aggregation: last``, not for searches that prune.
+"""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
-from deployments.engines.encoding import ChatEncoder
-from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from deployments.engines.rewards.heads import Head
+from deployments.engines.rewards.family import LinearHead, RewardFamily, RewardModelSettings
+from deployments.engines.rewards.heads import LastTokenHead
 from deployments.engines.settings import SystemPrompt
 
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
 
+class Outcome(LastTokenHead):
+    """The format of Qwen2.5-Math-RM, AceMath-RM and Skywork-Reward.
 
-class Outcome(Head):
-    """The format of Qwen2.5-Math-RM (``Qwen2ForRewardModel``).
-
-    The path is one completed chat turn of the assistant. A reward is the sigmoid of the head at the last token. A step
-    is scored by the path up to it, as if that were the solution. That is meaningful only for solutions that have ended:
-    use it for best-of-N with ``aggregation: last``, not for searches that prune.
+    The path is one completed chat turn of the assistant. A reward is the sigmoid of the head. Source: the model cards.
+    AceMath's has the system prompt "Please reason step by step, and check your final answer within \\\\boxed{}.".
     """
 
-    classes = 1
-
-    def __init__(self, settings: "OutcomeSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._chat = ChatEncoder(tokenizer)
-        self._system = [] if settings.system_prompt is None else [{"role": "system", "content": settings.system_prompt}]
-
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        ends = range(len(steps) - unscored + 1, len(steps) + 1)
-        return [query for end in ends for query in super(Outcome, self).queries(question, steps[:end], 1)]
-
-    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        turns = [*self._system, {"role": "user", "content": question}]
-        token_ids = self._chat.encode_chat([*turns, {"role": "assistant", "content": "".join(steps)}], answered=True)
-        return token_ids, [len(token_ids) - 1]
-
-    def rewards_of(self, rows: "Tensor") -> "Tensor":
-        return rows[:, 0].sigmoid()
+    def path_ids(self, question: str, steps: Sequence[str]) -> list[int]:
+        turns = [*self.system, {"role": "user", "content": question}]
+        return self.chat.encode_chat([*turns, {"role": "assistant", "content": "".join(steps)}], answered=True)
 
 
 class OutcomeSettings(RewardModelSettings):
@@ -46,3 +30,43 @@ class OutcomeSettings(RewardModelSettings):
     family: Literal["outcome"] = "outcome"
     system_prompt: SystemPrompt = None
     reader: ClassVar[type[RewardFamily]] = Outcome
+
+
+class Trajectory(Outcome):
+    """The format of ReasonFlux-PRM-1.5B (arXiv 2506.18896).
+
+    The text is the question and directly after it the solution, without a chat template. A reward is the sigmoid of the
+    head. Source: ``RewardDataset`` and ``RewardModel`` in ``ReasonFlux_PRM/utils/rm_utils.py`` of Gen-Verse/ReasonFlux.
+    """
+
+    head = LinearHead("reward_head.", file="reward_head.pt")
+    prompt: ClassVar[str] = "{question}"
+
+    def path_ids(self, question: str, steps: Sequence[str]) -> list[int]:
+        text = self.prompt.replace("{question}", question) + "".join(steps)
+        token_ids = [*self.start, *self.chat.encode_text(text)]
+        if not token_ids:
+            raise ValueError("question and steps are empty")
+        return token_ids
+
+
+class TrajectorySettings(RewardModelSettings):
+    """A model that scores a question and its solution with a linear layer in ``reward_head.pt``."""
+
+    family: Literal["trajectory"] = "trajectory"
+    reader: ClassVar[type[RewardFamily]] = Trajectory
+
+
+class EurusRm(Trajectory):
+    """The format of Eurus-RM-7B (arXiv 2404.02078). Source: the example of its model card, whose second mark is
+    ``[\\INST]``, and ``EurusRewardModel`` in its ``modeling_eurus_rm.py``."""
+
+    head = LinearHead("regression_head.")
+    prompt = "[INST] {question} [\\INST] "
+
+
+class EurusRmSettings(RewardModelSettings):
+    """A model that scores a question and its solution with a linear layer named ``regression_head``."""
+
+    family: Literal["eurus_rm"] = "eurus_rm"
+    reader: ClassVar[type[RewardFamily]] = EurusRm

@@ -1,21 +1,18 @@
 """Family ``token_class``: a token classification model, read at a separator after every step."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
-from deployments.engines.rewards.heads import Head
+from deployments.engines.rewards.heads import StepwiseHead
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 
-class TokenClass(Head):
+class TokenClass(StepwiseHead):
     """The format of TRL's ``PRMTrainer`` and of PURE-PRM-7B, which it trained (arXiv 2504.15275).
 
     Question, steps and separator are encoded one by one, behind the tokenizer's beginning-of-text token if there is
@@ -32,23 +29,17 @@ class TokenClass(Head):
 
     def __init__(self, settings: "TokenClassSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the separator has no tokens."""
-        self._chat = ChatEncoder(tokenizer)
-        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
+        super().__init__(settings, tokenizer)
         # As it is, not as a text: it may be a special token.
         self._separator = tokenizer.encode(settings.step_separator, add_special_tokens=False)
         if not self._separator:
             raise EngineStartError(f"prm.step_separator {settings.step_separator!r} has no token in {settings.model!r}")
 
-    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        token_ids = [*self._start, *self._chat.encode_text(question)]
-        tags: list[int] = []
-        for step in steps:
-            token_ids += [*self._chat.encode_text(step.strip()), *self._separator]
-            tags.append(len(token_ids) - 1)
-        return token_ids, tags
+    def question_ids(self, question: str) -> list[int]:
+        return [*self.start, *self.chat.encode_text(question)]
 
-    def rewards_of(self, rows: "Tensor") -> "Tensor":
-        return rows.softmax(dim=-1)[:, 1]
+    def step_ids(self, step: str) -> list[int]:
+        return [*self.chat.encode_text(step.strip()), *self._separator]
 
 
 class TokenClassSettings(RewardModelSettings):

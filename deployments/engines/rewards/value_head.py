@@ -1,18 +1,15 @@
-"""Family ``value_head``: one number for every token, read at the last token of a step."""
+"""Family ``value_head``: one number for every token, read at the newline after a step."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from deployments.engines.encoding import ChatEncoder
-from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
-from deployments.engines.rewards.heads import Head
+from deployments.engines.rewards.family import LinearHead, RewardFamily, RewardModelSettings
+from deployments.engines.rewards.heads import StepwiseHead
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedTokenizerBase
 
 
-class ValueHead(Head):
+class ValueHead(StepwiseHead):
     """The format of Skywork-o1-Open-PRM.
 
     The text is the question and the lines of the steps, without a chat template, behind the tokenizer's
@@ -23,25 +20,18 @@ class ValueHead(Head):
     same way, but get no reward.
     """
 
-    classes = 1
-    vllm_model = "deployments.engines.rewards.qwen2_heads:Qwen2ForPrmModel"
+    head = LinearHead("v_head.summary.")
 
-    def __init__(self, settings: "ValueHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
-        self._chat = ChatEncoder(tokenizer)
-        self._start = [] if tokenizer.bos_token_id is None else [int(tokenizer.bos_token_id)]
-        self._newline = self._chat.encode_text("\n")[-1]
+    def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
+        super().__init__(settings, tokenizer)
+        self._newline = self.chat.encode_text("\n")[-1]
 
-    def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
-        token_ids = [*self._start, *self._chat.encode_text(question + "\n")]
-        tags: list[int] = []
-        for step in steps:
-            for line in step.strip().split("\n"):
-                token_ids += [*self._chat.encode_text(line), self._newline]
-            tags.append(len(token_ids) - 1)
-        return token_ids, tags
+    def question_ids(self, question: str) -> list[int]:
+        return [*self.start, *self.chat.encode_text(question + "\n")]
 
-    def rewards_of(self, rows: "Tensor") -> "Tensor":
-        return rows[:, 0].sigmoid()
+    def step_ids(self, step: str) -> list[int]:
+        lines = map(self.chat.encode_text, step.strip().split("\n"))
+        return [token for line in lines for token in (*line, self._newline)]
 
 
 class ValueHeadSettings(RewardModelSettings):
