@@ -153,7 +153,7 @@ def usable_lines(
     return items[:limit], bad
 
 
-def read_records(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[Record | BadLine]:
+def read_records(path: Path, max_line_bytes: int | None = None) -> Iterator[Record | BadLine]:
     """Streams the non-empty lines of a file, or the rows of one whose name ends in ``.parquet``.
 
     Raises:
@@ -163,6 +163,8 @@ def read_records(path: Path, max_line_bytes: int = MAX_LINE_BYTES) -> Iterator[R
     if path.suffix == PARQUET:
         yield from _rows(path)
         return
+    if max_line_bytes is None:
+        max_line_bytes = MAX_LINE_BYTES
     with path.open("rb") as file:
         check_format(path, file)
         for number, line in enumerate(_lines(file, max_line_bytes), start=1):
