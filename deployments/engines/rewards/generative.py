@@ -67,7 +67,9 @@ class VerifierTemplate(Settings):
         description="The assistant's answer to each earlier step. Then every step is a user turn, and only the first "
         "is in `user`.",
     )
-    opening: str = Field("", max_length=1000, description="Text with which the critique begins.")
+    opening: str = Field(
+        "Let's verify step by step:", max_length=1000, description="Text with which the critique begins."
+    )
     stop: tuple[Annotated[str, Field(min_length=1, max_length=200)], ...] = Field(
         (), max_length=8, description="Texts that end the critique and do not belong to it."
     )

@@ -75,7 +75,6 @@ class MultiRmGenerativeSettings(VerifierSettings):
     preset: ClassVar[VerifierTemplate] = VerifierTemplate(
         user="You are given a math problem and a proposed step-by-step solution:\n\n[Math Problem]\n{question}\n\n"
         "[Solution]\n{steps}\n\n" + _REVIEW,
-        opening="Let's verify step by step:",
     )
 
 
@@ -162,6 +161,7 @@ class RPrmSettings(VerifierSettings):
         "Please carefully analyze the correctness of the Now Step.\n"
         "Reply: ",
         step="{step}",
+        opening="",
         no_previous="Since the Now Step is the first step, there are no Previous Steps.",
         cue="Is the step correct (Yes/No)?",
         verdict="\nBased on your analysis. Is the step correct (Yes/No)?",
