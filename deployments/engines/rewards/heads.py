@@ -84,8 +84,8 @@ class StepwiseHead(Head):
 
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
         super().__init__(settings, tokenizer)
-        self.questions = _TokenCache(self.question_ids)
-        self._steps = _TokenCache(self.step_ids)
+        self.questions = TokenCache(self.question_ids)
+        self._steps = TokenCache(self.step_ids)
 
     def question_ids(self, question: str) -> list[int]:
         """The token ids before the first step: by default a chat in which it is the assistant's turn."""
@@ -120,7 +120,7 @@ class LastTokenHead(Head):
         """The token ids of a path, of which the last step is scored at the last one; see ``encode``."""
 
 
-class _TokenCache(LRUCache[str, list[int]]):
+class TokenCache(LRUCache[str, list[int]]):
     """Token ids by text: a step is encoded once for all paths through it."""
 
     def __init__(self, encode: Callable[[str], list[int]]) -> None:

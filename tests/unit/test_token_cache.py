@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from deployments.engines.rewards.family import remembered_ids
+from deployments.engines.rewards.heads import TokenCache
 
 MOST_BYTES = 25_000_000
 
@@ -10,9 +10,9 @@ MOST_BYTES = 25_000_000
 def test_remembered_texts_take_at_most_the_stated_memory() -> None:
     for tokens, entries in ((1, 30_000), (12, 20_000), (1_000, 600)):
         tracemalloc.start()
-        kept = remembered_ids()
+        kept = TokenCache(lambda text, tokens=tokens: [300 + int(text) % 1_000 for _ in range(tokens)])  # type: ignore[misc]
         for number in range(entries):
-            kept[f"{number:>{4 * tokens}}"] = [300 + number % 1_000 for _ in range(tokens)]
+            assert len(kept[f"{number:>{4 * tokens}}"]) == tokens
         held, _ = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert len(kept) < entries, "the first ones were forgotten"
