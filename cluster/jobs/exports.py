@@ -96,12 +96,13 @@ def _banyan(searched: Searched) -> Iterator[Json]:
 
 def _trl(searched: Searched) -> Iterator[Json]:
     """One example for each path. A step is labelled right if a right solution lies at or below it (Math-Shepherd's hard
-    label, arXiv 2312.08935). Trailing newlines are removed: TRL adds its own separator."""
+    label, arXiv 2312.08935). Whitespace around a step is removed, as by the reward family ``token_class``: TRL adds its
+    own separator."""
     is_right = searched.is_right()
     for path in ended_paths(searched.tree.nodes):
         yield {
             "prompt": searched.training.problem,
-            "completions": [(node.text or "").rstrip("\n") for node in path],
+            "completions": [(node.text or "").strip() for node in path],
             "labels": [is_right(node) for node in path],
         }
 

@@ -1,6 +1,7 @@
 """Training data exported by `banyan batch`, read by the published loaders of TRL and verl, each in an environment of
 its own. The result is compared with the trees, which are graded here independently."""
 
+import asyncio
 import json
 import math
 import re
@@ -11,8 +12,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
+from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+from deployments.engines.rewards import parse_prm
+from deployments.engines.rewards.token_class import TokenClass, TokenClassSettings
+from search.ports import ScoreItem, ScoreRequest
 from tests.clients.commands import HERE, ROOT, banyan, program_of, run
+from tests.engine.conftest import quiet, stop
+
+with quiet():
+    from deployments.engines.scoring import ScoringEngine
 
 PROBLEMS = 20
 TOKENIZER = ROOT / "deployments" / "embedded" / "generator"
@@ -54,7 +64,7 @@ class Tree(NamedTuple):
         right = [end for end in self.ends if self.is_right(end)]
         for end in self.ends:
             labels = (any(one[:depth] == end[:depth] for one in right) for depth in range(1, len(end) + 1))
-            texts = (step["text"].rstrip("\n") for step in self.steps(end))
+            texts = (step["text"].strip() for step in self.steps(end))
             yield TreePath(self.line["problem"], tuple(texts), tuple(labels))
 
     @property
@@ -102,19 +112,84 @@ def read_by(loader: str, export: Path, directory: Path) -> Any:
     return json.loads(told.read_text())
 
 
-def test_trl_reads_every_path_of_the_trees_and_trains_on_them(job: Job, tmp_path: Path) -> None:
-    told = read_by("trl", job.exports["trl"], tmp_path)
-    assert told["columns"] == ["prompt", "completions", "labels"]
-    assert told["trained"] == 2
-    assert math.isfinite(told["loss"])
+class Circle(NamedTuple):
+    """What TRL read of an export, and what it made of a tiny model with it."""
+
+    columns: list[str]
+    rows: list[tuple[list[int], list[int]]]
+    """Token ids of each path, and the positions of its labels."""
+    labels: list[list[int]]
+    loss: float
+    models: dict[str, str]
+    """Directories of the model before and after training."""
+
+
+@pytest.fixture(scope="module")
+def trl(job: Job, tmp_path_factory: pytest.TempPathFactory) -> Circle:
+    directory = tmp_path_factory.mktemp("trl")
+    told = read_by("trl", job.exports["trl"], directory)
+    models = {name: str(directory / f"told.json.{name}") for name in ("untrained", "trained")}
+    return Circle(told["columns"], told["read"], told["labels"], told["loss"], models)
+
+
+def test_trl_reads_every_path_of_the_trees_and_trains_on_them(job: Job, trl: Circle) -> None:
+    assert trl.columns == ["prompt", "completions", "labels"]
+    assert math.isfinite(trl.loss)
     problems = [tree.line["problem"] for tree in job.trees]
-    read = Counter(path_of(row, problems) for row in told["read"])
+    tokenizer = AutoTokenizer.from_pretrained(TOKENIZER)
+    texts = [[tokenizer.decode(ids[: end + 1]) for end in ends] for ids, ends in trl.rows]
+    read = Counter(path_of(row, labels, problems) for row, labels in zip(texts, trl.labels, strict=True))
     grown = Counter(path for tree in job.trees for path in tree.paths())
     assert read == grown
     labels = Counter(label for path in read.elements() for label in path.labels)
     assert labels[True] > 100
     assert labels[False] > 30
-    print(f"TRL: {read.total()} paths of {PROBLEMS} trees, steps {dict(labels)}, loss {told['loss']:.3f}")
+    print(f"TRL: {read.total()} paths of {PROBLEMS} trees, steps {dict(labels)}, loss {trl.loss:.3f}")
+
+
+def test_the_model_that_trl_trains_on_an_export_is_read_as_it_was_trained(job: Job, trl: Circle) -> None:
+    """From the trees to a reward model, by TRL alone, which Banyan serves as ``token_class``."""
+    paths = [json.loads(line) for line in job.exports["trl"].read_text().splitlines()]
+    assert [[int(label) for label in path["labels"]] for path in paths] == trl.labels
+    areas: dict[str, float] = {}
+    for name, directory in trl.models.items():
+        scored = asyncio.run(token_class_rewards(directory, paths, trl.rows))
+        model = AutoModelForTokenClassification.from_pretrained(directory).eval()
+        for rewards, (ids, ends) in zip(scored, trl.rows, strict=True):
+            with torch.inference_mode():
+                shares = model(input_ids=torch.tensor([ids])).logits[0, ends].double().softmax(dim=-1)[:, 1]
+            assert rewards == pytest.approx(shares.tolist(), abs=1e-4)
+        pairs = [pair for each in zip(scored, trl.labels, strict=True) for pair in zip(*each, strict=True)]
+        areas[name] = area_under_curve(*([reward for reward, label in pairs if label == side] for side in (1, 0)))
+    assert areas["trained"] > max(0.75, areas["untrained"] + 0.1)
+    print(f"TRL: area under the curve of the steps {areas}")
+
+
+async def token_class_rewards(model: str, paths: list[Json], rows: list[tuple[list[int], list[int]]]) -> list[Any]:
+    """The rewards of every path's steps. Its tokens must be TRL's."""
+    settings = parse_prm({"family": "token_class", "model": model, "engine_args": {"enforce_eager": True}})
+    assert isinstance(settings, TokenClassSettings)
+    reader = TokenClass(settings, AutoTokenizer.from_pretrained(model))
+    engine = ScoringEngine(settings)
+    with quiet():
+        await engine.start()
+    try:
+        scored: list[Any] = []
+        for path, (ids, ends) in zip(paths, rows, strict=True):
+            # Steps as a search has them, with the delimiter that the export left out.
+            steps = tuple(f"{step}\n\n" for step in path["completions"])
+            [query] = reader.queries(path["prompt"], steps, len(steps))
+            assert (query.token_ids, list(query.tags)) == (ids, ends)
+            scored += await engine.score(ScoreRequest("search", path["prompt"], (ScoreItem(steps, len(steps)),), 600.0))
+        return scored
+    finally:
+        await stop(engine)
+
+
+def area_under_curve(right: list[float], wrong: list[float]) -> float:
+    """Probability that a right step's reward is above a wrong one's."""
+    above = sum((one > other) + (one == other) / 2 for one in right for other in wrong)
+    return above / (len(right) * len(wrong))
 
 
 def test_verl_reads_a_prompt_for_every_tree(job: Job, tmp_path: Path) -> None:
@@ -133,10 +208,9 @@ def test_verl_reads_a_prompt_for_every_tree(job: Job, tmp_path: Path) -> None:
     print(f"verl: {len(told)} prompts, accuracies {sorted({round(row['extra_info']['accuracy'], 2) for row in told})}")
 
 
-def path_of(row: list[tuple[str, int]], problems: list[str]) -> TreePath:
-    """A path from its tokens: everything up to the end of each labelled step, and its label."""
-    [problem] = [each for each in problems if row[0][0].startswith(each)]
-    ends = [problem, *(text for text, _ in row)]
-    steps = [text.removeprefix(before) for before, text in pairwise(ends)]
+def path_of(read: list[str], labels: list[int], problems: list[str]) -> TreePath:
+    """A path from the texts up to each of its labels."""
+    [problem] = [each for each in problems if read[0].startswith(each)]
+    steps = [text.removeprefix(before) for before, text in pairwise([problem, *read])]
     assert all(step.endswith("\n") for step in steps), "TRL's separator"
-    return TreePath(problem, tuple(step.removesuffix("\n") for step in steps), tuple(bool(label) for _, label in row))
+    return TreePath(problem, tuple(step.removesuffix("\n") for step in steps), tuple(map(bool, labels)))
