@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import AutoModelForTokenClassification, AutoTokenizer
 
+from cluster.evaluation.prm_metrics import step_auc
 from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.token_class import TokenClass, TokenClassSettings
 from search.ports import ScoreItem, ScoreRequest
@@ -160,7 +161,7 @@ def test_the_model_that_trl_trains_on_an_export_is_read_as_it_was_trained(job: J
                 shares = model(input_ids=torch.tensor([ids])).logits[0, ends].double().softmax(dim=-1)[:, 1]
             assert rewards == pytest.approx(shares.tolist(), abs=1e-4)
         pairs = [pair for each in zip(scored, trl.labels, strict=True) for pair in zip(*each, strict=True)]
-        areas[name] = area_under_curve(*([reward for reward, label in pairs if label == side] for side in (1, 0)))
+        areas[name] = step_auc([reward for reward, _ in pairs], [bool(label) for _, label in pairs]) or 0.0
     assert areas["trained"] > max(0.75, areas["untrained"] + 0.1)
     print(f"TRL: area under the curve of the steps {areas}")
 
@@ -184,12 +185,6 @@ async def token_class_rewards(model: str, paths: list[Json], rows: list[tuple[li
         return scored
     finally:
         await stop(engine)
-
-
-def area_under_curve(right: list[float], wrong: list[float]) -> float:
-    """Probability that a right step's reward is above a wrong one's."""
-    above = sum((one > other) + (one == other) / 2 for one in right for other in wrong)
-    return above / (len(right) * len(wrong))
 
 
 def test_verl_reads_a_prompt_for_every_tree(job: Job, tmp_path: Path) -> None:
