@@ -20,7 +20,7 @@ from rich.console import Console
 from benchmarks.engines import engines_of
 from benchmarks.published.engines import generator_settings, prm_settings, started_generator, started_scorer
 from benchmarks.published.problems import MathProblem, chosen_problems
-from benchmarks.published.report import claims_of, lines_of, pass_rates, table
+from benchmarks.published.report import TEST_PROBLEMS, claims_of, lines_of, pass_rates, table
 from benchmarks.published.rows import RowFile
 from benchmarks.published.sampling import sample
 from benchmarks.published.scoring import score_pool
@@ -40,7 +40,7 @@ GENERATOR = ".models/Qwen2.5-Coder-0.5B-Instruct"
 TRAIN, TEST = "train", "test"
 SOLUTIONS = {TRAIN: 8, TEST: 16}
 """Solutions in the pool of a problem."""
-TRAIN_PROBLEMS, TEST_PROBLEMS = 120, 200
+TRAIN_PROBLEMS = 120
 Gsm8k = Annotated[Path, typer.Option(help="Directory with GSM8K's train.jsonl and test.jsonl.")]
 Minutes = Annotated[float, typer.Option(min=0.1, help="Ends after this time, whatever is missing then.")]
 Requests = Annotated[int, typer.Option(min=1, max=256, help="Solutions or steps written at a time.")]

@@ -200,7 +200,16 @@ def test_a_search_is_compared_on_its_own_problems() -> None:
     dvts = by_name["dvts", 8]
     assert (dvts["problems"], dvts["accuracy"], dvts["majority"], dvts["difference"]) == (4, 1.0, 0.75, 0.25)
     assert (dvts["tokens"], dvts["majority_tokens"], dvts["seconds"]) == (70, 80, 2.0)
-    assert [claim["holds"] for claim in claims_of(lines)] == [False, False, False]
+    few, best = claims_of(lines)
+    assert (few["value"], few["holds"]) == (1, False)
+    assert (best["value"], best["holds"]) == (0.0, False)
+    assert [claim["holds"] for claim in claims_of([])] == [False, False]
+
+
+def test_a_gain_on_all_problems_holds() -> None:
+    pools = {str(k): [solution(RIGHT, 0.9, correct=True), *[solution(WRONG, 0.1)] * 7] for k in range(200)}
+    claims = claims_of(lines_of({}, pools, pools, [], Aggregation.LAST))
+    assert [(claim["value"], claim["holds"]) for claim in claims] == [(200, True), (100.0, True)]
 
 
 def test_what_the_reward_model_knows() -> None:
