@@ -1,6 +1,7 @@
 """Tiny random models of every reward family's architecture and weight names, with the published formula computed by
 transformers and torch alone."""
 
+import random
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -62,6 +63,14 @@ class RewardModel(NamedTuple):
 
     settings: dict[str, Any]
     formula: Formula
+
+
+def random_path(rng: random.Random) -> tuple[str, tuple[str, ...]]:
+    steps = tuple(
+        f"{rng.randint(1, 99)} {rng.choice('+-*')} {rng.randint(1, 99)} = {rng.randint(1, 999)}\n\n"
+        for _ in range(rng.randint(1, 6))
+    )
+    return f"Start with {rng.randint(1, 99)}. What is the result?", steps
 
 
 def read_at(body: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, inputs: Inputs, rewards: Numbers) -> Formula:

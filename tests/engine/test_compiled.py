@@ -6,11 +6,12 @@ import pytest
 
 from deployments.engines.arguments import can_compile, engine_args, engine_environment
 from deployments.engines.generation import GenerationEngine
+from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.scoring import ScoringEngine
 from deployments.engines.settings import GeneratorSettings
 from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import quiet, stop
-from tests.engine.test_reward_families import implicit_formula, save_policy_and_reference
+from tests.engine.reward_models import implicit
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -52,9 +53,10 @@ async def test_a_model_and_its_reference_are_compiled_as_one(monkeypatch: pytest
     if not can_compile():
         pytest.skip("there is no C++ compiler, or no headers of Python")
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "cache"))
-    settings = save_policy_and_reference(tmp_path / "model")
+    model = implicit(tmp_path / "model")
+    settings = ImplicitSettings(model=str(tmp_path / "model"), **model.settings)
     question, steps = "Start with 1.", ("1 + 1 = 2\n\n", "2 + 2 = 4\n\n")
-    expected = implicit_formula(tmp_path / "model")(question, steps)
+    expected = model.formula(question, steps)
     for start in ("compiled", "loaded from the cache"):
         engine = ScoringEngine(settings)
         with quiet():

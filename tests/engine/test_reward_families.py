@@ -22,7 +22,7 @@ from search.errors import ScorerError
 from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import SETTLE_S, quiet, stop
 from tests.engine.published import skywork_input
-from tests.engine.reward_models import MODELS, Formula
+from tests.engine.reward_models import MODELS, Formula, random_path
 from tests.engine.vocabularies import byte_level, sentencepiece
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -57,14 +57,6 @@ async def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPa
     yield Family(engine, model.formula)
     assert await engine.check_integrity(SETTLE_S) == []
     await stop(engine)
-
-
-def random_path(rng: random.Random) -> tuple[str, tuple[str, ...]]:
-    steps = tuple(
-        f"{rng.randint(1, 99)} {rng.choice('+-*')} {rng.randint(1, 99)} = {rng.randint(1, 999)}\n\n"
-        for _ in range(rng.randint(1, 6))
-    )
-    return f"Start with {rng.randint(1, 99)}. What is the result?", steps
 
 
 async def test_rewards_equal_the_formula_step_by_step_and_at_once(family: Family) -> None:

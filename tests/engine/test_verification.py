@@ -24,8 +24,8 @@ from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows
 from tests.engine.conftest import SETTLE_S, quiet, stop
+from tests.engine.reward_models import SHAPE, label_share, random_path
 from tests.engine.test_generative_presets import CHATML
-from tests.engine.test_reward_families import SHAPE, label_share, random_path
 from tests.engine.vocabularies import LLAMA_3, byte_level
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
