@@ -22,7 +22,7 @@ from deployments.engines.scoring import ScoringEngine
 from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import SETTLE_S, quiet, stop
 
-pytestmark = pytest.mark.asyncio(loop_scope="session")
+pytestmark = [pytest.mark.asyncio(loop_scope="session"), pytest.mark.timeout(900)]
 
 DEADLINE_S = 240.0
 QUESTION = "Start with 12. Add 30. What is the result?"

@@ -153,6 +153,30 @@ def test_twice_from_the_same_seed_the_same_weights(qwen2: Path, tmp_path: Path, 
     assert first != other
 
 
+@pytest.mark.parametrize("layers", [0, 1])
+def test_the_card_of_a_model_that_can_tell_right_from_wrong(qwen2: Path, tmp_path: Path, layers: int) -> None:
+    """Right solutions end with another word than wrong ones, which are the majority."""
+    found = [
+        SolvedProblem(
+            f"Start with {number}.",
+            [
+                Solution(("Start", rf"Add \boxed{{{number}}}"), True),
+                Solution(("Start", rf"Multiply \boxed{{{number + 1}}}"), False, 2),
+            ],
+        )
+        for number in range(100)
+    ]
+    settings, paths = settings_for(qwen2, layers=layers, epochs=20, learning_rate=0.01), TrainingPaths(tmp_path / "out")
+    with claimed(paths, {}):
+        metrics = asyncio.run(train(found, settings, paths, lambda *_: None))
+    assert (metrics.problems, metrics.solutions, metrics.steps) == (20, 60, 60)
+    assert metrics.step_auc is not None
+    assert metrics.step_auc > 0.7
+    assert (metrics.best_of_n, metrics.majority) == (1.0, 0.0)
+    assert metrics.weighted >= 0.8  # a wrong answer has two votes
+    assert metrics.recommended
+
+
 class Killed(BaseException):
     """Ends a training anywhere."""
 
