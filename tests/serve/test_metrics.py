@@ -29,9 +29,13 @@ MAY_STAY_ZERO = {
 """Metrics that an ordinary load need not change; they are published all the same."""
 OF_EVICTIONS = {"banyan_kv_block_lifetime_seconds", "banyan_kv_block_idle_seconds", "banyan_kv_block_reuse_gap_seconds"}
 """Metrics that have no value before KV memory is full once."""
-OF_ANSWER_CACHE = {name for name in METRICS if name.startswith("banyan_answer_cache_")}
-"""Metrics of the answer cache, which this application does not have."""
-PUBLISHED = METRICS.keys() - OF_EVICTIONS - OF_ANSWER_CACHE
+OF_OTHER_APPLICATIONS = {
+    name
+    for name in METRICS
+    if name.startswith(("banyan_answer_cache_", "banyan_step_hook_", "banyan_critiques_", "banyan_cut_critiques_"))
+}
+"""Metrics of the answer cache, the step hook and generative verifiers, which this application does not have."""
+PUBLISHED = METRICS.keys() - OF_EVICTIONS - OF_OTHER_APPLICATIONS
 
 
 class Sample(NamedTuple):
