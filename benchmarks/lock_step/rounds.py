@@ -65,15 +65,17 @@ async def measure(url: str, search: dict[str, Any], pool: WorkerPool, workload: 
         warm_up = list(islice(stream, workload.warm_up * pool.size))
         for side in (lock_step, remote):
             await run_turn(side.solve, warm_up, side.in_flight)
-            await run_turn(side.solve_alone, warm_up[:1], 1)
         for index in range(rounds):
-            for phase, count, done in (
-                ("throughput", workload.batch, figures.throughput),
-                ("alone", workload.alone, figures.alone),
-            ):
-                problems = list(islice(stream, count))
-                done.append(await run_round(lock_step, remote, problems, phase == "alone", index % 2 == 1))
-                show_round(f"round {index + 1}/{rounds}, {phase}", done[-1])
+            served_first = index % 2 == 1
+            problems = list(islice(stream, workload.batch))
+            figures.throughput.append(await run_round(lock_step, remote, problems, False, served_first))
+            show_round(f"round {index + 1}/{rounds}, throughput", figures.throughput[-1])
+            problems = list(islice(stream, workload.alone))
+            async with pool.for_problems_alone():
+                for side in (lock_step, remote):
+                    await run_turn(side.solve_alone, warm_up[:1], 1)
+                figures.alone.append(await run_round(lock_step, remote, problems, True, served_first))
+            show_round(f"round {index + 1}/{rounds}, alone", figures.alone[-1])
     return figures
 
 

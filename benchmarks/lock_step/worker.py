@@ -53,7 +53,7 @@ def main() -> None:
         question = Question(*json.loads(line))
         solved = engines.solve(question.text, question.seed, given.search, given.context_tokens)
         print(json.dumps(solved._asdict()), file=replies, flush=True)
-        # Three workers and the application have to fit into the machine's memory beside each other.
+        # The workers and the application have to fit into the machine's memory beside each other.
         release_free_memory()
 
 

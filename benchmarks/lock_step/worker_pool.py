@@ -8,8 +8,9 @@ import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -108,20 +109,34 @@ class Worker:
 class WorkerPool:
     """Idle and busy workers. A worker solves one problem at a time."""
 
-    def __init__(self, workers: Sequence[Worker], wide: Worker | None = None) -> None:
+    def __init__(self, workers: Sequence[Worker], start_wide: Callable[[], Worker] | None = None) -> None:
         """
         Args:
-            wide: a worker on all cores, for problems alone; they go to one of the others if there is none.
+            start_wide: starts a worker on all cores, for problems alone; they go to one of the others if it is None.
         """
         self.size = len(workers)
-        self._wide = wide
+        self._start_wide = start_wide
+        self._wide: Worker | None = None
         # Last in, first out: problems that come one at a time all go to the same worker.
         self._idle: asyncio.LifoQueue[Worker] = asyncio.LifoQueue()
         for worker in workers:
             self._idle.put_nowait(worker)
 
+    @asynccontextmanager
+    async def for_problems_alone(self) -> AsyncIterator[None]:
+        """Has the worker on all cores meanwhile: while the others are at work, memory does not suffice for it, too."""
+        if self._start_wide is None:
+            yield
+            return
+        self._wide = wide = await asyncio.to_thread(self._start_wide)
+        try:
+            yield
+        finally:
+            self._wide = None
+            await asyncio.to_thread(wide.close)
+
     async def solve_alone(self, problem: Problem, seed: int) -> dict[str, Any]:
-        """Solves a problem while no other worker has one."""
+        """Solves a problem while no other worker has one; within `for_problems_alone`."""
         if self._wide is None:
             return await self.solve(problem, seed)
         return await asyncio.to_thread(self._wide.solve, Question(problem.text, seed))
@@ -149,14 +164,14 @@ def worker_pool(models: ModelPair, search: BeamSettings, context_tokens: int, lo
         def started(cores: tuple[int, ...]) -> Worker:
             environment = worker_environment(os.environ, len(cores))
             start = Start(cores, models.generator, models.prm, search, context_tokens)
-            worker = Worker(start, environment, logs / f"worker-{'-'.join(map(str, cores))}.log")
-            stack.callback(worker.close)
-            return worker
+            return Worker(start, environment, logs / f"worker-{'-'.join(map(str, cores))}.log")
 
-        # One after the other: the first compiles, the others find the code in the cache.
-        workers = [started((core,)) for core in cores]
+        workers = []
+        for core in cores:  # one after the other: the first compiles, the others find the code in the cache
+            workers.append(started((core,)))
+            stack.callback(workers[-1].close)
         gains = len(cores) > 1 and not is_small_model(GeneratorSettings(model=models.generator).model_path)
-        yield WorkerPool(workers, started(cores) if gains else None)
+        yield WorkerPool(workers, partial(started, cores) if gains else None)
 
 
 def worker_environment(environment: Mapping[str, str], threads: int) -> dict[str, str]:
