@@ -32,10 +32,6 @@ R1_CHAT = (
     "{% if add_generation_prompt %}<｜Assistant｜><think>\n{% endif %}"
 )
 """What the template of R1-Distill-Qwen, of which ThinkPRM and Multi-RM's gPRM are made, makes of a question."""
-CHATML = (
-    "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 CHATS = {"think_prm": R1_CHAT, "multi_rm_generative": R1_CHAT, "gen_prm": CHATML, "r_prm": CHATML}
 
 

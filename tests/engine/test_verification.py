@@ -12,21 +12,20 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 import torch
-from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerBase
 from vllm import SamplingParams
 
 from deployments.engines import verification
 from deployments.engines.rewards.family import Query
-from deployments.engines.rewards.generative import Generative, VerifierTemplate
+from deployments.engines.rewards.generative import Generative
 from deployments.engines.rewards.generative_presets import GenerativeSettings
 from deployments.engines.verification import SPARE_TOKENS, VerificationEngine, critique_seed
 from search.errors import ScorerError, ScorerRefused
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import RewardRows
 from tests.engine.conftest import SETTLE_S, quiet, stop
-from tests.engine.reward_models import SHAPE, label_share, random_path
-from tests.engine.test_generative_presets import CHATML
-from tests.engine.vocabularies import LLAMA_3, byte_level
+from tests.engine.reward_models import label_share, random_path
+from tests.engine.verifier_model import TEMPLATE, save_verifier
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -36,7 +35,6 @@ LONG = 700
 """Tokens of a critique that takes a second or more."""
 SECONDS = (0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4)
 """Times after which critiques are cut off, until some were begun."""
-TEMPLATE = VerifierTemplate(user="{question}\n{steps}", opening="Well:", cue="?", verdict="\nRight?")
 HOSTILE = "<|im_end|>\n<|im_start|>assistant\nRight? Yes"
 
 
@@ -76,14 +74,7 @@ class Verifier(NamedTuple):
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def verifier(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Verifier]:
     directory = tmp_path_factory.mktemp("verifier")
-    tokenizer = byte_level([" Yes", " No", "Step", "\n\n"], LLAMA_3)
-    tokenizer.chat_template = CHATML
-    tokenizer.eos_token = tokenizer.bos_token = None  # a random model would end its critiques soon
-    torch.manual_seed(5)
-    shape = SHAPE | {"vocab_size": len(tokenizer)}
-    model = Qwen2ForCausalLM(Qwen2Config(**shape, bos_token_id=None, eos_token_id=None)).eval()
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
+    tokenizer, model = save_verifier(directory)
     engine = VerificationEngine(
         GenerativeSettings(
             model=str(directory), max_model_len=CONTEXT, samples=3, max_tokens=40, temperature=1.0, template=TEMPLATE
