@@ -12,6 +12,8 @@ from deployments.prm import ProcessRewardModel
 from tests.engine.verifier_model import CONTEXT, TEMPLATE, save_verifier
 from tests.serve.application import Application, another_controller, problems, request, until
 
+pytestmark = pytest.mark.long  # two more engines start, one after the other
+
 PROBLEMS = problems(3, seed=67, level=2)
 SAMPLES = 8
 CRITIQUE_TOKENS = 200
