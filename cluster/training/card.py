@@ -169,11 +169,12 @@ def card_text(metrics: Metrics, settings: TrainingSettings, layout: Layout, fitt
     }
     table = "\n".join(f"| {name} | {'–' if value is None else f'{value:.3f}'} |" for name, value in rows.items())
     trained = f"its top {settings.layers} layers and the head" if settings.layers else "the head alone"
+    epoch = f"best epoch {fitted.best_epoch} of {fitted.epochs}"
     return f"""# A process reward model
 
 {metrics.verdict}
 
-Backbone: `{settings.backbone}`; trained: {trained}, {fitted.best_epoch} epochs, seed {settings.seed}.
+Backbone: `{settings.backbone}`; trained: {trained}, {epoch}, seed {settings.seed}.
 
 | on {metrics.problems:,} held-out problems, {metrics.solutions:,} solutions, {metrics.steps:,} steps | |
 |---|---|

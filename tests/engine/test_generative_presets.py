@@ -14,6 +14,7 @@ from deployments.engines.rewards.family import Query
 from deployments.engines.rewards.generative import Generative, VerifierSettings, VerifierTemplate
 from deployments.engines.rewards.generative_presets import GENERATIVE_PRESETS, GenerativeSettings
 from tests.engine.published import VERIFIER_INPUTS
+from tests.engine.verifier_model import CHATML
 from tests.engine.vocabularies import LLAMA_3, byte_level
 
 QUESTION = "How many eggs are left? {steps}\n"

@@ -1,4 +1,4 @@
-"""A generative verifier with tiny random weights: its critiques mean nothing, and most of them end where they are cut."""
+"""A generative verifier with tiny random weights: its critiques mean nothing, and most end where they are cut."""
 
 from pathlib import Path
 

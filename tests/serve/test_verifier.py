@@ -1,5 +1,5 @@
-"""Two reward models in one replica, the embedded one and a generative verifier with random weights: what verifying cost,
-critiques that the deadline cuts off, a client that leaves."""
+"""Two reward models in one replica, the embedded one and a generative verifier with random weights: what verifying
+cost, critiques that the deadline cuts off, a client that leaves."""
 
 from collections.abc import Iterator
 from typing import Any
