@@ -32,7 +32,7 @@ SEARCH = BeamSettings()
 console = Console(stderr=True)
 WORKLOADS = {
     PairName.EMBEDDED: Workload(batch=48, alone=8, warm_up=2, bounds=Bounds(1.15, 0.8)),
-    PairName.HEAVY: Workload(batch=16, alone=2, warm_up=1, bounds=Bounds(4.5, 0.2)),
+    PairName.HEAVY: Workload(batch=16, alone=2, warm_up=1, bounds=Bounds(5.0, 0.17)),
 }
 
 

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager, contextmanager
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -166,10 +166,8 @@ def worker_pool(models: ModelPair, search: BeamSettings, context_tokens: int, lo
             start = Start(cores, models.generator, models.prm, search, context_tokens)
             return Worker(start, environment, logs / f"worker-{'-'.join(map(str, cores))}.log")
 
-        workers = []
-        for core in cores:  # one after the other: the first compiles, the others find the code in the cache
-            workers.append(started((core,)))
-            stack.callback(workers[-1].close)
+        # One after the other: the first compiles, the others find the code in the cache.
+        workers = [stack.enter_context(closing(started((core,)))) for core in cores]
         gains = len(cores) > 1 and not is_small_model(GeneratorSettings(model=models.generator).model_path)
         yield WorkerPool(workers, partial(started, cores) if gains else None)
 
