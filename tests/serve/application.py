@@ -55,8 +55,10 @@ class Application:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="handles", daemon=True).start()
 
-    def client(self, timeout: httpx.Timeout) -> httpx.Client:
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=timeout)
+    def client(self, timeout: httpx.Timeout, url: str | None = None) -> httpx.Client:
+        """``url``: that of another controller."""
+        headers = {"Authorization": f"Bearer {self.key}"}
+        return httpx.Client(base_url=url or self.url, headers=headers, timeout=timeout)
 
     def async_client(self, timeout: httpx.Timeout) -> httpx.AsyncClient:
         return httpx.AsyncClient(
@@ -166,6 +168,12 @@ def another_controller(application: Application, name: str, config: AppConfig, p
         yield f"{application.url}/{name}"
     finally:
         serve.delete(name)
+
+
+def is_idle(client: httpx.Client) -> bool:
+    """Whether nothing runs at a client's controller, and nothing is left over."""
+    status = client.get("/v1/status").raise_for_status().json()
+    return bool(status["searches"] == 0 and status["integrity"] == [])
 
 
 def request(problem: Problem, seed: int, **fields: Any) -> Json:

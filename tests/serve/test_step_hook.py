@@ -10,7 +10,7 @@ from ray import serve
 
 from deployments.config import StepHookSettings
 from deployments.step_hooks.calculator import mistakes
-from tests.serve.application import Application, another_controller, problems, request, until
+from tests.serve.application import Application, another_controller, is_idle, problems, request, until
 
 PROBLEMS = problems(4, seed=61, level=3)
 
@@ -22,15 +22,11 @@ def hooked(application: Application) -> Iterator[httpx.Client]:
     config = application.config
     config = config.model_copy(update={"controller": config.controller.model_copy(update={"step_hook": hook})})
     prm = serve.get_deployment_handle("ProcessRewardModel", application.NAME)
-    with another_controller(application, "hooked", config, prm) as url:
-        headers = {"Authorization": f"Bearer {application.key}"}
-        with httpx.Client(base_url=url, headers=headers, timeout=300.0) as client:
-            yield client
-
-
-def is_idle(client: httpx.Client) -> bool:
-    status = client.get("/v1/status").raise_for_status().json()
-    return bool(status["searches"] == 0 and status["integrity"] == [])
+    with (
+        another_controller(application, "hooked", config, prm) as url,
+        application.client(httpx.Timeout(300.0), url) as client,
+    ):
+        yield client
 
 
 def test_corrections_are_marked_counted_and_the_same_twice(idle: Application, hooked: httpx.Client) -> None:
