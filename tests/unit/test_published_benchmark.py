@@ -17,7 +17,7 @@ from benchmarks.published.scoring import score_pool
 from benchmarks.published.searching import SEARCHES, search_field
 from benchmarks.published.strategies import Outcome, PoolSolution, any_right, pool_of, voted
 from benchmarks.published.training import exported_lines, held_out, split_of
-from benchmarks.published.verifier import knowledge
+from benchmarks.published.verifier import FREQUENT, NO_ANSWER, OTHER, knowledge
 from cluster.training.labels import split_problems
 from cluster.training.run import claimed, train
 from cluster.training.settings import TrainingPaths, TrainingSettings
@@ -217,6 +217,8 @@ def test_what_the_reward_model_knows() -> None:
     assert (found["solutions"], found["problems_with_right_and_wrong"]) == (16, 1)
     assert found["auc"] == pytest.approx(30 / 39, abs=1e-4)
     assert found["auc_within_problems"] == pytest.approx(6 / 15, abs=1e-4)
+    against = found["auc_within_problems_against"]
+    assert against == {FREQUENT: pytest.approx(4 / 9, abs=1e-4), OTHER: pytest.approx(2 / 3, abs=1e-4), NO_ANSWER: 0.0}
     assert found["lost_by"] == {"naive": 1, "weighted": 0, "majority": 0}
 
 
