@@ -70,24 +70,23 @@ class Metrics(BaseModel):
 
     @property
     def recommended(self) -> bool:
-        """Whether the model beats the majority vote on the held-out problems."""
-        return self.weighted > self.majority
+        """Whether the model beats the majority vote on the held-out problems, by more than chance."""
+        return self.gain_low > 0
 
     @property
     def verdict(self) -> str:
-        """One sentence for people."""
+        """One or two sentences for people."""
         gain = 100 * (self.weighted - self.majority)
         found = (
             f"its weighted vote is right in {self.weighted:.1%} of {self.problems:,} held-out problems, the majority "
             f"in {self.majority:.1%} (difference {gain:+.1f} points, 95% interval {100 * self.gain_low:+.1f} to "
             f"{100 * self.gain_high:+.1f})"
         )
-        if not self.recommended:
-            return f"Not recommended: {found}."
-        doubt = (
-            " The interval includes 0, so this may be chance: measure on more problems." if self.gain_low <= 0 else ""
-        )
-        return f"Recommended: {found}.{doubt}"
+        if self.recommended:
+            return f"Recommended: {found}."
+        if gain > 0:
+            return f"Not recommended yet: {found}. The interval includes 0: measure on more problems."
+        return f"Not recommended: {found}."
 
 
 async def measure(problems: Sequence[SolvedProblem], scored: Sequence[ScoredSolution]) -> Metrics:

@@ -234,8 +234,9 @@ class TestDirectory:
             pass
 
 
-def measured(rewards: dict[bool, float]) -> Metrics:
-    """Metrics on problems with one right answer among three, two of which are the same wrong one."""
+def measured(rewards: dict[bool, float], good_problems: int = 10) -> Metrics:
+    """Metrics on ten problems with one right answer among three, two of which are the same wrong one. Beyond the good
+    problems all rewards are alike."""
     found = [
         SolvedProblem(
             f"q{number}",
@@ -244,7 +245,12 @@ def measured(rewards: dict[bool, float]) -> Metrics:
         for number in range(10)
     ]
     scored = [
-        ScoredSolution(index, number, [0.4, rewards[solution.right]], [1 / 3, float(solution.right)])
+        ScoredSolution(
+            index,
+            number,
+            [0.4, rewards[solution.right] if index < good_problems else 0.5],
+            [1 / 3, float(solution.right)],
+        )
         for index, problem in enumerate(found)
         for number, solution in enumerate(problem.solutions)
     ]
@@ -261,3 +267,9 @@ def test_the_card_recommends_what_beats_the_majority() -> None:
     assert not bad.recommended
     assert bad.verdict.startswith("Not recommended: ")
     assert "difference +0.0 points" in bad.verdict
+    by_chance = measured({True: 0.9, False: 0.1}, good_problems=1)
+    assert not by_chance.recommended
+    assert by_chance.verdict.startswith("Not recommended yet: its weighted vote is right in 10.0%")
+    assert by_chance.verdict.endswith(
+        "(difference +10.0 points, 95% interval -9.6 to +29.6). The interval includes 0: measure on more problems."
+    )
