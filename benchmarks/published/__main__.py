@@ -40,7 +40,7 @@ GENERATOR = ".models/Qwen2.5-Coder-0.5B-Instruct"
 TRAIN, TEST = "train", "test"
 SOLUTIONS = {TRAIN: 8, TEST: 16}
 """Solutions in the pool of a problem."""
-TRAIN_PROBLEMS = 120
+TRAIN_PROBLEMS = 400
 Gsm8k = Annotated[Path, typer.Option(help="Directory with GSM8K's train.jsonl and test.jsonl.")]
 Minutes = Annotated[float, typer.Option(min=0.1, help="Ends after this time, whatever is missing then.")]
 Requests = Annotated[int, typer.Option(min=1, max=256, help="Solutions or steps written at a time.")]
@@ -178,7 +178,7 @@ def report(
     gsm8k: Gsm8k,
     head: Head = "head",
     train: TrainProblems = TRAIN_PROBLEMS,
-    aggregation: Annotated[Aggregation, typer.Option(help="As chosen by the held-out problems.")] = Aggregation.LAST,
+    aggregation: Annotated[Aggregation, typer.Option(help="As chosen by the held-out problems.")] = Aggregation.MEAN,
     keep: Keep = False,
 ) -> None:
     """Prints the tables, and what the reward model knows."""
