@@ -18,6 +18,7 @@ import typer
 from rich.console import Console
 
 from benchmarks.engines import engines_of
+from benchmarks.published.answers_left import answers_left
 from benchmarks.published.engines import generator_settings, prm_settings, started_generator, started_scorer
 from benchmarks.published.problems import MathProblem, chosen_problems
 from benchmarks.published.report import TEST_PROBLEMS, claims_of, lines_of, pass_rates, table
@@ -183,7 +184,7 @@ def report(
 ) -> None:
     """Prints the tables, and what the reward model knows."""
     figures, lines = asyncio.run(_figures(gsm8k, head, train, aggregation))
-    console.print_json(json.dumps({name: figures[name] for name in ("held_out", "test", "pass")}))
+    console.print_json(json.dumps({name: figures[name] for name in ("held_out", "test", "pass", "answers_left")}))
     console.print(table(lines))
     show_claims(console, figures["claims"])
     if keep:
@@ -202,6 +203,7 @@ async def _figures(gsm8k: Path, head: str, train: int, aggregation: Aggregation)
         matcher.close()
     pool_rows = pool_file(TEST).rows
     greedy = {row["problem"]: solution_outcome(row) for row in pool_rows.values() if row["n"] == 1}
+    sampled = {row["problem"]: row["solutions"] for row in pool_rows.values() if row["n"] == SOLUTIONS[TEST]}
     searches = list(search_file(head).rows.values())
     lines = lines_of(greedy, pools, scored, searches, aggregation)
     figures = {
@@ -210,6 +212,7 @@ async def _figures(gsm8k: Path, head: str, train: int, aggregation: Aggregation)
         "held_out": [knowledge(held_out_pools, how) for how in Aggregation] if held_out_pools else [],
         "test": knowledge(scored, aggregation) if scored else None,
         "pass": pass_rates(pools),
+        "answers_left": answers_left(searches, sampled),
         "strategies": [line.as_json() for line in lines],
         "fields": {name: search_field(name, 8) for name in SEARCHES},
     }

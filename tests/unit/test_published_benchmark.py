@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.published.answers_left import answers_left
 from benchmarks.published.intervals import paired_bootstrap
 from benchmarks.published.layers import SHOWN, compared
 from benchmarks.published.problems import INSTRUCTION, chosen_problems
@@ -220,6 +221,27 @@ def test_what_the_reward_model_knows() -> None:
     against = found["auc_within_problems_against"]
     assert against == {FREQUENT: pytest.approx(4 / 9, abs=1e-4), OTHER: pytest.approx(2 / 3, abs=1e-4), NO_ANSWER: 0.0}
     assert found["lost_by"] == {"naive": 1, "weighted": 0, "majority": 0}
+
+
+def test_how_many_answers_a_search_leaves_beside_as_many_sampled_solutions() -> None:
+    def ended(*answers: str | None) -> list[Row]:
+        return [{"answer": answer, "correct": answer == "1"} for answer in answers]
+
+    searches: list[Row] = [
+        {"problem": "a", "strategy": "dvts", "n": 4, "paths": ended("1", "1", None)},
+        {"problem": "b", "strategy": "dvts", "n": 4, "paths": ended("2", "3")},
+        {"problem": "not sampled", "strategy": "dvts", "n": 4, "paths": ended("4")},
+    ]
+    sampled = {"a": ended("1", "2", "3", "4", "5"), "b": ended("2", None, "3", "4", "1")}
+    assert answers_left(searches, sampled) == [
+        {
+            "strategy": "dvts",
+            "n": 4,
+            "problems": 2,
+            "search": {"answers": 1.5, "any_right": 0.5},
+            "sampled": {"answers": 3.5, "any_right": 0.5},
+        }
+    ]
 
 
 @pytest.mark.parametrize("strategy", SEARCHES)
