@@ -2,7 +2,7 @@
 
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from benchmarks.published.strategies import PoolSolution, voted
@@ -11,9 +11,10 @@ from search.answers.voting import SelectionRule
 from search.strategies.path_score import Aggregation, aggregate
 
 Pools = Mapping[str, Sequence[PoolSolution]]
-Scores = Mapping[str, Sequence[float]]
+RIGHT = "right"
 FREQUENT, OTHER, NO_ANSWER = "the most frequent wrong answer", "other wrong answers", "no answer"
-"""Kinds of wrong solutions of a problem. A vote loses to the first."""
+WRONG = (FREQUENT, OTHER, NO_ANSWER)
+"""Kinds of wrong solutions to a problem. A majority vote can only lose to the first."""
 
 
 def knowledge(pools: Pools, how: Aggregation) -> dict[str, Any]:
@@ -23,17 +24,16 @@ def knowledge(pools: Pools, how: Aggregation) -> dict[str, Any]:
     right = {problem: [each.correct for each in pool] for problem, pool in pools.items()}
     every_score = [score for row in scores.values() for score in row]
     every_right = [is_right for row in right.values() for is_right in row]
-    within = [found for problem in pools if (found := step_auc(scores[problem], right[problem])) is not None]
+    kinds = {problem: _kinds(pool) for problem, pool in pools.items()}
+    within = _aucs_within_problems(scores, kinds, WRONG)
     possible = {problem: pool for problem, pool in pools.items() if any(right[problem])}
     return {
         "aggregation": str(how),
         "solutions": len(every_score),
         "right": round(statistics.fmean(every_right), 4),
         "auc": _rounded(step_auc(every_score, every_right)),
-        "auc_within_problems": _rounded(statistics.fmean(within) if within else None),
-        "auc_within_problems_against": {
-            kind: _rounded(_auc_within(pools, scores, kind)) for kind in (FREQUENT, OTHER, NO_ANSWER)
-        },
+        "auc_within_problems": _mean(within),
+        "auc_within_problems_against": {kind: _mean(_aucs_within_problems(scores, kinds, (kind,))) for kind in WRONG},
         "problems_with_right_and_wrong": len(within),
         "calibration_error": _rounded(expected_calibration_error(every_score, every_right)),
         "problems_with_a_right_answer": len(possible),
@@ -44,26 +44,39 @@ def knowledge(pools: Pools, how: Aggregation) -> dict[str, Any]:
     }
 
 
-def _auc_within(pools: Pools, scores: Scores, kind: str) -> float | None:
-    """Mean over problems of the chance that a right solution scores above a wrong one of that kind."""
+def _kinds(pool: Sequence[PoolSolution]) -> list[str]:
+    """`RIGHT`, or the kind of wrong solution, for each solution of the pool."""
+    wrong = Counter(each.group for each in pool if not each.correct and each.group is not None)
+    frequent = wrong.most_common(1)[0][0] if wrong else None
+
+    def kind(each: PoolSolution) -> str:
+        if each.correct:
+            return RIGHT
+        if each.group is None:
+            return NO_ANSWER
+        return FREQUENT if each.group == frequent else OTHER
+
+    return [kind(each) for each in pool]
+
+
+def _aucs_within_problems(
+    scores: Mapping[str, Sequence[float]], kinds: Mapping[str, Sequence[str]], wrong: Collection[str]
+) -> list[float]:
+    """For each problem with solutions of both sorts, the chance that a right one scores above a wrong one of these
+    kinds."""
     found: list[float] = []
-    for problem, pool in pools.items():
-        kinds = _wrong_kinds(pool)
-        compared = [number for number, each in enumerate(pool) if each.correct or kinds[number] == kind]
-        auc = step_auc([scores[problem][number] for number in compared], [pool[number].correct for number in compared])
+    for problem, of_problem in kinds.items():
+        compared = [number for number, kind in enumerate(of_problem) if kind == RIGHT or kind in wrong]
+        auc = step_auc(
+            [scores[problem][number] for number in compared], [of_problem[number] == RIGHT for number in compared]
+        )
         if auc is not None:
             found.append(auc)
-    return statistics.fmean(found) if found else None
+    return found
 
 
-def _wrong_kinds(pool: Sequence[PoolSolution]) -> list[str | None]:
-    """The kind of each wrong solution; None for right ones."""
-    answers = Counter(each.group for each in pool if not each.correct and each.group is not None)
-    frequent = answers.most_common(1)[0][0] if answers else None
-    return [
-        None if each.correct else NO_ANSWER if each.group is None else FREQUENT if each.group == frequent else OTHER
-        for each in pool
-    ]
+def _mean(values: Sequence[float]) -> float | None:
+    return _rounded(statistics.fmean(values)) if values else None
 
 
 def _rounded(value: float | None) -> float | None:

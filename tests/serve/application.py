@@ -56,7 +56,7 @@ class Application:
         threading.Thread(target=self._loop.run_forever, name="handles", daemon=True).start()
 
     def client(self, timeout: httpx.Timeout, url: str | None = None) -> httpx.Client:
-        """``url``: that of another controller."""
+        """Returns a client with the application's key, of its endpoint or of another controller's ``url``."""
         headers = {"Authorization": f"Bearer {self.key}"}
         return httpx.Client(base_url=url or self.url, headers=headers, timeout=timeout)
 
@@ -171,7 +171,7 @@ def another_controller(application: Application, name: str, config: AppConfig, p
 
 
 def is_idle(client: httpx.Client) -> bool:
-    """Whether nothing runs at a client's controller, and nothing is left over."""
+    """Whether the client's controller runs no search and reports no leftovers."""
     status = client.get("/v1/status").raise_for_status().json()
     return bool(status["searches"] == 0 and status["integrity"] == [])
 

@@ -235,8 +235,11 @@ class TestDirectory:
 
 
 def measured(rewards: dict[bool, float], good_problems: int = 10) -> Metrics:
-    """Metrics on ten problems with one right answer among three, two of which are the same wrong one. Beyond the good
-    problems all rewards are alike."""
+    """Measures ten problems with one right solution and two equal wrong ones each.
+
+    The last steps of the first ``good_problems`` have these rewards, by whether the solution is right; all others
+    have 0.5.
+    """
     found = [
         SolvedProblem(
             f"q{number}",
