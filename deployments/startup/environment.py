@@ -5,12 +5,13 @@ Imports nothing that reads the variables.
 
 import os
 import re
+import sys
 from collections.abc import MutableMapping
 from pathlib import Path
 from string import Template
 
 FILE = Path(__file__).with_name("environment.sh")
-ASSIGNMENT = re.compile(r"export (?P<name>[A-Z_]+)=(?P<value>\S*)")
+ASSIGNMENT = re.compile(r"export (?P<name>[A-Za-z_]+)=(?P<value>\S*)")
 
 
 def variables() -> dict[str, str]:
@@ -31,6 +32,12 @@ def variables() -> dict[str, str]:
 
 
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the variables that are not set yet. Call it before importing Ray, Serve or vLLM, which then read most."""
+    """Sets the variables that are not set yet, and those that are empty in the file, whatever they were.
+
+    Call it before importing Ray, Serve or vLLM, which then read most.
+    """
     for name, value in variables().items():
-        environment.setdefault(name, value)
+        if name not in environment or not value:
+            environment[name] = value
+    if environment is os.environ:  # Python has read its own variable
+        sys.dont_write_bytecode = bool(environment["PYTHONDONTWRITEBYTECODE"])

@@ -1,7 +1,12 @@
 # Environment variables of every Banyan process that starts or joins Ray. `make`, `banyan serve`, the tests and the
 # benchmarks read this file. Run `. scripts/environment` before `ray` or `serve` by hand.
 # make, sh and deployments/startup/environment.py all parse it: only lines of this form, no quotes, no reference but ${HOME}.
-# For another value, set it after sourcing, or with `make run NAME=value`. Python keeps variables that are already set.
+# For another value, set it after sourcing, or with `make run NAME=value`. Python keeps variables that are already set,
+# but for those that are empty here: an empty value turns off what the caller's environment turns on.
+
+# Python keeps the bytecode of every module that it imports. Many machines and images turn this off: each of the dozen
+# processes of an application then compiles the same thousand modules again, which takes as long as all the rest.
+export PYTHONDONTWRITEBYTECODE=
 
 # One event loop per replica, and batched handle calls: a call costs 0.57 instead of 1.5 ms. Must be set before Ray
 # starts.
@@ -23,6 +28,9 @@ export RAY_AUTH_TOKEN_PATH=${HOME}/.banyan/ray_token
 # 0: Ray listens on the loopback interface only (Ray has no better name for it). Set 1 on every node of a cluster of
 # several machines, whose ports are then open to their network (docs/operating.md).
 export RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER=0
+
+# Ray starts its workers at nice 15: on a machine that does anything else, engines would get only what that leaves.
+export RAY_worker_niceness=0
 
 # A replica that fails its health checks hangs: it is killed without draining.
 export RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS=1

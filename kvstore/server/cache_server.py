@@ -50,7 +50,7 @@ _ARGUMENTS: dict[str, Any] = {
 """Banyan's defaults for ``lmcache server``; ``lmcache_args`` overrides them."""
 _ENVIRONMENT_KEPT = (
     *("PATH", "HOME", "USER", "TMPDIR", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "CUDA_VISIBLE_DEVICES"),
-    *("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_"),
+    *("MALLOC_ARENA_MAX", "MALLOC_MMAP_THRESHOLD_", "PYTHONPYCACHEPREFIX"),
 )
 _ENVIRONMENT_SET = {
     "LMCACHE_TRACK_USAGE": "false",  # it would report to LMCache's statistics server
