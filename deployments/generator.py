@@ -4,12 +4,15 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ray import serve
 
 from deployments.config import UNSEEN, TelemetrySettings
+from deployments.engines.environment import shared_memory_bytes
 from deployments.engines.settings import GeneratorSettings
+from deployments.engines.template import begin_templates
 from deployments.node_cache import CacheClient
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.startup.nodes import Built, kv_identity
@@ -41,17 +44,20 @@ class GeneratorReplica(EngineReplica):
             CacheServerError: the node has no usable cache server, and the settings require one.
             EngineStartError: the engine did not start.
         """
+        begin_templates([settings])
         if built:
             built.check([settings])
         self._telemetry = EngineTelemetry(telemetry, log_level)
-        # Imported here: it imports vLLM, which takes ten seconds that only replicas should spend.
-        from deployments.engines.arguments import shared_memory_bytes
-        from deployments.engines.generation import GenerationEngine
-
         self._keeping: asyncio.Task[bool] | None = None
         cache = cache or CacheSettings(enabled=False)
         self._cache = CacheClient(cache)
-        address = await self._cache.attach(shared_memory_bytes(settings))
+        # The cache server starts while this process imports vLLM, which takes seconds that only replicas should spend.
+        address, _ = await asyncio.gather(
+            self._cache.attach(shared_memory_bytes(settings)),
+            asyncio.to_thread(import_module, "deployments.engines.generation"),
+        )
+        from deployments.engines.generation import GenerationEngine
+
         kv_transfer = None
         if address:
             os.environ.update(QUIET_ENVIRONMENT)

@@ -5,6 +5,7 @@ from ray import serve
 from deployments.config import UNSEEN, TelemetrySettings
 from deployments.engines.rewards import PrmSettings
 from deployments.engines.rewards.several import Scorer, scorer_of
+from deployments.engines.template import begin_templates
 from deployments.replica import ENGINE_DEPLOYMENT, EngineReplica
 from deployments.startup.nodes import Built
 from deployments.telemetry.engine_telemetry import EngineTelemetry
@@ -30,6 +31,7 @@ class PrmReplica(EngineReplica):
             NodeDiffers: the node differs from the one where the application was built.
             EngineStartError: the engine did not start.
         """
+        begin_templates(settings.engines.values())
         if built:
             built.check([*settings.engines.values()])
         self._telemetry = EngineTelemetry(telemetry, log_level)

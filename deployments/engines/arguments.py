@@ -1,13 +1,10 @@
-"""vLLM's engine arguments and environment variables: the one module that treats CPUs and GPUs differently.
+"""vLLM's engine arguments. This module and ``environment`` treat CPUs and GPUs differently, no other does.
 
 Importing this module imports vLLM (seconds): deployments import it inside their constructors.
 """
 
 import os
-import shutil
-import sysconfig
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 # vLLM configures its logging and its usage report from the environment at import.
@@ -18,14 +15,12 @@ from vllm import AsyncEngineArgs
 from vllm.config import KVTransferConfig, PoolerConfig, StructuredOutputsConfig
 from vllm.platforms import current_platform
 
-from deployments.engines.allocator import allocator_environment
-from deployments.engines.cores import cpu_threads
+from deployments.engines.environment import CPU_KV_BYTES, can_compile
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
 from deployments.engines.worker_extension import WorkerExtension
 from search.token_beam import MAX_WIDTH
 
-CPU_KV_BYTES = 256 << 20
 CPU_BATCH_TOKENS = 4096
 SAMPLED_BLOCKS = 0.05
 """Share of KV blocks whose lifetime is recorded. A block takes a random number, and a sampled one the time at every
@@ -90,37 +85,6 @@ def engine_args(
         return AsyncEngineArgs(**args)
     except (TypeError, ValueError) as error:
         raise EngineStartError(f"engine arguments for {settings.model!r}: {error}") from error
-
-
-def shared_memory_bytes(settings: EngineSettings) -> int:
-    """Bytes of the node's shared memory that an engine takes as a client of the cache server: on a CPU its whole KV
-    memory, on a GPU none."""
-    return (settings.kv_cache_memory_bytes or CPU_KV_BYTES) if current_platform.is_cpu() else 0
-
-
-def engine_environment(settings: EngineSettings) -> dict[str, str]:
-    """Environment variables of the engine's processes: settings for which vLLM has no argument."""
-    if not current_platform.is_cpu():
-        return allocator_environment(preload=False)
-    return {
-        **allocator_environment(preload=True),
-        # "auto" would bind every engine of the machine to the same core.
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "OMP_NUM_THREADS": str(cpu_threads(settings)),
-        # Idle threads sleep. If they spun, they would take the cores from the other engine.
-        "OMP_WAIT_POLICY": "PASSIVE",
-        # The model runs in the engine's process: a separate worker process costs a message each way at every step.
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        # vLLM compiles some functions of an eager engine too, such as that of log-probabilities: without a compiler the
-        # first request for these would kill the engine.
-        **({} if can_compile() else {"TORCH_COMPILE_DISABLE": "1"}),
-    }
-
-
-def can_compile() -> bool:
-    """Whether torch's inductor finds what it needs on a CPU: a C++ compiler and Python's headers."""
-    headers = Path(sysconfig.get_path("include")) / "Python.h"
-    return shutil.which(os.environ.get("CXX", "g++")) is not None and headers.is_file()
 
 
 def _cpu_args(settings: EngineSettings) -> dict[str, Any]:

@@ -17,14 +17,15 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from deployments.engines.arguments import engine_environment
 from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.engine_calls import feed
+from deployments.engines.environment import engine_environment
 from deployments.engines.errors import EngineStartError
 from deployments.engines.histograms import Histogram
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import SocketDirectory
+from deployments.engines.template import TemplateLost, engines_forked_from, template_of
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
 from kvstore.memory.engine_geometry import expected_geometry
 from kvstore.memory.geometry import KVGeometry, UnknownGeometry
@@ -294,7 +295,13 @@ def _start(
 ) -> AsyncLLM:
     envs.disable_envs_cache()
     with _environment({**engine_environment(settings), **sockets.environment}):
-        engine = AsyncLLM.from_engine_args(args, stat_loggers=[EngineCounters, *stat_loggers])
+        start = partial(AsyncLLM.from_engine_args, args, stat_loggers=[EngineCounters, *stat_loggers])
+        try:
+            with engines_forked_from(template_of(settings)):
+                engine = start()
+        except TemplateLost as lost:
+            logger.warning("the engine for %s starts without a template process: %s", settings.model, lost)
+            engine = start()
     # vLLM reads its environment variables for every token; from here on their values are cached.
     envs.enable_envs_cache()
     return engine

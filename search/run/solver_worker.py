@@ -31,10 +31,12 @@ def main() -> None:
         function, argument = problem
         return named(function)(argument, clusters)
 
-    work: Callable[[Any], Any] = load
+    replies.write(reply_of(load, sys.stdin.readline()) + "\n")
+    import scipy.cluster.hierarchy
+    import scipy.optimize  # noqa: F401  # Ready already, and the first problem need not wait for these either.
+
     for line in sys.stdin:
-        replies.write(reply_of(work, line) + "\n")
-        work = solve
+        replies.write(reply_of(solve, line) + "\n")
 
 
 def named(path: str) -> Callable[..., Any]:

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deployments.engines.arguments import can_compile, engine_args, engine_environment
+from deployments.engines.arguments import engine_args
+from deployments.engines.environment import can_compile, engine_environment
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.scoring import ScoringEngine

@@ -8,8 +8,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from scipy.optimize import Bounds, LinearConstraint, milp
-from scipy.sparse import coo_array
 
 from search.problem import StepClusters
 from search.strategies.levels.step_clusters import clusters_by_contents, numbered
@@ -89,6 +87,9 @@ def best_leaves(problem: Retention, clusters: Sequence[int]) -> list[int]:
     Only the variables of leaves need to be integers. At an optimum, the variable of a node above equals the largest of
     its children's, and that of a cluster is 1 exactly if a leaf of it is kept.
     """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # imported here: every process imports this module
+    from scipy.sparse import coo_array
+
     leaves, nodes, cluster_count = len(problem.values), len(problem.costs), max(clusters) + 1
     edges = [(node, parent) for node, parent in enumerate(problem.parents) if parent >= 0]
     # Constraints: a parent is held if a child is; a cluster is covered only if a leaf of it is kept; a leaf is kept.

@@ -4,8 +4,6 @@ from collections.abc import Hashable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
-from scipy.spatial.distance import squareform
 
 from search.strategies.levels.step_contents import StepContents, contents_of
 from search.strategies.levels.step_formulas import Formula
@@ -63,6 +61,9 @@ def _parted(contents: Sequence[StepContents]) -> list[int]:
 def _linked(similarities: NDArray[np.floating]) -> list[int]:
     if len(similarities) < 2:
         return [0] * len(similarities)
+    from scipy.cluster.hierarchy import fcluster, linkage  # imported here: every process imports this module
+    from scipy.spatial.distance import squareform
+
     # Rounded and exactly symmetric, so that no tie depends on a machine's floating-point summation.
     distances = np.round(np.clip(1.0 - similarities, 0.0, 2.0), 9)
     np.fill_diagonal(distances, 0.0)

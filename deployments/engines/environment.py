@@ -1,0 +1,54 @@
+"""What an engine's process finds when it begins: its environment variables and its memory. Imports nothing of vLLM."""
+
+import os
+import shutil
+import sysconfig
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from deployments.engines.allocator import allocator_environment
+from deployments.engines.cores import cpu_threads
+from deployments.engines.settings import EngineSettings
+
+
+CPU_KV_BYTES = 256 << 20
+"""KV memory of an engine on a CPU that has no setting of its own."""
+
+
+def runs_on_cpu() -> bool:
+    """Whether the installed vLLM is the build for CPUs, by which vLLM itself decides where it runs."""
+    try:
+        return "cpu" in version("vllm")
+    except PackageNotFoundError:  # the build for CPUs is a package of another name
+        return True
+
+
+def engine_environment(settings: EngineSettings) -> dict[str, str]:
+    """The variables that an engine's process needs when it begins: its allocator and OpenMP read theirs only then."""
+    if not runs_on_cpu():
+        return allocator_environment(preload=False)
+    return {
+        **allocator_environment(preload=True),
+        # "auto" would bind every engine of the machine to the same core.
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "OMP_NUM_THREADS": str(cpu_threads(settings)),
+        # Idle threads sleep. If they spun, they would take the cores from the other engine.
+        "OMP_WAIT_POLICY": "PASSIVE",
+        # The model runs in the engine's process: a separate worker process costs a message each way at every step.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        # vLLM compiles some functions of an eager engine too, such as that of log-probabilities: without a compiler the
+        # first request for these would kill the engine.
+        **({} if can_compile() else {"TORCH_COMPILE_DISABLE": "1"}),
+    }
+
+
+def can_compile() -> bool:
+    """Whether torch's inductor finds what it needs on a CPU: a C++ compiler and Python's headers."""
+    headers = Path(sysconfig.get_path("include")) / "Python.h"
+    return shutil.which(os.environ.get("CXX", "g++")) is not None and headers.is_file()
+
+
+def shared_memory_bytes(settings: EngineSettings) -> int:
+    """Bytes of the node's shared memory that an engine takes as a client of the cache server: on a CPU its whole KV
+    memory, on a GPU none."""
+    return (settings.kv_cache_memory_bytes or CPU_KV_BYTES) if runs_on_cpu() else 0

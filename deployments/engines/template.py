@@ -1,0 +1,383 @@
+"""The template process of a node, from which engines are forked.
+
+An engine's process spends most of its start importing vLLM. The template imports it once, in the environment that
+engines need from their first instruction on (allocator, OpenMP), and forks every engine of the node that needs the same
+one. It begins when the first replica does, so that it imports vLLM while the replica does.
+
+It is Python's own fork server (``multiprocessing.forkserver``), shared by several processes: its socket and a FIFO have
+names that follow from its environment and from the code. Every replica and every engine holds the FIFO's writing end;
+when the last one is gone, the template ends. It is detached, because Ray kills a worker's children together with it.
+The end of a template, however it comes, does not touch the engines that it has forked. Where it is missing or does not
+answer, engines are spawned as vLLM does by itself.
+
+Forking is safe here, unlike in a replica: the template has one thread, is no Ray worker, and has touched no device. On a
+GPU engines are spawned, because which devices a process sees has to be settled before it imports torch.
+"""
+
+import functools
+import gc
+import hashlib
+import logging
+import multiprocessing
+import os
+import pickle
+import select
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from fcntl import LOCK_EX, flock
+from importlib import import_module
+from importlib.util import find_spec
+from io import BytesIO
+from multiprocessing import connection, forkserver, popen_forkserver, reduction, resource_tracker, spawn, util
+from multiprocessing.context import get_spawning_popen, set_spawning_popen
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, TypeVar
+from unittest.mock import patch
+
+from deployments.engines.environment import engine_environment, runs_on_cpu
+from deployments.engines.settings import EngineSettings
+
+logger = logging.getLogger("banyan.engines")
+
+MODULES = (
+    "deployments.engines.arguments",  # first: it sets how vLLM logs
+    "vllm.v1.engine.core",
+    "vllm.v1.worker.cpu_worker",
+    "deployments.engines.rewards.plugin",
+    "deployments.engines.step_scheduler",
+    "deployments.engines.worker_extension",
+)
+"""What engines on a CPU import, but for LMCache's connector: it imports llvmlite, after which vLLM's search for kernels
+in all modules fails. A module that is missing here costs time, nothing else."""
+READ_EARLY = ("CXX", "GOMP_", "HF_", "HOME", "KMP_", "LD_", "LMCACHE_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PATH")
+READ_EARLY += ("PYTHON", "TCMALLOC_", "TMPDIR", "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "VLLM_", "XDG_")
+"""Beginnings of the names of variables that are read when a process begins or imports vLLM."""
+OURS = ("deployments", "kvstore", "search")
+"""Our packages that engines import."""
+TITLE = "banyan: engine template"
+FORK_S = 120.0
+"""Longest wait for a fork: the template may be importing yet, on a machine that has much else to do."""
+EXIT_STATUS_S = 5.0
+UNKNOWN_STATUS = 255
+
+Result = TypeVar("Result")
+
+
+class TemplateLost(RuntimeError):
+    """The template is gone or does not answer."""
+
+
+class Template:
+    """A client of a node's template. ``attach`` makes one."""
+
+    def __init__(self, address: Path, alive: int) -> None:
+        """
+        Args:
+            address: path of the template's socket.
+            alive: the FIFO's writing end.
+        """
+        self._address = address
+        self._alive = alive
+
+    def fork(self, descriptors: list[int]) -> tuple[int, int]:
+        """Asks for a process; returns where its process id, then its exit status, can be read, and where it reads what
+        it is to run.
+
+        Raises:
+            TemplateLost: there is no template at the address.
+        """
+        status, child_status = os.pipe()
+        child_data, data = os.pipe()
+        try:
+            with socket.socket(socket.AF_UNIX) as client:
+                client.connect(str(self._address))
+                passed = [child_data, child_status, self._alive, resource_tracker.getfd(), *descriptors]  # type: ignore[attr-defined]
+                reduction.sendfds(client, passed)  # type: ignore[attr-defined]
+        except OSError as error:
+            util.close_fds(status, data)  # type: ignore[attr-defined]
+            raise TemplateLost(f"no template at {self._address}: {error}") from error
+        finally:
+            util.close_fds(child_data, child_status)  # type: ignore[attr-defined]
+        return status, data
+
+    def Process(self, **arguments: Any) -> "ForkedProcess":  # noqa: N802 - the name of a multiprocessing context's method
+        return ForkedProcess(self, **arguments)
+
+    def call(self, function: Callable[[], Result]) -> Result:
+        """Runs a function in a forked process and returns its result, or raises what it raised.
+
+        Raises:
+            TemplateLost: the process gave no result in time.
+        """
+        import cloudpickle  # pickles local functions too
+
+        receiving, sending = multiprocessing.Pipe(duplex=False)
+        process = self.Process(target=_answer, args=(cloudpickle.dumps(function), sending))
+        with receiving:
+            process.start()
+            sending.close()
+            try:
+                if not receiving.poll(FORK_S):
+                    raise TemplateLost("a forked process gave no result in time")
+                result, error = pickle.loads(receiving.recv_bytes())  # noqa: S301 - from a process of our own
+            except EOFError as lost:
+                raise TemplateLost("a forked process ended without a result") from lost
+            finally:
+                process.kill()
+                process.join()
+        if error is not None:
+            raise error
+        return result  # type: ignore[no-any-return]
+
+
+class _Popen(popen_forkserver.Popen):
+    """A process that a template has forked. It is known by a pidfd, which also tells of its end when the template, its
+    parent, is gone."""
+
+    method = "template"
+
+    def _launch(self, process_obj: "ForkedProcess") -> None:
+        prepared = spawn.get_preparation_data(process_obj.name)
+        for name in ("init_main_from_name", "init_main_from_path"):  # an engine needs nothing of the replica's program
+            prepared.pop(name, None)
+        buffer = BytesIO()
+        set_spawning_popen(self)
+        try:
+            reduction.dump(prepared, buffer)
+            reduction.dump(process_obj, buffer)
+        finally:
+            set_spawning_popen(None)
+        self._status, data = process_obj.template.fork(self._fds)
+        self.sentinel = self._status
+        # The process reads from the other end until it begins, and later takes its end for that of this process.
+        own_end = os.dup(data)
+        self.finalizer = util.Finalize(self, util.close_fds, (own_end, self._status))
+        try:
+            with open(data, "wb") as file:
+                file.write(buffer.getbuffer())
+            if not select.select([self._status], [], [], FORK_S)[0]:
+                raise TemplateLost("the template does not answer")
+            self.pid = forkserver.read_signed(self._status)
+            self.sentinel = os.pidfd_open(self.pid)
+        except (OSError, EOFError) as error:
+            raise TemplateLost(f"the template ended: {error}") from error
+        util.Finalize(self, os.close, (self.sentinel,))
+
+    def poll(self, flag: int = os.WNOHANG) -> int | None:
+        if self.returncode is None:
+            if not connection.wait([self.sentinel], 0 if flag == os.WNOHANG else None):
+                return None
+            self.returncode = UNKNOWN_STATUS
+            with suppress(OSError, EOFError):  # the template is gone
+                if select.select([self._status], [], [], EXIT_STATUS_S)[0]:
+                    self.returncode = forkserver.read_signed(self._status)
+        return self.returncode
+
+
+class ForkedProcess(BaseProcess):
+    """A process of a template, with the environment, standard streams and life of the process that asked for it."""
+
+    _start_method = "spawn"
+    """Of the processes that it starts itself."""
+
+    def __init__(self, template: Template, **arguments: Any) -> None:
+        super().__init__(**arguments)
+        self.template = template
+
+    @staticmethod
+    def _Popen(process_obj: "ForkedProcess") -> _Popen:  # noqa: N802 - multiprocessing's name
+        return _Popen(process_obj)
+
+    def __getstate__(self) -> dict[str, Any]:
+        popen = get_spawning_popen()
+        streams = [popen.DupFd(popen.duplicate_for_child(number)) for number in (1, 2)]
+        return {**self.__dict__, "template": None, "_streams": streams, "_environment": dict(os.environ)}
+
+    def run(self) -> None:
+        os.environ.clear()
+        os.environ.update(self._environment)
+        for number, stream in enumerate(self._streams, start=1):
+            os.dup2(stream.detach(), number)
+        starter = multiprocessing.parent_process()
+        assert starter is not None
+        threading.Thread(target=_end_with, args=(starter.sentinel,), name="starter-watch", daemon=True).start()
+        super().run()
+
+
+def _end_with(starter: int) -> None:
+    """Kills this process when the one that asked for it ends: Ray would kill a child of a worker, which this is not."""
+    connection.wait([starter])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _answer(function: bytes, sending: connection.Connection) -> None:
+    from vllm.plugins import load_general_plugins
+
+    load_general_plugins()
+    result, error = None, None
+    try:
+        result = pickle.loads(function)()  # noqa: S301 - from a process of our own
+    except Exception as raised:
+        error = RuntimeError(f"{type(raised).__name__}: {raised}")
+    sending.send_bytes(pickle.dumps((result, error)))
+
+
+@functools.cache
+def _attached(variables: frozenset[tuple[str, str]]) -> Template | None:
+    """The template of engines with these variables; the same one for the rest of this process's life."""
+    environment = {**os.environ, **dict(variables)}
+    try:
+        return attach(environment)
+    except OSError as error:
+        logger.warning("engines will start slower, without a template process: %s", error)
+        return None
+
+
+def template_of(settings: EngineSettings) -> Template | None:
+    """The node's template for an engine, started if there is none; does not wait until it has imported vLLM.
+
+    None on a GPU, or if no template can be started.
+    """
+    return _attached(frozenset(engine_environment(settings).items())) if runs_on_cpu() else None
+
+
+def begin_templates(engines: Iterable[EngineSettings]) -> None:
+    """Starts the node's templates for these engines, those that are missing, while this process goes on."""
+    threading.Thread(target=lambda: [template_of(each) for each in engines], name="templates", daemon=True).start()
+
+
+@contextmanager
+def engines_forked_from(template: Template | None) -> Iterator[None]:
+    """Inside, vLLM forks its engines, and the processes in which it looks at models, from the template."""
+    if template is None:
+        yield
+        return
+    from vllm.model_executor.models import registry
+    from vllm.v1.engine import utils
+
+    in_new_process = registry._run_in_subprocess
+
+    def look_at_model(function: Callable[[], Result]) -> Result:
+        try:
+            return template.call(function)
+        except TemplateLost:  # vLLM would take it for a fault of the model
+            return in_new_process(function)  # type: ignore[no-any-return]
+
+    try:
+        with (
+            patch.object(utils, "get_mp_context", lambda: template),
+            patch.object(registry, "_run_in_subprocess", look_at_model),
+        ):
+            yield
+    except TemplateLost:
+        _attached.cache_clear()
+        raise
+
+
+def attach(environment: Mapping[str, str]) -> Template:
+    """The template whose processes begin with this environment, started if there is none.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+    address = _directory() / f"template-{_digest(environment)}"
+    fifo = address.with_suffix(".fifo")
+    with _locked(address):
+        with suppress(OSError):  # nobody reads: there is none
+            return Template(address, os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        for path in (address, fifo):
+            path.unlink(missing_ok=True)
+        os.mkfifo(fifo, 0o600)
+        both = os.open(fifo, os.O_RDWR)  # so that the template finds a writer from its beginning on
+        try:
+            _launch(address, environment)
+            return Template(address, os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
+        finally:
+            os.close(both)
+
+
+def _launch(address: Path, environment: Mapping[str, str]) -> None:
+    """Starts a template and returns when it listens. Raises OSError if it does not."""
+    path = os.pathsep.join(each for each in sys.path if each)
+    try:
+        subprocess.run(
+            [sys.executable, "-P", "-m", "deployments.engines.template", str(address)],
+            env={**environment, "PYTHONPATH": path},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            check=True,
+            timeout=FORK_S,
+        )
+    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        raise OSError(str(error)) from error
+
+
+@contextmanager
+def _locked(address: Path) -> Iterator[None]:
+    """Templates come and go one at a time."""
+    with open(address.with_name("template.lock"), "w") as lock:
+        flock(lock, LOCK_EX)
+        yield
+
+
+def _digest(environment: Mapping[str, str]) -> str:
+    """Names the template: processes with equal digests may share it."""
+    names = sorted(name for name in environment if name.startswith(READ_EARLY) and name != "PYTHONBREAKPOINT")  # Ray's
+    early = [(name, environment[name]) for name in names]
+    root = Path(__file__).parents[2]
+    changed = [file.stat().st_mtime_ns for name in OURS for file in (root / name).rglob("*.py")]
+    vllm = find_spec("vllm")
+    changed += [os.stat(vllm.origin).st_mtime_ns] if vllm and vllm.origin else []
+    return hashlib.sha256(repr((early, sys.executable, str(root), max(changed))).encode()).hexdigest()[:16]
+
+
+def _directory() -> Path:
+    """This user's directory for sockets. Raises OSError if it is not this user's alone."""
+    path = Path(tempfile.gettempdir()) / f"banyan-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if path.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is not this user's alone")
+    return path
+
+
+def main(address: Path) -> None:
+    """Listens, detaches, imports `MODULES`, and forks processes until nobody is left who might ask for one."""
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(address))
+    listener.listen()
+    alive = os.open(address.with_suffix(".fifo"), os.O_RDONLY | os.O_NONBLOCK)
+    if os.fork():
+        os._exit(0)
+    os.setsid()
+    nowhere, errors = os.open(os.devnull, os.O_RDWR), os.dup(2)
+    for number in (0, 1, 2):
+        os.dup2(nowhere, number)
+    for name in MODULES:
+        with suppress(ImportError):
+            import_module(name)
+    os.dup2(errors, 2)  # for a process that fails before it has streams of its own
+    with suppress(ImportError):  # while the process has its first arguments: later no forked process could name itself
+        import setproctitle
+
+        setproctitle.setproctitle(TITLE)
+    gc.collect()
+    gc.freeze()  # what is here stays: collections in forked processes leave its memory shared
+    with suppress(SystemExit):
+        forkserver.main(listener.detach(), alive, preload=[])
+    with _locked(address), suppress(FileNotFoundError):
+        fifo = address.with_suffix(".fifo")
+        if os.path.sameopenfile(alive, os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)):  # not a successor's
+            fifo.unlink()
+            address.unlink()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,191 @@
+"""Engines are forked from a template process: the same engines, and every process ends when it should."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from deployments.engines import template
+from deployments.engines.environment import engine_environment
+from deployments.engines.generation import GenerationEngine
+from deployments.engines.settings import GeneratorSettings
+from deployments.engines.template import Template, TemplateLost, attach
+from search.ports import Branch, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
+from tests.engine.conftest import quiet, stop
+
+GONE_S = 30.0
+PROMPT = tuple(range(20, 60))
+OWNER = """
+import os, sys, time
+from deployments.engines.template import attach
+template = attach(os.environ)
+process = template.Process(target=time.sleep, args=(600,))
+process.start()
+print(process.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + GONE_S
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def server_of(process: int) -> psutil.Process:
+    """The template that has forked a process."""
+    parent = psutil.Process(process).parent()
+    assert parent is not None
+    assert parent.cmdline()[0] == template.TITLE
+    return parent
+
+
+@pytest.fixture
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of templates that no other test uses, and none of vLLM's imports."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.fixture
+def own(directory: Path) -> Iterator[Template]:
+    yield (found := attach(os.environ))
+    os.close(found._alive)
+
+
+async def tokens_of(settings: GeneratorSettings) -> tuple[list[tuple[int, ...]], psutil.Process]:
+    """Eight sampled solutions of a new engine, and the parent of its process."""
+    engine = GenerationEngine(settings)
+    with quiet():
+        await engine.start()
+    manager = engine._running.engine.engine_core.resources.engine_manager
+    parent = psutil.Process(manager.processes[0].pid).parent()
+    assert parent is not None
+    expansion = ExpandItem((), PROMPT, tuple(Branch(index, index, 64) for index in range(8)))
+    request = ExpandRequest("search", (expansion,), Sampling(1.0), StopCondition.SOLUTION, Lane.DEMAND, 60.0)
+    children = [child async for group in engine.expand(request) for child in group.children]
+    written = {child.index: tuple(token for step in child.steps for token in step.token_ids) for child in children}
+    await stop(engine)
+    return [written[index] for index in range(8)], parent
+
+
+async def test_a_forked_engine_writes_what_a_spawned_one_writes(
+    generator_model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = GeneratorSettings(model=generator_model, max_model_len=256)
+    forked, parent = await tokens_of(settings)
+    assert parent.cmdline()[0] == template.TITLE
+    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: None)
+    spawned, parent = await tokens_of(settings)
+    assert parent.pid == os.getpid()
+    assert forked == spawned
+
+
+async def test_a_forked_engine_has_its_variables_from_its_first_instruction(generator_model: str) -> None:
+    settings = GeneratorSettings(model=generator_model, max_model_len=256)
+    found = template.template_of(settings)
+    assert found is not None
+    process = found.Process(target=time.sleep, args=(600,))
+    process.start()
+    server = server_of(process.pid)
+    # With a second thread, a lock might be held for ever in a forked process.
+    assert server.num_threads() == 1
+    maps = {Path(entry.path).name for entry in psutil.Process(process.pid).memory_maps()}
+    preloaded = engine_environment(settings).get("LD_PRELOAD", "").split()
+    assert {Path(library).name.split(".so")[0] for library in preloaded} <= {name.split(".so")[0] for name in maps}
+    assert found.call(lambda: os.environ["OMP_WAIT_POLICY"] if "OMP_WAIT_POLICY" in os.environ else None) is None
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_call_returns_its_result_or_its_error(own: Template, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANYAN_TEST", "of this process")
+    assert own.call(lambda: os.environ["BANYAN_TEST"]) == "of this process"
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        own.call(lambda: 1 % 0)
+    with pytest.raises(TemplateLost, match="without a result"):
+        own.call(lambda: os._exit(3))
+
+
+def test_processes_of_a_user_share_a_template_which_ends_with_the_last(directory: Path) -> None:
+    owners = [
+        subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=Path(template.__file__).parents[2])
+        for _ in range(2)
+    ]
+    forked = [int(owner.stdout.readline()) for owner in owners if owner.stdout]
+    server = server_of(forked[0])
+    assert server_of(forked[1]) == server
+    for owner, process in zip(owners, forked, strict=True):
+        assert not is_gone(server.pid)
+        assert not is_gone(process)
+        owner.kill()
+        owner.communicate()
+        until(lambda process=process: is_gone(process), "a forked process outlives the one that asked for it")
+    until(lambda: is_gone(server.pid), "the template is left")
+    until(lambda: [path.name for path in directory.glob("banyan-*/*")] == ["template.lock"], "files are left")
+
+
+def test_a_process_outlives_its_template(own: Template) -> None:
+    process = own.Process(target=time.sleep, args=(600,))
+    process.start()
+    server_of(process.pid).kill()
+    until(lambda: is_gone(psutil.Process(process.pid).ppid()) or psutil.Process(process.pid).ppid() == 1, "not killed")
+    assert process.is_alive()
+    with pytest.raises(TemplateLost, match="no template"):
+        own.fork([])
+    process.terminate()
+    process.join(GONE_S)
+    assert not process.is_alive()
+    assert process.exitcode == template.UNKNOWN_STATUS
+    other = attach(os.environ)
+    assert other.call(lambda: 5) == 5
+    os.close(other._alive)
+
+
+async def test_without_a_template_engines_are_spawned(
+    generator_model: str, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (directory / f"banyan-{os.getuid()}").mkdir(mode=0o755)
+    monkeypatch.setattr(template, "_attached", template._attached.__wrapped__)
+    engine = GenerationEngine(GeneratorSettings(model=generator_model, max_model_len=256))
+    with quiet():
+        await engine.start()
+    assert "without a template process" in caplog.text
+    assert await engine.canary() > 0
+    await stop(engine)
+
+
+async def test_an_engine_is_spawned_where_the_template_does_not_answer(
+    generator_model: str, own: Template, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = own.Process(target=time.sleep, args=(600,))
+    process.start()
+    server = server_of(process.pid)
+    server.suspend()
+    monkeypatch.setattr(template, "FORK_S", 0.5)
+    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: own)
+    engine = GenerationEngine(GeneratorSettings(model=generator_model, max_model_len=256))
+    with quiet():
+        await engine.start()
+    assert "the template does not answer" in caplog.text
+    assert await engine.canary() > 0
+    await stop(engine)
+    server.resume()
+    process.kill()
+    process.join()
