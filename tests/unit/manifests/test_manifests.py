@@ -240,9 +240,8 @@ def test_hadolint_accepts_the_dockerfile_and_it_installs_the_lock(hardware: str)
     done = subprocess.run([hadolint, file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     text = file.read_text()
-    [uv] = [
-        line for line in (ROOT / "requirements" / f"{hardware}.lock").read_text().splitlines() if line[:4] == "uv=="
-    ]
+    tools = (ROOT / "requirements" / f"{hardware}.dev.lock").read_text().splitlines()
+    [uv] = [line for line in tools if line.startswith("uv==")]
     assert f"pip install --no-cache-dir {uv}\n" in text
     assert f"--extra {hardware} \\\n        --constraint requirements/{hardware}.lock" in text
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
