@@ -9,46 +9,49 @@ CONFIG ?= serve_config.yaml
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help setup run test test-unit test-engine test-cache test-serve test-faults test-faults-short test-long test-commands test-models test-clients test-page check format lock clean
+.PHONY: help setup setup-dev run test test-unit test-engine test-cache test-serve test-faults test-faults-short test-long test-commands test-models test-clients test-page check format lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-18s %s\n", $$1, $$2}' $(firstword $(MAKEFILE_LIST))
 
-setup: ## install the locked dependencies into .venv; nothing to do when nothing changed
+setup: ## install what serving needs into .venv, as locked; nothing to do when nothing changed
 	@scripts/setup
+
+setup-dev: ## the same, and the tools for tests, checks and locks
+	@scripts/setup dev
 
 run: setup ## set up and serve; Ctrl-C ends it
 	@exec $(BIN)/banyan serve --config $(CONFIG) $(if $(PORT),--port $(PORT))
 
 test: test-unit test-engine test-cache test-serve ## set up and run all tests, the quick ones first
 
-test-unit: setup ## the tests that start no engine, in two processes; ARGS='-n 0' for one, as debuggers want it
+test-unit: setup-dev ## the tests that start no engine, in two processes; ARGS='-n 0' for one, as debuggers want it
 	$(PYTEST) tests/unit --numprocesses 2 --dist worksteal $(ARGS)
 
-test-engine: setup ## the tests with real vLLM engines, in two processes; ARGS='-n 0' for one
+test-engine: setup-dev ## the tests with real vLLM engines, in two processes; ARGS='-n 0' for one
 	$(PYTEST) tests/engine --numprocesses 2 --dist loadfile $(ARGS)
 
-test-cache: setup ## the tests with LMCache between engines; not beside others, which would starve its servers
+test-cache: setup-dev ## the tests with LMCache between engines; not beside others, which would starve its servers
 	$(PYTEST) tests/cache --numprocesses 2 --dist loadfile $(ARGS)
 
-test-serve: setup ## the tests with real Ray Serve, LMCache and HTTP
+test-serve: setup-dev ## the tests with real Ray Serve, LMCache and HTTP
 	$(PYTEST) tests/serve $(ARGS)
 
-test-faults: setup ## what dies, hangs, attacks and leaves, at length: forty minutes
+test-faults: setup-dev ## what dies, hangs, attacks and leaves, at length: forty minutes
 	$(PYTEST) tests/faults -s --kill-seconds 600 --least-kills 8 --schema-cases 2000 --fuzz-seconds 600 -m '' $(ARGS)
 
-test-faults-short: setup ## the same for ten minutes: before a change is landed
+test-faults-short: setup-dev ## the same for ten minutes: before a change is landed
 	$(PYTEST) tests/faults $(ARGS)
 
-test-long: setup ## what `make test` leaves out because it takes minutes: before a change is landed
+test-long: setup-dev ## what `make test` leaves out because it takes minutes: before a change is landed
 	$(PYTEST) tests/unit tests/engine --numprocesses 2 --dist loadfile -m long $(ARGS)
 	$(PYTEST) tests/cache -m long $(ARGS)
 	$(PYTEST) tests/serve -m long $(ARGS)
 
-test-commands: setup ## the commands of docs/operating.md, typed: minutes, Ray's own ports; not part of `test`
+test-commands: setup-dev ## the commands of docs/operating.md, typed: minutes, Ray's own ports; not part of `test`
 	$(PYTEST) tests/commands $(ARGS)
 
-test-models: setup ## with tokenizers and weights of published models, fetched first; not part of `make test`
+test-models: setup-dev ## with tokenizers and weights of published models, fetched first; not part of `make test`
 	scripts/models
 	$(PYTEST) tests/models $(ARGS)
 
@@ -60,7 +63,7 @@ LOADERS := trl verl
 NODE_CLIENTS := $(if $(shell command -v npm),$(notdir $(patsubst %/,%,$(dir $(wildcard requirements/clients/*/package-lock.json)))))
 PACKAGES := -c 'import sysconfig; print(sysconfig.get_path("purelib"))'
 
-test-clients: setup $(CLIENTS:%=.venv-clients/%/.done) $(NODE_CLIENTS:%=.venv-clients/%/.done) ## clients and loaders, as published, with the served application (not in test)
+test-clients: setup-dev $(CLIENTS:%=.venv-clients/%/.done) $(NODE_CLIENTS:%=.venv-clients/%/.done) ## clients and loaders, as published, with the served application (not in test)
 	$(PYTEST) tests/clients -s $(ARGS)
 
 .venv-clients/%/.done: requirements/clients/%.lock
@@ -82,20 +85,20 @@ $(NODE_CLIENTS:%=.venv-clients/%/.done): .venv-clients/%/.done: requirements/cli
 	$(BIN)/python $(PACKAGES) >"$$($(@D)/bin/python $(PACKAGES))/behind.pth"
 	touch $@
 
-test-page: setup .venv-page/.done ## the page, in Debian's Chromium (apt-get install chromium); not part of `make test`
+test-page: setup-dev .venv-page/.done ## the page, in Debian's Chromium (apt-get install chromium); not part of `make test`
 	.venv-page/bin/python -m pytest tests/page -s $(ARGS)
 
-check: setup ## format, lint, types, and which package may import which
+check: setup-dev ## format, lint, types, and which package may import which
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup ## format and fix what ruff can
+format: setup-dev ## format and fix what ruff can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-lock: setup ## resolve both locks again (requirements/README.md)
+lock: setup-dev ## resolve all locks again (requirements/README.md)
 	$(BIN)/python scripts/lock.py cpu $(if $(UPGRADE),--upgrade)
 	$(BIN)/python scripts/lock.py cuda $(if $(UPGRADE),--upgrade)
 

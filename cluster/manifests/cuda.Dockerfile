@@ -2,15 +2,15 @@
 #
 #     docker build --file cluster/manifests/cuda.Dockerfile --tag banyan:cuda .
 #
-# Everything as requirements/cuda.lock pins it, without the tools. Checked by hadolint; not built where Banyan is tested,
-# which has no Docker. Serves with a read-only root: /tmp, /home/banyan and a large /dev/shm must be writable.
+# What serving needs, as requirements/cuda.lock pins it. Checked by hadolint; not built where Banyan is tested, which
+# has no Docker. Serves with a read-only root: /tmp, /home/banyan and a large /dev/shm must be writable.
 FROM python:3.11-slim-bookworm AS build
 ENV UV_COMPILE_BYTECODE=1 UV_LINK_MODE=copy UV_PYTHON_DOWNLOADS=never
 RUN pip install --no-cache-dir uv==0.13.8
 WORKDIR /src
 COPY pyproject.toml README.md ./
 COPY requirements/cuda.lock requirements/
-# What pyproject.toml asks for, in the versions of the lock.
+# What pyproject.toml asks for without its extra `dev`, in the versions of the lock.
 RUN uv venv /opt/banyan \
     && uv pip install --no-cache --python /opt/banyan --requirement pyproject.toml --extra cuda \
         --constraint requirements/cuda.lock

