@@ -44,19 +44,27 @@ class Application:
     """An application that ``banyan serve`` runs in a process group of its own."""
 
     def __init__(
-        self, checkout: Checkout, config: Mapping[str, Any], directory: Path, environment: Mapping[str, str]
+        self,
+        checkout: Checkout,
+        config: Mapping[str, Any],
+        directory: Path,
+        environment: Mapping[str, str],
+        command: Sequence[str] = (),
     ) -> None:
-        """Starts it. ``directory`` is the TMPDIR in ``environment``; the config file and the output are put there."""
+        """Starts it. ``directory`` is the TMPDIR in ``environment``; the config file and the output are put there.
+
+        ``command``: the ``banyan`` command; ``checkout.command`` if empty.
+        """
         self.model: str = config["applications"][0]["args"]["generator"]["served_name"]
         self._name, self._directory = checkout.name, directory
-        self._output = directory / "output.log"
+        self.output = directory / "output.log"
         file = directory / "serve_config.yaml"
         file.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        with self._output.open("wb") as output:
+        with self.output.open("wb") as output:
             self._process = subprocess.Popen(
-                [*checkout.command, "serve", "--config", str(file), "--port", str(port)],
+                [*(command or checkout.command), "serve", "--config", str(file), "--port", str(port)],
                 cwd=checkout.root,
                 env=dict(environment),
                 stdin=subprocess.DEVNULL,
@@ -66,6 +74,11 @@ class Application:
             )
         self._root = psutil.Process(self._process.pid)
         self._last_seen: list[psutil.Process] = []
+
+    @property
+    def pid(self) -> int:
+        """Process id of the command."""
+        return self._process.pid
 
     def processes(self) -> list[psutil.Process]:
         """The command's process, its descendants, and processes that detached from them, such as LMCache's servers."""
@@ -123,7 +136,7 @@ class Application:
             return False
 
     def _tail(self) -> str:
-        return self._output.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARACTERS:]
+        return self.output.read_text(encoding="utf-8", errors="replace")[-TAIL_CHARACTERS:]
 
 
 @contextmanager

@@ -97,14 +97,23 @@ def short_commit(revision: str) -> str:
 
 
 @contextmanager
+def worktree(commit: str, directory: Path) -> Iterator[None]:
+    """A git worktree of the commit in ``directory`` (not there yet), removed at the end."""
+    try:
+        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", directory, commit], cwd=ROOT, check=True)
+        yield
+    finally:
+        subprocess.run(["git", "worktree", "remove", "--force", directory], cwd=ROOT, check=False, capture_output=True)
+
+
+@contextmanager
 def base_checkout(commit: str, directory: Path) -> Iterator[Checkout]:
     """A git worktree of the commit in ``directory`` (not there yet), removed at the end.
 
     It runs in this program's environment where both trees lock the same packages, else in one of its own, which takes
     minutes to install.
     """
-    try:
-        subprocess.run(["git", "worktree", "add", "--quiet", "--detach", directory, commit], cwd=ROOT, check=True)
+    with worktree(commit, directory):
         ours, base = this_checkout(), Checkout("base", directory, directory / ".venv" / "bin" / "python")
         hardware = hardware_of(Path(sys.prefix))
         if same_packages(ours.root, base.root, hardware):
@@ -114,8 +123,6 @@ def base_checkout(commit: str, directory: Path) -> Iterator[Checkout]:
             kept = {name: value for name, value in os.environ.items() if name not in omitted}
             subprocess.run(["scripts/setup"], cwd=directory, env=kept | {"BANYAN_HARDWARE": hardware}, check=True)
         yield base
-    finally:
-        subprocess.run(["git", "worktree", "remove", "--force", directory], cwd=ROOT, check=False, capture_output=True)
 
 
 def hardware_of(environment: Path) -> str:
