@@ -21,7 +21,7 @@ import psutil
 import typer
 from rich.console import Console
 
-from benchmarks.processes import role_of
+from benchmarks.processes import engines_of, role_of
 from benchmarks.record import claim, show_claims, write_result
 from benchmarks.served_overhead import application
 from cluster.launch.token import ensure_token
@@ -131,9 +131,8 @@ def has_role(process: psutil.Process, role: str) -> bool:
 def with_engine(part: str) -> tuple[psutil.Process, psutil.Process]:
     """A replica and its engine's process. A replica that is shutting down still exists, but has no engine."""
     for replica in replicas(part):
-        for each in replica.children(recursive=True):
-            if has_role(each, f"engine of {ROLES[part]}"):
-                return replica, each
+        for engine in engines_of(replica):
+            return replica, engine
     raise LookupError(f"no {ROLES[part]} has an engine")
 
 

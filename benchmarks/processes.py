@@ -5,6 +5,8 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -15,23 +17,50 @@ _NAMES = (
     (r"ServeController", "serve controller"),
     (r"ProxyActor", "http proxy"),
     (r"VLLM::", "engine core"),
+    (r"deployments\.engines\.template", "engine template"),
     (r"lmcache", "lmcache server"),
     (r"raylet|gcs_server|/ray/", "ray"),
 )
 
 
+_DETACHED = re.compile(r"lmcache\.v1|deployments\.engines\.template")
+_PIDFD = re.compile(r"^Pid:\s*(\d+)$", re.MULTILINE)
+
+
 def this_and_below() -> list[psutil.Process]:
-    """This process, all processes that it started, and the cache servers, which detach."""
+    """This process, all processes that it started, and those that detach: cache servers, and the template processes of
+    engines with the engines."""
     this = psutil.Process()
-    found = [this, *this.children(recursive=True)]
-    return found + [each for each in psutil.process_iter() if each not in found and _is_cache_server_of(this, each)]
+    found = {this, *this.children(recursive=True)}
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            if each.create_time() >= this.create_time() and _DETACHED.search(" ".join(each.cmdline())):
+                found |= {each, *each.children(recursive=True)}
+    return [this, *(found - {this})]
 
 
-def _is_cache_server_of(this: psutil.Process, other: psutil.Process) -> bool:
-    try:
-        return other.create_time() >= this.create_time() and "lmcache.v1" in " ".join(other.cmdline())
-    except psutil.Error:
-        return False
+def engines_of(replica: psutil.Process) -> list[psutil.Process]:
+    """The engine processes of a replica: spawned, so its descendants, or forked by a template and watched by it."""
+    found = [*replica.children(recursive=True), *map(psutil.Process, watched_by(replica.pid))]
+    return [each for each in found if _is_engine(each)]
+
+
+def watched_by(pid: int) -> set[int]:
+    """Process ids that a process holds pidfds of; none if it has ended."""
+    watched: set[int] = set()
+    with suppress(OSError):
+        for each in Path(f"/proc/{pid}/fdinfo").iterdir():
+            with suppress(OSError):
+                watched.update(int(found[1]) for found in _PIDFD.finditer(each.read_text()))
+    return {each for each in watched if psutil.pid_exists(each)}
+
+
+def _is_engine(process: psutil.Process) -> bool:
+    """By the title that vLLM sets or, before it does, as a spawned or forked process."""
+    with suppress(psutil.Error):
+        command = " ".join(process.cmdline())
+        return command.startswith("VLLM::") or "multiprocessing.spawn" in command or "engines.template" in command
+    return False
 
 
 class CpuClock:
@@ -90,9 +119,16 @@ def role_of(process: psutil.Process) -> str:
     name = " ".join(process.cmdline()) or process.name()
     role = next((role for pattern, role in _NAMES if re.search(pattern, name)), "other")
     if role == "engine core":
-        # The engine's process is its replica's child, or this benchmark's.
-        parent = process.parent()
-        above = " ".join(parent.cmdline()) if parent else ""
-        owner = next((label for pattern, label in _NAMES[:2] if re.search(pattern, above)), "benchmark")
-        return f"engine of {owner}"
+        return f"engine of {_owner_of(process)}"
     return role
+
+
+def _owner_of(engine: psutil.Process) -> str:
+    """The role of the replica that has this engine, or ``benchmark``."""
+    for each in psutil.process_iter():
+        with suppress(psutil.Error):
+            name = " ".join(each.cmdline())
+            role = next((role for pattern, role in _NAMES[:2] if re.search(pattern, name)), None)
+            if role and engine in engines_of(each):
+                return role
+    return "benchmark"

@@ -45,6 +45,7 @@ from deployments.telemetry.ports import WatchedGenerator, WatchedScorer
 from search.answers.equivalence import AnswerMatcher
 from search.run.environment import SearchEnvironment
 from search.run.solver import ProcessSolver
+from search.tools.quick_import import quick_import
 
 QUERY_TIMEOUT_S = 10.0
 """Timeout of one query to all replicas of a deployment."""
@@ -252,6 +253,7 @@ SearchController = serve.deployment(
 
 def load_encoder(model_path: str) -> Encoder:
     """The generator's tokenizer and chat template, without its weights."""
+    quick_import("transformers.models.auto.tokenization_auto")
     from transformers import AutoTokenizer
 
     from deployments.engines.encoding import ChatEncoder

@@ -4,7 +4,6 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 from ray import serve
@@ -20,6 +19,7 @@ from deployments.telemetry.engine_telemetry import EngineTelemetry
 from kvstore.connector.arguments import QUIET_ENVIRONMENT, connector_config
 from kvstore.settings import CacheSettings
 from search.ports import ChildGroup, ExpandRequest, TokenBeamReply, TokenBeamRequest
+from search.tools.quick_import import quick_import
 
 if TYPE_CHECKING:
     from deployments.engines.generation import GenerationEngine
@@ -54,7 +54,7 @@ class GeneratorReplica(EngineReplica):
         # The cache server starts while this process imports vLLM, which takes seconds that only replicas should spend.
         address, _ = await asyncio.gather(
             self._cache.attach(shared_memory_bytes(settings)),
-            asyncio.to_thread(import_module, "deployments.engines.generation"),
+            asyncio.to_thread(quick_import, "deployments.engines.generation"),
         )
         from deployments.engines.generation import GenerationEngine
 

@@ -13,8 +13,8 @@ from vllm.sampling_params import RequestOutputKind
 
 from benchmarks.lock_step.beam_search import BeamSettings, StepRequest, WrittenStep, beam_search, weighted_vote
 from deployments.engines.arguments import CPU_BATCH_TOKENS
-from deployments.engines.environment import CPU_KV_BYTES
 from deployments.engines.encoding import ChatEncoder
+from deployments.engines.environment import CPU_KV_BYTES
 from deployments.engines.rewards.step_head import StepHead, StepHeadSettings
 from deployments.engines.settings import CPU_BLOCK_SIZE, GeneratorSettings
 from deployments.engines.step_splitter import StepSplitter

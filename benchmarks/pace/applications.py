@@ -81,13 +81,14 @@ class Application:
         return self._process.pid
 
     def processes(self) -> list[psutil.Process]:
-        """The command's process, its descendants, and processes that detached from them, such as LMCache's servers."""
-        try:
-            found = {self._root, *self._root.children(recursive=True)}
-        except psutil.NoSuchProcess:
-            found = set()
+        """The command's process, processes that detached from it, such as LMCache's servers, and the descendants of all
+        of them."""
         # Detached processes are known by their TMPDIR. Ray's workers are not: they write their title over it.
-        return [*found, *(each for each in psutil.process_iter() if each not in found and self._is_mine(each))]
+        found: set[psutil.Process] = set()
+        for each in [self._root, *(each for each in psutil.process_iter() if self._is_mine(each))]:
+            with suppress(psutil.NoSuchProcess):
+                found |= {each, *each.children(recursive=True)}
+        return list(found)
 
     def check_running(self) -> None:
         """

@@ -1,6 +1,5 @@
 """Samples of an application's processes: when each began and ended, and the CPU time that it took."""
 
-import re
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,10 +11,10 @@ from typing import NamedTuple, Self
 
 import psutil
 
+from benchmarks.processes import watched_by
 from benchmarks.start.process_names import COMPILER, ENGINE, RAY_WORKERS, REPLICA, process_name
 
 SAMPLE_S = 0.25
-PIDFD = re.compile(r"^Pid:\s*(\d+)$", re.MULTILINE)
 MIN_CPU_S = 0.3
 """CPU time from which a process has a row."""
 SUMMED = frozenset({COMPILER, RAY_WORKERS})
@@ -137,16 +136,6 @@ def adopt_forks(processes: Mapping[int, Sampled]) -> None:
         if name.startswith(REPLICA):
             for engine in engines & watched_by(replica):
                 processes[engine].parent = replica
-
-
-def watched_by(pid: int) -> set[int]:
-    """Process ids that a process holds pidfds of; none if it has ended."""
-    watched: set[int] = set()
-    with suppress(OSError):
-        for each in Path(f"/proc/{pid}/fdinfo").iterdir():
-            with suppress(OSError):
-                watched.update(int(found[1]) for found in PIDFD.finditer(each.read_text()))
-    return watched
 
 
 def process_rows(processes: Mapping[int, Sampled], now: float, since: float = 0.0) -> list[ProcessRow]:

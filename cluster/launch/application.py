@@ -6,16 +6,19 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
 
 import httpx
 
+from cluster.launch.config_file import app_config
 from cluster.launch.errors import LaunchError
 from cluster.launch.processes import no_process_left
 from cluster.launch.token import ensure_token
+from deployments.engines.environment import can_compile, has_compiled
+from deployments.engines.template import begin_templates
 from deployments.startup.environment import set_environment
 
 START_S = 600.0
@@ -25,6 +28,8 @@ POLL_S = 0.25
 STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 REACHABLE = {"0.0.0.0": "127.0.0.1", "::": "::1"}
 """Loopback address for each address that means all interfaces."""
+
+COMPILING = " (a first start here: engines compile for about a minute)"
 
 OnProgress = Callable[[str], None]
 
@@ -81,10 +86,13 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
     url = url_of(host, port, parsed.http_options.root_path, scheme)
     with _interruptible() as hold, no_process_left() as processes:
         try:
+            if not os.environ.get("RAY_ADDRESS"):
+                _begin_templates(config)  # engines are on this machine
             on_progress("starting Ray")
             cluster = ray_runtime.start(dashboard)
+            hint = "" if os.environ.get("RAY_ADDRESS") or has_compiled() or not can_compile() else COMPILING
             ray_runtime.deploy(
-                parsed, began + START_S, cluster.logs, lambda waiting: on_progress(f"starting {waiting}")
+                parsed, began + START_S, cluster.logs, lambda waiting: on_progress(f"starting {waiting}{hint}")
             )
             on_progress("waiting for the first healthy answer")
             _wait_healthy(url, began + START_S, cluster.logs)
@@ -94,6 +102,12 @@ def serving(config: dict[str, Any], on_progress: OnProgress, dashboard: bool = T
             on_progress("stopping")
             processes.look()
             _within(SHUTDOWN_S, lambda: ray_runtime.stop(before_ray_ends=processes.look))
+
+
+def _begin_templates(config: dict[str, Any]) -> None:
+    """Starts what engines are forked from: it imports vLLM while Ray starts, which leaves the processors idle."""
+    with suppress(LaunchError):  # another application than Banyan's
+        begin_templates(app_config(config).engines.values())
 
 
 def _check_port(host: str, port: int) -> None:

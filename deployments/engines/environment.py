@@ -10,7 +10,6 @@ from deployments.engines.allocator import allocator_environment
 from deployments.engines.cores import cpu_threads
 from deployments.engines.settings import EngineSettings
 
-
 CPU_KV_BYTES = 256 << 20
 """KV memory of an engine on a CPU that has no setting of its own."""
 
@@ -52,3 +51,11 @@ def shared_memory_bytes(settings: EngineSettings) -> int:
     """Bytes of the node's shared memory that an engine takes as a client of the cache server: on a CPU its whole KV
     memory, on a GPU none."""
     return (settings.kv_cache_memory_bytes or CPU_KV_BYTES) if runs_on_cpu() else 0
+
+
+def has_compiled() -> bool:
+    """Whether engines have compiled code on this machine before. If not, their first start takes a minute longer."""
+    caches = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache"))
+    root = Path(os.environ.get("VLLM_CACHE_ROOT", caches / "vllm"))
+    compiled = root.expanduser() / "torch_compile_cache"
+    return compiled.is_dir() and any(compiled.iterdir())

@@ -294,10 +294,11 @@ def _start(
     sockets: SocketDirectory,
 ) -> AsyncLLM:
     envs.disable_envs_cache()
+    template = template_of(settings)
     with _environment({**engine_environment(settings), **sockets.environment}):
         start = partial(AsyncLLM.from_engine_args, args, stat_loggers=[EngineCounters, *stat_loggers])
         try:
-            with engines_forked_from(template_of(settings)):
+            with engines_forked_from(template):
                 engine = start()
         except TemplateLost as lost:
             logger.warning("the engine for %s starts without a template process: %s", settings.model, lost)

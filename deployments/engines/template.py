@@ -10,11 +10,10 @@ when the last one is gone, the template ends. It is detached, because Ray kills 
 The end of a template, however it comes, does not touch the engines that it has forked. Where it is missing or does not
 answer, engines are spawned as vLLM does by itself.
 
-Forking is safe here, unlike in a replica: the template has one thread, is no Ray worker, and has touched no device. On a
-GPU engines are spawned, because which devices a process sees has to be settled before it imports torch.
+Forking is safe here, unlike in a replica: the template has one thread, is no Ray worker, and has touched no device. On
+a GPU engines are spawned, because which devices a process sees has to be settled before it imports torch.
 """
 
-import functools
 import gc
 import hashlib
 import logging
@@ -41,7 +40,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from deployments.engines.environment import engine_environment, runs_on_cpu
+from deployments.engines.environment import can_compile, engine_environment, runs_on_cpu
 from deployments.engines.settings import EngineSettings
 
 logger = logging.getLogger("banyan.engines")
@@ -56,18 +55,38 @@ MODULES = (
 )
 """What engines on a CPU import, but for LMCache's connector: it imports llvmlite, after which vLLM's search for kernels
 in all modules fails. A module that is missing here costs time, nothing else."""
-READ_EARLY = ("CXX", "GOMP_", "HF_", "HOME", "KMP_", "LD_", "LMCACHE_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PATH")
-READ_EARLY += ("PYTHON", "TCMALLOC_", "TMPDIR", "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "VLLM_", "XDG_")
+READ_EARLY = (
+    *(
+        "CXX",
+        "GOMP_",
+        "HF_",
+        "HOME",
+        "KMP_",
+        "LD_",
+        "LMCACHE_",
+        "MALLOC_",
+        "MKL_",
+        "OMP_",
+        "OPENBLAS_",
+        "PATH",
+        "PYTHON",
+    ),
+    *("TCMALLOC_", "TMPDIR", "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "VLLM_", "XDG_"),
+)
 """Beginnings of the names of variables that are read when a process begins or imports vLLM."""
 OURS = ("deployments", "kvstore", "search")
 """Our packages that engines import."""
-TITLE = "banyan: engine template"
 FORK_S = 120.0
 """Longest wait for a fork: the template may be importing yet, on a machine that has much else to do."""
 EXIT_STATUS_S = 5.0
 UNKNOWN_STATUS = 255
 
 Result = TypeVar("Result")
+
+
+_templates: dict[frozenset[tuple[str, str]], "Template | None"] = {}
+"""The templates that this process uses, by the variables of their engines."""
+_lock = threading.Lock()
 
 
 class TemplateLost(RuntimeError):
@@ -87,24 +106,29 @@ class Template:
         self._alive = alive
 
     def fork(self, descriptors: list[int]) -> tuple[int, int]:
-        """Asks for a process; returns where its process id, then its exit status, can be read, and where it reads what
-        it is to run.
+        """Asks for a process. Returns two file descriptors: from the first one its process id can be read, later its
+        exit status; from the second one it reads what it is to run.
+
+        Args:
+            descriptors: open files that it gets, as multiprocessing passes them.
 
         Raises:
             TemplateLost: there is no template at the address.
         """
         status, child_status = os.pipe()
         child_data, data = os.pipe()
+        passed = [child_data, child_status, self._alive, _tracker(), *descriptors]
         try:
             with socket.socket(socket.AF_UNIX) as client:
                 client.connect(str(self._address))
-                passed = [child_data, child_status, self._alive, resource_tracker.getfd(), *descriptors]  # type: ignore[attr-defined]
-                reduction.sendfds(client, passed)  # type: ignore[attr-defined]
+                reduction.sendfds(client, passed)
         except OSError as error:
-            util.close_fds(status, data)  # type: ignore[attr-defined]
+            os.close(status)
+            os.close(data)
             raise TemplateLost(f"no template at {self._address}: {error}") from error
         finally:
-            util.close_fds(child_data, child_status)  # type: ignore[attr-defined]
+            os.close(child_data)
+            os.close(child_status)
         return status, data
 
     def Process(self, **arguments: Any) -> "ForkedProcess":  # noqa: N802 - the name of a multiprocessing context's method
@@ -116,7 +140,7 @@ class Template:
         Raises:
             TemplateLost: the process gave no result in time.
         """
-        import cloudpickle  # pickles local functions too
+        import cloudpickle  # type: ignore[import-untyped]  # pickles local functions too
 
         receiving, sending = multiprocessing.Pipe(duplex=False)
         process = self.Process(target=_answer, args=(cloudpickle.dumps(function), sending))
@@ -138,12 +162,14 @@ class Template:
 
 
 class _Popen(popen_forkserver.Popen):
-    """A process that a template has forked. It is known by a pidfd, which also tells of its end when the template, its
+    """A process that a template has forked. Its sentinel is a pidfd, which tells of its end even if the template, its
     parent, is gone."""
 
     method = "template"
+    _fds: list[int]
 
     def _launch(self, process_obj: "ForkedProcess") -> None:
+        """Raises TemplateLost."""
         prepared = spawn.get_preparation_data(process_obj.name)
         for name in ("init_main_from_name", "init_main_from_path"):  # an engine needs nothing of the replica's program
             prepared.pop(name, None)
@@ -156,9 +182,9 @@ class _Popen(popen_forkserver.Popen):
             set_spawning_popen(None)
         self._status, data = process_obj.template.fork(self._fds)
         self.sentinel = self._status
-        # The process reads from the other end until it begins, and later takes its end for that of this process.
-        own_end = os.dup(data)
-        self.finalizer = util.Finalize(self, util.close_fds, (own_end, self._status))
+        # The process takes the end of what it reads for the end of this process.
+        kept = [self._status, os.dup(data)]
+        self.finalizer = util.Finalize(self, _close, kept)
         try:
             with open(data, "wb") as file:
                 file.write(buffer.getbuffer())
@@ -168,7 +194,7 @@ class _Popen(popen_forkserver.Popen):
             self.sentinel = os.pidfd_open(self.pid)
         except (OSError, EOFError) as error:
             raise TemplateLost(f"the template ended: {error}") from error
-        util.Finalize(self, os.close, (self.sentinel,))
+        kept.append(self.sentinel)
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         if self.returncode is None:
@@ -182,10 +208,13 @@ class _Popen(popen_forkserver.Popen):
 
 
 class ForkedProcess(BaseProcess):
-    """A process of a template, with the environment, standard streams and life of the process that asked for it."""
+    """A process of a template, with the environment and the standard streams of the process that asked for it, which it
+    does not outlive."""
 
     _start_method = "spawn"
     """Of the processes that it starts itself."""
+    _environment: dict[str, str]
+    _streams: list[Any]
 
     def __init__(self, template: Template, **arguments: Any) -> None:
         super().__init__(**arguments)
@@ -196,7 +225,7 @@ class ForkedProcess(BaseProcess):
         return _Popen(process_obj)
 
     def __getstate__(self) -> dict[str, Any]:
-        popen = get_spawning_popen()
+        popen: Any = get_spawning_popen()
         streams = [popen.DupFd(popen.duplicate_for_child(number)) for number in (1, 2)]
         return {**self.__dict__, "template": None, "_streams": streams, "_environment": dict(os.environ)}
 
@@ -209,6 +238,18 @@ class ForkedProcess(BaseProcess):
         assert starter is not None
         threading.Thread(target=_end_with, args=(starter.sentinel,), name="starter-watch", daemon=True).start()
         super().run()
+
+
+def _tracker() -> int:
+    """Where multiprocessing's tracker of shared resources listens; started if there is none."""
+    descriptor = resource_tracker.getfd()
+    assert descriptor is not None
+    return descriptor
+
+
+def _close(*descriptors: int) -> None:
+    for each in descriptors:
+        os.close(each)
 
 
 def _end_with(starter: int) -> None:
@@ -229,28 +270,35 @@ def _answer(function: bytes, sending: connection.Connection) -> None:
     sending.send_bytes(pickle.dumps((result, error)))
 
 
-@functools.cache
-def _attached(variables: frozenset[tuple[str, str]]) -> Template | None:
-    """The template of engines with these variables; the same one for the rest of this process's life."""
-    environment = {**os.environ, **dict(variables)}
-    try:
-        return attach(environment)
-    except OSError as error:
-        logger.warning("engines will start slower, without a template process: %s", error)
-        return None
-
-
-def template_of(settings: EngineSettings) -> Template | None:
+def template_of(settings: EngineSettings, environment: Mapping[str, str] = os.environ) -> Template | None:
     """The node's template for an engine, started if there is none; does not wait until it has imported vLLM.
 
-    None on a GPU, or if no template can be started.
+    None on a GPU, or if no template can be started. A process that asks again, for an engine with the same variables,
+    gets the same one.
+
+    Args:
+        environment: the variables of this process, to which those of the engine are added.
     """
-    return _attached(frozenset(engine_environment(settings).items())) if runs_on_cpu() else None
+    if not runs_on_cpu():
+        return None
+    variables = engine_environment(settings)
+    key = frozenset(variables.items())
+    with _lock:
+        if key not in _templates:
+            try:
+                _templates[key] = attach({**environment, **variables})
+            except OSError as error:
+                logger.warning("engines will start slower, without a template process: %s", error)
+                _templates[key] = None
+        return _templates[key]
 
 
 def begin_templates(engines: Iterable[EngineSettings]) -> None:
-    """Starts the node's templates for these engines, those that are missing, while this process goes on."""
-    threading.Thread(target=lambda: [template_of(each) for each in engines], name="templates", daemon=True).start()
+    """Starts the node's templates for these engines, where they are missing, while this process goes on."""
+    environment = dict(os.environ)  # before vLLM, imported meanwhile, adds to it
+    begin = threading.Thread(target=lambda: [template_of(each, environment) for each in engines], name="templates")
+    begin.daemon = True
+    begin.start()
 
 
 @contextmanager
@@ -277,7 +325,8 @@ def engines_forked_from(template: Template | None) -> Iterator[None]:
         ):
             yield
     except TemplateLost:
-        _attached.cache_clear()
+        with _lock:
+            _templates.clear()  # the next engine looks for another one
         raise
 
 
@@ -360,16 +409,22 @@ def main(address: Path) -> None:
     nowhere, errors = os.open(os.devnull, os.O_RDWR), os.dup(2)
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
+    gc.disable()
     for name in MODULES:
         with suppress(ImportError):
             import_module(name)
+    if can_compile():
+        from torch._inductor.cpu_vec_isa import pick_vec_isa
+
+        pick_vec_isa()  # tries the processor's instructions in processes of its own, once for all engines
     os.dup2(errors, 2)  # for a process that fails before it has streams of its own
-    with suppress(ImportError):  # while the process has its first arguments: later no forked process could name itself
+    with suppress(ImportError):
         import setproctitle
 
-        setproctitle.setproctitle(TITLE)
+        setproctitle.getproctitle()  # finds where this is kept: a process with another environment could not
     gc.collect()
     gc.freeze()  # what is here stays: collections in forked processes leave its memory shared
+    gc.enable()
     with suppress(SystemExit):
         forkserver.main(listener.detach(), alive, preload=[])
     with _locked(address), suppress(FileNotFoundError):

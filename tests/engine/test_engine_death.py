@@ -7,6 +7,7 @@ from contextlib import aclosing
 import psutil
 import pytest
 
+from benchmarks.processes import engines_of
 from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError
 from search.ports import Branch, ChildGroup, ExpandItem, ExpandRequest, Lane, Sampling, StopCondition
@@ -20,7 +21,6 @@ async def exhaust(groups: AsyncIterator[ChildGroup]) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str) -> None:
-    before = set(psutil.Process().children(recursive=True))
     engine = GenerationEngine(GeneratorSettings(model=generator_model))
     with quiet():
         await engine.start()
@@ -29,9 +29,8 @@ async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str
     request = ExpandRequest("search", (expansion,), Sampling(2.0), StopCondition.SOLUTION, Lane.DEMAND, 600.0)
     async with aclosing(engine.expand(request)) as groups:
         await anext(groups)
-        for process in set(psutil.Process().children(recursive=True)) - before:
-            if "EngineCore" in " ".join(process.cmdline()):
-                process.kill()
+        for process in engines_of(psutil.Process()):
+            process.kill()
         with pytest.raises(GeneratorError, match="the engine failed"):
             await asyncio.wait_for(exhaust(groups), 60)
     stats = engine.stats()

@@ -12,6 +12,7 @@ import psutil
 import pytest
 import pytest_asyncio
 
+from benchmarks.processes import engines_of
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings
 from search.errors import GeneratorError, ScorerError
@@ -55,14 +56,9 @@ class Stoppable:
 
 
 async def started(engine: GenerationEngine | ScoringEngine) -> AsyncIterator[Stoppable]:
-    before = set(psutil.Process().children(recursive=True))
     with quiet():
         await engine.start()
-    [process] = [
-        process
-        for process in set(psutil.Process().children(recursive=True)) - before
-        if "EngineCore" in " ".join(process.cmdline())
-    ]
+    [process] = engines_of(psutil.Process())
     yield Stoppable(engine, process)
     began = time.monotonic()
     await stop(engine)

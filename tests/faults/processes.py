@@ -2,14 +2,12 @@
 
 import re
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
 import psutil
 
-from tests.serve.application import is_engine
+from benchmarks.processes import engines_of
 
 PID = re.compile(r"(?<=[_-])\d{2,7}(?=[_-])")
 SHARED_MEMORY = Path("/dev/shm")
@@ -32,25 +30,20 @@ def replicas(*deployments: str) -> list[Replica]:
             name = " ".join(process.cmdline())
             match = re.match(r"ray::ServeReplica:banyan:(\w+)", name)
             if match and match[1] in deployments:
-                found.append(Replica(match[1], process, tuple(_engine(process))))
+                found.append(Replica(match[1], process, tuple(engines_of(process))))
         except psutil.Error:
             continue
     return found
 
 
-def _engine(replica: psutil.Process) -> Iterator[psutil.Process]:
-    for child in replica.children(recursive=True):
-        with suppress(psutil.Error):  # the process is ending
-            if is_engine(child):
-                yield child
-
-
 def below(process: psutil.Process) -> list[psutil.Process]:
-    """The process and its descendants that still run."""
+    """The process, its descendants, and the engines of any of them, which still run."""
     try:
-        return [process, *process.children(recursive=True)]
+        found = {process, *process.children(recursive=True)}
     except psutil.NoSuchProcess:
         return []
+    found |= {engine for each in found for engine in engines_of(each)}
+    return [process, *(found - {process})]
 
 
 def running(processes: list[psutil.Process]) -> list[psutil.Process]:

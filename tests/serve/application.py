@@ -234,13 +234,6 @@ def problems(count: int, seed: int, level: int | None = None) -> list[Problem]:
     return list(islice(draw_problems(Split.TEST, seed, level), count))
 
 
-def is_engine(process: psutil.Process) -> bool:
-    """Whether a child of a replica is its engine: by the title that vLLM sets or, failing that, as a spawned
-    process."""
-    command = " ".join(process.cmdline())
-    return command.startswith("VLLM::") or "multiprocessing.spawn" in command
-
-
 def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 

@@ -16,11 +16,12 @@ import yaml
 from rich.console import Console
 
 from benchmarks.pace.checkouts import Checkout
+from benchmarks.processes import watched_by
 from benchmarks.start.application import DASHBOARD, START_S, Start, started_application
 from benchmarks.start.checkouts import SetUp, SetUpError, set_up
 from benchmarks.start.conditions import CONDITIONS, QUIET, Condition, environment
 from benchmarks.start.process_names import process_name
-from benchmarks.start.processes import ProcessRow, Sampled, process_rows, watched_by
+from benchmarks.start.processes import ProcessRow, Sampled, process_rows
 from benchmarks.start.report import FIRST, SECOND, Figures, MeasuredStart
 from benchmarks.start.scaling import ScaledUp, scale_up, two_generators
 from benchmarks.start.timeline import bar, timeline

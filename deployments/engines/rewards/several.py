@@ -15,6 +15,7 @@ from deployments.engines.rewards.generative import VerifierSettings
 from deployments.engines.settings import ReplicaSettings, Settings
 from search.ports import ScoreRequest
 from search.rewards import RewardRows, ScoringCost
+from search.tools.quick_import import quick_import
 
 if TYPE_CHECKING:
     from deployments.engines.scoring import ScoringEngine
@@ -187,7 +188,8 @@ def scorer_of(settings: RewardModelSettings | FunctionSettings | SeveralSettings
         return FunctionScorer(settings)
     if isinstance(settings, SeveralSettings):
         return SeveralScorer(settings)
-    # Imported here: they import vLLM, which takes ten seconds that only replicas with a model should spend.
+    # Imported here: they import vLLM, which takes seconds that only replicas with a model should spend.
+    quick_import("deployments.engines.scoring")
     from deployments.engines.scoring import ScoringEngine
     from deployments.engines.verification import VerificationEngine
 

@@ -3,6 +3,7 @@
 import os
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -40,10 +41,26 @@ def test_make_and_sh_read_the_same_variables_as_python(
     assert read_by(*command).items() >= said.items()
 
 
-def test_variables_that_are_set_already_stay() -> None:
-    mine = {"RAY_AUTH_TOKEN_PATH": "/mine"}
+def test_variables_that_are_set_already_stay_unless_the_file_turns_them_off() -> None:
+    mine = {"RAY_AUTH_TOKEN_PATH": "/mine", "PYTHONDONTWRITEBYTECODE": "1"}
     set_environment(mine)
     assert mine == variables() | {"RAY_AUTH_TOKEN_PATH": "/mine"}
+    assert mine["PYTHONDONTWRITEBYTECODE"] == ""
+
+
+def test_bytecode_is_written_whatever_the_callers_environment_says(tmp_path: Path) -> None:
+    """By the process itself, and by the processes that it starts."""
+    for name in ("of_parent", "of_child"):
+        (tmp_path / f"{name}.py").touch()
+    program = (
+        "import subprocess, sys; from deployments.startup.environment import set_environment; set_environment(); "
+        "import of_parent; subprocess.run([sys.executable, '-c', 'import of_child'], check=True)"
+    )
+    given = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
+    given.pop("PYTHONPYCACHEPREFIX", None)
+    subprocess.run([sys.executable, "-c", program], env=given, check=True, timeout=60)
+    written = {path.name.split(".")[0] for path in (tmp_path / "__pycache__").iterdir()}
+    assert written == {"of_parent", "of_child"}
 
 
 def test_a_line_that_sh_make_and_python_read_differently_is_refused(
