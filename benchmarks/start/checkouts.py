@@ -63,7 +63,12 @@ def set_up(checkout: Checkout, writes_bytecode: bool, inherited: Mapping[str, st
     log = directory / "setup.log"
     try:
         began = time.monotonic()
-        status = _run(["make", "setup"], checkout.root, {**inherited, **caches, "TMPDIR": str(directory)}, log)
+        status = _run(
+            ["make", "--no-print-directory", "setup"],
+            checkout.root,
+            {**inherited, **caches, "TMPDIR": str(directory)},
+            log,
+        )
         seconds = time.monotonic() - began
         output = log.read_text(encoding="utf-8", errors="replace").splitlines()
     finally:

@@ -54,18 +54,28 @@ def server_of(process: int) -> psutil.Process:
     return parent
 
 
-@pytest.fixture
-def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory of templates that no other test uses, and none of vLLM's imports."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return tmp_path
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory of templates that no other test uses."""
+    path = tmp_path_factory.mktemp("templates")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tempfile.tempdir", str(path))
+        yield path
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def own(directory: Path) -> Iterator[Template]:
-    yield (found := attach(os.environ))
+    """A template that no other test uses."""
+    yield (found := attach({**os.environ, "TMPDIR": str(directory)}))
     os.close(found._alive)
+
+
+@pytest.fixture
+def warnings(caplog: pytest.LogCaptureFixture) -> Iterator[pytest.LogCaptureFixture]:
+    """What engines log, whether or not another test has changed how loggers propagate."""
+    template.logger.addHandler(caplog.handler)
+    yield caplog
+    template.logger.removeHandler(caplog.handler)
 
 
 async def tokens_of(settings: GeneratorSettings) -> tuple[list[tuple[int, ...]], psutil.Process]:
@@ -122,10 +132,61 @@ def test_a_call_returns_its_result_or_its_error(own: Template, monkeypatch: pyte
         own.call(lambda: os._exit(3))
 
 
-def test_processes_of_a_user_share_a_template_which_ends_with_the_last(directory: Path) -> None:
+def test_without_a_directory_of_ones_own_there_is_no_template(
+    generator_model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    (tmp_path / f"banyan-{os.getuid()}").mkdir(mode=0o755)
+    monkeypatch.setattr(template, "_templates", {})
+    assert template.template_of(GeneratorSettings(model=generator_model)) is None
+    assert "is not this user's alone" in warnings.text
+
+
+async def test_an_engine_is_spawned_where_the_template_does_not_answer(
+    generator_model: str, own: Template, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
+) -> None:
+    process = own.Process(target=time.sleep, args=(600,))
+    process.start()
+    server = server_of(process.pid)
+    server.suspend()
+    monkeypatch.setattr(template, "FORK_S", 0.5)
+    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: own)
+    engine = GenerationEngine(GeneratorSettings(model=generator_model, max_model_len=256))
+    with quiet():
+        await engine.start()
+    server.resume()
+    assert await engine.canary() > 0
+    await stop(engine)
+    assert "the template does not answer" in warnings.text
+    process.kill()
+    process.join()
+
+
+def test_a_process_outlives_its_template(own: Template, directory: Path) -> None:
+    process = own.Process(target=time.sleep, args=(600,))
+    process.start()
+    server_of(process.pid).kill()
+    until(lambda: is_gone(psutil.Process(process.pid).ppid()) or psutil.Process(process.pid).ppid() == 1, "not killed")
+    assert process.is_alive()
+    with pytest.raises(TemplateLost, match="no template"):
+        own.fork([])
+    process.terminate()
+    process.join(GONE_S)
+    assert not process.is_alive()
+    assert process.exitcode == template.UNKNOWN_STATUS
+    other = attach({**os.environ, "TMPDIR": str(directory)})
+    assert other.call(lambda: 5) == 5
+    os.close(other._alive)
+
+
+def test_processes_of_a_user_share_a_template_which_ends_with_the_last(tmp_path: Path) -> None:
     owners = [
         subprocess.Popen(
-            [sys.executable, "-c", OWNER], stdout=subprocess.PIPE, text=True, cwd=Path(template.__file__).parents[2]
+            [sys.executable, "-c", OWNER],
+            stdout=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            cwd=Path(template.__file__).parents[2],
         )
         for _ in range(2)
     ]
@@ -139,54 +200,4 @@ def test_processes_of_a_user_share_a_template_which_ends_with_the_last(directory
         owner.communicate()
         until(lambda process=process: is_gone(process), "a forked process outlives the one that asked for it")
     until(lambda: is_gone(server.pid), "the template is left")
-    until(lambda: [path.name for path in directory.glob("banyan-*/*")] == ["template.lock"], "files are left")
-
-
-def test_a_process_outlives_its_template(own: Template) -> None:
-    process = own.Process(target=time.sleep, args=(600,))
-    process.start()
-    server_of(process.pid).kill()
-    until(lambda: is_gone(psutil.Process(process.pid).ppid()) or psutil.Process(process.pid).ppid() == 1, "not killed")
-    assert process.is_alive()
-    with pytest.raises(TemplateLost, match="no template"):
-        own.fork([])
-    process.terminate()
-    process.join(GONE_S)
-    assert not process.is_alive()
-    assert process.exitcode == template.UNKNOWN_STATUS
-    other = attach(os.environ)
-    assert other.call(lambda: 5) == 5
-    os.close(other._alive)
-
-
-async def test_without_a_template_engines_are_spawned(
-    generator_model: str, directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    (directory / f"banyan-{os.getuid()}").mkdir(mode=0o755)
-    monkeypatch.setattr(template, "_templates", {})
-    engine = GenerationEngine(GeneratorSettings(model=generator_model, max_model_len=256))
-    with quiet():
-        await engine.start()
-    assert "without a template process" in caplog.text
-    assert await engine.canary() > 0
-    await stop(engine)
-
-
-async def test_an_engine_is_spawned_where_the_template_does_not_answer(
-    generator_model: str, own: Template, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    process = own.Process(target=time.sleep, args=(600,))
-    process.start()
-    server = server_of(process.pid)
-    server.suspend()
-    monkeypatch.setattr(template, "FORK_S", 0.5)
-    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: own)
-    engine = GenerationEngine(GeneratorSettings(model=generator_model, max_model_len=256))
-    with quiet():
-        await engine.start()
-    assert "the template does not answer" in caplog.text
-    assert await engine.canary() > 0
-    await stop(engine)
-    server.resume()
-    process.kill()
-    process.join()
+    until(lambda: [path.name for path in tmp_path.glob("banyan-*/*")] == ["template.lock"], "files are left")
