@@ -21,6 +21,7 @@ async def exhaust(groups: AsyncIterator[ChildGroup]) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str) -> None:
+    before = engines_of(psutil.Process())
     engine = GenerationEngine(GeneratorSettings(model=generator_model))
     with quiet():
         await engine.start()
@@ -29,8 +30,8 @@ async def test_a_dead_engine_fails_its_calls_and_is_noticed(generator_model: str
     request = ExpandRequest("search", (expansion,), Sampling(2.0), StopCondition.SOLUTION, Lane.DEMAND, 600.0)
     async with aclosing(engine.expand(request)) as groups:
         await anext(groups)
-        for process in engines_of(psutil.Process()):
-            process.kill()
+        [process] = [each for each in engines_of(psutil.Process()) if each not in before]
+        process.kill()
         with pytest.raises(GeneratorError, match="the engine failed"):
             await asyncio.wait_for(exhaust(groups), 60)
     stats = engine.stats()

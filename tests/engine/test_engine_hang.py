@@ -56,9 +56,10 @@ class Stoppable:
 
 
 async def started(engine: GenerationEngine | ScoringEngine) -> AsyncIterator[Stoppable]:
+    before = engines_of(psutil.Process())
     with quiet():
         await engine.start()
-    [process] = engines_of(psutil.Process())
+    [process] = [each for each in engines_of(psutil.Process()) if each not in before]
     yield Stoppable(engine, process)
     began = time.monotonic()
     await stop(engine)
