@@ -12,7 +12,7 @@ from pathlib import Path
 
 PREFIX = "banyan-engine-"
 _NAME_BYTES = len("/00000000-0000-0000-0000-000000000000")
-_PATH_BYTES = 107
+MAX_PATH_BYTES = 107
 """The longest path of a socket on Linux."""
 
 
@@ -33,7 +33,7 @@ class SocketDirectory:
     def environment(self) -> dict[str, str]:
         """Environment variables that make vLLM use the directory. Empty where its sockets' paths would be too long:
         vLLM then uses its default."""
-        if len(os.fsencode(self.path)) + _NAME_BYTES > _PATH_BYTES:
+        if len(os.fsencode(self.path)) + _NAME_BYTES > MAX_PATH_BYTES:
             return {}
         return {"VLLM_RPC_BASE_PATH": str(self.path)}
 
@@ -41,6 +41,23 @@ class SocketDirectory:
         """Removes the directory. To be called once, when the engine has ended."""
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock)
+
+
+def private_directory() -> Path:
+    """Creates this user's directory in the temporary one if needed, and returns it. No other user can enter it.
+
+    Its path is short, as those of the sockets below it have to be.
+
+    Raises:
+        PermissionError: it is not this user's alone.
+        OSError: it cannot be created.
+    """
+    path = Path(tempfile.gettempdir()) / f"banyan-{os.getuid()}"
+    path.mkdir(mode=0o700, exist_ok=True)
+    found = path.lstat()
+    if path.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} is not this user's alone")
+    return path
 
 
 def _create_locked(parent: Path) -> tuple[Path, int]:

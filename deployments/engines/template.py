@@ -25,11 +25,11 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from fcntl import LOCK_EX, flock
+from fcntl import LOCK_EX, LOCK_NB, flock
 from importlib import import_module
 from importlib.util import find_spec
 from io import BytesIO
@@ -42,6 +42,7 @@ from unittest.mock import patch
 
 from deployments.engines.environment import can_compile, engine_environment, runs_on_cpu
 from deployments.engines.settings import EngineSettings
+from deployments.engines.sockets import MAX_PATH_BYTES, private_directory
 
 logger = logging.getLogger("banyan.engines")
 
@@ -78,7 +79,9 @@ OURS = ("deployments", "kvstore", "search")
 """Our packages that engines import."""
 FORK_S = 120.0
 """Longest wait for a fork: the template may be importing yet, on a machine that has much else to do."""
+LOCK_POLL_S = 0.05
 EXIT_STATUS_S = 5.0
+"""Longest wait for the exit status of a process that has ended, which the template sends."""
 UNKNOWN_STATUS = 255
 
 Result = TypeVar("Result")
@@ -336,7 +339,9 @@ def attach(environment: Mapping[str, str]) -> Template:
     Raises:
         OSError: it cannot be started.
     """
-    address = _directory() / f"template-{_digest(environment)}"
+    address = private_directory() / f"template-{_digest(environment)}"
+    if len(os.fsencode(address)) > MAX_PATH_BYTES:
+        raise OSError(f"the path of a socket may have {MAX_PATH_BYTES} bytes: {address}")
     fifo = address.with_suffix(".fifo")
     with _locked(address):
         with suppress(OSError):  # nobody reads: there is none
@@ -370,9 +375,16 @@ def _launch(address: Path, environment: Mapping[str, str]) -> None:
 
 @contextmanager
 def _locked(address: Path) -> Iterator[None]:
-    """Templates come and go one at a time."""
+    """Templates come and go one at a time. Raises TimeoutError when another one does neither."""
+    deadline = time.monotonic() + FORK_S
     with open(address.with_name("template.lock"), "w") as lock:
-        flock(lock, LOCK_EX)
+        while True:
+            with suppress(BlockingIOError):
+                flock(lock, LOCK_EX | LOCK_NB)
+                break
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{lock.name} is held by another process")
+            time.sleep(LOCK_POLL_S)
         yield
 
 
@@ -385,16 +397,6 @@ def _digest(environment: Mapping[str, str]) -> str:
     vllm = find_spec("vllm")
     changed += [os.stat(vllm.origin).st_mtime_ns] if vllm and vllm.origin else []
     return hashlib.sha256(repr((early, sys.executable, str(root), max(changed))).encode()).hexdigest()[:16]
-
-
-def _directory() -> Path:
-    """This user's directory for sockets. Raises OSError if it is not this user's alone."""
-    path = Path(tempfile.gettempdir()) / f"banyan-{os.getuid()}"
-    path.mkdir(mode=0o700, exist_ok=True)
-    found = path.lstat()
-    if path.is_symlink() or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise PermissionError(f"{path} is not this user's alone")
-    return path
 
 
 def main(address: Path) -> None:
