@@ -57,22 +57,8 @@ MODULES = (
 """What engines on a CPU import, but for LMCache's connector: it imports llvmlite, after which vLLM's search for kernels
 in all modules fails. A module that is missing here costs time, nothing else."""
 READ_EARLY = (
-    *(
-        "CXX",
-        "GOMP_",
-        "HF_",
-        "HOME",
-        "KMP_",
-        "LD_",
-        "LMCACHE_",
-        "MALLOC_",
-        "MKL_",
-        "OMP_",
-        "OPENBLAS_",
-        "PATH",
-        "PYTHON",
-    ),
-    *("TCMALLOC_", "TMPDIR", "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "VLLM_", "XDG_"),
+    *("CXX", "GOMP_", "HF_", "HOME", "KMP_", "LD_", "LMCACHE_", "MALLOC_", "MKL_", "OMP_", "OPENBLAS_", "PATH"),
+    *("PYTHON", "TCMALLOC_", "TMPDIR", "TORCH", "TRANSFORMERS_", "VIRTUAL_ENV", "VLLM_", "XDG_"),
 )
 """Beginnings of the names of variables that are read when a process begins or imports vLLM."""
 OURS = ("deployments", "kvstore", "search")
@@ -299,9 +285,12 @@ def template_of(settings: EngineSettings, environment: Mapping[str, str] = os.en
 def begin_templates(engines: Iterable[EngineSettings]) -> None:
     """Starts the node's templates for these engines, where they are missing, while this process goes on."""
     environment = dict(os.environ)  # before vLLM, imported meanwhile, adds to it
-    begin = threading.Thread(target=lambda: [template_of(each, environment) for each in engines], name="templates")
-    begin.daemon = True
-    begin.start()
+
+    def begin() -> None:
+        for each in engines:
+            template_of(each, environment)
+
+    threading.Thread(target=begin, name="templates", daemon=True).start()
 
 
 @contextmanager
