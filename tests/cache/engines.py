@@ -2,13 +2,16 @@
 
 import asyncio
 import gc
+import os
 import warnings
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from deployments.engines.template import attach, engines_forked_from
 from kvstore.connector.arguments import connector_config
 from kvstore.server.cache_server import CacheAddress
 from kvstore.settings import CacheSettings
@@ -69,6 +72,15 @@ class Engine:
         return await self.ask(token_ids, max_tokens, salt=salt)
 
 
+@cache
+def fork_engines() -> ExitStack:
+    """From here on, this process's engines are forked from a template. Threads start them, so not one by one; the
+    stack is kept by the cache."""
+    stack = ExitStack()
+    stack.enter_context(engines_forked_from(attach(os.environ)))
+    return stack
+
+
 @contextmanager
 def engine_of(
     model: Path,
@@ -84,6 +96,7 @@ def engine_of(
 
     from deployments.engines.counters import EngineCounters
 
+    fork_engines()
     llm = AsyncLLM.from_engine_args(
         AsyncEngineArgs(
             model=str(model),
