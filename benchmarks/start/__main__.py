@@ -27,7 +27,7 @@ from benchmarks.pace.checkouts import Checkout, short_commit
 from benchmarks.record import show_claims, write_result
 from benchmarks.start.application import START_S, Start, started_application
 from benchmarks.start.checkouts import clean_checkout, has_uncommitted_changes, set_up
-from benchmarks.start.conditions import CONDITIONS, QUIET, Condition, busy_cores, cache_variables, environment
+from benchmarks.start.conditions import CONDITIONS, QUIET, Condition, busy_cores, cache_variables, environment, settle
 from benchmarks.start.report import FIRST, SECOND, Figures, MeasuredStart, described
 from benchmarks.start.scaling import ScaledUp, scale_up
 from benchmarks.start.timeline import timeline
@@ -66,6 +66,8 @@ class Run:
         """Starts an application; adds a replica to it after the second start of ``QUIET``."""
         caches = self._directory / f"{checkout.name}-{CONDITIONS.index(condition)}"
         variables = environment(os.environ, self._checkouts, condition) | cache_variables(caches)
+        if not condition.busy:
+            settle()
         with started_application(checkout, self._new_directory(), variables) as application:
             start = application.wait_first_answer()
             measured = MeasuredStart(checkout.name, condition, number, start)

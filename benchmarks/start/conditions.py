@@ -3,10 +3,13 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
+
+import psutil
 
 from benchmarks.pace.checkouts import RAY_VARIABLES, Checkout
 
@@ -21,6 +24,10 @@ OMITTED = RAY_VARIABLES | {
     "VIRTUAL_ENV",
 }
 """Variables of the caller that no process of a side inherits, besides those that a checkout sets itself."""
+SETTLE_S = 60.0
+LOOK_S = 2.0
+IDLE_PERCENT = 5.0
+"""Share of all cores that may be busy on an idle machine."""
 BUSY = "import os\nparent = os.getppid()\nwhile os.getppid() == parent:\n    for _ in range(1_000_000): pass"
 """A busy process. It ends with this program, even if this program is killed."""
 
@@ -59,6 +66,13 @@ def cache_variables(directory: Path) -> dict[str, str]:
         "VLLM_CACHE_ROOT": str(directory / "vllm"),
         "TORCHINDUCTOR_CACHE_DIR": str(directory / "inductor"),
     }
+
+
+def settle() -> None:
+    """Waits until the machine is idle: the application before may still be ending, and its files being written."""
+    deadline = time.monotonic() + SETTLE_S
+    while time.monotonic() < deadline and psutil.cpu_percent(interval=LOOK_S) > IDLE_PERCENT:
+        continue
 
 
 @contextmanager

@@ -36,7 +36,7 @@ def serve_until_interrupted(
         if console.is_terminal:
             status.update(progress)
         elif progress != shown:
-            console.print(Text(progress))
+            console.print(Text(progress), soft_wrap=True)
         shown = progress
         if progress == "stopping":
             status.start()
