@@ -132,6 +132,8 @@ class Application:
 
     def _is_mine(self, process: psutil.Process) -> bool:
         try:
+            if any(each.startswith(f"{self._directory}/") for each in process.cmdline()):
+                return True  # such as the engines' template, whose environment cannot be read
             return process.environ().get("TMPDIR") == str(self._directory)
         except (psutil.Error, OSError):
             return False
