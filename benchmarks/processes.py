@@ -28,8 +28,7 @@ _PIDFD = re.compile(r"^Pid:\s*(\d+)$", re.MULTILINE)
 
 
 def this_and_below() -> list[psutil.Process]:
-    """This process, all processes that it started, and those that detach: cache servers, and the template processes of
-    engines with the engines."""
+    """This process, its descendants, and the detached processes: cache servers, engine templates and their engines."""
     this = psutil.Process()
     found = {this, *this.children(recursive=True)}
     for each in psutil.process_iter():

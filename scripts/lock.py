@@ -1,5 +1,5 @@
-"""Writes requirements/<hardware>.lock, the packages that serving needs, and <hardware>.dev.lock, those that only the
-tools need, pinned. See requirements/README.md.
+"""Pins the packages for serving in requirements/<hardware>.lock, and the additional packages of the tools in
+<hardware>.dev.lock. See requirements/README.md.
 
 Standard library, pip and packaging only. Run by ``make lock``, not by ``make setup``.
 """
@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 REQUIREMENTS = ROOT / "requirements"
 HARDWARE = ("cpu", "cuda")
 SUFFIXES = (".lock", ".dev.lock")
-"""Of the file of packages that serving needs, and of the file of those that only the tools need."""
+"""Suffixes of the lock for serving and of the lock for the tools."""
 
 
 def canonical(name: str) -> str:

@@ -23,7 +23,7 @@ OMITTED = RAY_VARIABLES | {
     "VENV",
     "VIRTUAL_ENV",
 }
-"""Variables of the caller that no process of a side inherits, besides those that a checkout sets itself."""
+"""Variables of the caller that are removed from the environment of both sides, as are the variables of a checkout."""
 SETTLE_S = 60.0
 LOOK_S = 2.0
 IDLE_PERCENT = 5.0

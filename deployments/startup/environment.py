@@ -32,7 +32,7 @@ def variables() -> dict[str, str]:
 
 
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets the variables that are not set yet, and those that are empty in the file, whatever they were.
+    """Sets each variable that is not set yet. A variable that is empty in the file is always set, to turn it off.
 
     Call it before importing Ray, Serve or vLLM, which then read most.
     """

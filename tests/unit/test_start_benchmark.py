@@ -46,7 +46,7 @@ GENERATOR = "ray::ServeReplica:banyan:Generator"
         ([f"{PYTHON} -m lmcache.v1.multiprocess.http_server --port 1"], "LMCache server"),
         ([f"{PYTHON} -m deployments.engines.template"], "engine template"),
         ([f"{PYTHON} -P /tmp/start-x/ours/search/run/solver_worker.py"], "solver worker"),
-        (["VLLM::EngineCore", "g++ /root/x.cpp -o x.so"], "compiler"),
+        (["VLLM::EngineCore", "g++ /home/x.cpp -o x.so"], "compiler"),
         (["/usr/lib/gcc/x86_64-linux-gnu/12/cc1plus -quiet -I /x"], "compiler"),
         (["/x/site-packages/ray/core/src/ray/gcs/gcs_server --log_dir=/x"], "GCS"),
         (['ray-dashboard-NodeHead-0 (/x/python -c "from multiprocessing.forkserver import main")'], "dashboard Node"),
@@ -161,9 +161,9 @@ def test_only_the_number_of_generators_is_deployed_anew() -> None:
 
 
 def test_the_dashboard_is_the_one_that_the_command_names() -> None:
-    found = DASHBOARD.search("x\ndashboard http://127.0.0.1:8265, which asks for the token in /root/a token\nlogs /x\n")
+    found = DASHBOARD.search("x\ndashboard http://127.0.0.1:8265, which asks for the token in /home/a token\nlogs /x\n")
     assert found is not None
-    assert (found["url"], found["token"]) == ("http://127.0.0.1:8265", "/root/a token")
+    assert (found["url"], found["token"]) == ("http://127.0.0.1:8265", "/home/a token")
     found = DASHBOARD.search("dashboard http://127.0.0.1:8265\n")
     assert found is not None
     assert (found["url"], found["token"]) == ("http://127.0.0.1:8265", None)
