@@ -97,6 +97,7 @@ class StepHistograms:
         """Records the end of a block: its age, the time since it was last read, and the times between its last reads.
         vLLM samples blocks, so few of them come here."""
         self._lifetime.observe(lifetime_s)
-        self._idle.observe(idle_s)
+        # vLLM reads the clock once for each: a block that was never read again is idle a little longer than it lives.
+        self._idle.observe(min(idle_s, lifetime_s))
         for gap in reuse_gaps_s:
             self._reuse_gap.observe(gap)

@@ -53,3 +53,10 @@ def test_a_step_and_an_eviction_reach_their_histograms() -> None:
         "kv_block_idle_seconds": (1, 1),
         "kv_block_reuse_gap_seconds": (2, 2),
     }
+
+
+def test_no_block_is_idle_for_longer_than_it_lives() -> None:
+    histograms = StepHistograms()
+    histograms.evicted(4.1414, 4.1416, ())
+    lifetime, idle = (histograms.by_name[f"kv_block_{name}_seconds"].figures for name in ("lifetime", "idle"))
+    assert idle == lifetime
