@@ -27,7 +27,6 @@ class SetUp(NamedTuple):
     seconds: float
     venv_mb: int
     """Disk space of ``.venv``."""
-    output: list[str]
 
     @property
     def json(self) -> dict[str, Any]:
@@ -70,13 +69,12 @@ def set_up(checkout: Checkout, writes_bytecode: bool, inherited: Mapping[str, st
             log,
         )
         seconds = time.monotonic() - began
-        output = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        tail = "\n".join(log.read_text(encoding="utf-8", errors="replace").splitlines()[-MAX_ERROR_LINES:])
     finally:
         rmtree(directory, ignore_errors=True)
     if status:
-        tail = "\n".join(output[-MAX_ERROR_LINES:])
         raise SetUpError(f"`make setup` of {checkout.name} ended with status {status}:\n{tail}")
-    return SetUp(checkout.name, writes_bytecode, seconds, disk_mb(checkout.root / ".venv"), output)
+    return SetUp(checkout.name, writes_bytecode, seconds, disk_mb(checkout.root / ".venv"))
 
 
 def disk_mb(directory: Path) -> int:

@@ -27,7 +27,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fcntl import LOCK_EX, LOCK_NB, flock
 from importlib import import_module
@@ -322,8 +322,11 @@ def engines_forked_from(template: Template | None) -> Iterator[None]:
         raise
 
 
-def attach(environment: Mapping[str, str]) -> Template:
+def attach(environment: Mapping[str, str], modules: Sequence[str] = MODULES) -> Template:
     """The template whose processes begin with this environment, started if there is none.
+
+    Args:
+        modules: what a template that is started imports.
 
     Raises:
         OSError: it cannot be started.
@@ -340,18 +343,18 @@ def attach(environment: Mapping[str, str]) -> Template:
         os.mkfifo(fifo, 0o600)
         both = os.open(fifo, os.O_RDWR)  # so that the template finds a writer from its beginning on
         try:
-            _launch(address, environment)
+            _launch(address, environment, modules)
             return Template(address, os.open(fifo, os.O_WRONLY | os.O_NONBLOCK))
         finally:
             os.close(both)
 
 
-def _launch(address: Path, environment: Mapping[str, str]) -> None:
+def _launch(address: Path, environment: Mapping[str, str], modules: Sequence[str]) -> None:
     """Starts a template and returns when it listens. Raises OSError if it does not."""
     path = os.pathsep.join(each for each in sys.path if each)
     try:
         subprocess.run(
-            [sys.executable, "-P", "-m", "deployments.engines.template", str(address)],
+            [sys.executable, "-P", "-m", "deployments.engines.template", str(address), *modules],
             env={**environment, "PYTHONPATH": path},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -388,8 +391,8 @@ def _digest(environment: Mapping[str, str]) -> str:
     return hashlib.sha256(repr((early, sys.executable, str(root), max(changed))).encode()).hexdigest()[:16]
 
 
-def main(address: Path) -> None:
-    """Listens, detaches, imports `MODULES`, and forks processes until nobody is left who might ask for one."""
+def main(address: Path, modules: Sequence[str]) -> None:
+    """Listens, detaches, imports the modules, and forks processes until nobody is left who might ask for one."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(address))
     listener.listen()
@@ -401,10 +404,10 @@ def main(address: Path) -> None:
     for number in (0, 1, 2):
         os.dup2(nowhere, number)
     gc.disable()
-    for name in MODULES:
+    for name in modules:
         with suppress(ImportError):
             import_module(name)
-    if can_compile():
+    if modules and can_compile():
         from torch._inductor.cpu_vec_isa import pick_vec_isa
 
         pick_vec_isa()  # tries the processor's instructions in processes of its own, once for all engines
@@ -426,4 +429,4 @@ def main(address: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    main(Path(sys.argv[1]), sys.argv[2:])

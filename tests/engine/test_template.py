@@ -24,7 +24,7 @@ PROMPT = tuple(range(20, 60))
 OWNER = """
 import os, sys, time
 from deployments.engines.template import attach
-template = attach(os.environ)
+template = attach(os.environ, modules=())
 process = template.Process(target=time.sleep, args=(600,))
 process.start()
 print(process.pid, flush=True)
@@ -65,8 +65,8 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="module")
 def own(directory: Path) -> Iterator[Template]:
-    """A template that no other test uses."""
-    yield (found := attach({**os.environ, "TMPDIR": str(directory)}))
+    """A template that no other test uses, with no more of vLLM than a call needs."""
+    yield (found := attach({**os.environ, "TMPDIR": str(directory)}, modules=("vllm.plugins",)))
     os.close(found._alive)
 
 
@@ -94,16 +94,26 @@ async def tokens_of(settings: GeneratorSettings) -> tuple[list[tuple[int, ...]],
     return [written[index] for index in range(8)], parent
 
 
-async def test_a_forked_engine_writes_what_a_spawned_one_writes(
-    generator_model: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_forked_engine_writes_what_one_does_that_is_spawned_because_the_template_does_not_answer(
+    generator_model: str, own: Template, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
 ) -> None:
     settings = GeneratorSettings(model=generator_model, max_model_len=256)
     forked, parent = await tokens_of(settings)
     assert template.__name__ in parent.cmdline()
-    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: None)
+
+    process = own.Process(target=time.sleep, args=(600,))
+    process.start()
+    server = server_of(process.pid)
+    server.suspend()
+    monkeypatch.setattr(template, "FORK_S", 0.5)
+    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: own)
     spawned, parent = await tokens_of(settings)
+    server.resume()
     assert parent.pid == os.getpid()
+    assert "the template does not answer" in warnings.text
     assert forked == spawned
+    process.kill()
+    process.join()
 
 
 async def test_a_forked_engine_has_its_variables_from_its_first_instruction(generator_model: str) -> None:
@@ -142,26 +152,6 @@ def test_without_a_directory_of_ones_own_there_is_no_template(
     assert "is not this user's alone" in warnings.text
 
 
-async def test_an_engine_is_spawned_where_the_template_does_not_answer(
-    generator_model: str, own: Template, monkeypatch: pytest.MonkeyPatch, warnings: pytest.LogCaptureFixture
-) -> None:
-    process = own.Process(target=time.sleep, args=(600,))
-    process.start()
-    server = server_of(process.pid)
-    server.suspend()
-    monkeypatch.setattr(template, "FORK_S", 0.5)
-    monkeypatch.setattr("deployments.engines.lifecycle.template_of", lambda _: own)
-    engine = GenerationEngine(GeneratorSettings(model=generator_model, max_model_len=256))
-    with quiet():
-        await engine.start()
-    server.resume()
-    assert await engine.canary() > 0
-    await stop(engine)
-    assert "the template does not answer" in warnings.text
-    process.kill()
-    process.join()
-
-
 def test_a_process_outlives_its_template(own: Template, directory: Path) -> None:
     process = own.Process(target=time.sleep, args=(600,))
     process.start()
@@ -174,8 +164,11 @@ def test_a_process_outlives_its_template(own: Template, directory: Path) -> None
     process.join(GONE_S)
     assert not process.is_alive()
     assert process.exitcode == template.UNKNOWN_STATUS
-    other = attach({**os.environ, "TMPDIR": str(directory)})
-    assert other.call(lambda: 5) == 5
+    other = attach({**os.environ, "TMPDIR": str(directory)}, modules=())
+    process = other.Process(target=int)
+    process.start()
+    process.join(GONE_S)
+    assert process.exitcode == 0
     os.close(other._alive)
 
 

@@ -174,7 +174,7 @@ def figures(second: float | None) -> Figures:
         return MeasuredStart("ours", condition, number, Start(seconds, {}, []))
 
     return Figures(
-        [SetUp("base", False, 50.0, 900, []), SetUp("ours", False, 52.0, 900, [])],
+        [SetUp("base", False, 50.0, 900), SetUp("ours", False, 52.0, 900)],
         [
             start(Condition(writes_bytecode=True), SECOND, 40.0),
             start(QUIET, FIRST, 80.0),
@@ -312,13 +312,13 @@ def test_a_start_that_takes_too_long_is_recorded(tmp_path: Path, short: Path, mo
 def test_a_set_up_begins_with_what_is_committed(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     root.mkdir()
-    (root / "Makefile").write_text("setup:\n\t@mkdir .venv\n\t@echo setup: $$PIP_CACHE_DIR\n\t@test -z '$(FAILS)'\n")
+    (root / "Makefile").write_text("setup:\n\t@mkdir .venv\n\t@echo $$PIP_CACHE_DIR >.venv/cache\n\t@test -z '$(FAILS)'\n")
     for arguments in (["init", "-q"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-qm", "x"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)
     (root / ".venv").mkdir()
     directory = tmp_path / "1"
     done = set_up(Checkout("ours", root, root), True, os.environ, directory)
-    assert done.output == [f"setup: {directory}/pip"]
+    assert (root / ".venv" / "cache").read_text() == f"{directory}/pip\n"
     assert (done.side, done.writes_bytecode) == ("ours", True)
     assert done.venv_mb <= 1
     assert not directory.exists()
