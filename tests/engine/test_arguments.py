@@ -4,6 +4,7 @@ import pytest
 
 from deployments.engines import arguments
 from deployments.engines.arguments import engine_args
+from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings
 
 
@@ -36,3 +37,28 @@ def test_the_cache_connector_has_no_metrics_among_vllms_own() -> None:
     from kvstore.connector.lmcache_connector import LMCacheMPConnector
 
     assert LMCacheMPConnector.build_prom_metrics(None, {}, [], {}) is None
+
+
+def test_arguments_are_read_by_vllms_own_types(generator_model: str) -> None:
+    """YAML 1.1 reads ``8e3`` as a text."""
+    given = {
+        "max_num_batched_tokens": "8e3",
+        "gpu_memory_utilization": "9e-1",
+        "download_dir": "1e5",
+        "enforce_eager": True,
+    }
+    args = engine_args(GeneratorSettings(model=generator_model, engine_args=given), runner="generate")
+    assert {name: getattr(args, name) for name in given} == given | {
+        "max_num_batched_tokens": 8000,
+        "gpu_memory_utilization": 0.9,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_dtype", "tokenizer_mode"]
+)
+def test_a_boolean_for_another_argument_is_refused(generator_model: str, name: str) -> None:
+    """YAML 1.1 reads ``on`` as one, and vLLM takes it for 1."""
+    settings = GeneratorSettings(model=generator_model, engine_args={name: True})
+    with pytest.raises(EngineStartError, match=f"engine_args: {name} may not be a boolean; .* in quotes"):
+        engine_args(settings, runner="generate")
