@@ -1,11 +1,15 @@
 """Arguments for vLLM on a GPU, as far as they can be checked without one: no engine is started."""
 
-import pytest
+from pathlib import Path
 
-from deployments.engines import arguments
+import pytest
+from vllm.utils.network_utils import get_open_port
+
+from deployments.engines import arguments, lifecycle
 from deployments.engines.arguments import engine_args
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings
+from deployments.engines.sockets import SocketDirectory
 
 
 @pytest.mark.parametrize(("num_gpus", "utilization"), [(0.5, 0.46), (0.25, 0.23)])
@@ -62,3 +66,17 @@ def test_a_boolean_for_another_argument_is_refused(generator_model: str, name: s
     settings = GeneratorSettings(model=generator_model, engine_args={name: True})
     with pytest.raises(EngineStartError, match=f"engine_args: {name} may not be a boolean; .* in quotes"):
         engine_args(settings, runner="generate")
+
+
+def test_an_engine_starts_where_kubernetes_has_a_service_named_vllm(
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.96.7.31:8000")
+    monkeypatch.setattr(lifecycle, "template_of", lambda settings: None)
+    monkeypatch.setattr(lifecycle.AsyncLLM, "from_engine_args", lambda *_, **__: get_open_port())
+    settings = GeneratorSettings(model=generator_model)
+    sockets = SocketDirectory(tmp_path)
+    try:
+        assert lifecycle._start(settings, engine_args(settings, runner="generate"), (), sockets) > 0  # type: ignore[operator]
+    finally:
+        sockets.remove()
