@@ -20,8 +20,9 @@ from deployments.engines.settings import (
     Location,
     ReplicaSettings,
     Settings,
-    with_nearest_names,
+    explained,
 )
+from deployments.engines.yaml_values import as_meant
 from deployments.store import StoreSettings
 from kvstore.settings import CacheSettings
 from search.answers.extraction import extract_answer
@@ -68,7 +69,7 @@ def _valid_search(given: dict[str, Any], info: ValidationInfo) -> dict[str, Any]
         try:
             parse_search(given, strategies)
         except ValidationError as error:
-            raise with_nearest_names(error, partial(_search_names, given, strategies)) from None
+            raise explained(error, partial(_search_names, given, strategies)) from None
     return given
 
 
@@ -313,7 +314,7 @@ class ControllerSettings(Settings):
             ValueError: paths could be deeper than the reward model's context was checked for, or searches longer than
                 a stopping controller waits for them.
         """
-        changed = ControllerSettings.model_validate(merged(self.model_dump(), given))
+        changed = ControllerSettings.model_validate(merged(self.model_dump(), as_meant(ControllerSettings, given)))
         if changed.limits.depth > self.limits.depth:
             raise ValueError(f"limits.depth may be at most {self.limits.depth}, with which the application was built")
         if changed.limits.seconds > (most := max(self.limits.seconds, self.replicas.drain_s or 0.0)):

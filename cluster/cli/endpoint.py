@@ -12,6 +12,7 @@ from rich.text import Text
 
 from cluster.cli.defaults import DEFAULT_URL, config_file
 from cluster.client.client import Client
+from cluster.client.wire import authorization
 
 ANSWER_S = 5.0
 """Longest wait for what listens at the default address."""
@@ -72,9 +73,8 @@ def target(url: str | None, config: Path | None, api_key: str | None, console: C
 
 def _serves_banyan(url: str, api_key: str | None) -> bool:
     """Whether Banyan answers at ``url``. An endpoint that wants another key does not say what it is, and counts."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        reply = httpx.get(f"{url}/v1/models", headers=headers, timeout=ANSWER_S, trust_env=False)
+        reply = httpx.get(f"{url}/v1/models", headers=authorization(api_key), timeout=ANSWER_S, trust_env=False)
         if reply.status_code == httpx.codes.UNAUTHORIZED:
             return True
         return bool(reply.json()["data"][0]["owned_by"] == "banyan")

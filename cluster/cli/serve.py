@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cluster.cli.defaults import DEFAULT_URL
+from cluster.client.wire import authorization
 from cluster.launch.application import Running, serving
 from cluster.launch.config_file import read_config
 
@@ -83,9 +84,8 @@ def welcome(running: Running, model: str) -> Text:
 
 def _model(url: str, api_key: str | None) -> str:
     """Name of the served model; ``MODEL`` if the endpoint does not tell it, as without a required key."""
-    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        models = httpx.get(f"{url}/v1/models", headers=headers, timeout=ASKING_S, trust_env=False).json()
+        models = httpx.get(f"{url}/v1/models", headers=authorization(api_key), timeout=ASKING_S, trust_env=False).json()
         return str(models["data"][0]["id"])
     except (httpx.HTTPError, ValueError, LookupError, TypeError):
         return "MODEL"

@@ -15,6 +15,7 @@ from cluster.client.proxies import check_proxies
 from cluster.client.replies import AnswerText, Completion, Event, Question, Restarted, SearchBlock, Usage
 from cluster.client.retries import Retries, worth_another_try
 from cluster.client.wire import (
+    authorization,
     capped,
     delta_of,
     encoded,
@@ -43,7 +44,7 @@ class Client:
 
     Args:
         url: the endpoint's root, with or without ``/v1``.
-        api_key: sent as ``Authorization: Bearer``.
+        api_key: sent as ``Authorization: Bearer``, without blanks and quotes around it.
         timeout_s: deadline of a request, including all its tries and the waits between them.
         connections: most requests at once.
         retries: number of tries and waits between them.
@@ -78,7 +79,7 @@ class Client:
         try:
             self._http = httpx.AsyncClient(
                 base_url=self.url,
-                headers={"Authorization": f"Bearer {api_key}"} if api_key else {},
+                headers=authorization(api_key),
                 limits=httpx.Limits(max_connections=connections),
                 trust_env=not loopback,  # a proxy cannot reach this machine's own loopback
                 verify=httpx.create_ssl_context() if is_tls else True,  # reads SSL_CERT_FILE without `trust_env`, too

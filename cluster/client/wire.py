@@ -9,6 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster.client.errors import ProtocolError, Refused, Unsendable
 from cluster.client.replies import SearchBlock, StepScored, Usage
+from deployments.admission.key_text import bare_key
 from search.snapshot import TreeView
 
 MAX_REPLY_BYTES = 64 << 20
@@ -16,6 +17,18 @@ MAX_EVENT_BYTES = 4 << 20
 MAX_ERROR_CHARACTERS = 2_000
 
 Model = TypeVar("Model", bound=BaseModel)
+
+
+def authorization(api_key: str | None) -> dict[str, str]:
+    """The header with the key, without the blanks and quotes that env files keep around it; empty without a key.
+
+    Raises:
+        ValueError: no header can carry the key.
+    """
+    key = bare_key(api_key or "")
+    if not (key.isascii() and key.isprintable()):
+        raise ValueError("an API key consists of printable ASCII")
+    return {"Authorization": f"Bearer {key}"} if key else {}
 
 
 def encoded(body: dict[str, object]) -> bytes:

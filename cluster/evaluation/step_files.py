@@ -4,28 +4,63 @@ The form of each line is told by its fields:
 
 - ProcessBench: ``problem``, ``steps``, ``label`` (the index of the first wrong step, or -1), ``final_answer_correct``.
 - PRM800K: ``question`` and ``label``, which are objects.
+- Math-Shepherd: ``input``, the question and the solution with ``ки`` after each step, and ``label``, the same text with
+  ``+`` or ``-`` in its place.
 - A tree, as ``banyan eval --export`` and ``banyan batch --export`` write it: every path that has ended is a solution.
 - Solutions: ``question``, ``problem`` or ``prompt``; ``steps`` or ``completions``; and ``correct`` (whether the final
   answer is right), ``labels`` (whether each step is right), or both. TRL's stepwise supervision is of this form.
+
+What is right or wrong may be written as true and false, 1 and 0, or + and -.
 """
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Any, Literal, NamedTuple, Self
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from cluster.evaluation.math_shepherd import SIGNS, tagged_solution
 from cluster.evaluation.problem_files import BadLine, OnBadLine, Record, usable_lines
 from cluster.evaluation.training_file import TrainingLine
 from search.training_data import TrainingNode, ended_paths
 
 MIN_SOLUTIONS = 8
 """Wrong solutions that it takes to call a step wrong from which they all go on; Math-Shepherd samples as many."""
+MAX_NAMES = 8
+"""Fields of a line of no known form that are named in the message."""
+
+
+def _as_flag(given: Any) -> Any:
+    if isinstance(given, str) and given in SIGNS:
+        return SIGNS[given]
+    if isinstance(given, bool | int | float) and given in (0, 1):
+        return bool(given)
+    raise PydanticCustomError("flag", "must be true or false, 1 or 0, or + or -")
+
+
+def _as_whole(given: Any) -> Any:
+    return int(given) if isinstance(given, float) and given.is_integer() else given
+
+
 Text = Annotated[str, StringConstraints(min_length=1)]
+Flag = Annotated[bool, BeforeValidator(_as_flag)]
+"""Whether something is right."""
+Whole = Annotated[int, BeforeValidator(_as_whole)]
+"""An integer, also as tables with gaps have it: 1.0."""
 FORMS = (
-    "'problem', 'steps' and 'label' (ProcessBench); 'question' and 'label' as objects (PRM800K); 'nodes' (a tree of "
-    "banyan's export); or a question, 'steps', and 'correct' or 'labels'"
+    "'problem', 'steps' and 'label' (ProcessBench); 'question' and 'label' as objects (PRM800K); 'input' and 'label' "
+    "as texts (Math-Shepherd); 'nodes' (a tree of banyan's export); or a question, 'steps', and 'correct' or 'labels'"
 )
 
 
@@ -62,8 +97,8 @@ class _Line(BaseModel):
 class _ProcessBench(_Line):
     problem: Text
     steps: list[Text] = Field(min_length=1)
-    label: int = Field(ge=-1)
-    final_answer_correct: bool | None = None
+    label: Whole = Field(ge=-1)
+    final_answer_correct: Flag | None = None
 
     @model_validator(mode="after")
     def _label_is_a_step(self) -> Self:
@@ -74,13 +109,13 @@ class _ProcessBench(_Line):
 
 class _Completion(_Line):
     text: Text
-    rating: Literal[-1, 0, 1] | None = None
+    rating: Annotated[Literal[-1, 0, 1], BeforeValidator(_as_whole)] | None = None
 
 
 class _Step(_Line):
     completions: list[_Completion] | None = None
     human_completion: str | _Completion | None = None
-    chosen_completion: int | None = Field(None, ge=0)
+    chosen_completion: Annotated[Whole, Field(ge=0)] | None = None
 
 
 class _Question(_Line):
@@ -97,11 +132,16 @@ class _PRM800K(_Line):
     label: _Label
 
 
+class _MathShepherd(_Line):
+    input: Text
+    label: Text
+
+
 class _Solution(_Line):
     question: Text = Field(validation_alias=AliasChoices("question", "problem", "prompt"))
     steps: list[Text] = Field(min_length=1, validation_alias=AliasChoices("steps", "completions"))
-    correct: bool | None = None
-    labels: list[bool | None] | None = None
+    correct: Flag | None = None
+    labels: list[Flag | None] | None = None
 
     @model_validator(mode="after")
     def _something_is_known(self) -> Self:
@@ -131,7 +171,9 @@ def parse_solutions(record: Record) -> list[LabelledSolution] | BadLine:
         if isinstance(fields.get("question"), dict):
             solution = _of_prm800k(number, _PRM800K.model_validate(fields))
             return [solution] if solution.steps else BadLine(number, "label.steps: no step has a completion")
-        if "label" in fields:
+        if fields.keys() >= {"input", "label"}:
+            return [_of_math_shepherd(number, _MathShepherd.model_validate(fields))]
+        if fields.keys() >= {"steps", "label"}:
             return [_of_process_bench(number, _ProcessBench.model_validate(fields))]
         if {"steps", "completions"} & fields.keys():
             return [_of_solution(number, _Solution.model_validate(fields))]
@@ -139,7 +181,10 @@ def parse_solutions(record: Record) -> list[LabelledSolution] | BadLine:
         return BadLine(number, _first(error))
     except KeyError as error:
         return BadLine(number, f"nodes: the tree has no node {error}")
-    return BadLine(number, f"none of the forms that are read: {FORMS}")
+    except ValueError as error:
+        return BadLine(number, str(error))
+    has = ", ".join(map(repr, [*fields][:MAX_NAMES])) or "no field"
+    return BadLine(number, f"none of the forms that are read: {FORMS}; this line has {has}")
 
 
 def _of_process_bench(number: int, line: _ProcessBench) -> LabelledSolution:
@@ -173,6 +218,12 @@ def _of_prm800k(number: int, line: _PRM800K) -> LabelledSolution:
             break
     right = {"solution": True, "found_error": False}.get(line.label.finish_reason or "")
     return _solution(number, line.question.problem, steps, labels, right)
+
+
+def _of_math_shepherd(number: int, line: _MathShepherd) -> LabelledSolution:
+    """Raises ValueError when the two texts do not fit each other."""
+    question, steps, labels = tagged_solution(line.input, line.label)
+    return _solution(number, question, steps, labels, right=None)
 
 
 def _of_tree(number: int, line: TrainingLine) -> Iterator[LabelledSolution]:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field, ValidationError, field_validator
 
 from cluster.launch.errors import LaunchError
 from cluster.launch.yaml_file import read_yaml
+from deployments.engines.yaml_values import BOOLEANS, Boolean, as_meant, with_advice
 from deployments.startup.environment import set_environment
 from search.tools.nearest import no_such
 
@@ -57,11 +58,11 @@ def read_config(
     """
     config = read_yaml(path) if path else DEFAULT
     source = str(path or "the default configuration")
-    _refuse(f"{source}: ", _names_unknown_to_serve(config))
+    _refuse(f"{source}: ", _misread_by_serve(config))
     applications = config.get("applications") if isinstance(config, dict) else None
     if not isinstance(applications, list) or not applications:
         raise LaunchError(f"{source} names no applications")
-    options = config.get("http_options") or {}
+    options = {} if (given := config.get("http_options")) is None else given
     if not isinstance(options, dict):
         raise LaunchError(f"{source}: http_options must be a mapping")
     if bool(options.get("ssl_keyfile")) != bool(options.get("ssl_certfile")):
@@ -103,7 +104,10 @@ def _checked(where: str, model: type[M], given: object) -> M:
     try:
         return model.model_validate(given)
     except ValidationError as error:
-        wrong = [f"{where}.{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors()]
+        wrong = [
+            f"{where}.{'.'.join(map(str, each['loc']))}: {with_advice(each['msg'], each['type'], each['input'])}"
+            for each in error.errors()
+        ]
         raise LaunchError("\n".join(wrong)) from error
 
 
@@ -113,25 +117,39 @@ def _refuse(where: str, faults: Iterable[str]) -> None:
         raise LaunchError("\n".join(lines))
 
 
-def _names_unknown_to_serve(config: object) -> Iterator[str]:
-    """Names in the file that Serve does not know, and would ignore."""
+def _misread_by_serve(config: object) -> Iterator[str]:
+    """Names in the file that Serve does not know, and would ignore; booleans that it would take for numbers; and
+    environment variables that are no texts, for which Ray would fail."""
     set_environment()
     from ray.serve.schema import ServeDeploySchema  # imported here: takes seconds
 
-    return _unknown_names(ServeDeploySchema, config, "")
+    return _misread(ServeDeploySchema, config, "")
 
 
-def _unknown_names(model: type[BaseModel], given: object, path: str) -> Iterator[str]:
+def _misread(model: type[BaseModel], given: object, path: str) -> Iterator[str]:
     if isinstance(given, list):
         for index, each in enumerate(given):
-            yield from _unknown_names(model, each, f"{path}{index}.")
+            yield from _misread(model, each, f"{path}{index}.")
     if not isinstance(given, Mapping):
         return
     for name, value in given.items():
         if name not in model.model_fields:
             yield f"{path}{name}: {no_such('setting', name, model.model_fields)}"
         elif inner := _models_in(model.model_fields[name].annotation):
-            yield from _unknown_names(inner[0], value, f"{path}{name}.")
+            yield from _misread(inner[0], value, f"{path}{name}.")
+        elif isinstance(as_meant(model.model_fields[name].annotation, value), Boolean):
+            yield f"{path}{name}: may not be a boolean; {BOOLEANS}"
+        elif name == "runtime_env" and isinstance(value, Mapping):
+            yield from _no_texts(value.get("env_vars") or {}, f"{path}{name}.env_vars")
+
+
+def _no_texts(variables: object, path: str) -> Iterator[str]:
+    if not isinstance(variables, Mapping):
+        yield f"{path}: must be a mapping"
+        return
+    for name, value in variables.items():
+        if not isinstance(value, str):
+            yield f"{path}.{name}: {with_advice('must be a text', 'string_type', value)}"
 
 
 def _models_in(annotation: Any) -> list[type[BaseModel]]:
@@ -162,7 +180,12 @@ def _check_deployments(
         ),
     )
     user_config = next(
-        (each["user_config"] for each in deployments if each.get("name") == CONTROLLER and "user_config" in each), None
+        (
+            each["user_config"]
+            for each in deployments
+            if each.get("name") == CONTROLLER and each.get("user_config") is not None
+        ),
+        None,
     )
     try:
         if user_config is not None:

@@ -110,6 +110,7 @@ def _pod(served: Served, group: Group, ports: dict[str, int], environment: dict[
         # this one. What is under `deployments` changes where it is.
         "metadata": {"annotations": {"banyan/args": served.args_digest}},
         "spec": {
+            "enableServiceLinks": False,  # a Service named `vllm` would set VLLM_PORT to a URL
             "securityContext": {**USER, "seccompProfile": {"type": "RuntimeDefault"}},
             "containers": [
                 {

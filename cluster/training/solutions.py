@@ -19,6 +19,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from cluster.evaluation.problem_files import MAX_PROBLEMS, BadLine, EvalProblem, ProblemFileError, Record, read_records
+from cluster.evaluation.step_files import Flag
 from cluster.evaluation.training_file import TrainingLine, training_line
 from search.answers.equivalence import AnswerMatcher
 from search.snapshot import TreeView
@@ -67,7 +68,7 @@ class _SolutionLine(BaseModel):
         validation_alias=AliasChoices("question", "problem")
     )
     steps: list[str] = Field(min_length=1, max_length=MAX_STEPS)
-    correct: bool
+    correct: Flag
 
 
 def form_of(path: Path) -> InputForm:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from deployments.admission.key_text import WHAT_A_KEY_IS, bare_key, bare_keys, is_key
 from deployments.config import KeyLimits, KeyRecord
 from deployments.store import ANONYMOUS
 
@@ -31,10 +32,10 @@ def key_record(key: str, limits: KeyLimits = NO_LIMITS, operator: bool = False) 
     The salt is an HMAC with the key as its secret, so neither salt nor digest reveals the other.
 
     Raises:
-        ValueError: the key is empty or has characters that an HTTP header cannot carry.
+        ValueError: the key is empty or has characters that no key may have.
     """
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise ValueError("an API key may contain printable ASCII without spaces only")
+    if not is_key(key):
+        raise ValueError(WHAT_A_KEY_IS)
     salt = hmac.new(key.encode("ascii"), b"banyan cache salt", hashlib.sha256).hexdigest()
     return KeyRecord(digest=key_digest(key), cache_salt=salt[:SALT_CHARACTERS], limits=limits, operator=operator)
 
@@ -51,7 +52,8 @@ def read_records(file: Path | None, environment: Mapping[str, str] = os.environ)
     """Reads the keys of ``file`` and of ``BANYAN_API_KEYS`` and returns one record per key, sorted by digest.
 
     The file has one key a line, then its limits as ``name=value``, and ``operator`` if it is an operator's; ``#``
-    begins a comment. The variable has keys separated by commas.
+    begins a comment. The variable has keys separated by commas. A key, or the variable as a whole, may be in
+    quotes, and a byte order mark does not matter.
 
     Raises:
         ValueError: a given file or variable cannot be read or has no key, which would open the endpoint to everyone
@@ -59,16 +61,13 @@ def read_records(file: Path | None, environment: Mapping[str, str] = os.environ)
     """
     keys: dict[str, tuple[KeyLimits, bool]] = {}
     if given := environment.get(ENVIRONMENT):
-        named = [key.strip() for key in given.split(",") if key.strip()]
-        if not named:
+        if not (named := bare_keys(given)):
             raise ValueError(f"{ENVIRONMENT} is set and holds no key")
-        keys |= dict.fromkeys(named, (NO_LIMITS, False))
+        for key in named:
+            _check(key, ENVIRONMENT)
+            keys[key] = NO_LIMITS, False
     if file is not None:
         keys |= _keys_of(file)  # the file wins: keys of the variable have no limits
-    if any(len(key) < MIN_KEY_CHARACTERS for key in keys):
-        raise ValueError(
-            f"an API key must have at least {MIN_KEY_CHARACTERS} characters, for example: openssl rand -hex 32"
-        )
     records = (key_record(key, limits, operator) for key, (limits, operator) in keys.items())
     return tuple(sorted(records, key=lambda record: record.digest))
 
@@ -76,7 +75,7 @@ def read_records(file: Path | None, environment: Mapping[str, str] = os.environ)
 def _keys_of(file: Path) -> dict[str, tuple[KeyLimits, bool]]:
     """The keys of a file, each with its limits and whether it is an operator's."""
     try:
-        content = file.read_text(encoding="utf-8")
+        content = file.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ValueError(
@@ -84,13 +83,24 @@ def _keys_of(file: Path) -> dict[str, tuple[KeyLimits, bool]]:
         ) from error
     keys: dict[str, tuple[KeyLimits, bool]] = {}
     for number, line in enumerate(content.splitlines(), 1):
-        key, *words = line.split("#", 1)[0].split() or [""]
-        if key:
-            limits = _limits([word for word in words if word != OPERATOR], f"http.api_keys_file {file}, line {number}")
-            keys[key] = limits, OPERATOR in words
+        text, *words = line.split("#", 1)[0].split() or [""]
+        if key := bare_key(text):
+            where = f"http.api_keys_file {file}, line {number}"
+            _check(key, where)
+            keys[key] = _limits([word for word in words if word != OPERATOR], where), OPERATOR in words
     if not keys:
         raise ValueError(f"http.api_keys_file {file} holds no key")
     return keys
+
+
+def _check(key: str, where: str) -> None:
+    """Raises ValueError if this can be no key. The message does not quote it."""
+    if not is_key(key):
+        raise ValueError(f"{where}: {WHAT_A_KEY_IS}")
+    if len(key) < MIN_KEY_CHARACTERS:
+        raise ValueError(
+            f"{where}: an API key must have at least {MIN_KEY_CHARACTERS} characters, for example: openssl rand -hex 32"
+        )
 
 
 def _limits(words: Sequence[str], where: str) -> KeyLimits:

@@ -5,6 +5,7 @@ Importing this module imports vLLM (seconds): deployments import it inside their
 
 import os
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
 # vLLM configures its logging and its usage report from the environment at import.
@@ -19,6 +20,7 @@ from deployments.engines.environment import CPU_KV_BYTES, can_compile
 from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
 from deployments.engines.worker_extension import WorkerExtension
+from deployments.engines.yaml_values import BOOLEANS, Boolean, as_meant
 from search.token_beam import MAX_WIDTH
 
 CPU_BATCH_TOKENS = 4096
@@ -28,6 +30,9 @@ read."""
 STEP_SCHEDULER = "deployments.engines.step_scheduler.StepScheduler"
 GPU_SHARE = 0.92
 """Share of a GPU's memory that an engine uses, or of its part of a GPU; vLLM's default for a whole GPU."""
+
+TYPES = {field.name: field.type for field in fields(AsyncEngineArgs)}
+"""The type of each engine argument."""
 
 
 def engine_args(
@@ -44,7 +49,7 @@ def engine_args(
         model: arguments by which the model is read in another way than its files say.
 
     Raises:
-        EngineStartError: the model directory holds no model, or an argument is unknown or forbidden.
+        EngineStartError: the model directory holds no model, or an argument is unknown, forbidden or of the wrong type.
     """
     for name, path in settings.missing_models.items():  # vLLM would call it a malformed or unreachable hub id
         raise EngineStartError(f"no model at {path!r}: there is no {CONFIG_FILES[name]}")
@@ -75,7 +80,9 @@ def engine_args(
         args["block_size"] = settings.block_size
     args |= model or {}
     args |= _cpu_args(settings) if current_platform.is_cpu() else _gpu_args(settings)
-    args |= settings.engine_args
+    args |= {name: as_meant(TYPES.get(name, Any), value) for name, value in settings.engine_args.items()}
+    if booleans := sorted(name for name, value in args.items() if isinstance(value, Boolean)):
+        raise EngineStartError(f"engine_args: {', '.join(booleans)} may not be a boolean; {BOOLEANS}")
     if current_platform.is_cpu() and args["enable_chunked_prefill"]:
         raise EngineStartError(
             "engine_args.enable_chunked_prefill must stay false on a CPU: a seeded request whose prefill "

@@ -23,6 +23,7 @@ from deployments.engines.environment import engine_environment
 from deployments.engines.errors import EngineStartError
 from deployments.engines.histograms import Histogram
 from deployments.engines.request_queue import RequestQueue
+from deployments.engines.service_links import drop_service_links
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import SocketDirectory
 from deployments.engines.template import TemplateLost, engines_forked_from, template_of
@@ -294,6 +295,7 @@ def _start(
     sockets: SocketDirectory,
 ) -> AsyncLLM:
     envs.disable_envs_cache()
+    drop_service_links()  # of a cluster that was started by hand in a pod
     template = template_of(settings)
     with _environment({**engine_environment(settings), **sockets.environment}):
         start = partial(AsyncLLM.from_engine_args, args, stat_loggers=[EngineCounters, *stat_loggers])

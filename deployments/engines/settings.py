@@ -1,10 +1,12 @@
 """The settings of one engine, checked without vLLM. The application's settings tree is ``deployments.config``."""
 
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     ConfigDict,
     Field,
@@ -15,6 +17,7 @@ from pydantic import (
 )
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from deployments.engines.yaml_values import as_meant, with_advice
 from search.tools.nearest import no_such
 
 Runner: TypeAlias = Literal["generate", "pooling"]
@@ -37,17 +40,28 @@ SystemPrompt: TypeAlias = Annotated[
 ]
 
 
+def _is_no_escape(text: str) -> str:
+    if re.search(r"\\n(?![a-z])", text):  # not of `\newline`
+        raise ValueError(r'a newline is "\n" in double quotes: without them YAML reads a backslash and the letter n')
+    return text
+
+
+Delimiter: TypeAlias = Annotated[str, AfterValidator(_is_no_escape)]
+"""Text between steps, where newlines are meant to be newlines."""
+
 Location: TypeAlias = tuple[int | str, ...]
 
 
-def with_nearest_names(error: ValidationError, known: Callable[[Location], Iterable[str]]) -> ValidationError:
-    """Returns ``error`` with the nearest name, or all names, in the message about each unknown setting. ``known``
-    returns the names of the settings at a path; none where it does not know them."""
+def explained(error: ValidationError, known: Callable[[Location], Iterable[str]]) -> ValidationError:
+    """Returns ``error`` with what to write instead: the nearest name, or all names, of each unknown setting, and the
+    quotes of a value that YAML reads as another type. ``known`` returns the names of the settings at a path; none where
+    it does not know them."""
     faults: list[InitErrorDetails] = []
     for each in error.errors(include_url=False):
         path, message = each["loc"], each["msg"]
         if each["type"] == "extra_forbidden" and (names := known(path[:-1])):
             message = no_such("setting", path[-1], names)
+        message = with_advice(message, each["type"], each["input"])
         fault = PydanticCustomError(each["type"], "{message}", {"message": message})
         faults.append(InitErrorDetails(type=fault, loc=path, input=each["input"]))
     return ValidationError.from_exception_data(error.title, faults)
@@ -69,11 +83,11 @@ class Settings(BaseModel):
 
     @model_validator(mode="wrap")
     @classmethod
-    def _name_the_nearest(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
+    def _as_meant(cls, given: Any, handler: ModelWrapValidatorHandler[Self]) -> Self:
         try:
-            return handler(given)
+            return handler(as_meant(cls, given))
         except ValidationError as error:
-            raise with_nearest_names(error, cls._names_at) from None
+            raise explained(error, cls._names_at) from None
 
     @classmethod
     def _names_at(cls, path: Location) -> Iterable[str]:
@@ -207,7 +221,7 @@ class GeneratorSettings(EngineSettings):
 
     model: str = EMBEDDED_GENERATOR
     served_name: str = Field("banyan-arithmetic", min_length=1, description="The model's name on the HTTP endpoint.")
-    step_delimiter: str = Field("\n\n", min_length=1, description="Ends a reasoning step; kept in its text.")
+    step_delimiter: Delimiter = Field("\n\n", min_length=1, description="Ends a reasoning step; kept in its text.")
     clamp: Literal["wait", "shrink", "off"] = Field(
         "wait",
         description="What becomes of branches for which the replica has no KV blocks: they wait for it to have them, "

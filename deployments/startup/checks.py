@@ -9,6 +9,7 @@ from pathlib import Path
 
 from deployments.config import AppConfig, PromptSettings
 from deployments.engines.settings import EngineSettings
+from deployments.engines.yaml_values import as_meant
 from deployments.startup.model_files import longest_context, token_ratio
 
 
@@ -45,7 +46,7 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
             f"{path}.kv_cache_memory_bytes: must be set with replicas.num_gpus {part:g}: vLLM would measure what is "
             "free on the device while the other engine takes its memory; `banyan plan` says how much"
         )
-    utilization = engine.engine_args.get("gpu_memory_utilization")
+    utilization = as_meant(float, engine.engine_args.get("gpu_memory_utilization"))
     if isinstance(utilization, float | int) and utilization > part:
         yield (
             f"{path}.engine_args.gpu_memory_utilization: {utilization:g} of the device is more than "

@@ -10,6 +10,8 @@ from collections.abc import MutableMapping
 from pathlib import Path
 from string import Template
 
+from deployments.engines.service_links import drop_service_links
+
 FILE = Path(__file__).with_name("environment.sh")
 ASSIGNMENT = re.compile(r"export (?P<name>[A-Za-z_]+)=(?P<value>\S*)")
 
@@ -32,12 +34,14 @@ def variables() -> dict[str, str]:
 
 
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets each variable that is not set yet. A variable that is empty in the file is always set, to turn it off.
+    """Sets each variable that is not set yet, and removes those that Kubernetes sets for Services. A variable that is
+    empty in the file is always set, to turn it off.
 
     Call it before importing Ray, Serve or vLLM, which then read most.
     """
     for name, value in variables().items():
         if name not in environment or not value:
             environment[name] = value
+    drop_service_links(environment)
     if environment is os.environ:  # Python has read its own variable
         sys.dont_write_bytecode = bool(environment["PYTHONDONTWRITEBYTECODE"])

@@ -1,10 +1,15 @@
 """Arguments for vLLM on a GPU, as far as they can be checked without one: no engine is started."""
 
-import pytest
+from pathlib import Path
 
-from deployments.engines import arguments
+import pytest
+from vllm.utils.network_utils import get_open_port
+
+from deployments.engines import arguments, lifecycle
 from deployments.engines.arguments import engine_args
+from deployments.engines.errors import EngineStartError
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings
+from deployments.engines.sockets import SocketDirectory
 
 
 @pytest.mark.parametrize(("num_gpus", "utilization"), [(0.5, 0.46), (0.25, 0.23)])
@@ -36,3 +41,42 @@ def test_the_cache_connector_has_no_metrics_among_vllms_own() -> None:
     from kvstore.connector.lmcache_connector import LMCacheMPConnector
 
     assert LMCacheMPConnector.build_prom_metrics(None, {}, [], {}) is None
+
+
+def test_arguments_are_read_by_vllms_own_types(generator_model: str) -> None:
+    """YAML 1.1 reads ``8e3`` as a text."""
+    given = {
+        "max_num_batched_tokens": "8e3",
+        "gpu_memory_utilization": "9e-1",
+        "download_dir": "1e5",
+        "enforce_eager": True,
+    }
+    args = engine_args(GeneratorSettings(model=generator_model, engine_args=given), runner="generate")
+    assert {name: getattr(args, name) for name in given} == given | {
+        "max_num_batched_tokens": 8000,
+        "gpu_memory_utilization": 0.9,
+    }
+
+
+@pytest.mark.parametrize(
+    "name", ["max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_dtype", "tokenizer_mode"]
+)
+def test_a_boolean_for_another_argument_is_refused(generator_model: str, name: str) -> None:
+    """YAML 1.1 reads ``on`` as one, and vLLM takes it for 1."""
+    settings = GeneratorSettings(model=generator_model, engine_args={name: True})
+    with pytest.raises(EngineStartError, match=f"engine_args: {name} may not be a boolean; .* in quotes"):
+        engine_args(settings, runner="generate")
+
+
+def test_an_engine_starts_where_kubernetes_has_a_service_named_vllm(
+    monkeypatch: pytest.MonkeyPatch, generator_model: str, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("VLLM_PORT", "tcp://10.96.7.31:8000")
+    monkeypatch.setattr(lifecycle, "template_of", lambda settings: None)
+    monkeypatch.setattr(lifecycle.AsyncLLM, "from_engine_args", lambda *_, **__: get_open_port())
+    settings = GeneratorSettings(model=generator_model)
+    sockets = SocketDirectory(tmp_path)
+    try:
+        assert lifecycle._start(settings, engine_args(settings, runner="generate"), (), sockets) > 0  # type: ignore[operator]
+    finally:
+        sockets.remove()

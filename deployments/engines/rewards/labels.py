@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from deployments.engines.settings import Runner, Settings, SystemPrompt
+from deployments.engines.settings import Delimiter, Runner, Settings, SystemPrompt
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -45,7 +45,7 @@ class TextTemplate(Settings):
         description="May number the steps, from 1. A step that begins with `Step` itself gets no number.",
     )
     tag: str | None = Field(" ки", min_length=1, max_length=50, description="A token, with the space in front of it.")
-    separator: str = Field(_SEPARATOR, max_length=50, description="Behind each tag but the last.")
+    separator: Delimiter = Field(_SEPARATOR, max_length=50, description="Behind each tag but the last.")
     begin_of_text: bool = Field(True, description="Whether the tokenizer's token for it comes first, if it has one.")
 
     @property

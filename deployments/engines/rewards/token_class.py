@@ -7,6 +7,7 @@ from pydantic import Field
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
 from deployments.engines.rewards.heads import StepwiseHead
+from deployments.engines.settings import Delimiter
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -46,7 +47,7 @@ class TokenClassSettings(RewardModelSettings):
     """A token classification model with two classes, such as ``Qwen2ForTokenClassification``."""
 
     family: Literal["token_class"] = "token_class"
-    step_separator: str = Field(
+    step_separator: Delimiter = Field(
         "\n", min_length=1, max_length=50, description="Behind each step; it is scored at the last token of it."
     )
     reader: ClassVar[type[RewardFamily]] = TokenClass

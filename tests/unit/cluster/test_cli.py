@@ -18,8 +18,8 @@ from cluster.evaluation.training_file import TrainingLine
 from search.strategies.catalog import STRATEGIES
 
 
-def banyan(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, list(arguments), env={"BANYAN_API_KEY": ""})
+def banyan(*arguments: str, key: str = "") -> Result:
+    result = CliRunner().invoke(app, list(arguments), env={"BANYAN_API_KEY": key})
     assert "Traceback" not in result.output
     return result
 
@@ -105,6 +105,7 @@ class TestSolve:
         endpoint.api_key = "secret"
         assert "--api-key" in banyan("solve", "?", "--url", endpoint.url).stderr
         assert banyan("solve", "?", "--url", endpoint.url, "--api-key", "secret").exit_code == 0
+        assert banyan("solve", "?", "--url", endpoint.url, key='"secret"').exit_code == 0
 
     def test_says_which_proxy_of_the_environment_cannot_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("ALL_PROXY", "socks5://127.0.0.1:9")
@@ -231,6 +232,7 @@ class TestDefaultAddress:
         assert refused.exit_code == 1
         assert "--api-key" in refused.stderr
         assert banyan(*arguments, "--api-key", "secret").exit_code == 0
+        assert banyan(*arguments, "--api-key", '"secret"').exit_code == 0
 
     @pytest.mark.parametrize("why", ["another server", "nobody", "a config"])
     def test_otherwise_one_of_its_own_is_started(

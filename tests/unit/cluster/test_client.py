@@ -122,6 +122,26 @@ def test_the_key_is_sent(endpoint: Endpoint) -> None:
     assert asyncio.run(ask(endpoint.url, "secret")).search.answer == "2"
 
 
+@pytest.mark.parametrize(
+    "written", ['"secret"', "'secret'", " secret\r\n", "secret\t", "\ufeffsecret", '\ufeff" secret "\n', "\xa0secret"]
+)
+def test_the_key_is_sent_without_what_env_files_keep_around_it(endpoint: Endpoint, written: str) -> None:
+    endpoint.api_key = "secret"
+    assert asyncio.run(ask(endpoint.url, written)).search.answer == "2"
+
+
+@pytest.mark.parametrize("written", ['""', "\r\n", "\ufeff"])
+def test_an_empty_key_is_none(endpoint: Endpoint, written: str) -> None:
+    assert asyncio.run(ask(endpoint.url, written)).search.answer == "2"
+
+
+@pytest.mark.parametrize("written", ["one-key\nanother", "\u201csecret\u201d", "se\0cret"])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(written: str) -> None:
+    with pytest.raises(ClientError, match="an API key consists of printable ASCII") as refused:
+        Client("http://127.0.0.1:1", written)
+    assert written not in str(refused.value)
+
+
 def test_a_request_ends_by_its_deadline(endpoint: Endpoint) -> None:
     endpoint.hang = True
     with pytest.raises(TooLate):

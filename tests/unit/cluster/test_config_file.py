@@ -10,10 +10,11 @@ import pytest
 from ray.serve.config import HTTPOptions
 
 from cluster.launch import ray_runtime
-from cluster.launch.config_file import read_config
+from cluster.launch.config_file import app_config, read_config
 from cluster.launch.errors import LaunchError
 from cluster.launch.key_records import with_key_records
 from deployments.admission.keys import key_record
+from deployments.config import AppConfig
 
 OURS = "import_path: 'deployments.app:build'"
 
@@ -99,11 +100,53 @@ WRONG = {
         "applications: [{import_path: 'deployments.app:build', args: {prm: {labels: [a, b]}}}]",
         "args.prm.labels: no such setting; there are: model, dtype",
     ),
+    "a number to the base 8": (
+        f"applications: [{{{OURS}, args: {{generator: {{max_num_seqs: 010}}}}}}]",
+        "args.generator.max_num_seqs: 010: this is a number of base 8 in YAML",
+    ),
+    "a number to the base 60": (
+        f"applications: [{{{OURS}, args: {{controller: {{limits: {{seconds: 10:00}}}}}}}}]",
+        "args.controller.limits.seconds: 10:00: this is a number of base 60 in YAML",
+    ),
+    "a date": (
+        f"applications: [{{{OURS}, args: {{generator: {{served_name: 2026-01-31}}}}}}]",
+        "args.generator.served_name: 2026-01-31: this is a date in YAML; write it in quotes",
+    ),
+    "a lone =": (
+        f"applications: [{{{OURS}, args: {{generator: {{step_delimiter: =}}}}}}]",
+        "args.generator.step_delimiter: =: this is no text in YAML; write it in quotes",
+    ),
+    "a date in a list that is none": ("a: [2026-13-45]", "a.0: 2026-13-45: this is a date in YAML"),
+    "a boolean for a number": (
+        f"applications: [{{{OURS}, args: {{generator: {{write_ahead: on}}}}}}]",
+        "on, yes, true, off, no and false are booleans in YAML: write a text in quotes",
+    ),
+    "a boolean for a port": (
+        f"http_options: {{port: yes}}\napplications: [{{{OURS}}}]",
+        "http_options.port: may not be a boolean",
+    ),
+    "a boolean for a number of replicas": (
+        f"applications: [{{{OURS}, deployments: [{{name: Generator, num_replicas: yes}}]}}]",
+        "applications.0.deployments.0.num_replicas: may not be a boolean",
+    ),
+    "a variable that is a number": (
+        f"applications: [{{{OURS}, runtime_env: {{env_vars: {{HF_HUB_OFFLINE: 1}}}}}}]",
+        'applications.0.runtime_env.env_vars.HF_HUB_OFFLINE: must be a text; write it in quotes: "1"',
+    ),
+    "variables in a list": (
+        f"applications: [{{{OURS}, runtime_env: {{env_vars: [A=1]}}}}]",
+        "applications.0.runtime_env.env_vars: must be a mapping",
+    ),
     "no applications": ("{}", "names no applications"),
     "a list": ("[]", "names no applications"),
     "no mapping": ("applications: [1]", "applications.0 must be a mapping"),
     "no YAML": ("a: [", "not YAML"),
+    "a host that is a number": (
+        f"http_options: {{host: 127}}\napplications: [{{{OURS}}}]",
+        'http_options.host: Input should be a valid string; write it in quotes: "127"',
+    ),
     "options that are none": ("applications: [{import_path: x}]\nhttp_options: 8000", "http_options must be a mapping"),
+    "options that are off": ("applications: [{import_path: x}]\nhttp_options: off", "http_options must be a mapping"),
 }
 
 
@@ -134,6 +177,29 @@ applications:
 """)
     scaled = read_config(path)["applications"][0]["deployments"]
     assert scaled[2]["autoscaling_config"] == {"min_replicas": 1, "max_replicas": 3}
+
+
+def test_values_are_taken_as_people_write_them(tmp_path: Path) -> None:
+    path = tmp_path / "serve.yaml"
+    path.write_text(f"""
+http_options:
+  host: 127.0.0.1
+applications:
+- {OURS}
+  args:
+    generator: {{clamp: off, write_ahead: no, kv_cache_memory_bytes: 4e9, max_model_len: 1_024, served_name: }}
+    cache:
+      # l1_size_gb: 1
+    controller: {{limits: , searches: ~}}
+  deployments:
+  - name: SearchController
+    user_config:
+""")
+    config = app_config(read_config(path))
+    generator = config.generator
+    assert (generator.clamp, generator.write_ahead) == ("off", "off")
+    assert (generator.kv_cache_memory_bytes, generator.max_model_len) == (4_000_000_000, 1024)
+    assert config == AppConfig(generator=generator)
 
 
 def test_an_application_that_starts_on_a_cluster_may_have_its_models_there(

@@ -48,6 +48,26 @@ def test_variables_that_are_set_already_stay_unless_the_file_turns_them_off() ->
     assert mine["PYTHONDONTWRITEBYTECODE"] == ""
 
 
+def test_variables_that_kubernetes_sets_for_services_are_removed() -> None:
+    """A Service named `vllm` sets VLLM_PORT, where vLLM expects a number: every engine would end at its start."""
+    links = {
+        "VLLM_PORT": "tcp://10.96.7.31:8000",
+        "VLLM_DP_MASTER_PORT": "tcp://10.96.7.32:80",
+        "LMCACHE_PORT": "tcp://[fd00::7]:5555",
+        "RAY_GCS_SERVER_PORT": "tcp://10.96.7.33:6379",
+        "MASTER_PORT": "udp://10.96.7.34:29500",
+        "BANYAN_PORT": "sctp://10.96.7.35:8000",
+    }
+    mine = {
+        "VLLM_NIXL_SIDE_CHANNEL_PORT": "5600",
+        "RAY_ADDRESS": "10.96.7.33:6379",
+        "RAY_REDIS_ADDRESS": "tcp://redis:6379",
+    }
+    given = links | mine
+    set_environment(given)
+    assert given == variables() | mine
+
+
 def test_bytecode_is_written_whatever_the_callers_environment_says(tmp_path: Path) -> None:
     """By the process itself, and by the processes that it starts."""
     for name in ("of_parent", "of_child"):

@@ -58,6 +58,71 @@ def test_prm800k_follows_the_labellers_choices() -> None:
     assert (gave_up.steps, gave_up.right) == (("step rated 1",), None)
 
 
+def test_numbers_of_tables_with_gaps_are_numbers() -> None:
+    [found] = parsed(PROCESS_BENCH | {"label": 1.0, "final_answer_correct": 0.0})
+    assert (found.labels, found.right) == ((True, False, None), False)
+    step = rated(1, -1, chosen=1)
+    step["chosen_completion"] = 1.0
+    step["completions"][1]["rating"] = -1.0
+    [found] = parsed(prm800k(step))
+    assert (found.steps, found.labels) == (("step rated -1",), (False,))
+
+
+def shepherd(text: str, *signs: str) -> dict[str, str]:
+    """A line of Math-Shepherd with these labels."""
+    texts = text.split("ки")
+    label = "".join(part + sign for part, sign in zip(texts, [*signs, ""], strict=True))
+    return {"input": text, "label": label, "task": "GSM8K"}
+
+
+@pytest.mark.parametrize(
+    ("line", "problem", "steps", "labels"),
+    [
+        (
+            shepherd("How many? Step 1: Two + two. ки\nStep 2: That is 4. The answer is: 4 ки", "+", "-"),
+            "How many?",
+            ("Two + two.", "That is 4. The answer is: 4"),
+            (True, False),
+        ),
+        (shepherd("Why -?\nStep 1: a-b+c ки", "+"), "Why -?", ("a-b+c",), (True,)),
+        (
+            shepherd("Do Step 1: go. How far? Step 1: a ки\nStep 2: bки", "+", "+"),
+            "Do Step 1: go. How far?",
+            ("a", "b"),
+            (True, True),
+        ),
+        (shepherd("q? step 1: a\n\nb ки\nc ки", "+", "-"), "q?", ("a\n\nb", "c"), (True, False)),
+        (shepherd("q? Step 1: a ки\nStep 2: b", "+"), "q?", ("a", "b"), (True, None)),
+        (shepherd("A mistake ки of theirs? Step 1: a ки", "-", "+"), "A mistake  of theirs?", ("a",), (True,)),
+    ],
+)
+def test_math_shepherds_own_file(
+    line: dict[str, str], problem: str, steps: tuple[str, ...], labels: tuple[bool | None, ...]
+) -> None:
+    [found] = parsed(line)
+    assert (found.problem, found.steps, found.labels, found.right) == (problem, steps, labels, None)
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"input": "q? Step 1: a ки", "label": "q? Step 1: a ки"}, "label: must be the input with + or -"),
+        ({"input": "q? Step 1: a ки", "label": "q? Step 1: a"}, "label: must be the input with + or -"),
+        ({"input": "q? Step 1: a ки", "label": "q? Step 1: b +"}, "label: must be the input with + or -"),
+        ({"input": "q? Step 1: a ки", "label": ["+"]}, "label: Input should be a valid string"),
+        (shepherd("q? a ки", "+"), "input: there must be a question and then 'Step 1:'"),
+        (shepherd("Step 1: a ки", "+"), "input: there must be a question and then 'Step 1:'"),
+        (shepherd("q? Step 1: a"), "input: there is no ки"),
+        ({"input": "q? Step 1: a ки\nb", "label": "q? Step 1: a +\nc"}, "label: must be the input with + or -"),
+        (shepherd("q? Step 1: a ки\nStep 2: ки", "+", "-"), "input: step 2 is empty"),
+    ],
+)
+def test_texts_of_math_shepherd_that_do_not_fit_are_refused(fields: dict[str, Any], reason: str) -> None:
+    found = parse_solutions(Record(7, fields))
+    assert isinstance(found, BadLine)
+    assert found.reason.startswith(reason)
+
+
 def tree(*nodes: dict[str, Any]) -> dict[str, Any]:
     """A line of an export."""
     known = {"format": 1, "problem": "p?", "answer": "2", "level": None, "unique_id": "u", "strategy": "beam-4"}
@@ -102,6 +167,12 @@ def test_solutions_of_a_tree_that_begin_with_the_same_text_share_these_steps() -
         ({"question": "q?", "steps": ["a", "b"], "correct": True}, (None, None), None, True),
         ({"problem": "q?", "steps": ["a", "b"], "labels": [True, False]}, (True, False), 1, None),
         ({"prompt": "q?", "completions": ["a", "b"], "labels": [True, True]}, (True, True), -1, None),
+        ({"prompt": "q?", "completions": ["a", "b"], "labels": [1, 0]}, (True, False), 1, None),
+        ({"prompt": "q?", "completions": ["a", "b"], "labels": [1.0, 0.0]}, (True, False), 1, None),
+        ({"prompt": "q?", "completions": ["a", "b"], "labels": ["+", "-"]}, (True, False), 1, None),
+        ({"prompt": "q?", "completions": ["a", "b"], "labels": [0, None]}, (False, None), 0, None),
+        ({"question": "q?", "steps": ["a", "b"], "correct": 1}, (None, None), None, True),
+        ({"question": "q?", "steps": ["a", "b"], "correct": 0.0}, (None, None), None, False),
         (
             {"question": "q?", "steps": ["a", "b"], "labels": [None, False], "correct": False},
             (None, False),
@@ -117,9 +188,41 @@ def test_plain_solutions(
 
 
 @pytest.mark.parametrize(
+    "fields",
+    [
+        {"text": "q? Step 1: a ки", "value": [0.7]},
+        {"input": "q? Step 1: a ки", "value": ["+"]},
+        {"prompt": "q?", "completion": "a", "label": True},
+        {"conversations": [{"role": "user", "content": "q? a"}, {"role": "assistant", "content": "+"}]},
+        {"instruction": "q?", "responses": ["a"], "next_response": "b", "rating": 1},
+        {"question": "q?", "process": ["a"], "error_steps": [1]},
+    ],
+)
+def test_a_form_that_is_not_read_is_refused_with_those_that_are_and_the_fields_of_the_line(
+    fields: dict[str, Any],
+) -> None:
+    found = parse_solutions(Record(7, fields))
+    assert isinstance(found, BadLine)
+    assert found.reason.startswith("none of the forms that are read: ")
+    assert "(Math-Shepherd)" in found.reason
+    assert found.reason.endswith("this line has " + ", ".join(map(repr, fields)))
+
+
+@pytest.mark.parametrize(
     ("fields", "reason"),
     [
         ({"problem": "q?", "answer": "2"}, "none of the forms that are read: 'problem', 'steps' and 'label'"),
+        (
+            {"prompt": "q?", "completions": ["a", "b"], "labels": [0.9, 0.4]},
+            "labels.0: must be true or false, 1 or 0, or + or -",
+        ),
+        ({"prompt": "q?", "completions": ["a", "b"], "labels": [1, -1]}, "labels.1: must be true or false"),
+        ({"prompt": "q?", "completions": ["a", "b"], "labels": ["good", "bad"]}, "labels.0: must be true or false"),
+        ({"prompt": "q?", "completions": ["a", "b"], "labels": "+-"}, "labels: Input should be a valid list"),
+        ({"question": "q?", "steps": ["a"], "correct": "yes"}, "correct: must be true or false"),
+        (PROCESS_BENCH | {"final_answer_correct": 2}, "final_answer_correct: must be true or false"),
+        (PROCESS_BENCH | {"label": 1.5}, "label: Input should be a valid integer"),
+        (PROCESS_BENCH | {"label": "1"}, "label: Input should be a valid integer"),
         (PROCESS_BENCH | {"label": 3}, "label must be -1 or the index of one of the 3 steps, not 3"),
         (PROCESS_BENCH | {"label": True}, "label: Input should be a valid integer"),
         (PROCESS_BENCH | {"steps": ["a", 2]}, "steps.1: Input should be a valid string"),

@@ -39,7 +39,7 @@ def test_solutions_of_a_problem_are_collected_from_the_whole_file(tmp_path: Path
         tmp_path / "pool.jsonl",
         sampled("q", ["a\n\n", " b"], True),
         sampled("other", ["c"], False),
-        {"problem": "q", "steps": ["a", "b"], "correct": True, "sample": 3},
+        {"problem": "q", "steps": ["a", "b"], "correct": 1, "sample": 3},
         sampled("q", ["a", " \n"], False),
         sampled("q", ["\n"], False),
     )

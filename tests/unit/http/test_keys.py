@@ -115,6 +115,84 @@ def test_keys_that_are_weak_or_cannot_be_sent_are_refused(key: str) -> None:
     assert key not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "written",
+    [
+        f'"{KEY},{OTHER}"',
+        f"'{KEY}, {OTHER}'",
+        f'"{KEY}","{OTHER}"',
+        f'"{KEY}", "{OTHER}",',
+        f"'{KEY}',{OTHER}",
+        f"\ufeff{KEY},{OTHER}\r\n",
+        f'\ufeff" {KEY} ,, {OTHER}"\r',
+        f"{KEY},\n{OTHER}\n",
+        f",{OTHER}\t,\xa0{KEY} ,",
+    ],
+)
+def test_keys_are_read_as_env_files_and_secrets_have_them(written: str) -> None:
+    assert {*read_records(None, {"BANYAN_API_KEYS": written})} == {key_record(KEY), key_record(OTHER)}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        f"\ufeff{KEY} operator\r\n{OTHER}\r\n".encode(),
+        f"\ufeff# ours\r\n\r\n{KEY}\toperator \r\n \ufeff{OTHER}".encode(),
+        f'"{KEY}" operator\n\n""\n\'{OTHER}\'  # alice\n'.encode(),
+    ],
+)
+def test_a_file_of_keys_is_read_as_editors_write_it(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "keys"
+    file.write_bytes(content)
+    assert {*read_records(file, {})} == {key_record(KEY, operator=True), key_record(OTHER)}
+
+
+NO_KEYS = [
+    f"export BANYAN_API_KEYS={KEY}",
+    f"BANYAN_API_KEYS={KEY}",
+    f'["{KEY}", "{OTHER}"]',
+    f"{KEY};{OTHER}",
+    f'"{KEY}',
+    f"`{KEY}`",
+    f"<{KEY}>",
+    f"\u201c{KEY}\u201d",
+    f'\\"{KEY}\\"',
+    f"{{key: {KEY}}}",
+    f"- {KEY}",
+]
+"""Texts with a key that are no key: as one they would be a key that nobody sends."""
+
+
+@pytest.mark.parametrize("written", NO_KEYS)
+def test_a_key_with_something_around_it_does_not_become_another_key(tmp_path: Path, written: str) -> None:
+    with pytest.raises(ValueError, match="BANYAN_API_KEYS: an API key") as refused:
+        read_records(None, {"BANYAN_API_KEYS": written})
+    assert KEY not in str(refused.value)
+    file = tmp_path / "keys"
+    file.write_text(f"{OTHER}\n{written}\n")
+    with pytest.raises(ValueError, match="line 2: ") as refused:
+        read_records(file, {})
+    assert KEY not in str(refused.value)
+
+
+def test_a_file_has_one_key_a_line(tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text(f"{KEY},{OTHER}\n")
+    with pytest.raises(ValueError, match="line 1: an API key consists of printable ASCII without blanks, quotes"):
+        read_records(file, {})
+
+
+@pytest.mark.parametrize("written", ['""', "' '", '"",""', "\ufeff", "','"])
+def test_quotes_with_nothing_in_them_are_no_key(written: str) -> None:
+    with pytest.raises(ValueError, match="BANYAN_API_KEYS is set and holds no key"):
+        read_records(None, {"BANYAN_API_KEYS": written})
+
+
+@pytest.mark.parametrize("key", ["c2VjcmV0IHNlY3JldCBzZWNyZXQ=", "sk-proj-0_1.2~3+4/5:6@7!8$9%^&*(|)==", KEY])
+def test_keys_of_generators_are_keys(key: str) -> None:
+    assert read_records(None, {"BANYAN_API_KEYS": key}) == (key_record(key),)
+
+
 def test_without_a_list_of_keys_nobody_is_admitted() -> None:
     keys = ApiKeys()
     assert not keys.told

@@ -177,6 +177,23 @@ def test_pods_are_confined_and_have_the_environment_of_every_node(name: str) -> 
             assert not pod["automountServiceAccountToken"]
 
 
+def pods_in(content: Any) -> Iterator[Json]:
+    """Specifications of pods, wherever they stand."""
+    if isinstance(content, dict) and "containers" in content:
+        yield content
+    elif isinstance(content, dict | list):
+        for each in content.values() if isinstance(content, dict) else content:
+            yield from pods_in(each)
+
+
+def test_no_pod_gets_variables_of_services() -> None:
+    """A Service named `vllm`, `lmcache` or `ray` would set VLLM_PORT and its like to a URL."""
+    files = [*FOLDER.rglob("*.yaml")]
+    pods = [pod for file in files for content in yaml.safe_load_all(file.read_text()) for pod in pods_in(content)]
+    assert len(pods) >= sum(len([*templates(name)]) for name in NAMES) > 0
+    assert all(pod["enableServiceLinks"] is False for pod in pods)
+
+
 def test_changed_args_make_a_new_cluster_and_changed_deployments_do_not() -> None:
     from cluster.manifests.rayservice import rayservice as made
     from cluster.manifests.served import Served
