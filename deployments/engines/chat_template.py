@@ -9,10 +9,10 @@ import re
 from typing import NamedTuple
 
 from deployments.engines.token_guard import CUT, EDGE, NONCHARACTERS, TokenGuard
-from search.answers.thoughts import has_marks
 
 _FIRST, *_OTHERS = map(chr, NONCHARACTERS[2:])
 """The first character of every stand-in, and the others, one for each token."""
+_THOUGHT = re.compile("think|thought|reason", re.IGNORECASE)
 _CODE = re.compile(r"\{[{%].*?[}%]\}", re.DOTALL)
 _SEARCH = re.compile(
     r"(?P<call>[.|]\s*(?:r?split|r?partition|r?find|r?index|startswith|endswith|count|replace|removeprefix|removesuffix)"
@@ -29,8 +29,8 @@ class ChatTemplate(NamedTuple):
     """The template, to be rendered in place of the tokenizer's if it looks for tokens."""
     stand_ins: dict[str, str]
     """Stand-in of each token that it looks for, as long as the token."""
-    has_marks: bool
-    """Whether it knows marks of thoughts."""
+    names_thoughts: bool
+    """Whether it has a word for thoughts. One without opens none."""
 
     @classmethod
     def of(cls, source: str, guard: TokenGuard) -> "ChatTemplate":
@@ -45,7 +45,7 @@ class ChatTemplate(NamedTuple):
             return (search["call"] or "") + sought
 
         sought_by = _CODE.sub(lambda code: _SEARCH.sub(found, code[0]), source)
-        return cls(guard, sought_by, stand_ins, has_marks(source))
+        return cls(guard, sought_by, stand_ins, _THOUGHT.search(source) is not None)
 
     def searchable(self, answer: str) -> str:
         """A cut answer with stand-ins for what the template looks for.

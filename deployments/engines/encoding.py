@@ -119,15 +119,17 @@ class ChatEncoder:
         Raises:
             ValueError: as ``encode_chat``.
         """
-        if self._lacks_marks or not self._template.has_marks:
+        if not self._template.names_thoughts:
             return ""
         # Only what the template writes behind the last message opens a thought, not a text that speaks of the mark.
         *earlier, last = self._cut(messages)
         rendered = self._rendered([*earlier, {**last, "content": last["content"] + EDGE}], False, template_kwargs)
-        return open_thought(rendered.rpartition(EDGE)[2])
+        written = rendered.rpartition(EDGE)[2].strip()
+        mark = open_thought(written) or open_thought(written.rpartition("\n")[2])
+        return "" if self._writes_no_marks or self._special.pattern.search(mark) else mark
 
     @cached_property
-    def _lacks_marks(self) -> bool:
+    def _writes_no_marks(self) -> bool:
         return any(details.special and has_marks(details.content) for details in self._added.values())
 
     @cached_property

@@ -69,6 +69,7 @@ def _tags(name: str, bracketed: bool = False) -> _Marks:
 
 _FINAL = r"<\|channel\|>\s{0,2}final\b[^<]{0,128}<\|message\|>"
 _CHANNEL_END = rf"<\|(?:end|eom|call|return)\|>|{_FINAL}|(?-i:assistantfinal)"
+_RESPONSE = r"\[BEGIN FINAL RESPONSE\]"
 _ANYWHERE = _Table(
     _Marks(r"<\|content_thinking\|>", r"<\|end_message\|>", r"<\|content_text\|>"),  # Inkling
     _tags("(?:ant)?think(?:ing)?|thoughts?|思考(?:过程)?", bracketed=True),
@@ -85,10 +86,12 @@ _ANYWHERE = _Table(
     _Marks(r"<unused94>", r"<unused95>", r"<unused95>"),  # MedGemma
     _Marks(r"<\|inner_prefix\|>", r"<\|inner_suffix\|>", r"<\|inner_suffix\|>"),  # Apertus
     _Marks(*(rf"<\|{sign}\|>\s{{0,2}}think\s{{0,2}}<\|sep\|>" for sign in ("open", "close", "close"))),  # Kimi K3
+    _Marks(r"(?!)", r"(?!)", _RESPONSE),
     _Marks(*(rf"<\|im_start\|>{role}" for role in ("think", "answer", "answer"))),  # s1
 )
 _AT_BEGINNING = _Table(
     _Marks(r"Here(?: is|'s|’s) my thought process:?", r"Here(?: is|'s|’s) my response:?"),  # Granite
+    _Marks(r"Here are my reasoning steps:?", _RESPONSE),  # Apriel
     _Marks(r"#{1,4} ?Thinking[ \t]{0,8}\n", r"^#{1,4} ?Final Response\b[ \t:*]{0,8}"),  # HuatuoGPT-o1
     _Marks(  # gpt-oss without its special tokens
         r"(?-i:analysis(?=[^\sa-z.,:;!?)*_-]))",

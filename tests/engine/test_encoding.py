@@ -278,6 +278,9 @@ def test_nothing_is_left_of_a_token_that_a_template_cuts_in_two(thinking: PreTra
 
 # Thoughts that the template opens.
 
+APRIEL = "Think! {% for m in messages %}{{ m.content }}\n{% endfor %}"
+KIMI = "{% macro tag(name) %}<|open|>{{ name }}<|sep|>{% endmacro %}{{ messages[0].content }}"
+
 
 @pytest.mark.parametrize(
     ("template", "kwargs", "opened"),
@@ -292,6 +295,9 @@ def test_nothing_is_left_of_a_token_that_a_template_cuts_in_two(thinking: PreTra
         ("{{ messages[0].content }}<think>{{ mood }}", {"mood": "calm"}, THINK),
         ("{{ messages[0].content }}{% if think %}◁think▷{% endif %}", {"think": True}, "◁think▷"),
         ("{{ messages[0].content }}{% if think %}◁think▷{% endif %}", {"think": False}, ""),
+        (f"{APRIEL}assistant\nHere are my reasoning steps:\n", {}, "Here are my reasoning steps:"),
+        (f"{KIMI}{{{{ tag('think') }}}}", {}, "<|open|>think<|sep|>"),
+        (f"{KIMI}{{{{ tag('response') }}}}", {}, ""),
         ("{{ messages[0].content }}", {}, ""),
     ],
 )
@@ -304,11 +310,15 @@ def test_the_prompts_own_mark_is_the_one_that_it_leaves_open(
     assert encoder.open_thought([{"role": "user", "content": text}], kwargs) == opened
 
 
-def test_a_thought_whose_end_is_a_special_token_is_not_told() -> None:
+@pytest.mark.parametrize(
+    ("template", "special"),
+    [(R1, [THINK, THINK_END]), (R1, [THINK_END]), (KIMI + "{{ tag('think') }}", ["<|close|>", "<|sep|>"])],
+)
+def test_a_thought_whose_end_is_a_special_token_is_not_told(template: str, special: list[str]) -> None:
     """Texts that are written have no special tokens: the thought would never end."""
     tokenizer = build_tokenizer(200)
-    tokenizer.add_tokens([THINK, THINK_END], special_tokens=True)
-    tokenizer.chat_template = R1
+    tokenizer.add_tokens(special, special_tokens=True)
+    tokenizer.chat_template = template
     assert ChatEncoder(tokenizer).open_thought([{"role": "user", "content": "6*7?"}]) == ""
 
 

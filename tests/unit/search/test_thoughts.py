@@ -52,6 +52,7 @@ MARKS = [
     *marked("analysis", "assistantfinal"),
     *marked("Here is my thought process:\n", "\n\nHere is my response:\n"),
     *marked("Here's my thought process:", "Here's my response:"),
+    *marked("Here are my reasoning steps:\n", "\n[BEGIN FINAL RESPONSE]\n"),
     *marked("## Thinking\n\n", "\n\n## Final Response\n\n"),
 ]
 HEADINGS = ("Here", "analysis", "## ")
