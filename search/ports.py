@@ -100,6 +100,8 @@ class Ahead(NamedTuple):
     """Most steps of a path."""
     merges: bool
     """Whether the search merges siblings of the same text, and only asks for children of the first of them."""
+    thoughts: tuple[tuple[NodeId, str], ...] = ()
+    """Parents whose paths end in a thought, each with its mark: a box in a thought ends no path."""
 
 
 class ExpandRequest(NamedTuple):

@@ -56,17 +56,20 @@ def tree_as_json(tree: SearchTree) -> dict[str, Any]:
       the step with its ``token_ids``, whether it ``ends`` the path, whether it ``failed``.
 
     ``given_back`` are the ids of children that were given back, ``prefill_rewards`` the rewards of the prefill's steps,
-    present only if there are any. ``TreeView`` reads this format.
+    present only if there are any. ``open_thought`` is the mark of the thought in which all paths begin, present only if
+    there is one. ``TreeView`` reads this format.
     """
     return {"version": SNAPSHOT_VERSION, "nodes": list(nodes_as_json(tree)), **rest_as_json(tree)}
 
 
 def rest_as_json(tree: SearchTree) -> dict[str, Any]:
     """The fields of ``tree_as_json`` after the nodes."""
-    rewards = list(tree.root.prefill_rewards)
-    return {"given_back": [list(node_id) for node_id in given_back(tree)]} | (
-        {"prefill_rewards": rewards} if rewards else {}
-    )
+    rest: dict[str, Any] = {"given_back": [list(node_id) for node_id in given_back(tree)]}
+    if tree.root.prefill_rewards:
+        rest["prefill_rewards"] = list(tree.root.prefill_rewards)
+    if tree.open_thought:
+        rest["open_thought"] = tree.open_thought
+    return rest
 
 
 def given_back(tree: SearchTree) -> list[NodeId]:
@@ -161,6 +164,8 @@ class TreeView(BaseModel):
     """Ids of children that were given back."""
     prefill_rewards: list[Annotated[float, Field(ge=0.0, le=1.0)]] = []
     """Rewards of the prefill's steps that are part of every path's score."""
+    open_thought: str = ""
+    """The mark of the thought in which every path begins; empty: none."""
 
     @model_validator(mode="after")
     def _is_a_tree(self) -> Self:
@@ -189,6 +194,7 @@ def tree_of_view(view: TreeView, seed: int, merges_siblings: bool) -> SearchTree
     tree = SearchTree(seed)
     tree.merges_siblings = merges_siblings
     tree.root.prefill_rewards = tuple(view.prefill_rewards)
+    tree.open_thought = view.open_thought
     given_back = _by_parent(view.given_back)
     tree.restore_given_back((), given_back.get((), []))
     # Parents before children, siblings and lookaheads in their order.

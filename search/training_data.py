@@ -72,7 +72,7 @@ class TrainingData(NamedTuple):
 
 def answers_of(tree: TreeView) -> dict[NodeId, str | None]:
     """The answer of every path that has ended, by the id of its last node; None for a path without one."""
-    return {path[-1].id: extract_answer(path_text(path)) for path in ended_paths(tree.nodes)}
+    return {path[-1].id: extract_answer(tree.open_thought + path_text(path)) for path in ended_paths(tree.nodes)}
 
 
 def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
@@ -92,9 +92,9 @@ def training_data(tree: TreeView, right: Set[NodeId]) -> TrainingData:
         for _ in range(path[-1].count)
     )
     if not correct:
-        examples = [_example(Kind.INCORRECT, path, values) for path in _surest(ended)]
+        examples = [_example(Kind.INCORRECT, path, values, tree.open_thought) for path in _surest(ended)]
     elif share <= MAX_ACCURACY * written:
-        examples = [_example(Kind.CORRECT, path, values) for path in correct]
+        examples = [_example(Kind.CORRECT, path, values, tree.open_thought) for path in correct]
     else:
         examples = []
     nodes = [
@@ -134,13 +134,15 @@ def _surest(paths: Sequence[Sequence[NodeView]]) -> list[Sequence[NodeView]]:
     return [path for _, path in sorted(known, key=lambda each: each[0])[:1]]
 
 
-def _example(kind: Kind, path: Sequence[NodeView], values: Mapping[NodeId, float]) -> TrainingExample:
+def _example(
+    kind: Kind, path: Sequence[NodeView], values: Mapping[NodeId, float], open_thought: str
+) -> TrainingExample:
     text = path_text(path)
     return TrainingExample(
         kind=kind,
         path=[node.id for node in path],
         text=text,
-        answer=extract_answer(text),
+        answer=extract_answer(open_thought + text),
         mean_entropy=mean_entropy(path),
         values=[values[node.id] for node in path],
     )

@@ -4,33 +4,21 @@ A tokenizer turns ``<|im_end|>`` inside a question into the token that ends the 
 is cut after its first character before it is tokenized, so its letters reach the model as letters.
 """
 
-import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import TemplateError
+
+from deployments.engines.chat_template import ChatTemplate
+from deployments.engines.token_guard import CUT, EDGE, TokenGuard
+from search.answers.thoughts import has_marks, open_thought
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CUT = "\ufdd0"
-"""A Unicode noncharacter: it marks a cut inside a rendered template and is dropped from every input."""
 _BUILTIN_VARIABLES = ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now")
 """Variables of chat templates that are set by transformers."""
-
-
-class _Guard(NamedTuple):
-    """Tokens that no text may become."""
-
-    pattern: re.Pattern[str]
-    """Matches the text of any of them, the longest first."""
-    ids: frozenset[int]
-
-    @classmethod
-    def of(cls, tokens: Mapping[str, int]) -> "_Guard":
-        longest_first = sorted(tokens, key=len, reverse=True)
-        return cls(re.compile("|".join(map(re.escape, longest_first)) or r"(?!)"), frozenset(tokens.values()))
 
 
 class ChatEncoder:
@@ -41,11 +29,12 @@ class ChatEncoder:
         added = tokenizer.get_added_vocab()
         # Runs of whitespace are added tokens in some vocabularies; they end no turn.
         guarded = {text: token for text, token in added.items() if text.strip()}
-        special = {token for token, details in tokenizer.added_tokens_decoder.items() if details.special}
+        self._added = tokenizer.added_tokens_decoder
+        special = {token for token, details in self._added.items() if details.special}
         self._texts: dict[int, str] = {}
         """Cache of decoded tokens: decoding a token takes longer than everything else that is done with it."""
-        self._guarded = _Guard.of(guarded)
-        self._special = _Guard.of({text: token for text, token in guarded.items() if token in special})
+        self._guarded = TokenGuard.of(guarded)
+        self._special = TokenGuard.of({text: token for text, token in guarded.items() if token in special})
 
     @property
     def vocabulary(self) -> int:
@@ -67,7 +56,7 @@ class ChatEncoder:
             ValueError: the text is not valid Unicode.
         """
         guard = self._special if written else self._guarded
-        ids = self._encode(self._cut(text, guard))
+        ids = self._encode(guard.cut(text))
         if not guard.ids.isdisjoint(ids):
             raise ValueError("the text cannot be encoded without special tokens")
         return ids
@@ -79,7 +68,7 @@ class ChatEncoder:
         Raises:
             ValueError: a text is not valid Unicode.
         """
-        ids = self._encode(separator.join(self._cut(text, self._guarded) for text in texts))
+        ids = self._encode(separator.join(map(self._guarded.cut, texts)))
         special = (len(texts) - 1) * self._special_tokens(self._encode(separator))
         if self._special_tokens(ids) != special:
             raise ValueError("the text cannot be encoded without special tokens")
@@ -108,7 +97,8 @@ class ChatEncoder:
         template_kwargs: Mapping[str, Any] | None = None,
         opening: str = "",
     ) -> list[int]:
-        """Ids of ``role``/``content`` messages in the model's chat template.
+        """Ids of ``role``/``content`` messages in the model's chat template, which may leave out parts of the earlier
+        answers, such as their thoughts.
 
         They end where the assistant's turn begins, with ``opening`` as its first text, which may spell special tokens;
         or, if ``answered``, with that turn as the last message. Of
@@ -117,35 +107,74 @@ class ChatEncoder:
         Raises:
             ValueError: the text is not valid Unicode, or the template refuses the messages.
         """
-        cut = [
-            {"role": message["role"], "content": self._cut(message["content"], self._guarded)} for message in messages
-        ]
+        rendered = self._rendered(self._cut(messages), answered, template_kwargs)
+        return self._encode(self._template.restored(rendered) + opening)
+
+    def open_thought(
+        self, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, Any] | None = None
+    ) -> str:
+        """The mark of the thought in which the assistant's turn begins, as ``encode_chat`` ends; empty if it begins in
+        none, or if the texts that are written lack the marks of thoughts, because they are special tokens.
+
+        Raises:
+            ValueError: as ``encode_chat``.
+        """
+        if not self._template.names_thoughts:
+            return ""
+        # Only what the template writes behind the last message opens a thought, not a text that speaks of the mark.
+        *earlier, last = self._cut(messages)
+        rendered = self._rendered([*earlier, {**last, "content": last["content"] + EDGE}], False, template_kwargs)
+        written = rendered.rpartition(EDGE)[2].strip()
+        mark = open_thought(written) or open_thought(written.rpartition("\n")[2])
+        return "" if self._writes_no_marks or self._special.pattern.search(mark) else mark
+
+    @cached_property
+    def _writes_no_marks(self) -> bool:
+        return any(details.special and has_marks(details.content) for details in self._added.values())
+
+    @cached_property
+    def _template(self) -> ChatTemplate:
+        try:
+            source = self._tokenizer.get_chat_template()
+        except (AttributeError, ValueError):  # there is none, or it is none of Jinja's
+            source = ""
+        return ChatTemplate.of(source, self._guarded)
+
+    def _cut(self, messages: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+        cut = [{"role": message["role"], "content": self._guarded.cut(message["content"])} for message in messages]
+        for message in cut[:-1]:
+            if message["role"] == "assistant":
+                message["content"] = self._template.searchable(message["content"])
+        return cut
+
+    def _rendered(
+        self, messages: Sequence[dict[str, str]], answered: bool, template_kwargs: Mapping[str, Any] | None
+    ) -> str:
+        """Raises ValueError: the template refuses the messages."""
         kwargs = {
-            name: self._cut(value, self._guarded) if isinstance(value, str) else value
+            name: self._guarded.cut(value) if isinstance(value, str) else value
             for name, value in (template_kwargs or {}).items()
             if name in self.template_variables
         }
+        if self._template.stand_ins:
+            kwargs["chat_template"] = self._template.source
         try:
             rendered = self._tokenizer.apply_chat_template(
-                cut, tokenize=False, add_generation_prompt=not answered, **kwargs
+                list(messages), tokenize=False, add_generation_prompt=not answered, **kwargs
             )
         except TemplateError as error:  # raised by the template, with a message for the messages' author
             raise ValueError(f"the chat template refuses these messages: {error.message}") from error
         except Exception as error:
             raise ValueError("the chat template cannot take these messages") from error
         assert isinstance(rendered, str)
-        return self._encode(rendered + opening)
+        return rendered
 
     def _special_tokens(self, ids: Sequence[int]) -> int:
         return sum(token in self._guarded.ids for token in ids)
 
-    def _cut(self, text: str, guard: _Guard) -> str:
-        text = text.replace(_CUT, "")
-        return guard.pattern.sub(lambda match: match[0][0] + _CUT + match[0][1:], text)
-
     def _encode(self, text: str) -> list[int]:
         try:
-            parts = [self._tokenizer.encode(part, add_special_tokens=False) for part in text.split(_CUT)]
+            parts = [self._tokenizer.encode(part, add_special_tokens=False) for part in text.split(CUT) if part]
         except (TypeError, UnicodeEncodeError) as error:
             raise ValueError("the text is not valid Unicode") from error
         return parts[0] if len(parts) == 1 else [token for part in parts for token in part]

@@ -91,6 +91,7 @@ class _Round:
         self.search_id = request.search_id
         self.kind = _Kind.of(request)
         self.ahead = ahead
+        self._thoughts = dict(ahead.thoughts)
         self.params = params
         """Parameters of every child but for seed and length."""
         self.steps: dict[tuple[NodeId, str | int], _FinishedStep] = {}
@@ -105,7 +106,8 @@ class _Round:
         node = (*child.parent, child.index)
         if step.end is not StepEnd.DELIMITER or not step.token_ids or len(node) >= self.ahead.max_depth:
             return None
-        if self._max_tokens(token_ids) < 1 or boxed_answer(step.text) is not None:
+        thought = self._thoughts.get(child.parent, "")
+        if self._max_tokens(token_ids) < 1 or boxed_answer(thought + step.text) is not None:
             return None
         key = child.parent, step.text if self.ahead.merges else child.index
         entry = self.steps.setdefault(key, _FinishedStep(node, token_ids))

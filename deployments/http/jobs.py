@@ -42,6 +42,10 @@ class Encoder(Protocol):
         self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None
     ) -> list[int]: ...
 
+    def open_thought(
+        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None
+    ) -> str: ...
+
     def token_texts(self, token_ids: Sequence[int]) -> list[str]: ...
 
 
@@ -88,7 +92,9 @@ class Jobs:
         if min_tokens >= self._search_context:
             raise self._too_long(f"more than {min_tokens}")
         try:
-            prompt = self._encoder.encode_chat(turns(asked, now.prompt), template_kwargs=request.chat_template_kwargs)
+            chat, kwargs = turns(asked, now.prompt), request.chat_template_kwargs
+            prompt = self._encoder.encode_chat(chat, template_kwargs=kwargs)
+            open_thought = self._encoder.open_thought(chat, template_kwargs=kwargs)
             # Tokens of their own, as if the model had written them: no token spans the end of the template.
             written = self._encoder.encode_text(request.prefill, written=True) if request.prefill else []
         except ValueError as error:
@@ -117,6 +123,7 @@ class Jobs:
             flex=request.service_tier == FLEX,
             prefill=prefill,
             json_schema=json_schema,
+            open_thought=open_thought,
             side_call=side_call,
         )
 

@@ -41,6 +41,8 @@ class SearchJob(NamedTuple):
     """The beginning of the answer, whose tokens are the last of ``prompt``."""
     json_schema: str = ""
     """The JSON schema of the answer, as JSON; empty: any text."""
+    open_thought: str = ""
+    """The mark of the thought that ``prompt`` leaves open; empty: none."""
     side_call: bool = False
     """Whether a chat window asked for something of its own, such as a title."""
 
@@ -134,6 +136,7 @@ class SearchService:
                         cost=cost,
                         prefill=job.prefill,
                         json_schema=job.json_schema,
+                        open_thought=job.open_thought,
                     )
         except BaseException as error:
             # Tracebacks of cancelled tasks reference each other and their frames, and so the tree: without this it

@@ -10,6 +10,8 @@ import unicodedata
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from search.answers.thoughts import without_thoughts
+
 MAX_ANSWER_CHARS = 1024
 """Longest answer. Longer text does not count as an answer: graders do not read it, and comparing it is slow."""
 MAX_NEXT_LINE_CHARS = 64
@@ -19,7 +21,6 @@ _MAX_PHRASES = 16
 _MAX_LEADS = 4
 _MAX_BOXES = 64
 
-_THOUGHT = re.compile(r"[<\[◁](/?)(?:think(?:ing)?|thoughts?|reasoning|scratchpad)[>\]▷]", re.IGNORECASE)
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _UNSEEN = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad")) | {0xA0: " "}
 
@@ -168,7 +169,7 @@ class Boxes(NamedTuple):
 def extract_answer(text: str) -> str | None:
     r"""The answer in ``text``, as written; None if there is none.
 
-    What stands in ``<think>`` does not count. The answer is the content of the last ``<answer>...</answer>``; without
+    What stands in a thought does not count. The answer is the content of the last ``<answer>...</answer>``; without
     one, of the last ``\boxed{...}`` (or ``\fbox{...}``), or of several that stand side by side in a sentence, unless a
     short line "Answer: ..." follows. Without these it is the text after the last "answer is", "answer:" or
     "answer =", a heading "Final Answer", the same in some other languages, ``####`` before a number, or ``A:`` at the
@@ -176,7 +177,7 @@ def extract_answer(text: str) -> str | None:
     mathematics, else the rest of the sentence, or the number that the sentence states; if the rest of the line is
     empty, the next line is used. Placeholders, empty answers and answers longer than ``MAX_ANSWER_CHARS`` do not count.
     """
-    text = _without_thoughts(text).translate(_UNSEEN)
+    text = without_thoughts(text).translate(_UNSEEN)
     for inside in _tagged(text):
         if answer := _boxed(inside) or _announced(inside) or _usable(_stated(inside)):
             return answer
@@ -186,22 +187,8 @@ def extract_answer(text: str) -> str | None:
 def boxed_answer(text: str) -> str | None:
     r"""The content of the last complete ``\boxed{...}`` in ``text`` that is an answer, of several joined by commas if
     they stand side by side in a sentence; None if there is none."""
-    boxes = _boxes(_without_thoughts(text)) if "box" in text else None
+    boxes = _boxes(without_thoughts(text)) if "box" in text else None
     return None if boxes is None else _together(boxes)
-
-
-def _without_thoughts(text: str) -> str:
-    """``text`` without what stands in ``<think>``. A thought may have begun in the prompt, and may never end."""
-    kept: list[str] = []
-    start: int | None = 0
-    for tag in _THOUGHT.finditer(text):
-        is_end = bool(tag[1])
-        if is_end and start is not None:
-            kept.clear()
-        elif not is_end and start is not None:
-            kept.append(text[start : tag.start()])
-        start = tag.end() if is_end else None
-    return "\n".join(kept if start is None else [*kept, text[start:]])
 
 
 def _tagged(text: str) -> list[str]:

@@ -30,7 +30,7 @@ class Results:
     def __init__(self, tree: SearchTree, limits: PathLimits, meter: BudgetMeter, cost: SearchCost) -> None:
         self._cost = cost
         self._tree = tree
-        self._answered = boxed_answer(tree.prefill.text) is not None
+        self._answered = boxed_answer(tree.beginning) is not None
         """Whether the prefill has an answer already: every path then ends with its first step."""
         self._limits = limits
         self._meter = meter
@@ -127,14 +127,14 @@ class Results:
 
     def _has_answer(self, above: Node, before: Sequence[Step], step: Step) -> bool:
         """Whether a step has an answer. ``above`` and the steps ``before`` it are its path; the first step of a path
-        continues the prefill. A box in a thought that began earlier is none."""
+        continues the prefill. A box in a thought that began earlier, in the prompt even, is none."""
         prefill = self._tree.prefill
         is_first = above.depth == 0 and not before
         if is_first and self._answered:
             return True
         if boxed_answer(prefill.rest + step.text if is_first else step.text) is None:
             return False
-        earlier = prefill.text + above.text + "".join(each.text for each in before)
+        earlier = self._tree.beginning + above.text + "".join(each.text for each in before)
         return boxed_answer(earlier + step.text) is not None
 
     def _steps_to_answer(self, child: Child) -> int:

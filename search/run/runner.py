@@ -75,6 +75,7 @@ async def run_search(
     cost: SearchCost | None = None,
     prefill: Prefill = NO_PREFILL,
     json_schema: str = "",
+    open_thought: str = "",
 ) -> SearchOutcome:
     """Searches for the answer to ``question``.
 
@@ -98,6 +99,9 @@ async def run_search(
         json_schema: a JSON schema, as JSON, that every path satisfies, for strategies that write whole solutions below
             the root. The answer of a path is then its whole text (`search.answers.json_answer`), and only equal
             answers are the same. Empty: no schema.
+        open_thought: the mark of the thought that ``prompt`` leaves open, such as ``<think>``; empty: none
+            (`search.answers.thoughts.open_thought`). Every path begins in that thought, in which neither answers nor
+            stop texts count; ``extract_answer`` gets its text behind this mark.
 
     Returns when every stream has ended or was closed.
 
@@ -120,6 +124,8 @@ async def run_search(
     grown = SearchTree() if tree is None else tree
     emit = on_event or (lambda event: None)
     counted = SearchCost() if cost is None else cost
+    # The schema holds from the first token on: such a path has no thought.
+    grown.open_thought = "" if json_schema else open_thought
     search = _Search(
         question, settings, environment, limits, search_id, emit, grown, cache_salt, flex, counted, prefill, json_schema
     )
@@ -513,9 +519,11 @@ class _Search:
             return None  # The hook may change a step that others would be written below.
         if expected is None or batch.lookahead or batch.stop_condition is not StopCondition.STEP:
             return None
-        limits = self._limits
-        merges = self._tree.merges_siblings
-        return Ahead(self._seed, *expected, self._max_step_tokens, limits.longest, limits.max_depth, merges)
+        limits, tree = self._limits, self._tree
+        parents = dict.fromkeys(node.parent for node in batch.pending.values() if node.parent is not None)
+        thoughts = tuple((parent.id, mark) for parent in parents if (mark := tree.thought_at(parent)))
+        path = limits.longest, limits.max_depth
+        return Ahead(self._seed, *expected, self._max_step_tokens, *path, tree.merges_siblings, thoughts)
 
     def _score_request(self, items: Sequence[ScoreItem]) -> ScoreRequest:
         lane = Lane.of(False, self._flex)

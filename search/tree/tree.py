@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from search.answers.canonical import canonical
 from search.answers.extraction import extract_answer
+from search.answers.thoughts import open_thought, outside_thoughts
 from search.rewards import is_reward
 from search.tree.nodes import (
     COMPLETE,
@@ -59,13 +60,15 @@ class SearchTree:
 
     ``seed`` is the search's seed; strategies derive all random draws from a hash of it. ``extract_answer`` finds the
     answer in the text of a path, and ``canonical`` gives its canonical spelling. ``stop`` are the stop texts: a path's
-    text ends before the first of them. ``prefill`` stands before every path.
+    text ends before the first of them. ``prefill`` stands before every path, behind ``open_thought``, the mark of the
+    thought that the prompt leaves open; empty: none.
     """
 
     def __init__(self, seed: int = 0, extract_answer: Callable[[str], str | None] = extract_answer) -> None:
         self.seed = seed
         self.stop: tuple[str, ...] = ()
         self.prefill = Prefill()
+        self.open_thought = ""
         self.extract_answer = extract_answer
         self.canonical: Callable[[str], str] = canonical
         self.merges_siblings = False
@@ -190,16 +193,26 @@ class SearchTree:
         """Whether it has neutral rewards, or steps for which the step hook failed."""
         return self.neutral > 0 or self.hook_failures > 0
 
+    @property
+    def beginning(self) -> str:
+        """The text before every path by which its thoughts and answers are read: ``open_thought`` and the prefill."""
+        return self.open_thought + self.prefill.text
+
     def text_of(self, node: Node) -> str:
-        """The text of the path that ends in a node, without the prefill and up to the first stop text."""
+        """The text of the path that ends in a node, without the prefill and up to the first stop text outside of its
+        thoughts."""
         return self._up_to_stop(node.text)
+
+    def thought_at(self, node: Node) -> str:
+        """The mark of the thought in which the path to a node ends; empty if it ends in none."""
+        return open_thought(self.beginning + node.text)
 
     def answer_of(self, node: Node) -> str | None:
         """The answer of the path that ends in a written node, in what the generator wrote; None if there is none.
         Cached on the node."""
         if node.answer is Unread.UNREAD:
             written = node.written_text if self.hook_texts else node.text
-            node.answer = self.extract_answer(self.prefill.text + self._up_to_stop(written))
+            node.answer = self.extract_answer(self.beginning + self._up_to_stop(written))
         return node.answer
 
     def spelling_of(self, node: Node) -> str | None:
@@ -467,7 +480,15 @@ class SearchTree:
         self.hook_failures += effect.failed
 
     def _up_to_stop(self, text: str) -> str:
-        return text[: min((index for stop in self.stop if (index := text.find(stop)) >= 0), default=len(text))]
+        if not self.stop:
+            return text
+        whole, given = self.beginning + text, len(self.beginning)
+        for start, end in outside_thoughts(whole):
+            # The empty lines behind a thought belong to neither it nor the answer.
+            first = max(given, end - len(whole[start:end].lstrip()) if start else 0)
+            if found := [index for stop in self.stop if (index := whole.find(stop, first, end)) >= 0]:
+                return text[: min(found) - given]
+        return text
 
     def _count_among_siblings(self, node: Node) -> Node:
         """Counts a written node among its siblings. Returns the node that represents its text: itself for a new

@@ -191,6 +191,7 @@ class Call:
     whole: bool = False
     """Whether it asks for whole solutions."""
     seed: int = SEED
+    thoughts: tuple[tuple[NodeId, str], ...] = ()
     open: dict[EngineRequest, Wanted] = field(default_factory=dict)
     """Requests whose output the search does not have yet."""
     adopted: dict[EngineRequest, Wanted] = field(default_factory=dict)
@@ -199,7 +200,8 @@ class Call:
 
     @property
     def request(self) -> ExpandRequest:
-        ahead = Ahead(self.seed, self.children, self.most, STEP_TOKENS, PATH_TOKENS, MAX_DEPTH, self.merges)
+        limits = STEP_TOKENS, PATH_TOKENS, MAX_DEPTH
+        ahead = Ahead(self.seed, self.children, self.most, *limits, self.merges, self.thoughts)
         return ExpandRequest(
             self.search_id,
             (),
@@ -428,6 +430,28 @@ def test_a_step_that_ends_its_path_is_not_continued(
         call = Call(engine, search_id="less deep").begin(wanted(parent[1:], 0, prefix))
         call.write()
         assert engine.start() != []
+
+
+BOX = "Perhaps \\boxed{4}.\n\n"
+
+
+@pytest.mark.parametrize(
+    ("thoughts", "text", "continued"),
+    [
+        ({(): "<think>"}, BOX, True),
+        ({(): "<reasoning>"}, f"Or 3.</think>{BOX}", True),
+        ({(): "<think>"}, f"Or 3.</think>{BOX}", False),
+        ({(1,): "<think>"}, BOX, False),
+        ({}, f"<think>{BOX}", True),
+    ],
+)
+def test_a_step_with_a_box_in_a_thought_is_continued(
+    clock: Clock, thoughts: dict[NodeId, str], text: str, continued: bool
+) -> None:
+    engine = Engine(clock)
+    call = Call(engine, thoughts=tuple(thoughts.items())).begin(wanted((), 0, PROMPT))
+    call.write(text)
+    assert bool(engine.start()) is continued
 
 
 def test_of_equal_siblings_the_lowest_is_continued_whatever_comes_first(clock: Clock) -> None:

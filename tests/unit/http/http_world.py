@@ -65,7 +65,7 @@ class Letters:
     def encode_text(self, text: str, written: bool = False) -> list[int]:
         return [ord(letter) for letter in text]
 
-    template_variables = frozenset({"enable_thinking"})
+    template_variables = frozenset({"enable_thinking", "opens_thought"})
 
     def encode_chat(
         self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
@@ -73,6 +73,12 @@ class Letters:
         options = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
         turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
         return [ord(letter) for letter in turns + options]
+
+    def open_thought(
+        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
+    ) -> str:
+        """As if the template opened a thought where it is told to."""
+        return "<think>" if (template_kwargs or {}).get("opens_thought") else ""
 
     def token_texts(self, token_ids: Sequence[int]) -> list[str]:
         """Every token is three letters, except 1, which ends the solution."""
