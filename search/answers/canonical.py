@@ -38,6 +38,8 @@ _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10
 _ORDINAL = re.compile(r"\^? ?\{?(?:st|nd|rd|th)\}?(?![A-Za-z])")
 _DECIMAL = re.compile(r"[+-]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][+-]?\d{1,2})?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_LAKHS = re.compile(r"[+-]?\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
+"""Groups of two digits, as in India."""
 _FRACTION = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>\d{0,64})\\frac"
     r"\{(?P<a>[+-]?[\d.]{1,64})\}\{(?P<b>[+-]?[\d.]{1,64})\}"
@@ -81,6 +83,7 @@ def as_number(answer: str) -> Number | None:
     if assigned := _ASSIGNED.match(text):
         text = text[assigned.end() :].lstrip()
     text, prefix = currency(text)
+    text = text.replace(",", "") if prefix == "rupee" and _LAKHS.match(text) else text
     quantity = _QUANTITY.fullmatch(_TIMES_POWER_OF_TEN.sub(r"e\1\2", text))
     if quantity is None:
         return None

@@ -104,13 +104,16 @@ _LEADING = re.compile(
     r"|[，；]\s*(?=[^\x00-\x7f])|\s+(?:[-–—]\s+|(?=\())(?=\(?[A-Za-z]{3}))))"
 )
 _ALONE = re.compile(
-    rf"(?:{_ARTICLE}(?:{_NAME}) |(?:la|el|die|o|il|l['’]) ?|选|選)(?P<letter>{_OPEN}(?-i:[A-JＡ-Ｊ]){_CLOSE})",
+    rf"(?:{_ARTICLE}(?:{_NAME}) |(?:la|el|die|o|il|l['’]) ?|[选選][项項]?|選択肢)"
+    rf"(?P<letter>{_OPEN}(?-i:[A-JＡ-Ｊ]){_CLOSE})"
+    r"|(?P<before>[A-JＡ-Ｊ])(?:选项|選項|项)",
     re.IGNORECASE,
 )
 _LINE = re.compile(
     rf"(?:[#>\-]{{1,6}}[ \t]{{1,4}})?(?:(?i:{_NAME}) )?{_OPEN}(?P<letter>[A-JＡ-Ｊ])"
     rf"(?:{_CLOSE}[.。]?{_CLOSE}|(?:[)\]）】][*_]{{0,3}}|[.:][*_]{{0,3}}[ \t]|[：、．])[.:]?[ \t]*(?P<text>\S.*))"
 )
+_LONE = re.compile(r"(?<![A-Za-z])[A-JＡ-Ｊ](?![A-Za-z0-9])")
 _LABEL = re.compile(r"(?<![A-Za-z])[A-J][.):：](?:\s|$)|\([A-J]\)")
 
 
@@ -151,14 +154,20 @@ def leading_choice(answer: str) -> str | None:
     """The choice with which ``answer`` begins, if words follow: "C" for "(C) bearing wear" and "B, as A is empty"."""
     if (found := _LEADING.match(answer)) is None:
         alone = _ALONE.fullmatch(answer)
-        return alone["letter"] if alone else None
+        return (alone["letter"] or alone["before"]) if alone else None
     # "(E, xy)" is a pair.
     return None if found["remark"] and found[0].count("(") > found[0].count(")") else found["letter"]
 
 
 def _found(pattern: re.Pattern[str], text: str) -> Iterator[Choice]:
-    for match in pattern.finditer(text):
-        yield Choice(match.end(), match[match.lastgroup or 0])
+    # The patterns are slow, and few lines have a letter.
+    end = 0
+    for letter in _LONE.finditer(text):
+        if letter.start() >= end:
+            start, end = text.rfind("\n", 0, letter.start()) + 1, text.find("\n", letter.end())
+            end = len(text) if end < 0 else end
+            for match in pattern.finditer(text, start, end):
+                yield Choice(match.end(), match[match.lastgroup or 0])
 
 
 def _choice(line: str) -> str | None:

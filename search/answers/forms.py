@@ -51,12 +51,15 @@ _TEXT_TAIL = re.compile(rf"(?:{TEXT}|\^\s*\{{?-?\d\}}?|[\s/-]|\\cdot)+")
 _UNIT_TAIL = re.compile(
     r"(?<=[\d})\]])\s*(°\s?[CF]?|%|[€£¥₹¤]|(?<=\s)[A-Za-z][A-Za-z. ]+(?:\^\{?\d\}?)?(?:/[A-Za-z]+(?:\^\{?\d\}?)?)?)"
 )
-_ANY = re.compile(
-    r"[,;]?\s*\(?(?:\b(?:for|where)\s+(?:any|all|every|each|some|an?)\s+(?:(?:real|arbitrary|constant|number|value|of)s?\s+){0,4}"
-    r"[A-Za-z](?:\s*\\in\s*\\mathbb\{R\})?|\bwhere\s+[A-Za-z]\s+is\s+(?:an?|any)\s+(?:arbitrary\s+)?(?:real\s+)?(?:constant|number)"
-    r"|(?<=[,;])\s*[A-Za-z]\s*\\in\s*\\mathbb\{R\})\)?$"
+_NUMBER_SETS = r"\\mathbb\{[NZQRC]\}"
+_ANY_NUMBER = re.compile(
+    r"[,;\s]\s*\(?for\s+(?:any|all|every|each|some)\s+"
+    r"(?:(?:real|positive|non-?negative|natural|arbitrary|constant|number|integer|value|of)s?\s+){0,4}"
+    rf"[A-Za-z](?:\s*\\in\s*{_NUMBER_SETS})?\)?$"
+    r"|[,;\s]\s*\(?where\s+[A-Za-z]\s+is\s+(?:an?|any)\s+(?:arbitrary\s+)?(?:real\s+)?(?:constant|number|integer)\)?$"
+    rf"|(?:[,;]\s*\(?|\()\s*[A-Za-z]\s*\\in\s*{_NUMBER_SETS}\)?$"
 )
-"""A condition that says nothing: a constant may be any number."""
+"""A condition that a constant may be any number, which says nothing."""
 _EXPLOSIVE = re.compile(
     r"\d[\s})]*(?:\^|\*\*)[\s{(]*\d+[\s})]*(?:\^|\*\*)"  # a tower of powers of numbers
     r"|(?:\^|\*\*)[\s{(]*\d{4,}"  # a huge exponent
@@ -89,7 +92,7 @@ def forms_of(answer: str, depth: int = 0) -> list[Form]:
     if depth > MAX_DEPTH or len(text) > MAX_FORMULA_CHARS:
         return number_forms(text) or [_text(answer)]
     plain = unwrapped(text)
-    if (condition := _ANY.search(plain)) and condition.start():
+    if (condition := _ANY_NUMBER.search(plain)) and condition.start():
         return forms_of(plain[: condition.start()], depth + 1)
     if forms := _choice(plain) or quantity_forms(plain) or _list(text, depth):
         return forms

@@ -109,7 +109,7 @@ _PLAIN = [
         (r"(?<=\d)\s*[xX]\s*(?=10\^)", r"\\times "),
         (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
         # math-verify takes a number before a binomial coefficient for a mixed number, and adds.
-        (r"(?<=\d)\s*(?=\\binom)", r"\\cdot "),
+        (r"(?<=[\d)}])\s*(?=\\binom)", r"\\cdot "),
         (r"\*", r"\\cdot "),
         (r">=", r"\\ge "),
         (r"<=", r"\\le "),
@@ -126,7 +126,10 @@ _PLAIN = [
         ),
     )
 ]
-_ROOT_OF_NUMBER = re.compile(r"(?<![A-Za-z\\])(sqrt|cbrt)\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z]))")
+_ROOT_OF_NUMBER = re.compile(
+    r"(?<![A-Za-z\\])(sqrt|cbrt)\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z])"
+    r"|\\frac\{[^{}]*\}\{[^{}]*\})"
+)
 _BRACED = re.compile(r"(\^|\\(?:sqrt|cbrt|abs|floor|ceil)(?![A-Za-z]))\s*(?=[({])")
 _LATEX = {
     r"\cbrt": (r"\sqrt[3]{", "}"),

@@ -33,8 +33,11 @@ _WORD = re.compile(r"[\s-]+")
 
 def spelled(text: str) -> int | None:
     """The whole number below a million that ``text`` spells in English words; None if it is anything else."""
+    first, *others = words = _WORD.split(text.lower())
+    if first in ("minus", "negative") and (below := spelled(" ".join(others))):
+        return -below
     thousands, value, last = 0, -1, ""
-    for word in _WORD.split(text.lower()):
+    for word in words:
         is_unit_after_ten = last in _TENS and word in _ONES[1:10]
         if word in _VALUES and (value < 0 or is_unit_after_ten or last in ("hundred", "thousand", "and")):
             value = max(value, 0) + _VALUES[word]
