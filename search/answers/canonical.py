@@ -12,6 +12,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from search.answers.notation import MAX_CHARS, TEXT, tidy
+from search.answers.numerals import spelled
 from search.answers.units import currency, unit_of
 
 _TEXT = re.compile(TEXT)
@@ -21,10 +22,12 @@ _GAP = r"\s{1,3}"
 _GROUPS = re.compile(rf"(?<![\w.^])\d{{1,3}}(?:{_GAP}\d{{3}}(?!\d)){{1,16}}(?!/)")
 _MIXED = re.compile(rf"(?<![\w./^])(\d{{1,64}}){_GAP}(\d{{1,64}})/(\d{{1,64}})(?![\d/])")
 _ASSIGNED = re.compile(r"[A-Za-z] ?=(?!=)")
+_TWICE = re.compile(r"([^()]{1,64}?) ?\(([^()]{1,64})\)")
+"""A number in digits and in words: "7 (seven)"."""
 _CHOICE = re.compile(r"\(([A-Za-z])\)")
 _LETTERS = re.compile(r"[A-Za-z]+")
 _QUANTITY = re.compile(
-    r"(?P<number>[+-]? ?(?:\d{0,64} ?\\frac ?(?:\{[^{}]{1,64}\}|\d){2}|"
+    r"(?P<number>[+-]? ?(?:\d{0,64} ?\\frac(?:\{[^{}]{1,64}\}){2}|"
     r"[\d.,]{1,80}(?:[eE][+-]?\d{1,2}(?!\d))?(?: ?/ ?[\d.]{1,64})?))"
     r" ?(?P<unit>\D.*)?",
     re.DOTALL,
@@ -35,9 +38,11 @@ _SCALES = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10
 _ORDINAL = re.compile(r"\^? ?\{?(?:st|nd|rd|th)\}?(?![A-Za-z])")
 _DECIMAL = re.compile(r"[+-]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][+-]?\d{1,2})?")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+_LAKHS = re.compile(r"[+-]?\d{1,2}(?:,\d\d)+,\d{3}(?![\d,])")
+"""Groups of two digits, as in India."""
 _FRACTION = re.compile(
     r"(?P<sign>[+-]?)(?P<whole>\d{0,64})\\frac"
-    r"(?:\{(?P<a>[+-]?[\d.]{1,64})\}|(?P<a1>\d))(?:\{(?P<b>[+-]?[\d.]{1,64})\}|(?P<b1>\d))"
+    r"\{(?P<a>[+-]?[\d.]{1,64})\}\{(?P<b>[+-]?[\d.]{1,64})\}"
 )
 
 
@@ -71,9 +76,14 @@ def as_number(answer: str) -> Number | None:
     if len(answer) > MAX_CHARS:
         return None
     text = _spaced(unwrapped(tidy(answer)))
+    if (count := spelled(text)) is not None:
+        return Number(Fraction(count), is_decimal=False, unit="")
+    if (twice := _TWICE.fullmatch(text)) and (written := as_number(twice[1])) and written == as_number(twice[2]):
+        return written
     if assigned := _ASSIGNED.match(text):
         text = text[assigned.end() :].lstrip()
     text, prefix = currency(text)
+    text = text.replace(",", "") if prefix == "rupee" and _LAKHS.match(text) else text
     quantity = _QUANTITY.fullmatch(_TIMES_POWER_OF_TEN.sub(r"e\1\2", text))
     if quantity is None:
         return None
@@ -124,7 +134,7 @@ def _value(plain: str) -> Fraction | None:
 
 
 def _latex_fraction(fraction: re.Match[str]) -> Fraction | None:
-    value = _quotient(fraction["a"] or fraction["a1"], fraction["b"] or fraction["b1"])
+    value = _quotient(fraction["a"], fraction["b"])
     if value is None:
         return None
     if fraction["whole"]:

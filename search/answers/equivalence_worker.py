@@ -229,6 +229,8 @@ def relation_value(relation: Any) -> Value:
     difference = left - right
     values = [at_point(difference, point)[0] for point in range(len(POINTS))]
     factor = values[0]
+    if not any(values) and isinstance(relation, Eq):
+        return ["identity", scalar_value(left)]
     if not factor:
         raise Unreadable
     if isinstance(relation, (Eq, Ne)):

@@ -6,26 +6,39 @@ whatever the text is.
 """
 
 import re
-import unicodedata
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
+from search.answers.answer_fields import answer_fields
+from search.answers.choices import choice_alone, implied_choices, stated_choices
+from search.answers.next_question import question_marks
+from search.answers.numerals import NUMBER, VALUE_START
+from search.answers.statement import (
+    MAX_NEXT_LINE_CHARS,
+    is_assessment,
+    number_said,
+    sentence_number,
+    stated,
+    without_lead,
+)
 from search.answers.thoughts import without_thoughts
+from search.answers.units import known_unit
+from search.answers.vocabulary import ANSWER, ANSWER_ADJECTIVES, ANSWER_WORDS
 
 MAX_ANSWER_CHARS = 1024
 """Longest answer. Longer text does not count as an answer: graders do not read it, and comparing it is slow."""
-MAX_NEXT_LINE_CHARS = 64
-"""Longest answer in the line after "Answer:", and after "Answer:" below a box. A longer line is an explanation."""
 _MAX_PHRASES = 16
 """Maximum number of phrases tried, the last first, until an answer follows one."""
-_MAX_LEADS = 4
 _MAX_BOXES = 64
 
 _TAG = re.compile(r"<(/?)answer>", re.IGNORECASE)
 _UNSEEN = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad")) | {0xA0: " "}
 
+_ARGUMENT = r"\s*(?:\{[^{}]{1,64}\}|\w)"
 _BRACE = re.compile(
-    r"\\{1,2}(?:f(?:rame)?)?box(?:ed)?\s*(?:(?P<box>\{)|(?P<bare>-?\d+(?:[.,]\d+)*|[A-Za-z](?![A-Za-z])))"
+    r"\\{1,2}(?:f(?:rame)?)?box(?:ed)?\s*(?:(?P<box>\{)|(?P<bare>[-−–]?\d+(?:[.,]\d+)*|[A-Za-z](?![A-Za-z])"
+    rf"|[-−–]?\\[dtc]?frac(?:{_ARGUMENT}){{2}}|[-−–]?\\(?:sqrt{_ARGUMENT}|(?:pi|infty)(?![A-Za-z]))))"
     r"|\\[\\{}]|(?P<open>\{)|(?P<close>\})"
 )
 _GAP = r"(?:[\s$()~]|\\q?quad|\\[,; ]){0,8}"
@@ -39,123 +52,39 @@ _PLACEHOLDER = re.compile(
     r"(?:\shere)?[\W_]{0,4}",
     re.IGNORECASE,
 )
-_NEXT_PROBLEM = re.compile(r"^\W{0,8}(?:question|problem|example|q)\b", re.IGNORECASE | re.MULTILINE)
 
-_WORDS = (
-    (
-        "answers?|final result",
-        (
-            "is|are|was|equals|becomes|(?:must|should|will|would|can only|has to) be"
-            "|(?:come|work|turn)s(?: out)? to(?: be)?"
-        ),
-    ),
-    ("respuestas?", "es|son"),
-    ("r[ée]ponses?", "est|sont"),
-    ("antwort(?:en)?", "ist|lautet|sind"),
-    ("rispost[ae]", "è|sono"),
-    ("respostas?", "é|são"),
-    ("antwoord(?:en)?", "is|zijn"),
-    ("odpowied[źz]", "to|jest"),
-    ("ответ", "равен|это|—|–"),
-    ("cevap|yanıt", ""),
-    ("đáp án|câu trả lời", "là"),
-    ("jawaban(?:nya)?", "adalah"),
-    ("الإجابة|الجواب", "هي|هو"),
-    ("उत्तर", "है"),
-    ("答案|答え?|解答", "是|应为|[为為]|は|】"),
-    ("정답|답", "은|는"),
-    (r"(?<!\d )ans|vastaus|απάντηση|תשובה|відповідь|válasz|odpověď", ""),
-    ("svar(?:et)?", "är|er"),
-    ("răspuns(?:ul)?", "este"),
-    ("คำตอบ", "คือ"),
-)
-"""What an answer is called in a language, and the words between that and the answer, beside a colon."""
-_NOUNS = "|".join(nouns for nouns, _ in _WORDS)
 _MORE = (
-    r"(?: (?:final[ei]?|(?:that )?(?:I|we|you) [a-z]{1,8}(?: for)?|correct[ae]?|corret[ao]|number|choice|option"
+    rf"(?: (?:{ANSWER_ADJECTIVES}|(?:that )?(?:I|we|you) [a-z]{{1,8}}(?: for)?|number|choice|option"
     r"|(?:to|of|for) (?:the |this )?[\w()]{1,20}(?: [\w()]{1,20})?)){0,2}(?:, [a-z]{1,10},)?"
 )
 _SIGN = r"[ \t*_:：]{0,8}"
 _WORD_END = r"(?!\w)"
+_NO_SPACES = "\u0e00"
+"""The first letter of the scripts that have no space after these words: Thai, Chinese, Japanese and Korean."""
 _STATED = "|".join(
-    # Chinese, Japanese and Korean have no space after these words.
-    rf"(?:{nouns}){_MORE}[ \t*_]{{0,4}}(?:[:：=]|(?:{verbs or ':'}){_WORD_END if nouns < '⺀' else ''}){_SIGN}"
-    for nouns, verbs in _WORDS
+    rf"(?:{nouns}){_MORE}[ \t*_]{{0,4}}(?:[:：=]|(?:{verbs or ':'}){'' if nouns >= _NO_SPACES else _WORD_END}){_SIGN}"
+    for nouns, verbs in ANSWER_WORDS
 )
-_NUMBER = r"[-+]?\$?[-+]?[\d.][\d.,/]{0,64}[ \t]?(?:\\?%)?"
 _PHRASE = re.compile(
     rf"(?<!this )(?<![A-Za-z])(?:{_STATED})"
-    rf"|^[#*_ \t]{{0,8}}(?:(?:the|final|la|die|最终)[ \t]?){{0,2}}(?:{_NOUNS})(?: final[ei]?)?[*_ \t]{{0,8}}$"
-    # Chat models also write headings with four number signs; only before a number is it GSM8K's format.
-    rf"|^\#{{4}}[ \t*_]{{0,8}}(?=(?P<number>{_NUMBER})[*_]{{0,3}}"
-    r"(?:[ \t]{0,8}$|[.,;]?[ \t]{1,8}(?:and|so|which|is|as|because|since)\b|[ \t]{1,8}[a-z]{1,16}\s{0,8}\Z))",
+    rf"|^[#*_ \t]{{0,8}}(?:(?:the|final|la|die|最终)[ \t]?){{0,2}}(?:{ANSWER})(?: final[ei]?)?"
+    r"[*_]{0,3}(?:[ \t*_]{0,8}$| [-–—] )",
     re.IGNORECASE | re.MULTILINE,
 )
 _HEADING = re.compile(
-    rf"^[#*_ \t]{{0,8}}(?:(?:the|final)[ \t]){{0,2}}(?:{_NOUNS})[ \t*_]{{0,4}}[:：]{_SIGN}(?=\S)",
+    rf"^[#*_ \t]{{0,8}}(?:(?:the|final)[ \t]){{0,2}}(?:{ANSWER})[ \t*_]{{0,4}}[:：]{_SIGN}(?=\S)",
     re.IGNORECASE | re.MULTILINE,
 )
-_OPTION = re.compile(
-    r"\b(?:correct|right|best) (?:option|choice|answer) (?:is|would be)[: *_(]{1,6}(?:(?:option|choice)[ *_(]{1,4})?"
-    r"(?P<is>(?-i:[A-J]))(?=[)*_.,:]|\s*$|\s(?:because|since|as)\b)"
-    r"|\b(?:option|choice|answer) [*_(]{0,3}(?P<named>(?-i:[A-J]))[*_)]{0,3} is (?:the )?(?:correct|right|best|answer)"
-    r"(?!\w)"
-    r"|(?<![\w'])(?P<called>(?-i:[A-J]))[*_)]{0,3} is the (?:(?:correct|right|best) )?(?:option|choice|answer)\b"
-    r"|(?:故选|应选|选)[:： ]{0,3}(?P<chosen>[A-J])(?![A-Za-z])",
-    re.IGNORECASE | re.MULTILINE,
+_MARKED = rf"[(\[]?{VALUE_START}|[A-Za-z]\s?="
+_MARK = re.compile(rf"^\#{{4}}[ \t*_]{{0,8}}(?={_MARKED})", re.MULTILINE)
+_MARKED_VALUE = re.compile(_MARKED)
+_MARKED_WORD = re.compile(r"[(\[]?[A-J][)\]]?|(?i:yes|no|true|false)\.?")
+_MARKED_NUMBER = re.compile(NUMBER)
+_AFTER_NUMBER = re.compile(
+    r"[.,;]?\s{1,8}(?:and|so|which|is|as|because|since)\b|\s?\(|\s?(?:per|an?|each|every|/)\s?[a-z]{1,12}\.?\Z"
 )
-_CHOICE = re.compile(r"\(?([A-J])(?:\)|[.:](?=\s))[.:]?\s+(?!and\b|or\b|[-+*/=^<>,]\s)(?=\S)")
-
-_LEAD = re.compile(
-    r"(?:approx\.|(?:approximately|about|roughly|around|therefore|thus|hence|simply|just|exactly|precisely"
-    r"|indeed|then|now|either|equal to|given by|clearly|obviously|only|donc"
-    r"|(?:the |la |a |l')?(?:option|choice|opción|opção|opzione))\b)[ \t:*_]{0,4}",
-    re.IGNORECASE,
-)
-_NO_END = "".join(
-    rf"(?<!\b{short})" for short in ("Mr", "Mrs", "Ms", "Dr", "St", "Rs", "vs", "approx", r"i\.e", r"e\.g")
-)
-_UNITS = (
-    r"[ap]\.m",
-    "sq",
-    "cu",
-    "ft",
-    "in",
-    "yd",
-    "mi",
-    "cm",
-    "km",
-    "oz",
-    "lb",
-    "lbs",
-    "kg",
-    "hr",
-    "hrs",
-    "min",
-    "sec",
-)
-_NO_END_IN_SENTENCE = "".join(rf"(?<!\b{short})" for short in _UNITS)
-_SENTENCE_END = re.compile(
-    rf"{_NO_END}(?<!\b[A-Z]\.[A-Z])(?:{_NO_END_IN_SENTENCE}|(?=\.\s*(?:[A-Z*]|$)))\.(?:\s|\*|$|(?=<))|。|</[a-z]{{1,10}}>|\[/[A-Z]|<\|"
-    r"|!\s(?=[A-Z])|—(?=[a-z])|,?\s(?:because|since)\b|,\s(?:which|where|not)\b|\s(?:is|are)\s(?:correct|right)\b"
-)
-_VALUE = re.compile(r"[-+]?(?:[\d\\$€£¥₹]|\.\d)|[A-Za-z]\s?=")
-_REMARK = re.compile(r"[,;]\s(?!and\b|or\b|pi\b|sqrt)[A-Za-z.]{2,}[^\d\\$=]*$|\s\([A-Za-z ]{2,32}\)$")
-_SAID = re.compile(
-    r"\b(?:is|are|was|were|equals?|be|has|have|had|makes?|gets?|needs?|takes?|costs?|earns?|pays?|spends?)\s"
-    r"(?:(?:exactly|only|about|a|total|of|equal|to)\s){0,4}(?=[-+]?[$€£]?\\?[\d\\])"
-)
-_ASSESSMENT = re.compile(
-    r"(?:(?:not|in|also|as|the|its)\s){0,3}(?:clear|correct|right|wrong|incorrect|helpful|useful|reasonable|valid|verified"
-    r"|confirmed|complete|follows|below|above|simplest|lowest|reduced|simplified|rounded|expressed|given|found|obtained|boxed|unique"
-    r"|consistent|same|expected|unclear|final|what)\b",
-    re.IGNORECASE,
-)
-_POLITE = re.compile(r"\s?(?:です|입니다|है|[:;]-?\))$")
-_MATH = (("$$", "$$"), ("$", "$"), (r"\[", r"\]"), (r"\(", r"\)"))
-_PRICE = re.compile(r"\$\d[\d.,]{0,64}[ \t]*(?:(?<=\s)[A-Za-z]{2}|[-+*/=×][ \t]*\$\d)")
-_MORE_MATH = re.compile(r"\s{0,4}(?:[,;]?\s{0,4}(?:and|or)\b|[,;])\s{0,4}(?:\$|\\\()")
-_PERCENT = re.compile(r"\s?\\?%|\s?percent\b")
+_COUNTED = re.compile(r"\s{1,8}[a-z]{1,16}\.?")
+_WORDS = re.compile(r"\d{1,2}[.):]\s|(?<![\\A-Za-z])[A-Za-z]{3,}")
 
 
 class Boxes(NamedTuple):
@@ -169,19 +98,29 @@ class Boxes(NamedTuple):
 def extract_answer(text: str) -> str | None:
     r"""The answer in ``text``, as written; None if there is none.
 
-    What stands in a thought does not count. The answer is the content of the last ``<answer>...</answer>``; without
-    one, of the last ``\boxed{...}`` (or ``\fbox{...}``), or of several that stand side by side in a sentence, unless a
-    short line "Answer: ..." follows. Without these it is the text after the last "answer is", "answer:" or
-    "answer =", a heading "Final Answer", the same in some other languages, ``####`` before a number, or ``A:`` at the
-    start of the last line. If that text begins with mathematics between dollars (or ``\(``, ``\[``), the answer is the
-    mathematics, else the rest of the sentence, or the number that the sentence states; if the rest of the line is
+    What is thought (`search.answers.thoughts`) does not count, nor what follows the answer where a model goes on into
+    another question. The answer is the content of the last ``<answer>...</answer>``; without one, of the last ``\boxed{...}`` (or
+    ``\fbox{...}``), or of several that stand side by side in a sentence, unless a short line "Answer: ..." follows.
+    Without these it is the text after the last "answer is", "answer:" or "answer =", a heading "Final Answer", the same
+    in some other languages, a choice that is called the right one, ``"answer": ...`` in JSON, ``####`` before a value,
+    or ``A:`` at the start of the last line; else a choice that is implied ("so, C is correct"), or that stands alone in
+    the last line. If the text after a phrase begins with mathematics between dollars (or ``\(``, ``\[``), the answer is
+    the mathematics, else the rest of the sentence, or the number that the sentence states; if the rest of the line is
     empty, the next line is used. Placeholders, empty answers and answers longer than ``MAX_ANSWER_CHARS`` do not count.
     """
     text = without_thoughts(text).translate(_UNSEEN)
-    for inside in _tagged(text):
-        if answer := _boxed(inside) or _announced(inside) or _usable(_stated(inside)):
+    start, has_parts = 0, False
+    for mark in question_marks(text):
+        # Numbered questions before any answer are the parts of the model's own solution.
+        if has_parts and mark.is_numbered:
+            continue
+        if answer := _answer(text[start : mark.start]):
             return answer
-    return _boxed(text) or _announced(text)
+        if mark.is_turn and start == 0 and text[: mark.start].strip():
+            return None
+        has_parts = has_parts or mark.is_numbered
+        start = mark.start
+    return _answer(text[start:])
 
 
 def boxed_answer(text: str) -> str | None:
@@ -189,6 +128,14 @@ def boxed_answer(text: str) -> str | None:
     they stand side by side in a sentence; None if there is none."""
     boxes = _boxes(without_thoughts(text)) if "box" in text else None
     return None if boxes is None else _together(boxes)
+
+
+def _answer(text: str) -> str | None:
+    """The answer in a text about one question."""
+    for inside in _tagged(text):
+        if answer := _boxed(inside) or _announced(inside) or _usable(stated(inside)):
+            return answer
+    return _boxed(text) or _announced(text) or _implied(text)
 
 
 def _tagged(text: str) -> list[str]:
@@ -208,16 +155,16 @@ def _boxed(text: str) -> str | None:
     if boxes is None:
         return None
     below = text[boxes.end :]
-    headings = [] if _NEXT_PROBLEM.search(below) else [each.end() for each in _HEADING.finditer(below)]
+    headings = [each.end() for each in _HEADING.finditer(below)]
     for start in headings[: -_MAX_PHRASES - 1 : -1]:
-        answer = _usable(_stated(below[start : start + 2 * MAX_ANSWER_CHARS]))
-        if answer and len(answer) <= MAX_NEXT_LINE_CHARS and not _ASSESSMENT.match(answer):
+        answer = _usable(stated(below[start : start + 2 * MAX_ANSWER_CHARS]))
+        if answer and len(answer) <= MAX_NEXT_LINE_CHARS and not is_assessment(answer):
             return answer
     return _together(boxes)
 
 
 def _together(boxes: Boxes) -> str:
-    return _usable(", ".join(dict.fromkeys(boxes.answers))) or boxes.answers[-1]
+    return _usable(", ".join(map(sentence_number, dict.fromkeys(boxes.answers)))) or boxes.answers[-1]
 
 
 def _boxes(text: str) -> Boxes | None:
@@ -250,75 +197,56 @@ def _announced(text: str) -> str | None:
 
 def _candidates(text: str) -> Iterator[str]:
     """What follows the phrases that announce an answer, the last first."""
-    ends: list[tuple[int, str]] = [
-        (phrase.end(), (phrase["number"] or "").rstrip(".,")) for phrase in _PHRASE.finditer(text)
+    announced: list[tuple[int, Callable[[], str]]] = [
+        *((phrase.end(), partial(_following, text, phrase.end())) for phrase in _PHRASE.finditer(text)),
+        *((mark.end(), partial(_marked, text, mark.end())) for mark in _MARK.finditer(text)),
+        *((choice.end, partial(str, choice.letter)) for choice in stated_choices(text)),
+        *((field.end, partial(_following, field.value, 0)) for field in answer_fields(text)),
     ]
-    if (last_line := _last_line(text)) and text.startswith("A:", last_line[0]):
-        ends.append((last_line[0] + 2, ""))
-    ends += [(option.end(), option[option.lastgroup or 0]) for option in _OPTION.finditer(text)]
-    for end, named in sorted(ends, key=lambda each: each[0])[: -_MAX_PHRASES - 1 : -1]:
-        answer = _usable(named.strip("$ ") or _stated(text[end : end + 2 * MAX_ANSWER_CHARS]))
+    if (start := _last_line(text)) is not None:
+        announced += [(start + 2, partial(_following, text, start + 2))] if text.startswith("A:", start) else []
+        announced += [(start + 4, partial(_marked, text, start + 4))] if text.startswith("####", start) else []
+    for end, read in sorted(announced, key=lambda each: each[0])[: -_MAX_PHRASES - 1 : -1]:
+        answer = _usable(read())
         # "The answer is correct" is no answer, "Answer: correct" is. A box that counts was found before this.
         is_heading = any(sign in ":：=" for sign in text[max(0, end - 9) : end])
-        if answer and "\\boxed" not in answer and (is_heading or not _ASSESSMENT.match(answer)):
+        if answer and "\\boxed" not in answer and (is_heading or not is_assessment(answer)):
             yield answer
 
 
-def _last_line(text: str) -> tuple[int, int] | None:
-    """Start and end of the last line that is not blank; None if there is none."""
+def _following(text: str, start: int) -> str:
+    return stated(text[start : start + 2 * MAX_ANSWER_CHARS])
+
+
+def _marked(text: str, start: int) -> str:
+    """The answer in the line after GSM8K's ``####``; "" if the line is a heading, such as "3 ways to go on"."""
+    line = text[start : start + 2 * MAX_ANSWER_CHARS].partition("\n")[0].strip("*_ \t\r")
+    is_last = "\n" not in text[start:].strip()
+    if is_last and _MARKED_WORD.fullmatch(line):
+        return line
+    line = without_lead(line)
+    if number := _MARKED_NUMBER.match(line):
+        rest = line[number.end() :].replace("*", "").rstrip()
+        if known_unit(rest):
+            return line
+        if not rest.strip(" .,;") or _AFTER_NUMBER.match(rest) or (is_last and _COUNTED.fullmatch(rest)):
+            return number[0].strip("$ ")
+    if not _WORDS.search(line):
+        return stated(line) if _MARKED_VALUE.match(line) else ""
+    said = number_said(line) if is_last else line
+    return said if said != line else ""
+
+
+def _implied(text: str) -> str | None:
+    """The choice of a text that announces no answer."""
+    implied = [choice.letter for choice in implied_choices(text)]
+    return implied[-1] if implied else choice_alone(text)
+
+
+def _last_line(text: str) -> int | None:
+    """Where the last line that is not blank starts; None if there is none."""
     end = len(text.rstrip())
-    return (text.rfind("\n", 0, end) + 1, end) if end else None
-
-
-def _stated(rest: str) -> str:
-    """The answer at the beginning of ``rest``, the text after an answer phrase; "" if there is none."""
-    body = rest.lstrip("* \t_`")
-    moved = body[:1] in ("\r", "\n")
-    body = body.lstrip("*_` \t\r\n")
-    for _ in range(_MAX_LEADS):
-        body = _LEAD.sub("", body, count=1) if _LEAD.match(body) else body
-    inside = _between_delimiters(body)
-    if inside is not None:
-        return inside
-    line = body.partition("\n")[0]
-    sentence = _POLITE.sub("", _SENTENCE_END.split(line, maxsplit=1)[0].strip("*_` \t\r"))
-    while sentence and (sentence[-1] in "∎\ufe0f" or _is_emoji(sentence[-1])):
-        sentence = sentence[:-1].rstrip("*_` ")
-    if "$" not in sentence.strip("$"):
-        sentence = sentence.strip("$ ")
-    if moved and len(line.strip()) > MAX_NEXT_LINE_CHARS:
-        return ""
-    if choice := _CHOICE.match(sentence):
-        return choice[1]
-    if _VALUE.match(sentence):
-        return _REMARK.sub("", sentence)
-    said = _SAID.search(sentence)
-    return _stated(sentence[said.end() :]) if said else sentence
-
-
-def _is_emoji(sign: str) -> bool:
-    return unicodedata.category(sign) == "So" and sign != "°" and not unicodedata.decomposition(sign)
-
-
-def _between_delimiters(body: str) -> str | None:
-    """The content of the delimited mathematics at the start of ``body``; None if it starts otherwise, or if more
-    mathematics follows as part of the answer."""
-    if _PRICE.match(body):
-        return None
-    for opening, closing in _MATH:
-        if not body.startswith(opening):
-            continue
-        end = body.find(closing, len(opening))
-        while end > 0 and closing[0] == "$" and body[end - 1] == "\\":
-            end = body.find(closing, end + 1)
-        if end < 0:
-            return None
-        after = body[end + len(closing) : end + len(closing) + 32]
-        if _MORE_MATH.match(after):
-            return None
-        percent = "\\%" if _PERCENT.match(after) else ""
-        return body[len(opening) : end].strip() + percent
-    return None
+    return text.rfind("\n", 0, end) + 1 if end else None
 
 
 def _usable(answer: str) -> str | None:

@@ -9,6 +9,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from search.answers.canonical import as_number, canonical, is_word, unwrapped, with_whole_numbers
+from search.answers.choices import leading_choice
 from search.answers.notation import CLOSING, DOLLAR, OPENING, TEXT, closing, tidy
 from search.answers.quantities import Form, number_forms, quantity_forms, with_unit
 from search.answers.units import currency, known_unit, unit_of
@@ -23,7 +24,8 @@ MAX_FORMULA_CHARS = 256
 _CHOICE = re.compile(
     r"(?:(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+)?(?:\(([A-J])\)(?=[\s:.]|$)|([A-J])(?:\)|[.:](?=\s)))[:.]?"
     r"(?P<text>(?!\s*(?:and\b|or\b|[,;+*/=^<>]|-\s)).*)"
-    r"|(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+\(?([A-Ja-j])\)?(?![A-Za-z])(?!\s*(?:and\b|or\b|[,;])).*",
+    r"|(?:[Oo]ption|[Cc]hoice|[Aa]nswer)\s+\(?([A-Ja-j])\)?(?![A-Za-z])(?!\s*(?:and\b|or\b|[,;])).*"
+    r"|(?:[Tt]he\s+)?(?:[a-z]+\s+)?(?:[Oo]ption|[Cc]hoice|[Aa]nswer)(?:\s+is\b|:)\s*\(?([A-J])\)?",
     re.DOTALL,
 )
 _LABEL = re.compile(r"\([A-Ja-j]\)|(?<![A-Za-z])[A-J][:.)]")
@@ -49,6 +51,15 @@ _TEXT_TAIL = re.compile(rf"(?:{TEXT}|\^\s*\{{?-?\d\}}?|[\s/-]|\\cdot)+")
 _UNIT_TAIL = re.compile(
     r"(?<=[\d})\]])\s*(°\s?[CF]?|%|[€£¥₹¤]|(?<=\s)[A-Za-z][A-Za-z. ]+(?:\^\{?\d\}?)?(?:/[A-Za-z]+(?:\^\{?\d\}?)?)?)"
 )
+_NUMBER_SETS = r"\\mathbb\{[NZQRC]\}"
+_ANY_NUMBER = re.compile(
+    r"[,;\s]\s*\(?for\s+(?:any|all|every|each|some)\s+"
+    r"(?:(?:real|positive|non-?negative|natural|arbitrary|constant|number|integer|value|of)s?\s+){0,4}"
+    rf"[A-Za-z](?:\s*\\in\s*{_NUMBER_SETS})?\)?$"
+    r"|[,;\s]\s*\(?where\s+[A-Za-z]\s+is\s+(?:an?|any)\s+(?:arbitrary\s+)?(?:real\s+)?(?:constant|number|integer)\)?$"
+    rf"|(?:[,;]\s*\(?|\()\s*[A-Za-z]\s*\\in\s*{_NUMBER_SETS}\)?$"
+)
+"""A condition that a constant may be any number, which says nothing."""
 _EXPLOSIVE = re.compile(
     r"\d[\s})]*(?:\^|\*\*)[\s{(]*\d+[\s})]*(?:\^|\*\*)"  # a tower of powers of numbers
     r"|(?:\^|\*\*)[\s{(]*\d{4,}"  # a huge exponent
@@ -81,6 +92,8 @@ def forms_of(answer: str, depth: int = 0) -> list[Form]:
     if depth > MAX_DEPTH or len(text) > MAX_FORMULA_CHARS:
         return number_forms(text) or [_text(answer)]
     plain = unwrapped(text)
+    if (condition := _ANY_NUMBER.search(plain)) and condition.start():
+        return forms_of(plain[: condition.start()], depth + 1)
     if forms := _choice(plain) or quantity_forms(plain) or _list(text, depth):
         return forms
     if is_word(text):
@@ -102,15 +115,17 @@ def _formula(text: str) -> Form:
 
 def _choice(text: str) -> list[Form]:
     """``(B) 17`` is the choice B, or 17. A lone letter may also be a variable."""
-    if letter := _LETTER.fullmatch(text):
-        return [["choice", letter[1].lower()], _formula(letter[1])]
+    if alone := _LETTER.fullmatch(text):
+        return [["choice", alone[1].lower()], _formula(alone[1])]
     choice = _CHOICE.fullmatch(text)
     if choice is None:
-        return []
+        first = leading_choice(text)
+        return [["choice", first.lower()]] if first else []
+    letter = next(filter(None, choice.group(1, 2, 4, 5)))
     words = (choice["text"] or "").strip()
     if _LABEL.search(words):
         return []
-    return [["choice", (choice[1] or choice[2] or choice[4]).lower()], *(forms_of(words, MAX_DEPTH) if words else ())]
+    return [["choice", letter.lower()], *(forms_of(words, MAX_DEPTH) if words else ())]
 
 
 def _chain(text: str, depth: int) -> list[Form]:

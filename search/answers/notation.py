@@ -9,6 +9,9 @@ import re
 import unicodedata
 from functools import lru_cache
 
+from search.answers.arguments import with_arguments
+from search.answers.numerals import MINUS
+
 MAX_CHARS = 1024
 """Longer answers are not rewritten, only compared as they stand."""
 OPENING, CLOSING = "([{⟨", ")]}⟩"
@@ -22,15 +25,18 @@ _MAX_LAYERS = 8
 _TIDY = re.compile(r"-?[0-9]+(?:\.[0-9]+)?|-?\\frac\{[0-9]+\}\{[0-9]+\}|[A-Z]")
 """The most frequent answers, which need no rewriting."""
 _SIGNS = {
-    **dict.fromkeys("−–—‐‑‒―﹣", "-"),
+    **dict.fromkeys(MINUS, "-"),
     **dict.fromkeys("·⋅∙•", r"\cdot "),
     **dict.fromkeys("×✕✖", r"\times "),
     **dict.fromkeys("÷∕⁄", "/"),
+    "٪": "%",
+    "٫": ".",
+    "٬": ",",
     **dict.fromkeys("≤⩽≦", r"\le "),
     **dict.fromkeys("≥⩾≧", r"\ge "),
     **dict.fromkeys("≈≃≅", r"\approx "),
     **dict.fromkeys("º˚", "°"),
-    **dict.fromkeys("“”„«»", '"'),
+    **dict.fromkeys("“”„«»「」『』【】", '"'),
     **dict.fromkeys("‘’′", "'"),
     **dict.fromkeys("⟨〈", "⟨"),
     **dict.fromkeys("⟩〉", "⟩"),
@@ -82,7 +88,8 @@ _WRITTEN = [
         (r"\\rbrace(?![A-Za-z])", r"\\}"),
         (r"\{([,:])\}", r"\1"),
         # Styles: of words, and of formulas, whose braces may stay.
-        (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
+        (r"\\(?:[dtcsx]|nice)frac(?![A-Za-z])", r"\\frac"),
+        (r"\\[dt]binom(?![A-Za-z])", r"\\binom"),
         (r"\\(?:mathrm|text)\s*\{([ei])\}", r"\1"),
         (rf"\\(?:mathrm|text|operatorname)\s*\{{({_FUNCTIONS})\}}", r"\\\1 "),
         (r"\\(?:mathrm|text(?:bf|it|rm|tt|sf|sc|up|normal)|mbox|hbox|emph|operatorname)\s*\{", r"\\text{"),
@@ -94,12 +101,15 @@ _WRITTEN = [
 _PLAIN = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
+        (r"^(?:minus|negative)\s+(?=[\d.])", "-"),
         (r"^all real(?: number)?s$", r"\\mathbb{R}"),
         (r"^<([^<>]*,[^<>]*)>$", r"⟨\1⟩"),
         (r"\*\*", "^"),
         (r"\^\s*(-\d+|-[A-Za-z](?![A-Za-z]))", r"^{\1}"),
         (r"(?<=\d)\s*[xX]\s*(?=10\^)", r"\\times "),
         (r"(?<=[)\]])\s*U\s*(?=[(\[])", r"\\cup "),
+        # math-verify takes a number before a binomial coefficient for a mixed number, and adds.
+        (r"(?<=[\d)}])\s*(?=\\binom)", r"\\cdot "),
         (r"\*", r"\\cdot "),
         (r">=", r"\\ge "),
         (r"<=", r"\\le "),
@@ -116,7 +126,10 @@ _PLAIN = [
         ),
     )
 ]
-_ROOT_OF_NUMBER = re.compile(r"(?<![A-Za-z\\])(sqrt|cbrt)\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z]))")
+_ROOT_OF_NUMBER = re.compile(
+    r"(?<![A-Za-z\\])(sqrt|cbrt)\s*(\d+(?:\.\d+)?|[A-Za-z](?![A-Za-z])|\\pi(?![A-Za-z])"
+    r"|\\frac\{[^{}]*\}\{[^{}]*\})"
+)
 _BRACED = re.compile(r"(\^|\\(?:sqrt|cbrt|abs|floor|ceil)(?![A-Za-z]))\s*(?=[({])")
 _LATEX = {
     r"\cbrt": (r"\sqrt[3]{", "}"),
@@ -145,7 +158,7 @@ def tidy(answer: str) -> str:
     r"""``answer`` in ASCII LaTeX, without decoration; text in it is ``\text{...}``, and ``¤`` the sign of dollars."""
     if len(answer) > MAX_CHARS or _TIDY.fullmatch(answer):
         return answer
-    text = _undecorated(_without_unicode(answer))
+    text = with_arguments(_undecorated(_without_unicode(answer)))
     for pattern, replacement in _WRITTEN:
         text = pattern.sub(replacement, text)
     text = _undecorated(_MATH.sub(r"\1", text)).replace("$", DOLLAR)

@@ -27,6 +27,7 @@ dollar: ¤ buck | dollar US: USD US¤ US | dollar Canada: CAD C¤ CA¤ | dollar 
 dollar Hong Kong: HKD HK¤ | dollar Singapore: SGD S¤ | dollar New Zealand: NZD NZ¤ | euro: € EUR
 pound sterling: £ GBP sterling | pence: penny pennies | ¥: | ¥ yen: yen JPY | ¥ yuan: yuan CNY RMB 元
 rupee: ₹ Rs rs INR | ruble: ₽ RUB | won: ₩ KRW | peso: ₱ PHP MXN | franc: CHF | krona: SEK NOK DKK kr | zloty: PLN zł
+hryvnia: ₴ UAH | tenge: ₸ KZT | cedi: ₵ GHS | taka: ৳ BDT | bitcoin: ₿ BTC
 baht: ฿ THB | lira: ₺ TRY | shekel: ₪ ILS | dong: ₫ VND | naira: ₦ NGN | reais: BRL R¤ | rand: ZAR | dirham: AED
 """
 """Names, each with its other spellings; those of three letters and more have a plural. The first word of a name alone

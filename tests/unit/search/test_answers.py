@@ -14,6 +14,7 @@ import pytest
 from answer_pairs import PAIRS
 
 from search.answers import equivalence
+from search.answers.arguments import with_arguments
 from search.answers.canonical import Number, as_number, canonical
 from search.answers.equivalence import LOST_S, AnswerMatcher, EquivalenceWorker
 from search.answers.extraction import MAX_ANSWER_CHARS, MAX_NEXT_LINE_CHARS, boxed_answer, extract_answer
@@ -62,6 +63,22 @@ def test_extracts(text: str, answer: str | None) -> None:
         "A:\n" * 30_000,
         "A:" + "\n" * 100_000,
         "A:" + " " * 100_000 + "\nB",
+        "Question:\n" * 20_000,
+        "The answer is 1.\nQuestion 1: " * 20_000,
+        "<|im_end|>" * 20_000,
+        "answer is $1 and " * 20_000,
+        "answer is $1" + "\n" * 100_000,
+        "option A " * 20_000,
+        "option is " * 20_000,
+        "so, C" + " " * 100_000,
+        "(C) x\n" * 20_000,
+        '"answer": "' + "\\" * 100_000,
+        "'answer': \"" * 20_000,
+        '"answer": [' * 20_000,
+        "#### x = 1\n" * 20_000,
+        "#### C" + "\n" * 100_000,
+        "answer is he made " * 20_000,
+        "answer is " + "is a " * 50_000,
     ],
 )
 def test_extraction_from_hostile_texts_takes_linear_time(text: str) -> None:
@@ -111,6 +128,38 @@ def test_plain_numbers(answer: str, value: Fraction | int | None) -> None:
     assert number is None or canonical(answer) == str(Fraction(value or 0))
 
 
+@pytest.mark.parametrize(
+    ("formula", "braced"),
+    [
+        (r"\frac12", r"\frac{1}{2}"),
+        (r"\frac a b + c", r"\frac{a}{b} + c"),
+        (r"\frac {1} {2}", r"\frac{1}{2}"),
+        (r"\frac\pi2", r"\frac{\pi}{2}"),
+        (r"\frac\sqrt32", r"\frac{\sqrt{3}}{2}"),
+        (r"\sqrt\frac12", r"\sqrt{\frac{1}{2}}"),
+        (r"\sqrt[3]2", r"\sqrt[3]{2}"),
+        (r"\root 3 \of 2", r"\sqrt[3]{2}"),
+        (r"x^\frac12y", r"x^{\frac{1}{2}}y"),
+        (r"{n+1 \choose k}^2", r"(\binom{n+1}{k})^2"),
+        (r"3{6 \choose 2}", r"3\binom{6}{2}"),
+        (r"x^{1 \over 2}", r"x^{\frac{1}{2}}"),
+        (r"x = 1 \over 2, y", r"x =\frac{1}{2}, y"),
+        (r"\hat x", r"\hat{x}"),
+        # What follows is no argument.
+        (r"\sqrt(5)", r"\sqrt(5)"),
+        (r"\sqrt\left(5\right)", r"\sqrt\left(5\right)"),
+        (r"\frac12^\circ", r"\frac{1}{2}^\circ"),
+        (r"\frac1", r"\frac1"),
+        (r"\sqrt[3", r"\sqrt[3"),
+        (r"}\sqrt2{", r"}\sqrt{2}{"),
+        (r"\operatorname*{lim}", r"\operatorname*{lim}"),
+        ("x^2", "x^2"),
+    ],
+)
+def test_arguments_get_braces(formula: str, braced: str) -> None:
+    assert with_arguments(formula) == braced
+
+
 @pytest.mark.parametrize("answer", [r"50\%", "50%", "50 percent", r"50 \text{ percent}", "50%."])
 def test_a_percentage_keeps_its_sign(answer: str) -> None:
     assert as_number(answer) == Number(Fraction(50), is_decimal=False, unit="percent")
@@ -155,7 +204,21 @@ def test_variants_of_an_answer_have_one_spelling(a: str, b: str) -> None:
     assert canonical(a) == canonical(b)
 
 
-@pytest.mark.parametrize("answer", ["1 " * 500, "1,234" * 200, r"\text{" * 170, "%" * 1000, "1 1/2 " * 150, " " * 1000])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "1 " * 500,
+        "1,234" * 200,
+        r"\text{" * 170,
+        r"\frac" * 200,
+        r"\sqrt[" * 170,
+        "{" * 1000,
+        "}" * 1000,
+        "%" * 1000,
+        "1 1/2 " * 150,
+        " " * 1000,
+    ],
+)
 def test_hostile_answers_are_canonicalized_quickly(answer: str) -> None:
     start = time.process_time()
     canonical(answer)

@@ -15,14 +15,14 @@ BEST = {"strategy": "best_of_n", "n": 8}
 
 
 class Rambling(FakeGenerator):
-    """Continues with another question after its answer, and answers that with 9."""
+    """Goes on after its answer, and changes it to 9."""
 
     def _write(self, request: Any, expansion: Any, branch: Any) -> Any:
         child = super()._write(request, expansion, branch)
         *before, last = child.steps
         if last.end is not StepEnd.END_OF_SEQUENCE:
             return child
-        return child._replace(steps=(*before, last._replace(text=f"{last.text}\nQuestion: \\boxed{{9}}")))
+        return child._replace(steps=(*before, last._replace(text=f"{last.text}\nOr else: \\boxed{{9}}")))
 
 
 async def rambled(settings: dict[str, Any]) -> SearchOutcome:
@@ -54,11 +54,11 @@ async def test_the_vote_counts_only_text_before_the_stop(strategy: str) -> None:
     settings = {"strategy": strategy, "n": 8}
     plain = (await Bench().search(settings)).selection
     whole = await rambled(settings)
-    cut = await rambled(settings | {"stop": "Question:"})
+    cut = await rambled(settings | {"stop": "Or else:"})
     assert whole.selection.answer == "9"
     assert cut.stopped
     assert "9" not in cut.text.partition("boxed")[2]
-    assert "Question" not in cut.text
+    assert "Or else" not in cut.text
     # Rewards belong to the steps as written, so scores may differ from those of other texts; answers may not.
     answers = {group.answer for group in cut.selection.groups}
     assert answers == {group.answer for group in plain.groups} != {"9"}
@@ -68,7 +68,7 @@ async def test_the_vote_counts_only_text_before_the_stop(strategy: str) -> None:
 @pytest.mark.asyncio
 async def test_stopping_early_counts_the_same_answers_as_the_vote() -> None:
     """Beyond the stop all texts agree at once, so that the first few would suffice."""
-    settings: dict[str, Any] = {"strategy": "self_consistency", "n": 24, "stop": "Question:"}
+    settings: dict[str, Any] = {"strategy": "self_consistency", "n": 24, "stop": "Or else:"}
     for seed in range(6):
         early = await rambled(settings | {"early_stop": True, "seed": seed})
         assert early.selection.answer == (await rambled(settings | {"seed": seed})).selection.answer
