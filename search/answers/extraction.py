@@ -99,14 +99,15 @@ def extract_answer(text: str) -> str | None:
     r"""The answer in ``text``, as written; None if there is none.
 
     What is thought (`search.answers.thoughts`) does not count, nor what follows the answer where a model goes on into
-    another question. The answer is the content of the last ``<answer>...</answer>``; without one, of the last ``\boxed{...}`` (or
-    ``\fbox{...}``), or of several that stand side by side in a sentence, unless a short line "Answer: ..." follows.
-    Without these it is the text after the last "answer is", "answer:" or "answer =", a heading "Final Answer", the same
-    in some other languages, a choice that is called the right one, ``"answer": ...`` in JSON, ``####`` before a value,
-    or ``A:`` at the start of the last line; else a choice that is implied ("so, C is correct"), or that stands alone in
-    the last line. If the text after a phrase begins with mathematics between dollars (or ``\(``, ``\[``), the answer is
-    the mathematics, else the rest of the sentence, or the number that the sentence states; if the rest of the line is
-    empty, the next line is used. Placeholders, empty answers and answers longer than ``MAX_ANSWER_CHARS`` do not count.
+    another question. The answer is the content of the last ``<answer>...</answer>``; without one, of the last
+    ``\boxed{...}`` (or ``\fbox{...}``), or of several that stand side by side in a sentence, unless a short line
+    "Answer: ..." follows. Without these it is the text after the last "answer is", "answer:" or "answer =", a heading
+    "Final Answer", the same in some other languages, a choice that is called the right one, ``"answer": ...`` in JSON,
+    ``####`` before a value, or ``A:`` at the start of the last line; else a choice that is implied ("so, C is
+    correct"), or that stands alone in the last line. If the text after a phrase begins with mathematics between dollars
+    (or ``\(``, ``\[``), the answer is the mathematics, else the rest of the sentence, or the number that the sentence
+    states; if the rest of the line is empty, the next line is used. Placeholders, empty answers and answers longer than
+    ``MAX_ANSWER_CHARS`` do not count.
     """
     text = without_thoughts(text).translate(_UNSEEN)
     start, has_parts = 0, False

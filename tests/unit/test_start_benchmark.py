@@ -312,7 +312,8 @@ def test_a_start_that_takes_too_long_is_recorded(tmp_path: Path, short: Path, mo
 def test_a_set_up_begins_with_what_is_committed(tmp_path: Path) -> None:
     root = tmp_path / "tree"
     root.mkdir()
-    (root / "Makefile").write_text("setup:\n\t@mkdir .venv\n\t@echo $$PIP_CACHE_DIR >.venv/cache\n\t@test -z '$(FAILS)'\n")
+    recipe = ("@mkdir .venv", "@echo $$PIP_CACHE_DIR >.venv/cache", "@test -z '$(FAILS)'")
+    (root / "Makefile").write_text("setup:\n" + "".join(f"\t{line}\n" for line in recipe))
     for arguments in (["init", "-q"], ["add", "."], ["-c", "user.name=x", "-c", "user.email=x", "commit", "-qm", "x"]):
         subprocess.run(["git", *arguments], cwd=root, check=True)
     (root / ".venv").mkdir()
