@@ -113,6 +113,20 @@ class TestSolve:
         [line] = result.stderr.splitlines()
         assert line.startswith("banyan: the environment's ALL_PROXY cannot be used: ")
 
+    @pytest.mark.parametrize(
+        ("rule", "said"),
+        [
+            ({"selection": "weighted"}, "vote       62% of the weight (score × samples), 19% of the samples"),
+            ({"selection": "majority"}, "vote       19% of the samples"),
+            ({"selection": "naive"}, "vote       the best score, 19% of the samples"),
+            ({}, "vote       19% of the samples"),
+        ],
+    )
+    def test_says_what_decided(self, endpoint: Endpoint, rule: dict[str, str], said: str) -> None:
+        answers = [{"answer": "2", "vote": 0.62, "paths": 3, "share": 0.19, "weight": 1.5, "score": 0.97}]
+        endpoint.block = {"agreement": 0.19, "answers": answers, **rule}
+        assert said in banyan("solve", "1 + 1?", "--url", endpoint.url).stdout.splitlines()
+
     def test_refuses_an_unknown_strategy_without_asking(self, endpoint: Endpoint) -> None:
         result = banyan("solve", "?", "--url", endpoint.url, "--strategy", "magic")
         assert result.exit_code == 2

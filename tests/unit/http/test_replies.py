@@ -62,6 +62,8 @@ async def test_a_reply_lists_the_answers_of_the_vote(world: World) -> None:
     assert (winner["answer"], winner["score"]) == (search["answer"], search["score"])
     assert {winner["answer"], *(each["answer"] for each in others)} <= {"41", "42"}
     assert winner["share"] == search["agreement"]
+    assert (search["selection"], winner["vote"]) == ("weighted", max(each["vote"] for each in search["answers"]))
+    assert sum(each["vote"] for each in search["answers"]) == pytest.approx(1.0)
     assert winner["share"] + sum(each["share"] for each in others) == pytest.approx(1.0)
     assert 0.0 < winner["weight"] <= winner["share"]
     assert winner["paths"] >= 1
