@@ -1,6 +1,7 @@
 """Request bodies: the part of OpenAI's chat completions that a search supports, and Banyan's own requests."""
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -20,7 +21,7 @@ from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
 from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
-from deployments.http.json_schema import checked_schema
+from deployments.http.json_schema import CheckedSchema, checked_schema
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
@@ -128,9 +129,9 @@ class ResponseFormat(Body):
     json_schema: AnswerSchema | None = None
     schema_: None = Field(None, alias="schema", description="Its place is in json_schema.")
 
-    @property
-    def checked_schema(self) -> str:
-        """The JSON schema of the answer, as JSON; empty for any text.
+    @cached_property
+    def checked_schema(self) -> CheckedSchema:
+        """The JSON schema of the answer; its text is empty for any text.
 
         Raises:
             BadRequest: there is none although there should be, or no answer can be held to it.
@@ -142,7 +143,7 @@ class ResponseFormat(Body):
             return checked_schema(self.json_schema.schema_, ("response_format", "json_schema", "schema"))
         if self.json_schema is not None:
             raise BadRequest(f"{path} is only for the type json_schema, not {self.type}", path)
-        return '{"type":"object"}' if self.type == "json_object" else ""
+        return CheckedSchema('{"type":"object"}' if self.type == "json_object" else "")
 
 
 class StreamOptions(Body):
