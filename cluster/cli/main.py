@@ -27,6 +27,7 @@ MAX_SECONDS = 3_600
 
 app = typer.Typer(
     cls=CommandLine,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Tree search for LLM reasoning, guided by a process reward model.",
     no_args_is_help=True,
     add_completion=False,

@@ -103,7 +103,7 @@ def _vote(search: SearchBlock, agreement: float) -> str:
         and search.answers
         and search.answers[0].vote is not None
     ):
-        return f"{search.answers[0].vote:.0%} of the weight (score × samples), {samples}"
+        return f"{search.answers[0].vote:.0%} of the weight (score times samples), {samples}"
     return f"the best score, {samples}" if search.selection == "naive" else samples
 
 

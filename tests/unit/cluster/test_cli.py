@@ -136,6 +136,9 @@ class TestSolve:
         refused = banyan("solve", "2\udcff", "--url", endpoint.url)
         assert (refused.exit_code, "it is not UTF-8" in refused.stderr) == (2, True)
 
+    def test_h_is_help(self) -> None:
+        assert banyan("solve", "-h").stdout == banyan("solve", "--help").stdout
+
     def test_a_misspelt_option_is_no_question(self, endpoint: Endpoint) -> None:
         refused = banyan("solve", "1 + 1?", "--stategy", "greedy", "--url", endpoint.url)
         assert "Possible options: --strategy" in refused.stderr
@@ -144,7 +147,7 @@ class TestSolve:
     @pytest.mark.parametrize(
         ("rule", "said"),
         [
-            ({"selection": "weighted"}, "vote       62% of the weight (score × samples), 19% of the samples"),
+            ({"selection": "weighted"}, "vote       62% of the weight (score times samples), 19% of the samples"),
             ({"selection": "majority"}, "vote       19% of the samples"),
             ({"selection": "naive"}, "vote       the best score, 19% of the samples"),
             ({}, "vote       19% of the samples"),
