@@ -24,6 +24,7 @@ from deployments.http.json_schema_forms import (
     types_of,
     types_of_values,
 )
+from deployments.http.json_schema_inheritance import as_one_object
 from deployments.http.json_schema_keywords import ALONE, COMBINED, DEFINITIONS, KEYWORDS, RANGES, READ, UNHELD
 from deployments.http.json_schema_references import Pointer, References
 
@@ -101,7 +102,8 @@ class _Reader:
             raise _refused(path, "must be a schema: an object")
         if depth > MAX_DEPTH:
             raise _refused(path, f"is nested in more than {MAX_DEPTH} schemas")
-        schema, origins, unheld = supported_form(self._with_names(given), pointer)
+        given = as_one_object(self._with_names(given), pointer, self._references)
+        schema, origins, unheld = supported_form(given, pointer)
         self.unheld |= dict.fromkeys(f"format ({given['format']})" if each == "format" else each for each in unheld)
         schema = _with_type(self._without_unknown(path, schema))
         self._check(path, schema, origins)

@@ -121,8 +121,9 @@ def _name_properties(schema: Json, others: Pointer) -> None:
     """Lists names of a map that are known, by ``propertyNames`` or ``required``, as properties. ``others``: pointer of
     the schema of their values."""
     names, required = schema.get("propertyNames"), schema.get("required")
-    only_listed = isinstance(names, dict) and "enum" in names and names.keys() <= ANNOTATIONS | {"type", "enum"}
-    listed = names["enum"] if only_listed and types_of(names.get("type", "string")) >= {"string"} else None
+    listed = None
+    if isinstance(names, dict) and "string" in types_of(names.get("type", "string")):
+        listed = names.get("enum") if names.keys() <= ANNOTATIONS | {"type", "enum"} else None
     properties, additional = schema.get("properties", {}), schema.get("additionalProperties", bool(listed))
     if not isinstance(properties, dict) or not all(_are_texts(each) for each in (listed or [], required or [])):
         return

@@ -143,6 +143,22 @@ def test_a_keyword_that_constrains_nothing_is_left_out_and_named(given: Json, un
             {"definitions": {"A": TEXT}, "allOf": [{"$ref": "#/definitions/A"}, {"description": "its name"}]},
             {"$defs": {"A": TEXT}, "allOf": [{"$ref": "#/$defs/A"}]},
         ),
+        # inheritance and intersections: OpenAPI, TypeBox, zod 3
+        (
+            {
+                "definitions": {"Base": {"type": "object", "properties": {"a": TEXT}, "required": ["a"]}},
+                "description": "both",
+                "allOf": [{"$ref": "#/definitions/Base"}, {"properties": {"b": INTEGER}, "required": ["b"]}],
+                "unevaluatedProperties": False,
+            },
+            {
+                "description": "both",
+                "type": "object",
+                "properties": {"a": {"$ref": "#/$defs/a"}, "b": {"$ref": "#/$defs/b"}},
+                "required": ["a", "b"],
+                "$defs": {"a": TEXT, "b": INTEGER},
+            },
+        ),
         # springdoc
         (
             {"type": "object", "oneOf": [record({"a": TEXT}), record({"b": TEXT})]},
@@ -252,6 +268,13 @@ def test_schemas_that_hold_themselves_stay_so() -> None:
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
         ({"if": TEXT, "then": {"minLength": 1}}, "if"),
         ({"allOf": [record({"a": TEXT}), record({"b": TEXT})]}, "allOf"),
+        ({"allOf": [{"properties": {"a": TEXT}}, {"properties": {"a": {"type": "null"}}}]}, "allOf"),
+        ({"allOf": [{"properties": {"a": TEXT}}, {"$ref": "#"}]}, "allOf"),
+        ({"allOf": [{"$ref": "#"}, {"$ref": "#"}]}, "allOf"),
+        (
+            {"allOf": [{"properties": {"a": TEXT}}, {"properties": {"b": {"pattern": "a"}}}]},
+            "allOf.1.properties.b.pattern",
+        ),
         ({"anyOf": [TEXT, INTEGER], "type": "string"}, "type"),
         ({"type": "string", "const": 5}, "type"),
         ({"type": "string", "enum": [5, None]}, "enum"),
