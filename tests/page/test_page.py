@@ -46,7 +46,7 @@ WIDTHS = "buttons => buttons.map(each => parseFloat(getComputedStyle(each, '::be
 
 @pytest.mark.parametrize(
     ("selection", "words"),
-    [("weighted", "% of the weight"), ("majority", "% of the samples"), ("naive", "best score ")],
+    [("weighted", "% of weight"), ("majority", "% of samples"), ("naive", "best 0.")],
 )
 def test_the_bars_of_the_answers_are_what_decided(endpoint: str, visit: Visit, selection: str, words: str) -> None:
     page = visit(endpoint)

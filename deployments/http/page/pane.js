@@ -255,9 +255,9 @@ export class Pane {
   #group(group) {
     const [item, button, best] = [element("li"), element("button"), this.model.at(group.node)];
     const { share = 0, vote = share } = group; // a search that was saved before votes were told has shares
-    const samples = `${percent(share)} of the samples`;
-    const score = typeof group.score === "number" && `best score ${decimals(group.score)}`;
-    const decided = { weighted: `${percent(vote)} of the weight`, naive: score }[this.model.search.selection];
+    const samples = `${percent(share)} of samples`;
+    const score = typeof group.score === "number" && `best ${decimals(group.score)}`;
+    const decided = { weighted: `${percent(vote)} of weight`, naive: score }[this.model.search.selection];
     const paths = `${count(group.paths)} ${group.paths === 1 ? "path" : "paths"}`;
     const figures = new Set([decided, samples, paths, score].filter(Boolean));
     button.append(element("bdi", group.answer), element("small", [...figures].join(" · ")));
