@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from cluster.cli.command_line import CommandLine, as_typed
 from cluster.cli.defaults import DEFAULT_CONFIG, DEFAULT_URL, config_file
 from cluster.cli.failures import plain_failures, refuse
 from cluster.evaluation.problem_files import MAX_PROBLEMS, OnBadLine
@@ -25,6 +26,8 @@ MAX_SEED = 2**53 - 1
 MAX_SECONDS = 3_600
 
 app = typer.Typer(
+    cls=CommandLine,
+    context_settings={"help_option_names": ["--help", "-h"]},
     help="Tree search for LLM reasoning, guided by a process reward model.",
     no_args_is_help=True,
     add_completion=False,
@@ -150,7 +153,7 @@ def strategies(
 
 @app.command()
 def solve(
-    question: Annotated[str, typer.Argument(help="What to solve.", show_default=False)],
+    question: Annotated[str, typer.Argument(help="What to solve.", show_default=False, callback=as_typed)],
     url: Annotated[str, typer.Option(help="The endpoint.")] = DEFAULT_URL,
     strategy: Annotated[
         str, typer.Option(help="A name, an alias such as beam-64, or with settings: dvts:m=8,budget.tokens=1000.")

@@ -11,7 +11,7 @@ from cluster.cli.growing_tree import GrowingTree, reward_text, shorten
 from cluster.client.client import Client
 from cluster.client.errors import ProtocolError
 from cluster.client.printable import printable
-from cluster.client.replies import Completion, Event, Question, Restarted, StepScored
+from cluster.client.replies import Completion, Event, Question, Restarted, SearchBlock, StepScored
 from search.run.report import SearchCost
 
 FRAMES_PER_SECOND = 8
@@ -94,8 +94,21 @@ def degraded_text(cost: SearchCost) -> str:
     return "some steps were never scored by the reward model"
 
 
+def _vote(search: SearchBlock, agreement: float) -> str:
+    """What decided for the answer, and how many of the samples gave it, which alone decides only by majority."""
+    samples = f"{agreement:.0%} of the samples"
+    if (
+        search.selection == "weighted"
+        and search.score is not None
+        and search.answers
+        and search.answers[0].vote is not None
+    ):
+        return f"{search.answers[0].vote:.0%} of the weight (score times samples), {samples}"
+    return f"the best score, {samples}" if search.selection == "naive" else samples
+
+
 def answer_text(reply: Completion) -> Text:
-    """The answer with its reasoning, score, agreement and cost."""
+    """The answer with its reasoning, score, vote and cost."""
     search = reply.search
     text = Text("\n")
     text.append(printable(reply.text).strip() + "\n\n", style="")
@@ -105,8 +118,8 @@ def answer_text(reply: Completion) -> Text:
         text.append("\nscore      ", style="dim")
         text.append(f"{search.score:.2f}")
     if search.agreement is not None:
-        text.append("\nagreement  ", style="dim")
-        text.append(f"{search.agreement:.0%} of the candidates")
+        text.append("\nvote       ", style="dim")
+        text.append(_vote(search, search.agreement))
     text.append("\ntokens     ", style="dim")
     text.append(f"{search.generated_tokens:,} generated, {search.cached_tokens:,} read from cache")
     text.append("\nsearch     ", style="dim")

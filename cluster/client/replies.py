@@ -67,6 +67,8 @@ class GroupedAnswer(BaseModel):
     paths: int
     share: float = 0.0
     """Share of all votes. A path that was written more often has more votes."""
+    vote: float | None = None
+    """What decided (``SearchBlock.selection``), in [0, 1]: the part of all weights, the share, or the best score."""
     weight: float
     """Sum of the paths' scores, each times the path's votes."""
     score: float | None = None
@@ -85,9 +87,11 @@ class SearchBlock(SearchCost):
     answer: str | None
     score: float | None = None
     agreement: float | None = None
-    """The winning answer's share of all answers."""
+    """The winning answer's share of all votes."""
+    selection: str | None = None
+    """The rule of the vote: ``weighted``, ``majority`` or ``naive``."""
     answers: tuple[GroupedAnswer, ...] = ()
-    """All answers in the vote, the winner first. Of very many the rarest are left out."""
+    """All answers in the vote, by falling rank. Of very many the last are left out."""
     degraded: bool
 
     @property

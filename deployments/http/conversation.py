@@ -1,6 +1,7 @@
 """The models' inputs from a conversation: the generator's turns, the operator's first, and the PRM's question."""
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from deployments.admission.errors import BadRequest
 from deployments.config import PromptSettings
@@ -34,10 +35,13 @@ def turns(messages: Sequence[Message], prompt: PromptSettings) -> list[Turn]:
 
 
 def question(messages: Sequence[Message], conversation: bool) -> str:
-    """Returns the question of the reward model: the client's last turn or, with ``conversation``, all turns with roles.
+    """Returns the question of the reward model: what the user said last; with ``conversation`` all turns with roles.
 
-    A single turn is always returned without its role.
+    A single turn is always returned without its role. A system turn may come after the user's; it is the question only
+    where the user has said nothing since the assistant's last turn.
     """
     if not conversation or len(messages) == 1:
-        return messages[-1].text
+        unanswered = takewhile(lambda message: message.role != "assistant", reversed(messages))
+        said = (message.text for message in unanswered if message.role == "user" and message.text.strip())
+        return next(said, messages[-1].text)
     return SEPARATOR.join(f"{ROLE_LABELS[message.role]}: {message.text}" for message in messages)

@@ -5,7 +5,7 @@ anyway, or hints for caches and accounts. An unknown field is ignored too, and n
 looks like a misspelt field of ours or the operator refuses unknown fields (``http.unknown_fields``).
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -235,8 +235,13 @@ def unknown_notes(request: BaseModel) -> list[str]:
     names = sorted({_generic(path) for path, _, value in _unknown(request) if value not in (*EMPTY, {}, False)})
     if not names:
         return []
+    return [f"unknown fields have no effect here: {named(names)}"]
+
+
+def named(names: Sequence[str]) -> str:
+    """Returns names for a note: the first ones, and the number of the others."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return [f"unknown fields have no effect here: {', '.join(names[:MAX_NAMED])}{more}"]
+    return ", ".join(names[:MAX_NAMED]) + more
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

@@ -11,7 +11,7 @@ from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
 from deployments.http.choices import ChoiceOptions
 from deployments.http.conversation import question, turns
-from deployments.http.fields import unknown_notes
+from deployments.http.fields import named, unknown_notes
 from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
 from deployments.http.schema import Body, ChatRequest, CompletionBody, ScoreBody
@@ -82,7 +82,7 @@ class Jobs:
         if side_call := is_side_call(request, now.side_calls):
             request, default = as_side_call(request, default)
         settings = self._planner.settings(request, self._limits(key), default)
-        json_schema = request.response_format.checked_schema if request.response_format else ""
+        json_schema = request.response_format.checked_schema.text if request.response_format else ""
         if json_schema:
             self._planner.check_whole_solutions(settings)
         # A text that cannot fit the context is not tokenized. Only the last turn counts: a template may drop parts of
@@ -147,6 +147,7 @@ class Jobs:
                 *notes(request, job.settings),
                 *self._template_notes(request),
                 *self._store_notes(request),
+                *_schema_notes(request),
                 *unknown_notes(said or request),
             ),
             wanted=ChoiceOptions(request.n or 1, strategy.selection, bool(request.logprobs), self._encoder.token_texts),
@@ -252,6 +253,12 @@ class Jobs:
             return tuple(self._encoder.encode_text(text))
         except ValueError as error:
             raise BadRequest(f"{path}: {error}", path) from None
+
+
+def _schema_notes(request: ChatRequest) -> list[str]:
+    """Returns the note on keywords of the answer's JSON schema that constrain nothing."""
+    unheld = request.response_format.checked_schema.unheld if request.response_format else ()
+    return [f"keywords of the schema that hold no answer to anything: {named(unheld)}"] if unheld else []
 
 
 def _lane(service_tier: str | None) -> Lane:

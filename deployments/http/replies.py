@@ -10,6 +10,7 @@ from starlette.responses import Response
 from deployments.admission.errors import ApiError
 from deployments.http.choices import Choice, ChoiceOptions, TokenLogprob, choices
 from deployments.service.answer_cache import CachedOutcome
+from search.answers.voting import best_groups, decisive_shares
 from search.ports import TokenBeamReply
 from search.run.report import SearchCost, SearchOutcome, StepScored, StepsPruned
 from search.snapshot import hook_as_json, logprob_as_json
@@ -20,7 +21,7 @@ Data = Json | Literal["[DONE]"]
 """The data of a server-sent event."""
 
 MAX_ANSWERS = 64
-"""Maximum number of answers in a reply: the winner, then by falling votes. Every path may have a different answer."""
+"""Maximum number of answers in a reply: the first ones by rank. Every path may have a different answer."""
 
 MAX_ASKED_CHARS = 200
 """Length at which a note cuts the question of an earlier request."""
@@ -89,21 +90,30 @@ def search_block(head: Head, outcome: SearchOutcome) -> Json:
         "score": outcome.selection.score,
         "node": outcome.selection.node.id,
         "agreement": outcome.selection.agreement,
-        "answers": [
-            {
-                "answer": group.answer,
-                "paths": group.size,
-                "share": group.share,
-                "weight": group.weight,
-                "score": group.score,
-                "node": group.best.id,
-            }
-            for group in outcome.selection.groups[:MAX_ANSWERS]
-        ],
+        "selection": str(head.wanted.selection),
+        "answers": _answers(head, outcome),
         "degraded": outcome.degraded,
         "cached": isinstance(outcome, CachedOutcome),
         **outcome.cost.model_dump(),
     }
+
+
+def _answers(head: Head, outcome: SearchOutcome) -> list[Json]:
+    """Returns the answers in the vote, by falling rank under the rule that chose the first."""
+    rule = head.wanted.selection
+    groups = best_groups(outcome.selection.groups, rule)
+    return [
+        {
+            "answer": group.answer,
+            "vote": vote,
+            "paths": group.size,
+            "share": group.share,
+            "weight": group.weight,
+            "score": group.score,
+            "node": group.best.id,
+        }
+        for group, vote in list(zip(groups, decisive_shares(groups, rule), strict=True))[:MAX_ANSWERS]
+    ]
 
 
 def _choices_notes(head: Head, outcome: SearchOutcome) -> list[str]:

@@ -16,9 +16,11 @@ from deployments.http.schema import (
     MAX_TOP_K,
     Body,
     ChatRequest,
+    Part,
     Role,
     Scalar,
     Unread,
+    text_of,
 )
 
 Turn = dict[str, str | None]
@@ -37,11 +39,8 @@ Includable = Literal[
 """The values that OpenAI's clients may send."""
 
 
-class Part(Body):
-    """A piece of a message."""
-
+class InputPart(Part):
     type: Literal["input_text", "output_text", "text"]
-    text: str
     annotations: Unread = None
     logprobs: Unread = None
 
@@ -57,11 +56,11 @@ class InputMessage(Body):
     role: Role
     content: (
         Annotated[
-            Annotated[str, Tag(f"{TAG}text")] | Annotated[list[Part], Field(fail_fast=True), Tag(f"{TAG}parts")],
+            Annotated[str, Tag(f"{TAG}text")] | Annotated[list[InputPart], Field(fail_fast=True), Tag(f"{TAG}parts")],
             Discriminator(_kind_of_content),
         ]
         | None
-    ) = Field(description="Null and [] are for messages of the assistant.")
+    ) = Field(description="Null and []: an empty message.")
     id: str | None = None
     status: Literal["in_progress", "completed", "incomplete"] | None = None
     phase: Unread = None
@@ -78,7 +77,7 @@ class InputMessage(Body):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return text_of(self.content)
 
 
 class ReasoningItem(Body):

@@ -1,5 +1,7 @@
 """Request bodies: the part of OpenAI's chat completions that a search supports, and Banyan's own requests."""
 
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -19,7 +21,7 @@ from deployments.admission.errors import BadRequest
 from deployments.admission.service_tier import ServiceTier
 from deployments.config import Effort, UnknownFields
 from deployments.http.fields import CHAT_FIELDS, COMPLETION_FIELDS, EMPTY, parsed
-from deployments.http.json_schema import checked_schema
+from deployments.http.json_schema import CheckedSchema, checked_schema
 from search.settings import StopTexts
 from search.token_beam import MAX_PROMPTS, MAX_WIDTH
 
@@ -43,9 +45,20 @@ class Body(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True, allow_inf_nan=False)
 
 
-class TextPart(Body):
-    type: Literal["text"]
+class Part(Body):
+    """A piece of a message."""
+
+    type: str
     text: str
+
+
+class TextPart(Part):
+    type: Literal["text"]
+
+
+def text_of(content: str | Sequence[Part] | None) -> str:
+    """Returns the text of a message. As in vLLM its parts are lines: no word runs into the next part."""
+    return content if isinstance(content, str) else "\n".join(part.text for part in content or () if part.text)
 
 
 def _kind(content: Any) -> str:
@@ -87,7 +100,7 @@ class Message(Body):
     """One turn of the conversation; also one that an earlier reply had, with all that OpenAI's clients keep of it."""
 
     role: Role
-    content: Content | None = Field(description="Null and [] are for messages of the assistant.")
+    content: Content | None = Field(description="Null and []: an empty message.")
     name: str | None = None
     reasoning: Unread = None
     reasoning_content: Unread = None
@@ -99,7 +112,7 @@ class Message(Body):
 
     @property
     def text(self) -> str:
-        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content or ())
+        return text_of(self.content)
 
 
 class AnswerSchema(Body):
@@ -116,9 +129,9 @@ class ResponseFormat(Body):
     json_schema: AnswerSchema | None = None
     schema_: None = Field(None, alias="schema", description="Its place is in json_schema.")
 
-    @property
-    def checked_schema(self) -> str:
-        """The JSON schema of the answer, as JSON; empty for any text.
+    @cached_property
+    def checked_schema(self) -> CheckedSchema:
+        """The JSON schema of the answer; its text is empty for any text.
 
         Raises:
             BadRequest: there is none although there should be, or no answer can be held to it.
@@ -130,7 +143,7 @@ class ResponseFormat(Body):
             return checked_schema(self.json_schema.schema_, ("response_format", "json_schema", "schema"))
         if self.json_schema is not None:
             raise BadRequest(f"{path} is only for the type json_schema, not {self.type}", path)
-        return '{"type":"object"}' if self.type == "json_object" else ""
+        return CheckedSchema('{"type":"object"}' if self.type == "json_object" else "")
 
 
 class StreamOptions(Body):
@@ -185,16 +198,15 @@ class ChatRequest(Body):
         """
         request = parsed(cls, body, CHAT_FIELDS, unknown)
         request._check_ending()
-        for index, message_ in enumerate(request.messages):
-            is_empty = not message_.text.strip() if message_.role == "user" else message_.content is None
-            if is_empty and message_.role != "assistant":
-                raise BadRequest("the message is empty", f"messages.{index}.content")
         return request
 
     @property
     def conversation(self) -> list[Message]:
-        """The messages before the answer."""
-        return self.messages[:-1] if self.continue_final_message else self.messages
+        """The messages before the answer. If none is the user's, the last one is the question, and the user's here."""
+        messages = self.messages[:-1] if self.continue_final_message else self.messages
+        if any(message.role == "user" for message in messages):
+            return messages
+        return [*messages[:-1], messages[-1].model_copy(update={"role": "user"})]
 
     @property
     def prefill(self) -> str:
@@ -205,27 +217,38 @@ class ChatRequest(Body):
         """Checks the last message, or the last two if the last is the beginning of the answer.
 
         Raises:
-            BadRequest: the user's is not the last before the answer, or there is no beginning of an answer.
+            BadRequest: the last message before the answer is empty or the assistant's, or there is no beginning of an
+                answer.
         """
         last = len(self.messages) - 1
-        if not self.continue_final_message:
-            if self.messages[last].role != "user":
-                message = "the last message must be the user's; continue_final_message of a chat continues another"
-                raise BadRequest(message, f"messages.{last}.role")
-            if self.add_generation_prompt is False:
-                raise BadRequest(
-                    "add_generation_prompt can be false only with continue_final_message", "add_generation_prompt"
-                )
-            return
+        if self.continue_final_message:
+            self._check_beginning(last)
+            last -= 1
+        elif self.messages[last].role == "assistant":
+            message = "the last message is the assistant's; continue_final_message of a chat continues it"
+            raise BadRequest(message, f"messages.{last}.role")
+        elif self.add_generation_prompt is False:
+            raise BadRequest(
+                "add_generation_prompt can be false only with continue_final_message", "add_generation_prompt"
+            )
+        if not self.messages[last].text.strip():
+            raise BadRequest("the message is empty", f"messages.{last}.content")
+
+    def _check_beginning(self, last: int) -> None:
+        """Checks the message that is continued, and the role of the one before it.
+
+        Raises:
+            BadRequest: there is no beginning of an answer, or nothing that it answers.
+        """
         if self.add_generation_prompt:
             raise BadRequest("add_generation_prompt must be false with continue_final_message", "add_generation_prompt")
         if self.messages[last].role != "assistant":
             raise BadRequest("the message to be continued must be the assistant's", f"messages.{last}.role")
         if not self.prefill.strip():
             raise BadRequest("the message to be continued is empty", f"messages.{last}.content")
-        if not last or self.messages[last - 1].role != "user":
+        if not last or self.messages[last - 1].role == "assistant":
             before = f"messages.{max(0, last - 1)}.role"
-            raise BadRequest("the message before the one to be continued must be the user's", before)
+            raise BadRequest("the message before the one to be continued must not be the assistant's", before)
         if self.response_format is not None and self.response_format.type != "text":
             raise BadRequest(
                 "response_format holds for whole answers: not with continue_final_message", "response_format"

@@ -2,18 +2,30 @@
 
 from deployments.http.replies import Head
 from deployments.service.answer_cache import CachedOutcome
+from search.answers.voting import SelectionRule, best_groups, decisive_shares
 from search.run.report import SearchOutcome
 
 MAX_ANSWER_CHARS = 80
 MAX_OTHERS = 3
 """Maximum number of answers named beside the winner."""
+DECIDED = {
+    SelectionRule.NAIVE: "score {:.2f}",
+    SelectionRule.WEIGHTED: "{:.0%} of the weight",
+    SelectionRule.MAJORITY: "{:.0%} of the votes",
+}
+"""What is said of the vote for an answer, by the rule that decided."""
 
 
 def summary_of(outcome: SearchOutcome, head: Head, detailed: bool) -> str:
-    """Returns what the search wrote and how far the votes agree; if ``detailed``, also the other answers and the
+    """Returns what the search wrote and what decided for its answer; if ``detailed``, also the other answers and the
     cost."""
     cost, selection, tree = outcome.cost, outcome.selection, outcome.tree
-    answers = [f"{_in_short(group.answer)} ({group.share:.0%} of the votes)" for group in selection.groups]
+    rule = head.wanted.selection
+    groups = best_groups(selection.groups, rule)
+    answers = [
+        f"{_in_short(group.answer)} ({DECIDED[rule].format(vote)})"
+        for group, vote in zip(groups, decisive_shares(groups, rule), strict=True)
+    ]
     search, written = f"search ({head.strategy}, n = {head.n})", _count(cost.written_steps, "candidate step")
     if isinstance(outcome, CachedOutcome):  # which has the answering paths alone
         told = f"This is the answer of an earlier {search}, which wrote {written}."

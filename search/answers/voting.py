@@ -3,7 +3,7 @@
 The rules are those of search-and-learn: naive, weighted and majority, over groups of equivalent answers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from fractions import Fraction
 from typing import NamedTuple
@@ -75,6 +75,16 @@ class AnswerSelection(NamedTuple):
 def best_groups(groups: Iterable[AnswerGroup], selection: SelectionRule) -> list[AnswerGroup]:
     """Groups of answers by falling rank under the selection rule; ties stay in their order."""
     return sorted(groups, key=lambda group: -_rank(group, selection))
+
+
+def decisive_shares(groups: Sequence[AnswerGroup], selection: SelectionRule) -> list[float]:
+    """Returns what decided for each of all groups, in [0, 1]: its part of all weights under ``weighted``, of all votes
+    under ``majority``, and the score of its best path under ``naive``. The winner has the largest."""
+    if selection is SelectionRule.MAJORITY:
+        return [group.share for group in groups]
+    ranks = [float(_rank(group, selection)) for group in groups]
+    whole = sum(ranks) if selection is SelectionRule.WEIGHTED else 1.0
+    return [rank / whole if whole else 0.0 for rank in ranks]
 
 
 class Ballot:

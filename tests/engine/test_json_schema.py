@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from jsonschema import Draft202012Validator
+from jsonschema import Draft7Validator, Draft202012Validator
 
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.settings import GeneratorSettings
@@ -26,6 +26,31 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "$defs": {"word": {"type": "string", "minLength": 1, "maxLength": 4}},
 }
+GENERATED: dict[str, Any] = {
+    "$schema": "http://json-schema.org/draft-07/schema#",
+    "type": "object",
+    "properties": {
+        "point": {"type": "object", "properties": {"on": {"type": "boolean"}}, "required": ["on"]},
+        "same": {"$ref": "#/properties/point"},
+        "pair": {
+            "type": "array",
+            "items": [{"type": "boolean"}, {"$ref": "#/definitions/Two%20Words"}],
+            "minItems": 2,
+            "maxItems": 2,
+        },
+        "map": {
+            "type": "object",
+            "propertyNames": {"enum": ["x", "y"]},
+            "additionalProperties": {"type": "integer", "format": "int32", "minimum": 0, "maximum": 9},
+            "required": ["x"],
+        },
+        "never": {"not": {}},
+    },
+    "required": ["point", "same", "pair", "map"],
+    "additionalProperties": False,
+    "definitions": {"Two Words": {"type": "string", "enum": ["a", "b", None], "nullable": True}},
+}
+"""Forms in which generators write, which the engine does not read."""
 QUESTION = [{"role": "user", "content": "Start with 5. Add 37. Multiply by 3. Subtract 40. What is the result?"}]
 
 
@@ -47,7 +72,7 @@ def text(child: Child) -> str:
 
 async def test_every_solution_that_ends_satisfies_the_schema(generation: GenerationEngine) -> None:
     prompt = generation.encode_chat(QUESTION)
-    request = wanted(prompt, checked_schema(SCHEMA, ()), 24)
+    request = wanted(prompt, checked_schema(SCHEMA, ()).text, 24)
     children = await written(generation, request)
     ended = [child for child in children.values() if child.steps[-1].end is StepEnd.END_OF_SEQUENCE]
     assert len(ended) >= 12
@@ -62,6 +87,15 @@ async def test_every_solution_that_ends_satisfies_the_schema(generation: Generat
     assert not any(text(child).lstrip().startswith("{") for child in plain.values())
 
 
+async def test_solutions_satisfy_a_schema_as_generators_write_it(generation: GenerationEngine) -> None:
+    request = wanted(generation.encode_chat(QUESTION), checked_schema(GENERATED, ()).text, 12)
+    children = await written(generation, request)
+    ended = [child for child in children.values() if child.steps[-1].end is StepEnd.END_OF_SEQUENCE]
+    assert len(ended) >= 4
+    for child in ended:
+        Draft7Validator(GENERATED).validate(json.loads(text(child)))
+
+
 async def test_an_object_of_any_kind_is_json(generation: GenerationEngine) -> None:
     children = await written(generation, wanted(generation.encode_chat(QUESTION), '{"type":"object"}', 8))
     for child in children.values():
@@ -71,7 +105,7 @@ async def test_an_object_of_any_kind_is_json(generation: GenerationEngine) -> No
 
 
 async def test_a_schema_without_any_text_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
-    empty = checked_schema({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, ())
+    empty = checked_schema({"type": "integer", "exclusiveMinimum": 1, "exclusiveMaximum": 2}, ()).text
     with pytest.raises(SchemaRefused):
         await written(generation, wanted(generation.encode_chat(QUESTION), empty, 4))
     generation.check_alive()

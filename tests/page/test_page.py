@@ -41,6 +41,28 @@ def test_the_tree_grows_before_the_answer_is_there(endpoint: str, visit: Visit) 
     assert page.locator(".result dd").first.text_content() == f"{reply['search']['generated_tokens']:,}"
 
 
+WIDTHS = "buttons => buttons.map(each => parseFloat(getComputedStyle(each, '::before').width) / each.clientWidth)"
+
+
+@pytest.mark.parametrize(
+    ("selection", "words"),
+    [("weighted", "% of weight"), ("majority", "% of samples"), ("naive", "best 0.")],
+)
+def test_the_bars_of_the_answers_are_what_decided(endpoint: str, visit: Visit, selection: str, words: str) -> None:
+    page = visit(endpoint)
+    search = {"strategy": "best_of_n", "n": 16, "selection": selection}
+    ask(page, QUESTION, how="best_of_n", width="16", more=json.dumps({"selection": selection}))
+    answer = answered(page)
+    answers = direct(endpoint, QUESTION, search)["search"]["answers"]
+    assert len(answers) > 1
+    buttons = page.locator(".vote button")
+    widths = buttons.evaluate_all(WIDTHS)
+    assert widths == pytest.approx([each["vote"] for each in answers], abs=0.01)
+    assert widths == sorted(widths, reverse=True)
+    assert buttons.first.locator("bdi").text_content() == answer
+    assert (buttons.first.locator("small").text_content() or "").partition(" · ")[0].find(words) >= 0
+
+
 def test_the_slider_shows_every_moment(endpoint: str, visit: Visit) -> None:
     page = visit(endpoint)
     ask(page, QUESTION)

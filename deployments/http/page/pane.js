@@ -253,17 +253,16 @@ export class Pane {
   }
 
   #group(group) {
-    const item = element("li");
-    const button = element("button");
-    button.type = "button";
-    button.style.setProperty("--share", group.share ?? 0);
+    const [item, button, best] = [element("li"), element("button"), this.model.at(group.node)];
+    const { share = 0, vote = share } = group; // a search that was saved before votes were told has shares
+    const samples = `${percent(share)} of samples`;
+    const score = typeof group.score === "number" && `best ${decimals(group.score)}`;
+    const decided = { weighted: `${percent(vote)} of weight`, naive: score }[this.model.search.selection];
     const paths = `${count(group.paths)} ${group.paths === 1 ? "path" : "paths"}`;
-    const figures = [percent(group.share ?? 0), paths, `weight ${decimals(group.weight)}`];
-    if (group.score !== null && group.score !== undefined) figures.push(`best ${decimals(group.score)}`);
-    button.append(element("bdi", group.answer), element("small", figures.join(" · ")));
-    const best = this.model.at(group.node);
-    button.disabled = !best;
-    button.title = "Show its best path's last step";
+    const figures = new Set([decided, samples, paths, score].filter(Boolean));
+    button.append(element("bdi", group.answer), element("small", [...figures].join(" · ")));
+    button.style.setProperty("--vote", vote);
+    Object.assign(button, { type: "button", title: "Show its best path's last step", disabled: !best });
     button.onclick = () => {
       this.#seek(this.model.length);
       this.select(best);

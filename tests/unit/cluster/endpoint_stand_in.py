@@ -72,6 +72,8 @@ class Endpoint:
     api_key: str | None = None
     owner: str = "banyan"
     """Of the model, as the endpoint tells it."""
+    block: dict[str, Any] = field(default_factory=dict)
+    """Fields of every search block, instead of those invented."""
     requests: list[dict[str, Any]] = field(default_factory=list)
 
     def search_block(self, body: dict[str, Any]) -> dict[str, Any]:
@@ -97,6 +99,7 @@ class Endpoint:
             "seconds": 0.01,
             "seed": body.get("seed", 7),
             **({"kv_tokens_peak": 4096, "kv_tokens_sum": 9000} if search.get("kv_usage") else {}),
+            **self.block,
         }
 
     async def models(self, request: Request) -> Response:

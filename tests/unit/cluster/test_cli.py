@@ -1,7 +1,9 @@
 """The commands as a user types them: output, exit status, and a sentence instead of a traceback."""
 
+import io
 import json
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -113,6 +115,49 @@ class TestSolve:
         assert result.exit_code == 1
         [line] = result.stderr.splitlines()
         assert line.startswith("banyan: the environment's ALL_PROXY cannot be used: ")
+
+    @pytest.mark.parametrize(
+        ("question", "option"),
+        [("-5 + 3 = ?", "-5"), ("-x = 3", "-x"), ("-(2 + 3)", "-("), ("--5 is what?", "--5 is what?")],
+    )
+    def test_says_how_a_question_that_begins_with_a_minus_is_typed(
+        self, endpoint: Endpoint, question: str, option: str
+    ) -> None:
+        refused = banyan("solve", question, "--url", endpoint.url)
+        assert refused.exit_code == 2
+        assert f"No such option: {option}" in refused.stderr
+        assert refused.stderr.rstrip().endswith("solve [OPTIONS] -- QUESTION")
+        assert banyan("solve", "--url", endpoint.url, "--", question).exit_code == 0
+        assert endpoint.requests[0]["messages"][0]["content"] == question
+
+    def test_reads_a_question_in_the_locale_c(self, endpoint: Endpoint) -> None:
+        typed = "“2”… 得".encode().decode("ascii", errors="surrogateescape")
+        assert banyan("solve", typed, "--url", endpoint.url).exit_code == 0
+        assert endpoint.requests[0]["messages"][0]["content"] == "“2”… 得"
+        refused = banyan("solve", "2\udcff", "--url", endpoint.url)
+        assert (refused.exit_code, "it is not UTF-8" in refused.stderr) == (2, True)
+
+    def test_h_is_help(self) -> None:
+        assert banyan("solve", "-h").stdout == banyan("solve", "--help").stdout
+
+    def test_a_misspelt_option_is_no_question(self, endpoint: Endpoint) -> None:
+        refused = banyan("solve", "1 + 1?", "--stategy", "greedy", "--url", endpoint.url)
+        assert "Possible options: --strategy" in refused.stderr
+        assert " -- " not in refused.stderr
+
+    @pytest.mark.parametrize(
+        ("rule", "said"),
+        [
+            ({"selection": "weighted"}, "vote       62% of the weight (score times samples), 19% of the samples"),
+            ({"selection": "majority"}, "vote       19% of the samples"),
+            ({"selection": "naive"}, "vote       the best score, 19% of the samples"),
+            ({}, "vote       19% of the samples"),
+        ],
+    )
+    def test_says_what_decided(self, endpoint: Endpoint, rule: dict[str, str], said: str) -> None:
+        answers = [{"answer": "2", "vote": 0.62, "paths": 3, "share": 0.19, "weight": 1.5, "score": 0.97}]
+        endpoint.block = {"agreement": 0.19, "answers": answers, **rule}
+        assert said in banyan("solve", "1 + 1?", "--url", endpoint.url).stdout.splitlines()
 
     def test_refuses_an_unknown_strategy_without_asking(self, endpoint: Endpoint) -> None:
         result = banyan("solve", "?", "--url", endpoint.url, "--strategy", "magic")
@@ -418,3 +463,27 @@ class TestSearchField:
     def test_errors_name_the_wrong_setting(self, written: str, complaint: str) -> None:
         with pytest.raises(SearchFieldError, match=re.escape(complaint)):
             search_field(written, 16)
+
+
+class TestOutput:
+    @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+    @pytest.mark.parametrize(
+        "arguments", [("solve", "得?", "--n", "4"), ("solve", "得?", "--json"), ("strategies", "mcts"), ("--help",)]
+    )
+    def test_what_the_terminal_cannot_write_is_written_in_ascii(
+        self, endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch, encoding: str, arguments: tuple[str, ...]
+    ) -> None:
+        endpoint.answers = {"得?": "得"}
+        written = {
+            name: io.TextIOWrapper(io.BytesIO(), encoding=encoding, write_through=True) for name in ("stdout", "stderr")
+        }
+        for name, stream in written.items():
+            monkeypatch.setattr(sys, name, stream)
+        asked = ("--url", endpoint.url) if arguments[0] == "solve" else ()
+        with pytest.raises(SystemExit) as ended:
+            app([*arguments, *asked])
+        assert ended.value.code == 0
+        text = written["stdout"].buffer.getvalue().decode(encoding)  # type: ignore[attr-defined]
+        assert text.strip()
+        if arguments[:1] == ("solve",) and "--json" not in arguments:
+            assert "answer     \\u5f97" in text

@@ -21,7 +21,7 @@ USER = {"role": "user", "content": "6*7?"}
 def read(prompt: dict[str, Any], *messages: dict[str, Any]) -> str:
     """The messages for the chat template, in one line."""
     request = ChatRequest.parse(chat(messages=list(messages)))
-    given = turns(request.messages, PromptSettings.model_validate(prompt))
+    given = turns(request.conversation, PromptSettings.model_validate(prompt))
     return "|".join(f"{turn['role']}: {turn['content']}" for turn in given)
 
 
@@ -48,6 +48,56 @@ def test_the_operators_messages_come_first(
     assert read(prompt, *messages) == (given or later)
 
 
+ASSISTANT = {"role": "assistant", "content": "42"}
+DEVELOPER = {"role": "developer", "content": "Be brief."}
+EMPTY = {"role": "user", "content": ""}
+PARTS = [{"type": "text", "text": text} for text in ("Start with 14", "", "9. What is the result?")]
+
+
+@pytest.mark.parametrize(
+    ("messages", "given", "asked"),
+    [
+        ([USER, SYSTEM], "user: 6*7?|system: Be brief.", "6*7?"),
+        ([USER, DEVELOPER], "user: 6*7?|system: Be brief.", "6*7?"),
+        ([SYSTEM, USER, SYSTEM, DEVELOPER], "system: Be brief.|user: 6*7?|system: Be brief.|system: Be brief.", "6*7?"),
+        ([SYSTEM], "user: Be brief.", "Be brief."),
+        ([DEVELOPER], "user: Be brief.", "Be brief."),
+        ([SYSTEM, {"role": "system", "content": "6*7?"}], "system: Be brief.|user: 6*7?", "6*7?"),
+        ([ASSISTANT, SYSTEM], "assistant: 42|user: Be brief.", "Be brief."),
+        ([USER, ASSISTANT, SYSTEM], "user: 6*7?|assistant: 42|system: Be brief.", "Be brief."),
+        ([EMPTY, ASSISTANT, USER], "user: |assistant: 42|user: 6*7?", "6*7?"),
+        ([{**USER, "content": None}, {**USER, "content": []}, USER], "user: |user: |user: 6*7?", "6*7?"),
+        ([{**SYSTEM, "content": None}, USER], "system: |user: 6*7?", "6*7?"),
+        ([EMPTY, SYSTEM], "user: |system: Be brief.", "Be brief."),
+        ([USER, EMPTY, SYSTEM], "user: 6*7?|user: |system: Be brief.", "6*7?"),
+        (
+            [{**USER, "content": PARTS}],
+            "user: Start with 14\n9. What is the result?",
+            "Start with 14\n9. What is the result?",
+        ),
+        ([{**SYSTEM, "content": PARTS[:1] * 2}, USER], "system: Start with 14\nStart with 14|user: 6*7?", "6*7?"),
+    ],
+)
+def test_histories_as_clients_send_them(messages: list[dict[str, Any]], given: str, asked: str) -> None:
+    assert read({}, *messages) == given
+    assert question(ChatRequest.parse(chat(messages=messages)).conversation, conversation=False) == asked
+
+
+@pytest.mark.parametrize(
+    "messages", [[SYSTEM, EMPTY], [USER, {**SYSTEM, "content": " "}], [{**DEVELOPER, "content": []}]]
+)
+def test_the_last_message_must_say_something(messages: list[dict[str, Any]]) -> None:
+    with pytest.raises(BadRequest, match="empty") as refused:
+        read({}, *messages)
+    assert refused.value.param == f"messages.{len(messages) - 1}.content"
+
+
+def test_a_system_message_alone_is_the_question_below_the_operators_messages() -> None:
+    prompt = {"system": "Think.", "examples": EXAMPLES}
+    for client_system in ("append", "replace", "refuse"):
+        assert read({**prompt, "client_system": client_system}, SYSTEM) == f"system: Think.|{SHOWN}|user: Be brief."
+
+
 def test_a_system_message_may_be_refused_by_its_path() -> None:
     with pytest.raises(BadRequest) as refused:
         read({"system": "Think.", "client_system": "refuse"}, SYSTEM, USER)
@@ -59,7 +109,7 @@ def test_a_system_message_may_be_refused_by_its_path() -> None:
 
 def test_the_question_is_the_last_message_or_all_of_them() -> None:
     told = [USER, {"role": "assistant", "content": "42"}, {"role": "user", "content": "Sure?"}]
-    messages = ChatRequest.parse(chat(messages=told)).messages
+    messages = ChatRequest.parse(chat(messages=told)).conversation
     assert question(messages, conversation=False) == "Sure?"
     assert question(messages, conversation=True) == "User: 6*7?\n\nAssistant: 42\n\nUser: Sure?"
     assert question(messages[:1], conversation=True) == "6*7?"

@@ -128,7 +128,7 @@ async def test_alternatives_to_the_tokens_are_not_reported_and_the_notes_say_so(
         (CHAT, {"search": {"max_dept": 4}}, "search.max_dept", "did you mean search.max_depth?"),
         (CHAT, {"search": {"stategy": "greedy"}}, "search.stategy", "did you mean search.strategy?"),
         (CHAT, {"search": {"budget": {"tokns": 4}}}, "search.budget.tokns", "did you mean search.budget.tokens?"),
-        (CHAT, {"messages": [{"role": "system", "content": None}, USER]}, "messages.0.content", "empty"),
+        (CHAT, {"messages": [USER, {"role": "system", "content": None}]}, "messages.1.content", "empty"),
         (CHAT, {"messages": [{**USER, "content": []}]}, "messages.0.content", "empty"),
         (CHAT, after(tool_calls=[{"id": "1"}]), "messages.1.tool_calls", "not supported"),
         (CHAT, {f"f{number}": 1 for number in range(MAX_UNKNOWN + 1)}, f"f{MAX_UNKNOWN}", "more than"),

@@ -441,7 +441,7 @@ class TestSummaries:
         block: Json = (await client.responses.create(**asked)).to_dict()["search"]
         winner, *others = block["answers"]
         assert f"n = 8) wrote {block['written_steps']} candidate steps on 3 levels; " in concise
-        assert f"The answer is {winner['answer']} ({winner['share']:.0%} of the votes)." in concise
+        assert f"The answer is {winner['answer']} ({winner['vote']:.0%} of the weight)." in concise
         assert detailed.startswith(concise)
         assert f"{len(others)} other answer" in detailed
         assert f"{block['generated_tokens']} tokens were generated" in detailed

@@ -62,6 +62,8 @@ async def test_a_reply_lists_the_answers_of_the_vote(world: World) -> None:
     assert (winner["answer"], winner["score"]) == (search["answer"], search["score"])
     assert {winner["answer"], *(each["answer"] for each in others)} <= {"41", "42"}
     assert winner["share"] == search["agreement"]
+    assert (search["selection"], winner["vote"]) == ("weighted", max(each["vote"] for each in search["answers"]))
+    assert sum(each["vote"] for each in search["answers"]) == pytest.approx(1.0)
     assert winner["share"] + sum(each["share"] for each in others) == pytest.approx(1.0)
     assert 0.0 < winner["weight"] <= winner["share"]
     assert winner["paths"] >= 1
@@ -141,9 +143,10 @@ async def test_an_alias_selects_a_search_and_the_search_field_overrides_it(
 
 
 async def test_content_may_come_in_parts(world: World) -> None:
-    parts = [{"type": "text", "text": "6*"}, {"type": "text", "text": "7?"}]
+    parts = [{"type": "text", "text": "6*"}, {"type": "text", "text": ""}, {"type": "text", "text": "7?"}]
     in_parts = await post(world, messages=[{"role": "user", "content": parts}])
-    assert in_parts["usage"]["prompt_tokens"] == (await post(world))["usage"]["prompt_tokens"]
+    in_lines = await post(world, messages=[{"role": "user", "content": "6*\n7?"}])
+    assert in_parts["usage"]["prompt_tokens"] == in_lines["usage"]["prompt_tokens"]
 
 
 async def test_a_truncated_path_ends_by_length(world: World) -> None:

@@ -146,6 +146,16 @@ async def test_an_error_in_mid_stream_is_a_failed_response(make_world: Callable[
         ({"instructions": ""}, [USER]),
         ({"input": [{"role": "developer", "content": "Hm."}, USER]}, [{"role": "system", "content": "Hm."}, USER]),
         ({"input": [{**USER, "type": "message", "content": [{"type": "input_text", "text": "6*7?"}]}]}, [USER]),
+        (
+            {"input": [{**USER, "content": [{"type": "input_text", "text": part} for part in ("6", "*7?")]}]},
+            [{**USER, "content": "6\n*7?"}],
+        ),
+        ({"input": [{"role": "developer", "content": "6*7?"}]}, [USER]),
+        ({"input": [USER, {"role": "developer", "content": "Hm."}]}, [USER, {"role": "system", "content": "Hm."}]),
+        (
+            {"input": [{**USER, "content": ""}, {"role": "assistant", "content": "42"}, USER]},
+            [{**USER, "content": ""}, {"role": "assistant", "content": "42"}, USER],
+        ),
     ],
 )
 async def test_input_and_instructions_are_messages(
@@ -258,7 +268,7 @@ async def test_unknown_fields_are_ignored_wherever_they_are_and_named_in_the_not
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"input": [{**USER, "content": None}]}, "input.0.content"),
         ({"input": [{**USER, "content": []}]}, "input.0.content"),
-        ({"input": [{"role": "system", "content": None}, USER]}, "input.0.content"),
+        ({"input": [USER, {"role": "system", "content": None}]}, "input.1.content"),
         ({"input": ""}, "input"),
         ({"input": None}, "input"),
         ({"input": []}, "input"),
@@ -267,8 +277,8 @@ async def test_unknown_fields_are_ignored_wherever_they_are_and_named_in_the_not
         ({"input": [{"type": "function_call_output", "call_id": "1", "output": ""}]}, "input.0.type"),
         ({"input": [{"role": "tool", "content": "x"}]}, "input.0.role"),
         ({"input": [USER, {"role": "assistant", "content": "42"}]}, "input.1.role"),
-        ({"input": [{"type": "reasoning", "summary": []}, {**USER, "content": " "}, USER]}, "input.1.content"),
-        ({"instructions": "Hm.", "input": [{**USER, "content": " "}, USER]}, "input.0.content"),
+        ({"input": [{"type": "reasoning", "summary": []}, {**USER, "content": " "}]}, "input.1.content"),
+        ({"instructions": "Hm.", "input": [{**USER, "content": " "}]}, "input.0.content"),
         ({"input": [{**USER, "content": [{"type": "input_image", "image_url": "x"}]}]}, "input.0.content.0.type"),
     ],
 )

@@ -2,7 +2,7 @@
 
 import pytest
 
-from search.answers.voting import AnswerSelection, Ballot, Candidate, SelectionRule
+from search.answers.voting import AnswerSelection, Ballot, Candidate, SelectionRule, best_groups, decisive_shares
 from search.strategies.path_score import Aggregation, aggregate
 from search.tree import Node
 
@@ -63,3 +63,28 @@ def test_unscored_paths_vote_by_number(selection: SelectionRule) -> None:
 def test_selection_among_no_candidates_fails() -> None:
     with pytest.raises(ValueError, match="no candidates"):
         choose([], SelectionRule.NAIVE)
+
+
+@pytest.mark.parametrize(
+    ("selection", "shares"),
+    [
+        ("naive", {0: 0.9, 1: 0.7, 2: 0.3}),
+        ("weighted", {0: 0.9 / 2.8, 1: 1.3 / 2.8, 2: 0.6 / 2.8}),
+        ("majority", {0: 1 / 7, 1: 2 / 7, 2: 3 / 7}),
+    ],
+)
+def test_the_winner_has_the_most_of_what_decides(selection: str, shares: dict[int, float]) -> None:
+    rule = SelectionRule(selection)
+    selected = choose(candidates((0.9, 0), (0.6, 1), (0.1, 2), (0.7, 1), (0.2, 2), (0.3, 2), (0.8, None)), rule)
+    groups = best_groups(selected.groups, rule)
+    found = decisive_shares(groups, rule)
+    assert found == sorted(found, reverse=True)
+    assert groups[0].answer == selected.answer
+    assert dict(zip((group.answer for group in groups), found, strict=True)) == pytest.approx(
+        {f"answer {number}": share for number, share in shares.items()}
+    )
+
+
+def test_weights_of_zero_decide_nothing() -> None:
+    selected = choose(candidates((0.0, 0), (0.0, 1)), SelectionRule.WEIGHTED)
+    assert decisive_shares(selected.groups, SelectionRule.WEIGHTED) == [0.0, 0.0]
