@@ -1,11 +1,14 @@
 """Finds what ``$ref`` names in a JSON schema: by a JSON Pointer (RFC 6901), an ``$id`` or an ``$anchor``."""
 
+import re
 from collections.abc import Iterator
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
 Pointer = tuple[str | int, ...]
 """Keys and indices from the top of the schema."""
+INDEX = re.compile("0|[1-9][0-9]{0,8}")
+"""An index in a JSON Pointer. Longer ones are in no schema."""
 
 
 def fragment_of(pointer: Pointer) -> str:
@@ -37,7 +40,7 @@ class References:
         for part in fragment[1:].split("/"):
             name = unquote(part).replace("~1", "/").replace("~0", "~")
             held = self.at(pointer)
-            key = int(name) if isinstance(held, list) and name.isdecimal() else name
+            key = int(name) if isinstance(held, list) and INDEX.fullmatch(name) else name
             if not (key in held if isinstance(held, dict) else isinstance(key, int) and key < len(held)):
                 return None
             pointer = (*pointer, key)

@@ -288,6 +288,8 @@ def test_schemas_that_hold_themselves_stay_so() -> None:
         ({"$ref": "#/properties/a"}, "$ref"),
         ({"$ref": "other.json#/$defs/A"}, "$ref"),
         ({"anyOf": [TEXT, {"$ref": "#/anyOf/2"}]}, "anyOf.1.$ref"),
+        ({"anyOf": [TEXT, {"$ref": "#/anyOf/" + "9" * 5000}]}, "anyOf.1.$ref"),
+        ({"anyOf": [TEXT, {"$ref": "#/anyOf/\u0660"}]}, "anyOf.1.$ref"),
         ({"$ref": "#"}, "schema"),
         ({"anyOf": [{"$ref": "#/anyOf/0"}]}, "schema"),
     ],
