@@ -524,6 +524,7 @@ class SearchTree:
         self._set_status(first, NodeStatus.REPEATED)
         first.repeated_by = ()
         node.continuations = first.continuations
+        node.statistics, first.statistics = first.statistics, None
         node.reward, node.neutral, first.neutral = first.reward, first.neutral, False
         if first.hook is not None:
             self._set_hook(node, first.hook)
