@@ -3,7 +3,7 @@
 Every strategy with its defaults, as a request has it that sets ``max_completion_tokens`` and nothing else. Both sides
 run on the memoized models, with the same problems and seeds, one after the other.
 
-    python -m benchmarks.budgets --base COMMIT
+    python -m benchmarks.budgets compare --base COMMIT
 """
 
 import asyncio
@@ -17,13 +17,11 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from benchmarks.engines import solve_all
-from benchmarks.memoized import MemoizedModels
 from benchmarks.pace.checkouts import ROOT, short_commit, worktree
 from benchmarks.record import claim, show_claims, write_result
 from cluster.evaluation.loop import problem_seed
@@ -61,6 +59,11 @@ class Row(NamedTuple):
 
 async def measure(problems: Sequence[Problem], strategies: Sequence[str], seed: int) -> list[Row]:
     """The rows of all strategies and budgets; the searches of a problem share its memoized prefixes."""
+    import torch  # imported here: importing it takes seconds, and comparing rows does not need it
+
+    from benchmarks.memoized import MemoizedModels
+
+    torch.set_num_threads(1)
     matcher = AnswerMatcher()
     await matcher.start()
     models = MemoizedModels(matcher)
@@ -165,7 +168,6 @@ def rows(
     strategy: Annotated[list[str] | None, typer.Option()] = None,
 ) -> None:
     """Measures the ``search`` package that Python imports, and writes the rows to a file."""
-    torch.set_num_threads(1)
     drawn = list(islice(draw_problems(split, seed), problems))
     file.write_text(json.dumps(asyncio.run(measure(drawn, strategy or list(STRATEGIES), seed))))
 
@@ -192,9 +194,6 @@ def compare(
         "seed": seed,
         "claims": claims,
         "cells": [cell._asdict() for cell in cells],
-        "columns": Row._fields,
-        "before": sides[0],
-        "after": sides[1],
     }
     path = write_result("budgets", figures)
     console.print(table_of(cells, problems))
