@@ -62,6 +62,9 @@ class Cost(NamedTuple):
     nodes: int
 
 
+NOTHING = Cost(0, 0)
+
+
 class BudgetMeter:
     """Tracks the use of one search's budget. ``clock`` returns seconds; time counts from construction."""
 
@@ -71,24 +74,36 @@ class BudgetMeter:
         self._seconds = math.inf if budget.seconds is None else budget.seconds
         self._clock = clock
         self._start = clock()
+        self._short: Limit | None = None
+        """The limit that the last call of ``reserve`` was short of."""
 
     @property
     def seconds(self) -> Limit:
         """The wall clock as of now."""
         return Limit(LimitKind.SECONDS, self._seconds, self._clock() - self._start)
 
-    def reserve(self, asked: Sequence[Cost]) -> list[Cost]:
+    def reserve(self, asked: Sequence[Cost], kept: Cost = NOTHING, least_tokens: int = 1) -> list[Cost]:
         """Reserves for as many of the branches in ``asked`` as the budget allows, in order.
 
         Returns one reservation per granted branch, for the first of ``asked``, in full. A branch gets a smaller
         reservation than it asks for only when nothing else is reserved. Otherwise the unused part of another
         reservation may still come back, and a truncated step would be wasted.
+
+        Args:
+            kept: what has to remain of the budget if the branch takes no more than ``least_tokens``. A branch that
+                takes more is not cut short for it: that would change what the search decides.
+            least_tokens: what the branch is expected to take.
         """
         reserved: list[Cost] = []
+        self._short = None
         for ask in asked:
+            tokens, nodes = self.tokens.remaining - kept.tokens, self.nodes.remaining - kept.nodes
+            if tokens < ask.tokens or nodes < ask.nodes:
+                self._short = self.nodes if nodes < 1 else self.tokens
+                too_small = tokens < min(least_tokens, ask.tokens) or nodes < 1
+                if too_small or self.tokens.reserved or self.nodes.reserved:
+                    break
             reservation = Cost(int(min(ask.tokens, self.tokens.remaining)), int(min(ask.nodes, self.nodes.remaining)))
-            if reservation != ask and (min(reservation) < 1 or self.tokens.reserved or self.nodes.reserved):
-                break
             self._reserve(reservation, 1)
             reserved.append(reservation)
         return reserved
@@ -108,12 +123,13 @@ class BudgetMeter:
         self._reserve(reserved, 1)
 
     def exhausted(self) -> LimitReached | None:
-        """The limit that prevents reserving even one token in one node; None if none does."""
+        """The limit that prevents reserving even one token in one node, or else the one that the last call of
+        ``reserve`` was short of; None if there is none."""
         for limit in (self.tokens, self.nodes, self.seconds):
             least = 0.0 if limit.kind is LimitKind.SECONDS else 1
             if limit.remaining < least:
                 return limit.reached()
-        return None
+        return None if self._short is None else self._short.reached()
 
     def _reserve(self, cost: Cost, sign: int) -> None:
         self.tokens.reserved += sign * cost.tokens

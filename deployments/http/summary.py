@@ -3,7 +3,7 @@
 from deployments.http.replies import Head
 from deployments.service.answer_cache import CachedOutcome
 from search.answers.voting import SelectionRule, best_groups, decisive_shares
-from search.run.report import SearchOutcome
+from search.run.report import SearchOutcome, StopReason
 
 MAX_ANSWER_CHARS = 80
 MAX_OTHERS = 3
@@ -36,7 +36,7 @@ def summary_of(outcome: SearchOutcome, head: Head, detailed: bool) -> str:
         told,
         f"The answer is {answers[0]}." if answers else "No path gave an answer to vote on.",
     ]
-    if outcome.partial:
+    if outcome.stop_reason is not StopReason.FINISHED:
         sentences.append(f"It was ended early ({outcome.stop_reason}).")
     if detailed:
         if others := answers[1:]:

@@ -229,7 +229,8 @@ def digest_of(*parts: object) -> bytes:
 
 
 def is_complete(outcome: SearchOutcome) -> bool:
-    """Whether the same search could give no better answer: no limit, no failure and no shortage had a part in it."""
+    """Whether the same search would give no better answer: it was not cut off, and no failure and no shortage had a
+    part in it."""
     node = outcome.selection.node
     ended = outcome.stopped or (node.step is not None and node.step.end is StepEnd.END_OF_SEQUENCE)
     return not (

@@ -1,6 +1,7 @@
 """Selects the answer of a search among the paths that may answer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 from search.answers.equivalence import WAIT_S, AnswerMatcher, Grouping
 from search.answers.readings import grouped, of_text
@@ -12,11 +13,17 @@ from search.tree import Node, NodeId, NodeStatus, SearchTree
 
 
 async def select_answer(
-    ends: Sequence[Node], tree: SearchTree, strategy: Strategy, matcher: AnswerMatcher | None, wait_s: float = WAIT_S
+    ends: Sequence[Node],
+    tree: SearchTree,
+    strategy: Strategy,
+    matcher: AnswerMatcher | None,
+    wait_s: float = WAIT_S,
+    alike: bool = False,
 ) -> AnswerSelection:
     """The answer selected among the paths of ``tree`` that end in ``ends`` (at least one), by the strategy's rules.
 
     Answers that are not read after ``wait_s`` seconds are compared as text; without a ``matcher`` all are.
+    If ``alike``, each path has one vote, however often it was written.
     """
     answers: list[str | None] = []
     candidates: list[Candidate] = []
@@ -24,7 +31,8 @@ async def select_answer(
     for node in ends:
         answers.append(tree.answer_of(node))
         score = path_score(node, strategy.aggregation)
-        candidates.append(Candidate(node, score, answers[-1], None, strategy.votes(tree, node)))
+        votes = Fraction(1) if alike else strategy.votes(tree, node)
+        candidates.append(Candidate(node, score, answers[-1], None, votes))
         await turns.pass_on()
     answered = [index for index, answer in enumerate(answers) if answer is not None]
     given = [answer for answer in answers if answer is not None]
@@ -41,10 +49,44 @@ async def select_answer(
 
 
 async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
-    """The last node of the best unfinished path; None if there is none.
+    """The last node of the best unfinished path; None if there is none."""
+    return await _best(tree, strategy, lambda node: not _has_open_child(node))
 
-    The highest score is best, then the longest path, then the lowest id.
-    """
+
+async def best_leaf(tree: SearchTree, strategy: Strategy, fits: Callable[[Node], bool]) -> Node | None:
+    """The node below which the best path goes on that the strategy has not continued: its last node, or the last one of
+    its lookahead. None if none of these nodes ``fits``."""
+
+    def end(node: Node) -> Node:
+        return node.lookahead_end(strategy.max_depth)
+
+    def is_leaf(node: Node) -> bool:
+        return not node.asked and end(node).status is NodeStatus.OPEN and fits(end(node))
+
+    leaf = await _best(tree, strategy, is_leaf)
+    return None if leaf is None else end(leaf)
+
+
+async def answering_paths(candidates: list[Node], tree: SearchTree) -> list[Node]:
+    """``candidates``, unless none of them is finished and a lookahead is: then the ends of all finished lookaheads,
+    ordered by id. Without candidates, a lookahead that was cut off may answer too."""
+    turns = Turns()
+    for node in candidates:
+        if tree.is_finished(node):
+            return candidates
+        await turns.pass_on()
+    ended: list[Node] = []
+    for node in tree.nodes:
+        if node.is_lookahead and node.status is NodeStatus.TERMINAL:
+            ended.append(node)
+        await turns.pass_on()
+    ended.sort(key=lambda node: node.id)
+    return [node for node in ended if tree.is_finished(node)] or candidates or ended
+
+
+async def _best(tree: SearchTree, strategy: Strategy, may_be: Callable[[Node], bool]) -> Node | None:
+    """The best of the open nodes that ``may_be``, without lookaheads: the highest score, then the longest path, then
+    the lowest id."""
 
     def rank(node: Node) -> tuple[float, int, NodeId]:
         return -(path_score(node, strategy.aggregation) or 0.0), -node.depth, node.id
@@ -52,7 +94,7 @@ async def best_open_path(tree: SearchTree, strategy: Strategy) -> Node | None:
     best: Node | None = None
     turns = Turns()
     for node in tree.nodes:
-        if node.status is NodeStatus.OPEN and not node.is_lookahead and not _has_open_child(node):
+        if node.status is NodeStatus.OPEN and not node.is_lookahead and may_be(node):
             best = node if best is None else min(best, node, key=rank)
         await turns.pass_on()
     return best

@@ -1,42 +1,21 @@
 """Turns a strategy's expansions into batches of branches for the generator, within all limits."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import NamedTuple
 
-from search.budget import BudgetMeter, Cost
+from search.budget import NOTHING, BudgetMeter, Cost
 from search.ports import Branch, ExpandItem, StopCondition, branch_seed
+from search.run.answer_selection import best_leaf
+from search.run.path_limits import PathLimits, PathNeeds
 from search.run.recovery import take_up
 from search.settings import SearchSettings
 from search.strategies.base import Expansion
 from search.tools.turns import Turns
 from search.tree import ExpansionRequest, Node, NodeId, NodeStatus, SearchTree
 
-NOTHING = Cost(0, 0)
-
-
-class PathLimits(NamedTuple):
-    """Limits of every path of one search."""
-
-    prompt: tuple[int, ...]
-    context_tokens: int
-    """The generator's context length: prompt, path and the step being written."""
-    max_path_tokens: int
-    max_depth: int
-
-    def tokens(self, node: Node) -> int:
-        """Tokens that may still be written below ``node``."""
-        return min(self.max_path_tokens, self.context_tokens - len(self.prompt)) - node.path_tokens
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of prompt and path together."""
-        return min(self.max_path_tokens + len(self.prompt), self.context_tokens)
-
-    def steps(self, node: Node) -> int:
-        """Steps that may still be written below ``node``."""
-        return self.max_depth - node.depth
+Granted = list[tuple[Expansion, list[Cost]]]
+"""Expansions with a reservation for each of their branches that the budget granted."""
 
 
 @dataclass
@@ -85,33 +64,47 @@ def reserved(node: Node) -> Cost:
 
 
 class Planner:
-    """Turns expansions into batches and enters their children into the tree."""
+    """Turns expansions into batches and enters their children into the tree.
 
-    def __init__(self, tree: SearchTree, settings: SearchSettings, limits: PathLimits, meter: BudgetMeter) -> None:
+    Until the strategy has a finished path to answer with, it keeps what one path still needs of the budget. When the
+    rest is too small for another step, it finishes the best path with what it kept, by a lookahead to the end of the
+    solution, which no strategy takes for a path of its own.
+    """
+
+    def __init__(
+        self,
+        tree: SearchTree,
+        settings: SearchSettings,
+        limits: PathLimits,
+        meter: BudgetMeter,
+        hooked: bool = False,
+    ) -> None:
+        """``hooked``: whether a step hook sees every step, so that a path is finished step by step."""
+        self._finish = StopCondition.STEP if hooked else StopCondition.SOLUTION
         self._tree = tree
         self._settings = settings
         self._limits = limits
+        self._needs = PathNeeds(tree, limits, settings.max_step_tokens)
         self._meter = meter
 
     async def plan(self, expansions: Sequence[Expansion]) -> list[Batch]:
-        """Batches for as many branches of ``expansions`` as the budget grants, in order. One batch per stop condition
-        and kind (lookahead or not), so normally one.
+        """Batches for as many branches of ``expansions`` as the budget grants, in order, or for one branch that
+        finishes a path. One batch per stop condition and kind (lookahead or not), so normally one.
 
         Branches with a reservation are in the tree afterwards, as pending nodes; the others are not.
         """
-        granted = iter(self._meter.reserve([cost for expansion in expansions for cost in self._costs(expansion)]))
-        batches: dict[tuple[StopCondition, bool], Batch] = {}
-        settled = False
         # With branches in flight, arrivals between two turns could change the nodes of later expansions: no turns then.
         turns = None if self._tree.in_flight else Turns()
-        for expansion in expansions:
-            costs = [cost for _, cost in zip(range(expansion.count), granted, strict=False)]
-            if costs:
-                if not settled:
-                    self._tree.settle()
-                    settled = True
-                kind = self._stop_condition(expansion), expansion.lookahead
-                await self._enter(batches.setdefault(kind, Batch(*kind)), expansion, costs, turns)
+        granted = self._granted(expansions)
+        missing = sum(each.count for each in expansions) - sum(len(costs) for _, costs in granted)
+        if missing and not self._tree.in_flight:
+            granted = await self._with_little_left(expansions, granted)
+        if granted:
+            self._tree.settle()
+        batches: dict[tuple[StopCondition, bool], Batch] = {}
+        for expansion, costs in granted:
+            kind = self._stop_condition(expansion), expansion.lookahead
+            await self._enter(batches.setdefault(kind, Batch(*kind)), expansion, costs, turns)
         return [batch for batch in batches.values() if batch.pending]
 
     def resume(self) -> tuple[list[Batch], Cost]:
@@ -136,13 +129,61 @@ class Planner:
             batches.setdefault(kind, Batch(*kind)).pending[node.id] = node
         return list(batches.values()), written
 
-    def _costs(self, expansion: Expansion) -> Iterator[Cost]:
+    def _granted(self, expansions: Sequence[Expansion], keep: bool = True) -> Granted:
+        """Reserves for as many branches as the budget allows; if ``keep``, beside what their paths need afterwards. A
+        whole solution needs nothing more."""
+        granted: Granted = []
+        for expansion in expansions:
+            kept, least = NOTHING, 1
+            if keep and self._stop_condition(expansion) is StopCondition.STEP:
+                least = self._needs.step_tokens
+                rest = max(0, self._needs.tokens(expansion.node) - least)
+                kept = Cost(rest, 0 if self._tree.longest_path else 1)
+            costs = self._meter.reserve(self._costs(expansion), kept, least)
+            if costs:
+                granted.append((expansion, costs))
+            if len(costs) < expansion.count:
+                break
+        return granted
+
+    async def _with_little_left(self, expansions: Sequence[Expansion], granted: Granted) -> Granted:
+        """What is granted in place of ``granted`` when the budget does not suffice for all ``expansions``."""
+        strategy = self._settings.strategy
+        if any(map(self._tree.is_finished, strategy.candidates(self._tree))):
+            for _, costs in granted:
+                for cost in costs:
+                    self._meter.settle(cost, NOTHING)
+            return self._granted(expansions, keep=False)
+        return granted or self._reserved_for(await self._last_path(expansions[0]))
+
+    async def _last_path(self, asked: Expansion) -> Expansion | None:
+        """What to do with a budget that is too small for another step: finish the best path that can be finished. Until
+        one is finished, do what can be done. None: nothing."""
+        none_finished, left = not self._tree.longest_path, self._meter.tokens.remaining
+        leaf = await best_leaf(
+            self._tree, self._settings.strategy, lambda end: none_finished or self._needs.tokens(end) <= left
+        )
+        if leaf is not None:
+            return Expansion(leaf, 1, self._finish, lookahead=True)
+        if not none_finished:
+            return None
+        if self._meter.nodes.remaining == 1:
+            return Expansion(asked.node, 1, StopCondition.SOLUTION, lookahead=True)
+        return asked._replace(count=1)
+
+    def _reserved_for(self, expansion: Expansion | None) -> Granted:
+        """The expansion with all that is left reserved for it."""
+        if expansion is None or not (costs := self._meter.reserve(self._costs(expansion))):
+            return []
+        return [(expansion, costs)]
+
+    def _costs(self, expansion: Expansion) -> list[Cost]:
         tokens, nodes = self._limits.tokens(expansion.node), 1
         if self._stop_condition(expansion) is StopCondition.SOLUTION:
             nodes = self._limits.steps(expansion.node)
         else:
             tokens = min(tokens, self._settings.max_step_tokens)
-        return (Cost(tokens, nodes) for _ in range(expansion.count))
+        return [Cost(tokens, nodes)] * expansion.count
 
     def _stop_condition(self, expansion: Expansion) -> StopCondition:
         return expansion.stop_condition or self._settings.strategy.stop_condition

@@ -9,16 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from search.answers.voting import AnswerSelection
 from search.rewards import ScoringCost
-from search.tree import HookEffect, NodeId, SearchTree
+from search.tree import HookEffect, NodeId, NodeStatus, SearchTree, StepEnd
 
 
 class StopReason(StrEnum):
-    """Why a search ended. All but ``finished`` leave a partial answer."""
+    """Why a search ended. See `SearchOutcome.partial`."""
 
     FINISHED = "finished"
     """The strategy was done."""
     TOKENS = "tokens"
-    """The token budget was too small for another step."""
+    """The token budget was too small for another step. What it kept for one path has finished that path, if it was
+    enough."""
     NODES = "nodes"
     """The node budget was too small for another step."""
     SECONDS = "seconds"
@@ -143,8 +144,20 @@ class SearchOutcome:
         return self.text != self.selection.node.text
 
     @property
+    def ended(self) -> bool:
+        """Whether the answering path came to an end of its own: the model's, an answer, or a stop text."""
+        node = self.selection.node
+        if node.status is not NodeStatus.TERMINAL or node.step is None:
+            return self.stopped
+        at_end = node.step.end is StepEnd.END_OF_SEQUENCE
+        return self.stopped or at_end or self.selection.answer is not None
+
+    @property
     def partial(self) -> bool:
-        """Whether the search ended before its strategy was done."""
+        """Whether time or a failure ended the search before its strategy was done, or a budget that left no finished
+        path to answer with."""
+        if self.stop_reason in (StopReason.TOKENS, StopReason.NODES):
+            return not self.ended
         return self.stop_reason is not StopReason.FINISHED
 
 

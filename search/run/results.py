@@ -5,9 +5,10 @@ from itertools import chain
 from typing import NamedTuple
 
 from search.answers.extraction import boxed_answer
-from search.budget import BudgetMeter, Cost
+from search.budget import NOTHING, BudgetMeter, Cost
 from search.ports import Child, Headroom, StopCondition
-from search.run.planning import NOTHING, Batch, PathLimits, reserved
+from search.run.path_limits import PathLimits
+from search.run.planning import Batch, reserved
 from search.run.report import SearchCost
 from search.tree import HookEffect, Node, NodeStatus, SearchTree, Step, StepEnd
 

@@ -25,10 +25,11 @@ from search.ports import (
     ScoreRequest,
     StopCondition,
 )
-from search.run.answer_selection import best_open_path, select_answer
+from search.run.answer_selection import answering_paths, best_open_path, select_answer
 from search.run.environment import SearchEnvironment
 from search.run.kv_usage import KVUsage
-from search.run.planning import Batch, PathLimits, Planner
+from search.run.path_limits import PathLimits
+from search.run.planning import Batch, Planner
 from search.run.report import (
     EventSink,
     RoundStarted,
@@ -189,7 +190,7 @@ class _Search:
         self._meter = BudgetMeter(settings.budget)
         self._limits = limits
         self._max_step_tokens = settings.max_step_tokens
-        self._planner = Planner(tree, settings, limits, self._meter)
+        self._planner = Planner(tree, settings, limits, self._meter, environment.step_hook is not None)
         self._results = Results(tree, limits, self._meter, cost)
         self._kv_usage = KVUsage(tree, len(limits.prompt)) if settings.kv_usage else None
         self._rounds = 0
@@ -235,14 +236,17 @@ class _Search:
         self._failure = self._generator_error = None
 
     async def conclude(self, reason: StopReason) -> SearchOutcome:
-        """The outcome: answered by the candidates, or without any by the best unfinished path."""
-        ends = self._strategy.candidates(self._tree)
+        """The outcome: answered by the candidates, or without a finished one by the paths that were finished with the
+        rest of the budget, or by the best unfinished path."""
+        candidates = self._strategy.candidates(self._tree)
+        ends = await answering_paths(candidates, self._tree)
+        alike = ends is not candidates
         if not ends and self._generator_error is not None:
             raise self._generator_error
         if not ends:
             ends = [await self._best_open_path(reason)]
         wait_s = min(WAIT_S, max(SELECT_S, self._deadline_s()))
-        selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s)
+        selection = await select_answer(ends, self._tree, self._strategy, self._matcher, wait_s, alike)
         outcome = SearchOutcome(
             search_id=self._search_id,
             seed=self._seed,

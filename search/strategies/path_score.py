@@ -50,15 +50,16 @@ def path_score(node: Node, how: Aggregation) -> float | None:
     return node.score[1]
 
 
-def rank_score(node: Node, how: Aggregation) -> float:
-    """The score that ranks a path: that of the path to the end of its lookahead, or its own without a lookahead."""
-    end = node.lookahead_end
+def rank_score(node: Node, how: Aggregation, lookahead: int) -> float:
+    """The score that ranks a path: that of the path to the end of its lookahead of at most that many steps, or its own
+    without a lookahead."""
+    end = node.lookahead_end(lookahead)
     return (path_score(node, how) if end is node else aggregate(end.rewards, how)) or 0.0
 
 
-def best_first(nodes: Sequence[Node], how: Aggregation) -> list[Node]:
+def best_first(nodes: Sequence[Node], how: Aggregation, lookahead: int = 0) -> list[Node]:
     """``nodes`` by falling `rank_score`; ties by node id, so the order does not depend on arrival."""
-    return sorted(nodes, key=lambda node: (-rank_score(node, how), node.id))
+    return sorted(nodes, key=lambda node: (-rank_score(node, how, lookahead), node.id))
 
 
 def mean_logprob(node: Node) -> float:

@@ -131,7 +131,8 @@ class Node:
     """The generator request; None for the later steps of a whole solution."""
     children: dict[int, "Node"] = field(default_factory=dict, repr=False)
     lookaheads: dict[int, "Node"] = field(default_factory=dict, repr=False)
-    """Continuations written only to learn more about this step, at indices -1, -2, …: lookaheads and rollouts."""
+    """Continuations that no strategy takes for its own paths, at indices -1, -2, …: lookaheads and rollouts, written to
+    learn more about this step, and the rest of a path that a budget is kept for."""
     is_lookahead: bool = False
     """Whether this node or one above it is a lookahead: part of no path that the search itself grows."""
     count: int = 1
@@ -210,11 +211,13 @@ class Node:
             node = node.parent
         return nodes[::-1]
 
-    @property
-    def lookahead_end(self) -> "Node":
-        """The last node of the lookahead from here; the node itself if there is none."""
+    def lookahead_end(self, steps: int) -> "Node":
+        """The last node of the lookahead from here, at most ``steps`` steps ahead; the node itself if there is none."""
         node = self
-        while ahead := node.lookaheads or (node.children if node.is_lookahead else {}):
+        for _ in range(steps):
+            ahead = node.lookaheads or (node.children if node.is_lookahead else {})
+            if not ahead:
+                break
             node = ahead[min(ahead)]
         return node
 

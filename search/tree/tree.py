@@ -31,6 +31,7 @@ from search.tree.nodes import (
     NodeStatus,
     SiblingKey,
     Step,
+    StepEnd,
     TreeError,
     Unread,
 )
@@ -85,6 +86,10 @@ class SearchTree:
         """Number of nodes that repeat another."""
         self.given_back = 0
         """Number of children that were given back. They are not nodes."""
+        self.longest_step = 0
+        """Tokens of the longest step that ended at a delimiter; 0 without one."""
+        self.longest_path = 0
+        """Tokens of the longest path that no limit has cut off, lookaheads included; 0 without one."""
         self.newly_pruned: list[Node] = []
         """Nodes that were pruned since the search took this list, which empties it."""
         self.replays: frozenset[NodeId] | None = None
@@ -219,6 +224,12 @@ class SearchTree:
         """The canonical spelling of ``answer_of``: paths with the same spelling have the same answer."""
         answer = self.answer_of(node)
         return None if answer is None else self.canonical(answer)
+
+    def is_finished(self, node: Node) -> bool:
+        """Whether a path came to its own end in a node: the end of the sequence, or an answer."""
+        if node.status is not NodeStatus.TERMINAL or node.step is None:
+            return False
+        return node.step.end is StepEnd.END_OF_SEQUENCE or self.answer_of(node) is not None
 
     def step_texts(self, node: Node) -> tuple[str, ...]:
         """The texts of all steps of a path as the reward model reads them: the prefill's first, and its rest as the
@@ -467,6 +478,10 @@ class SearchTree:
         assert node.parent is not None
         node.step, node.ends = step, ends
         node.path_tokens = node.parent.path_tokens + len(step.token_ids)
+        if step.end is StepEnd.DELIMITER:
+            self.longest_step = max(self.longest_step, len(step.token_ids))
+        if ends and step.end is not StepEnd.LENGTH:
+            self.longest_path = max(self.longest_path, node.path_tokens)
 
     def _set_hook(self, node: Node, effect: HookEffect) -> None:
         step = node.step
@@ -545,6 +560,7 @@ class SearchTree:
         self._set_status(first, NodeStatus.REPEATED)
         first.repeated_by = ()
         node.continuations = first.continuations
+        node.statistics, first.statistics = first.statistics, None
         node.reward, node.neutral, first.neutral = first.reward, first.neutral, False
         if first.hook is not None:
             self._set_hook(node, first.hook)

@@ -167,13 +167,17 @@ async def test_a_new_answer_replaces_the_old_one() -> None:
     assert (len(cache), cache.check_integrity()) == (1, [])
 
 
+FINISHED, BUDGETS = StopReason.FINISHED, (StopReason.TOKENS, StopReason.NODES)
+
+
 def test_only_complete_answers_are_kept() -> None:
     complete = outcome()
     assert is_complete(complete)
     cut_off = outcome(end=StepEnd.LENGTH)
     without_answer = cut_off.selection._replace(answer=None, groups=())
     incomplete = [
-        *(replace(complete, stop_reason=reason) for reason in StopReason if reason is not StopReason.FINISHED),
+        *(replace(complete, stop_reason=reason) for reason in StopReason if reason not in (FINISHED, *BUDGETS)),
+        *(replace(cut_off, selection=without_answer, stop_reason=reason) for reason in BUDGETS),
         replace(complete, degraded=True),
         replace(complete, selection=complete.selection._replace(unread=1)),
         replace(complete, cost=SearchCost(given_back_branches=1)),
@@ -186,6 +190,8 @@ def test_only_complete_answers_are_kept() -> None:
         cache.keep(asked("6*7?"), None, each, [])
     assert len(cache) == 0
     assert is_complete(replace(cut_off, text="It is")), "a stop text ended it"
+    for reason in BUDGETS:
+        assert is_complete(replace(complete, stop_reason=reason)), "the budget has left a finished path"
 
 
 async def test_a_question_that_means_the_same_is_answered_within_its_conversation_alone() -> None:

@@ -43,7 +43,7 @@ class BeamSearch(LevelSearch):
         if not depth:
             return {tree.root: self.n}
         beams = scored(tree, depth)
-        kept = best_first(beams, self.aggregation)[: self.n // self.m]
+        kept = best_first(beams, self.aggregation, self.lookahead)[: self.n // self.m]
         going_on = set(kept)
         allocation = {node: 0 for node in beams if node not in going_on}
         if kept and tree.ended(depth) < self.n:
@@ -54,7 +54,10 @@ class BeamSearch(LevelSearch):
         above = tree.strategy_cache.get((BeamSearch, depth - 1), {})  # That level is complete, so its counts are final.
         known = {node: tree.counts_and_samples(node, above) for node in kept}
         tree.strategy_cache[BeamSearch, depth] = known
-        weights = [rank_score(node, self.aggregation) * (counts / samples) for node, (counts, samples) in known.items()]
+        weights = [
+            rank_score(node, self.aggregation, self.lookahead) * (counts / samples)
+            for node, (counts, samples) in known.items()
+        ]
         if tree.merges_siblings and any(weights):
             return dealt(self.n, weights)
         return [len(range(index, self.n, len(kept))) for index in range(len(kept))]

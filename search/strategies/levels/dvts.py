@@ -83,7 +83,7 @@ class DVTS(LevelSearch):
         return best
 
     def _best_of(self, written: Mapping[int, list[Node]]) -> dict[int, Node]:
-        return {subtree: best_first(steps, self.aggregation)[0] for subtree, steps in written.items()}
+        return {subtree: best_first(steps, self.aggregation, self.lookahead)[0] for subtree, steps in written.items()}
 
     def _steps(self, tree: SearchTree, depth: int) -> Mapping[int, list[Node]]:
         """The distinct steps written for each subtree at that depth, from ``m`` samples each. Subtrees at the same node

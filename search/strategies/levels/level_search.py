@@ -98,7 +98,7 @@ class LevelSearch(Strategy):
             return []
         return [
             Expansion(end, 1, lookahead=True)
-            for end in (node.lookahead_end for node in tree.level(depth))
+            for end in (node.lookahead_end(self.lookahead) for node in tree.level(depth))
             if end.status is NodeStatus.OPEN and end.depth - depth < self.lookahead
         ]
 

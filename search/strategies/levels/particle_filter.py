@@ -78,7 +78,7 @@ class ParticleFilter(LevelSearch):
         if not depth or all(node.status is NodeStatus.TERMINAL for node in particles):
             return particles
         each = [node for node, count in particles.items() for _ in range(count)]
-        odds = {node: _log_odds(node) for node in particles}
+        odds = {node: _log_odds(node, self.lookahead) for node in particles}
         weights = softmax([odds[node] for node in each], self.weight_temperature)
         given_back = sum(len(node.given_back) for node in self._resampled(tree, depth - 1))
         if given_back:
@@ -132,6 +132,6 @@ def _stands_for(node: Node, depth: int) -> float:
     return node.parent.asked / len(node.parent.children) if node.parent and node.depth == depth else 1.0
 
 
-def _log_odds(node: Node) -> float:
-    reward = min(max(rank_score(node, Aggregation.LAST), MIN_ODDS), 1.0 - MIN_ODDS)
+def _log_odds(node: Node, lookahead: int) -> float:
+    reward = min(max(rank_score(node, Aggregation.LAST, lookahead), MIN_ODDS), 1.0 - MIN_ODDS)
     return math.log(reward / (1.0 - reward))

@@ -28,7 +28,7 @@ class Balanced(LevelSearch):
 
     def allocated(self, paths: Sequence[Node], width: int) -> dict[Node, int]:
         """The width allocated to these paths by their last rewards."""
-        rewards = [rank_score(node, Aggregation.LAST) for node in paths]
+        rewards = [rank_score(node, Aggregation.LAST, self.lookahead) for node in paths]
         counts = [node.count for node in paths]
         return dict(zip(paths, allocate_width(rewards, width, self.balance_temperature, counts), strict=True))
 

@@ -72,7 +72,8 @@ class ArmRewards:
     place: int = -1
     """Index in ``below`` of the parent; -1 if the node has ended or has not arrived."""
     below: list[Node] = field(default_factory=list)
-    """The children that may be continued, in the order in which they were added."""
+    """The children that may be continued, in the order in which they were added. A sibling of the same text and a lower
+    id may represent a child since (`Node.first`)."""
     table: NDArray[np.float64] | None = None
     """The own arms of ``below`` as `columns`, with spare capacity; None below ``MANY`` children."""
 
@@ -81,7 +82,7 @@ class ArmRewards:
         rewards_of(child).place = len(self.below)
         self.below.append(child)
         if self.table is None and len(self.below) >= MANY:
-            self.table = columns([rewards_of(each).own for each in self.below])
+            self.table = columns([rewards_of(each.first).own for each in self.below])
         elif self.table is not None:
             if self.table.shape[1] < len(self.below):
                 self.table = np.concatenate([self.table, np.zeros_like(self.table)], axis=1)
@@ -165,10 +166,10 @@ def chosen_parent(root: Node, posterior: Posterior, rng: Random) -> Node:
         if generate >= prior.after(arms.continued).draw(rng):
             return node
         if arms.table is None:
-            draws = [prior.after(rewards_of(child).own).draw(rng) for child in arms.below]
+            draws = [prior.after(rewards_of(child.first).own).draw(rng) for child in arms.below]
             best = draws.index(max(draws))
         else:
             bits = np.random.Generator(np.random.PCG64(rng.getrandbits(64)))
             best = int(prior.draw_many(arms.table[:, : len(arms.below)], bits).argmax())
-        node = arms.below[best]
+        node = arms.below[best].first
     return node

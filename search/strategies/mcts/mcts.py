@@ -111,7 +111,7 @@ class MCTS(Strategy):
         node = tree.root
         while below := [child for child in visits.arrived_below(node) if visits.statistics(child).solved]:
             node = min(below, key=lambda child: (-rank(child), child.id))
-        end = node.lookahead_end
+        end = node.lookahead_end(self.max_depth)
         return [end] if end.status is NodeStatus.TERMINAL else []
 
     @property
@@ -124,7 +124,7 @@ class MCTS(Strategy):
         own = path_score(node, self.aggregation) or 0.0
         if not (self.rolls_out and node.lookaheads):
             return own
-        rolled = rank_score(node, self.aggregation)
+        rolled = rank_score(node, self.aggregation, self.max_depth)
         return rolled if self.value is Value.ROLLOUT else (own + rolled) / 2
 
     def _may_stop(self, visits: Visits) -> bool:

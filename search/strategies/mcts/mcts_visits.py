@@ -49,6 +49,8 @@ class Visits:
         for node in arrived:
             if node.first.status not in (NodeStatus.OPEN, NodeStatus.TERMINAL):
                 continue
+            if node.is_lookahead and not self._strategy.rolls_out:
+                continue  # No rollout, so it says nothing of the values that were backed up.
             if not node.is_lookahead:
                 self._visit(node)
             elif node.parent is not None and not node.parent.is_lookahead:

@@ -24,5 +24,8 @@ for name, client in (("chat", chat), ("responses", responses)):
         answer if name == "responses" else AIMessage(texts["chat"]),
     ]
     texts[f"{name}_history"] = client.invoke([*history, HumanMessage(QUESTION)]).text
+# Sent as max_completion_tokens, which is a token budget of all paths.
+limited = ChatOpenAI(model=model, seed=SEED, max_tokens=512, max_retries=0)
+texts["limited"] = limited.invoke(QUESTION).text
 texts["effort"] = ChatOpenAI(model=model, seed=SEED, reasoning_effort="low", max_retries=0).invoke(QUESTION).text
 report(texts, sys.argv[1])

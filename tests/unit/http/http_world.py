@@ -152,7 +152,7 @@ class FakeGenerator:
     def _steps(self, parent: tuple[int, ...], seed: int, request: ExpandRequest) -> tuple[Step, ...]:
         if request.stop_condition is StopCondition.STEP:
             return (self._step(len(parent) + 1, seed, request.logprobs),)
-        return tuple(self._step(depth, seed, request.logprobs) for depth in range(1, DEPTH + 1))
+        return tuple(self._step(depth, seed, request.logprobs) for depth in range(len(parent) + 1, DEPTH + 1))
 
     def _step(self, depth: int, seed: int, logprobs: bool) -> Step:
         logprob_fields = (-0.25 * STEP_TOKENS, (-0.25,) * STEP_TOKENS) if logprobs else ()

@@ -241,10 +241,17 @@ async def test_incomplete_answers_are_searched_for_again(caching: World) -> None
     assert (await ask(caching))["search"]["degraded"]
     caching.scorer.error = None
     assert not was_cached(await ask(caching))
-    out_of_budget = {"search": {"budget": {"tokens": 6 * STEP_TOKENS}}}
     for _ in range(2):
-        reply = await ask(caching, **out_of_budget)
+        reply = await ask(caching, max_completion_tokens=STEP_TOKENS)
         assert (reply["search"]["stop_reason"], was_cached(reply)) == ("tokens", False)
+        assert reply["choices"][0]["finish_reason"] == "length"
+
+
+async def test_an_answer_that_a_budget_has_left_is_kept(caching: World) -> None:
+    for again in (False, True):
+        reply = await ask(caching, max_completion_tokens=6 * STEP_TOKENS)
+        assert (reply["search"]["stop_reason"], was_cached(reply)) == ("tokens", again)
+        assert reply["choices"][0]["finish_reason"] == "stop"
 
 
 async def test_a_question_that_means_the_same_is_answered_with_a_note(caching: World) -> None:

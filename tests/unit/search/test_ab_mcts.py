@@ -2,19 +2,22 @@
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
 import numpy as np
 import pytest
+import search_fakes
 from scipy.stats import ks_2samp
 from search_fakes import search
 from treequest.algos.ab_mcts_a.algo import ABMCTSA
 from treequest.algos.ab_mcts_a.prob_state import PriorConfig, ProbabilisticDist
 
 from search.settings import parse_search
-from search.strategies.mcts.ab_mcts import Arms, chosen_parent, rewards_of
+from search.snapshot import restore_tree, save_tree
+from search.strategies.base import Expansion
+from search.strategies.mcts.ab_mcts import ABMCTS, Arms, chosen_parent, rewards_of
 from search.strategies.mcts.arm_posteriors import MANY, PRIORS, Belief, Odds, Posterior, Rewards, columns
 from search.tree import NodeId, NodeStatus, SearchTree, Step, StepEnd
 
@@ -213,3 +216,30 @@ def test_another_seed_draws_differently() -> None:
         _, outcome = search({"strategy": "ab_mcts", "iterations": 30, "seed": seed})
         shapes.add(tuple(node.id for node in outcome.tree.nodes))
     assert len(shapes) > 1
+
+
+def test_a_text_that_a_later_generation_represents_is_continued(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A generation below an earlier sibling may write a step again that another generation has written, under a lower
+    id. The choices are those of the whole tree, taken at once."""
+
+    def write_step(seed: int, prefix: Sequence[int], max_tokens: int) -> Step:
+        rng = search_fakes.seeded_rng("one of two", seed, tuple(prefix))
+        kind = rng.randrange(2)
+        if rng.random() < 1 / 4:
+            return Step((kind,), f"\\boxed{{{kind}}}", StepEnd.END_OF_SEQUENCE)
+        return Step((kind,), f"{kind}\n\n", StepEnd.DELIMITER)
+
+    select = ABMCTS.select
+
+    def checked(self: ABMCTS, tree: SearchTree) -> Sequence[Expansion]:
+        chosen = select(self, tree)
+        if not tree.in_flight:
+            again = select(self, restore_tree(save_tree(tree)))
+            assert [(each.node.id, each.count) for each in again] == [(each.node.id, each.count) for each in chosen]
+        return chosen
+
+    monkeypatch.setattr(search_fakes, "write_step", write_step)
+    monkeypatch.setattr(ABMCTS, "select", checked)
+    for seed in (4, 7, 43, 44, 81):
+        _, outcome = search({"strategy": "ab_mcts", "iterations": 20, "max_depth": 6, "seed": seed})
+        assert outcome.stop_reason == "finished"

@@ -26,6 +26,22 @@ def test_a_branch_is_shortened_only_if_no_reservation_is_open() -> None:
     assert meter.reserve([Cost(90, 1), Cost(90, 1)]) == [Cost(70, 1)]
 
 
+def test_what_is_kept_decides_whether_a_branch_is_granted_and_not_how_long_it_may_become() -> None:
+    meter = BudgetMeter(Budget(tokens=100, nodes=3))
+    assert meter.reserve([Cost(90, 1)], kept=Cost(81, 0), least_tokens=20) == []
+    limit = meter.exhausted()
+    assert limit is not None
+    assert limit.kind is LimitKind.TOKENS
+    assert meter.reserve([Cost(90, 1)], kept=Cost(80, 0), least_tokens=20) == [Cost(90, 1)]
+    meter.settle(Cost(90, 1), Cost(70, 1))
+    assert meter.reserve([Cost(90, 1)], kept=Cost(10, 0), least_tokens=20) == [Cost(30, 1)]
+    meter.settle(Cost(30, 1), Cost(10, 1))
+    assert meter.reserve([Cost(10, 1)], kept=Cost(0, 1)) == []
+    limit = meter.exhausted()
+    assert limit is not None
+    assert limit.kind is LimitKind.NODES
+
+
 def test_the_exhausted_limit_is_named() -> None:
     meter = BudgetMeter(Budget(tokens=5, nodes=1))
     assert meter.exhausted() is None
