@@ -48,6 +48,8 @@ def engine_args(
     """
     for name, path in settings.missing_models.items():  # vLLM would call it a malformed or unreachable hub id
         raise EngineStartError(f"no model at {path!r}: there is no {CONFIG_FILES[name]}")
+    for name, fault in settings.missing_files.items():
+        raise EngineStartError(f"{name}: {fault}")
     args: dict[str, Any] = {
         "model": settings.model_path,
         "runner": runner,

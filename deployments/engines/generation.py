@@ -138,7 +138,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
-        tokenizer = engine_tokenizer(engine)
+        tokenizer = engine_tokenizer(engine, self._settings)
         splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)

@@ -26,6 +26,7 @@ from deployments.engines.request_queue import RequestQueue
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import SocketDirectory
 from deployments.engines.template import TemplateLost, engines_forked_from, template_of
+from deployments.engines.tokenizers import configured
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
 from kvstore.memory.engine_geometry import expected_geometry
 from kvstore.memory.geometry import KVGeometry, UnknownGeometry
@@ -262,12 +263,16 @@ async def _worker_reply(engine: AsyncLLM, method: str) -> Any:
     return reply
 
 
-def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:
-    """The engine's tokenizer. Raises EngineStartError when the model has none that transformers knows."""
+def engine_tokenizer(engine: AsyncLLM, settings: EngineSettings) -> PreTrainedTokenizerBase:
+    """The engine's tokenizer. Raises EngineStartError when the model has none that transformers knows, or when the chat
+    template of the settings cannot be read."""
     tokenizer = engine.get_tokenizer()
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise EngineStartError(f"{engine.model_config.model!r} has no transformers tokenizer")
-    return tokenizer
+    try:
+        return configured(tokenizer, settings)
+    except ValueError as error:
+        raise EngineStartError(str(error)) from error
 
 
 async def _start_engine(

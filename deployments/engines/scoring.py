@@ -101,7 +101,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         return scoring_args(self._settings)
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> StartedScorer:
-        family = self._settings.reader(self._settings, engine_tokenizer(engine))
+        family = self._settings.reader(self._settings, engine_tokenizer(engine, self._settings))
         counters = EngineCounters.of(engine)
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if geometry.groups else None
         queue = RequestQueue(self._settings.max_num_seqs, clamp, self.queued_ahead)
