@@ -135,7 +135,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._lengths = {condition: StepLengths() for condition in StopCondition}
 
     def _arguments(self) -> AsyncEngineArgs:
-        return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
+        return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer, unused=self._unused)
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         tokenizer = engine_tokenizer(engine, self._settings)

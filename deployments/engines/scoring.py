@@ -4,7 +4,7 @@ It owns the engine and the reward cache. How a path becomes requests, and output
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -19,9 +19,9 @@ from deployments.engines.backlog import Backlog
 from deployments.engines.counters import EngineCounters
 from deployments.engines.engine_calls import EngineCall, EngineCallError, NeverFits, RequestRefused
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
+from deployments.engines.load_arguments import loader_args
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from deployments.engines.rewards.loader import loader_args
 from kvstore.memory.clamp import KVClamp
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
@@ -98,7 +98,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         self._backlog = Backlog()
 
     def _arguments(self) -> AsyncEngineArgs:
-        return scoring_args(self._settings)
+        return scoring_args(self._settings, self._unused)
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> StartedScorer:
         family = self._settings.reader(self._settings, engine_tokenizer(engine, self._settings))
@@ -228,10 +228,13 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         return queries
 
 
-def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
-    """vLLM's arguments for a reward model's engine. Raises EngineStartError when the settings allow no engine."""
+def scoring_args(settings: RewardModelSettings, unused: Collection[str] = ()) -> AsyncEngineArgs:
+    """vLLM's arguments for a reward model's engine. ``unused``: names of weights that are not loaded.
+
+    Raises EngineStartError when the settings allow no engine.
+    """
     family = settings.reader
-    model = loader_args(settings.lora, family.head)
+    model = loader_args(settings, unused, settings.lora, family.head)
     overrides = dict(settings.hf_overrides)
     if family.vllm_model:
         overrides["architectures"] = [family.vllm_model.partition(":")[2]]

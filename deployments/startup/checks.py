@@ -14,6 +14,7 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.settings import EngineSettings
 from deployments.engines.tokenizers import load_tokenizer
+from deployments.engines.weights import check_weights
 from deployments.startup.model_files import has_tokenizer, longest_context, model_directories, token_ratio
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def check_settings(config: AppConfig) -> None:
     Raises:
         ValueError: settings contradict each other or their models; one line for each problem, with its path.
     """
-    checks = (_context, _shared_device)
+    checks = (_context, _shared_device, _weights)
     problems = [
         problem for path, engine in config.engines.items() for check in checks for problem in check(path, engine)
     ]
@@ -63,6 +64,17 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
             f"{path}.engine_args.gpu_memory_utilization: {utilization:g} of the device is more than "
             f"replicas.num_gpus reserves of it, {part:g}"
         )
+
+
+def _weights(path: str, engine: EngineSettings) -> Iterator[str]:
+    """The checkpoint has the weights that its model needs. The embedded ones do."""
+    directories = model_directories(engine)
+    if engine.model.startswith("embedded:") or not all(map(_has_weights, directories)):
+        return
+    try:
+        check_weights(engine)
+    except EngineStartError as error:
+        yield f"{path}.model: {error}"
 
 
 def _has_weights(directory: Path | None) -> bool:
