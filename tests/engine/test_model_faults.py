@@ -14,7 +14,7 @@ from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.rewards.token_class import TokenClassSettings
-from deployments.engines.scoring import ScoringEngine
+from deployments.engines.scoring import ScoringEngine, odd_rewards
 from deployments.engines.settings import GeneratorSettings
 from tests.engine.conftest import quiet, stop
 
@@ -70,14 +70,39 @@ async def test_what_the_files_do_not_tell_the_loaded_engine_does(
         await ScoringEngine(StepHeadSettings(model=model)).start()
 
 
-async def test_weights_without_use_are_told_and_not_loaded(
+async def test_weights_without_use_and_odd_rewards_are_told(
     tmp_path: Path, prm_model: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    unused = {"model.layers.77.mlp.up_proj.weight": torch.ones(2, 2), "unheard.of": torch.ones(1)}
-    engine = ScoringEngine(StepHeadSettings(model=changed(prm_model, tmp_path / "model", lambda own: own | unused)))
+    def of_nothing(weights: Weights) -> Weights:
+        unused = {"model.layers.77.mlp.up_proj.weight": torch.ones(2, 2), "unheard.of": torch.ones(1)}
+        return weights | unused | {"score.2.bias": torch.full((2,), torch.nan)}
+
+    engine = ScoringEngine(StepHeadSettings(model=changed(prm_model, tmp_path / "model", of_nothing)))
     with quiet():
         await engine.start()
-    [note] = engine.notes
+    unused, odd = engine.notes
     await stop(engine)
-    assert note.endswith("weights without use: model.layers.77.mlp.up_proj.weight, unheard.of")
-    assert note.partition(": ")[2] in caplog.text
+    assert unused.endswith("weights without use: model.layers.77.mlp.up_proj.weight, unheard.of")
+    assert "a reward of nan" in odd
+    assert all(note.partition(": ")[2] in caplog.text for note in (unused, odd))
+
+
+async def test_nothing_is_odd_about_the_embedded_reward_model(shared_scoring: ScoringEngine) -> None:
+    assert shared_scoring.notes == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "told"),
+    [
+        (0.9, 0.1, None),
+        (0.1, 0.9, None),
+        (1.0, 0.3, None),
+        (0.5, 0.5, "they are the same"),
+        (0.0, 0.0, "they are the same"),
+        (1.0, 0.0, "know no doubt"),
+        (0.0, 1.0, "know no doubt"),
+    ],
+)
+async def test_which_rewards_are_odd(right: float, wrong: float, told: str | None) -> None:
+    found = odd_rewards(right, wrong)
+    assert found is None if told is None else told in str(found)
