@@ -67,14 +67,18 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
 
 
 def _weights(path: str, engine: EngineSettings) -> Iterator[str]:
-    """The checkpoint has the weights that its model needs. The embedded ones do."""
-    directories = model_directories(engine)
-    if engine.model.startswith("embedded:") or not all(map(_has_weights, directories)):
+    """The checkpoint has the weights that its model needs."""
+    if _is_shipped(engine) or not all(map(_has_weights, model_directories(engine))):
         return
     try:
         check_weights(engine)
     except EngineStartError as error:
         yield f"{path}.model: {error}"
+
+
+def _is_shipped(engine: EngineSettings) -> bool:
+    """Whether its model is an embedded one as it is: the tests check these, and each start would wait for imports."""
+    return engine.model.startswith("embedded:") and not (engine.chat_template or "tokenizer" in engine.engine_args)
 
 
 def _has_weights(directory: Path | None) -> bool:
@@ -117,6 +121,8 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
     """The generator has a chat template. It takes a question behind the operator's prompt, and the context has room for
     one."""
     prompt = config.controller.prompt
+    if _is_shipped(config.generator) and prompt == PromptSettings():
+        return
     where = "generator.model" if prompt == PromptSettings() else "controller.prompt"
     system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
     first, second = (
@@ -139,7 +145,7 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
 
 def _paths_are_read(path: str, prm: RewardModelSettings) -> Iterator[str]:
     """A reward model that reads a chat has a template, which takes the messages of its family."""
-    if not prm.reads_chat:
+    if _is_shipped(prm) or not prm.reads_chat:
         return
     try:
         if (tokenizer := _tokenizer(prm)) is None:

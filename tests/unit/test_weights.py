@@ -21,7 +21,7 @@ from tests.engine.reward_models import MODELS, SHAPE, RewardModel, qwen2
 
 Weights = dict[str, torch.Tensor]
 WHOLE = ("model.embed_tokens.weight", "model.layers.1.mlp.down_proj.weight", "model.norm.weight")
-"""Weights that every one of the models has, below the prefix of its wrapper."""
+"""Weights that all of the models have, below the prefix of a wrapper."""
 HEADS = {
     "generator": ["lm_head.weight"],
     "step_head": ["score.0.weight", "score.0.bias", "score.2.weight", "score.2.bias"],
@@ -76,7 +76,7 @@ class Model:
     @property
     def needed(self) -> list[str]:
         tied = self.kind == "generator"  # the embedded one has no output layer of its own
-        return [*(self.prefix + name for name in WHOLE), *([] if tied else HEADS[self.kind])]
+        return [self.prefix + WHOLE[1], *(WHOLE if tied else HEADS[self.kind])]
 
     def refusal(self, changed: Weights) -> str:
         save_file({name: part.contiguous() for name, part in changed.items()}, self.file, {"format": "pt"})
