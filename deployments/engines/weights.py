@@ -2,8 +2,8 @@
 
 What a model needs is known to transformers: its class of the model is built without memory, and its own loader tells
 what is missing, of another shape, or not used. The head of a reward model is declared by its family. What cannot be
-told from here is left to `deployments.engines.loader`, which looks when the engine has loaded the weights: of quantized
-models, of models that transformers does not know, and of files that are not on this machine yet.
+told from here is left to `deployments.engines.loader`, which looks when the engine has loaded the weights: those of
+models that transformers does not know, and of files that are not on this machine yet.
 """
 
 import logging
@@ -94,9 +94,9 @@ def _fit(settings: EngineSettings, directory: Path, stored: Stored) -> Fit:
         if family.head is not None:
             names = {name.removeprefix(WRAPPER): name for name in stored}
             stored = {name: stored[own] for name, own in names.items()}
-    if needed.model is None or _is_quantized(config, directory):
+    if needed.model is None:
         return fit
-    body = _fit_of_model(needed, config, stored)
+    body = _fit_of_model(needed, config, stored, quantized=_is_quantized(config, directory))
     unused = sorted(names[name] for name in body.unused if name in names)
     return Fit(fit.missing + body.missing, fit.misshapen + body.misshapen, unused)
 
@@ -136,22 +136,26 @@ def _fit_of_head(shapes: Shapes, stored: Mapping[str, "Tensor"]) -> Fit:
     return fit
 
 
-def _fit_of_model(needed: _Needed, config: "PreTrainedConfig", stored: Stored) -> Fit:
-    """How weights fit a class of transformers, as its own loader finds."""
+def _fit_of_model(needed: _Needed, config: "PreTrainedConfig", stored: Stored, quantized: bool) -> Fit:
+    """How weights fit a class of transformers, as its own loader finds.
+
+    Quantized ones have other names and shapes, in the same modules: only modules without any are found.
+    """
     import torch
     from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import convert_and_load_state_dict_in_model
+    from transformers.core_model_loading import WeightConverter, convert_and_load_state_dict_in_model
     from transformers.modeling_utils import LoadStateDictConfig
 
     assert needed.model is not None
     try:
         with torch.device("meta"), _without_progress_bars():
             model = needed.model(config)
-            loading = LoadStateDictConfig(
-                device_map={"": "meta"},
-                weight_mapping=get_model_conversion_mapping(model),
-                ignore_mismatched_sizes=True,
-            )
+            mapping = get_model_conversion_mapping(model)
+            if quantized:
+                if any(isinstance(each, WeightConverter) for each in mapping):  # it makes one weight of several
+                    return Fit([], [], [])
+                stored = _in_modules(model, stored)
+            loading = LoadStateDictConfig(device_map={"": "meta"}, weight_mapping=mapping, ignore_mismatched_sizes=True)
             found, _ = convert_and_load_state_dict_in_model(model, stored, loading)
             model._adjust_missing_and_unexpected_keys(found)
     except Exception as error:  # a model that transformers cannot build from this configuration: vLLM may
@@ -170,6 +174,13 @@ def _fit_of_model(needed: _Needed, config: "PreTrainedConfig", stored: Stored) -
         [_misshapen(name, *shapes) for name, shapes in sorted(misshapen.items())],
         sorted(found.unexpected_keys),
     )
+
+
+def _in_modules(model: "PreTrainedModel", stored: Stored) -> Stored:
+    """The weights of those of the model's modules that have any in ``stored``, as if they were not quantized."""
+    modules = {name.rpartition(".")[0] for name in stored}
+    weights = model.named_parameters(remove_duplicate=False)
+    return {name: weight for name, weight in weights if name.rpartition(".")[0] in modules}
 
 
 def _output_layer(model: "PreTrainedModel") -> tuple[str, ...]:
@@ -208,7 +219,7 @@ def _with_head_file(settings: EngineSettings, head: LinearHead | None, stored: S
 
 
 def _is_quantized(config: "PreTrainedConfig", directory: Path) -> bool:
-    """Whether weights are stored in another form: then they have other names and shapes."""
+    """Whether weights are stored in another form."""
     return getattr(config, "quantization_config", None) is not None or (directory / "hf_quant_config.json").is_file()
 
 

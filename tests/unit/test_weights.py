@@ -212,14 +212,30 @@ def test_a_file_that_was_cut_off_is_named(tmp_path: Path) -> None:
         check_weights(settings)
 
 
+def test_a_quantized_model_has_weights_of_other_names_in_the_same_modules(tmp_path: Path) -> None:
+    settings = saved(tmp_path, qwen2())
+    configured(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128})
+    parts = {"qweight": torch.ones(2, dtype=torch.int32), "scales": torch.ones(3), "qzeros": torch.ones(1)}
+
+    def quantized(weights: Weights) -> Weights:
+        linear = [name.removesuffix("weight") for name in weights if name.endswith("_proj.weight")]
+        rest = {name: part for name, part in weights.items() if not name.endswith("_proj.weight")}
+        return rest | {module + name: part.clone() for module in linear for name, part in parts.items()}
+
+    rewritten(tmp_path, quantized)
+    assert check_weights(settings) == []
+    lost = "model.layers.1.mlp.down_proj"
+    rewritten(tmp_path, lambda weights: {name: part for name, part in weights.items() if not name.startswith(lost)})
+    with pytest.raises(EngineStartError, match=rf"missing: {lost}\.weight$"):
+        check_weights(settings)
+
+
 def test_what_cannot_be_told_before_the_engine_is_left_to_it(tmp_path: Path) -> None:
     settings = saved(tmp_path, qwen2())
     rewritten(tmp_path, lambda _: {"unheard_of": torch.ones(1)})
     with pytest.raises(EngineStartError):
         check_weights(settings)
-    configured(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
-    assert check_weights(settings) == []
-    configured(tmp_path, quantization_config=None, architectures=["NewForCausalLM"], model_type="new")
+    configured(tmp_path, architectures=["NewForCausalLM"], model_type="new")
     assert check_weights(settings) == []
     assert check_weights(settings.model_copy(update={"engine_args": {"load_format": "dummy"}})) == []
     assert check_weights(GeneratorSettings(model="some/model-that-is-not-here")) == []
