@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from deployments.engines.encoding import ChatEncoder
 from deployments.engines.settings import EngineSettings
 
 if TYPE_CHECKING:
@@ -52,3 +53,12 @@ def configured(tokenizer: "PreTrainedTokenizerBase", settings: EngineSettings) -
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"chat_template {file} cannot be read: {error}") from error
     return tokenizer
+
+
+def require_chat_template(encoder: ChatEncoder, settings: EngineSettings) -> None:
+    """Raises ValueError when the engine's tokenizer has no chat template."""
+    if not encoder.has_chat_template:
+        raise ValueError(
+            f"{settings.model} has no chat template, neither in chat_template.jinja nor in tokenizer_config.json: a "
+            "model without one was not trained on chats. chat_template names a file with one"
+        )

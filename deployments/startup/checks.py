@@ -13,7 +13,7 @@ from deployments.engines.encoding import ChatEncoder
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.settings import EngineSettings
-from deployments.engines.tokenizers import load_tokenizer
+from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.engines.weights import check_weights
 from deployments.startup.model_files import has_tokenizer, longest_context, model_directories, token_ratio
 
@@ -132,7 +132,7 @@ def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
         if (tokenizer := _tokenizer(config.generator)) is None:
             return
         encoder = ChatEncoder(tokenizer)
-        _require_chat_template(encoder, config.generator)
+        require_chat_template(encoder, config.generator)
         tokens = encoder.encode_chat(first)
         if tokens == encoder.encode_chat(second):
             raise ValueError("the chat template makes the same prompt of every question")
@@ -150,19 +150,10 @@ def _paths_are_read(path: str, prm: RewardModelSettings) -> Iterator[str]:
     try:
         if (tokenizer := _tokenizer(prm)) is None:
             return
-        _require_chat_template(ChatEncoder(tokenizer), prm)
+        require_chat_template(ChatEncoder(tokenizer), prm)
         prm.reader(prm, tokenizer).prompt_ids(QUESTION, STEPS)
     except (ValueError, EngineStartError) as error:
         yield f"{path}.model: {error}"
-
-
-def _require_chat_template(encoder: ChatEncoder, settings: EngineSettings) -> None:
-    """Raises ValueError when there is none."""
-    if not encoder.has_chat_template:
-        raise ValueError(
-            f"{settings.model} has no chat template, neither in chat_template.jinja nor in tokenizer_config.json: a "
-            "model without one was not trained on chats. chat_template names a file with one"
-        )
 
 
 def _tokenizer(settings: EngineSettings) -> "PreTrainedTokenizerBase | None":

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from deployments.app import build
 from deployments.config import AppConfig, LimitSettings
+from deployments.controller import _chat_encoder, load_encoder
 from deployments.engines.rewards.family import TEMPLATE_TOKENS
-from deployments.engines.settings import EMBEDDED_MODELS
+from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
 from tests.engine.reward_models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -249,6 +250,7 @@ def test_a_configured_prompt_that_the_template_accepts_is_built() -> None:
     assert build(AppConfig.model_validate({"controller": {"prompt": prompt}}))
 
 
+CHAT = [{"role": "user", "content": "What is 1 + 1?"}]
 PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + PLAIN
 
@@ -334,3 +336,19 @@ def test_a_tokenizer_of_another_directory_is_the_one_that_is_checked(tmp_path: P
     (tokenizer / "tokenizer.json").unlink()
     (tokenizer / "tokenizer_config.json").unlink()
     assert "tokenizer" in problems(given)[0]
+
+
+def test_controllers_read_the_tokenizer_and_the_template_that_the_settings_name(tmp_path: Path) -> None:
+    model, template = with_template(tmp_path / "model", "generator", None), tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    bare = GeneratorSettings(model=model)
+    with pytest.raises(ValueError, match="the model has no chat template"):
+        load_encoder(bare).encode_chat(CHAT)
+    with pytest.raises(ValueError, match="has no chat template, neither in"):
+        _chat_encoder(bare)
+    shutil.move(tmp_path / "model" / "tokenizer.json", tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match="tokenizer"):
+        load_encoder(bare)
+    settings = GeneratorSettings(model=model, chat_template=str(template), engine_args={"tokenizer": str(tmp_path)})
+    encoder = load_encoder(settings)
+    assert encoder.encode_chat(CHAT) == encoder.encode_text("What is 1 + 1?")
