@@ -427,11 +427,15 @@ class AppConfig(Settings):
         return {"generator": self.generator} | {f"prm{path}": prm for path, prm in self.prm.engines.items()}
 
     def missing_models(self) -> list[str]:
-        """A line for each model directory that is not on this machine, with the path of its setting."""
+        """A line for each model directory or file that is not on this machine, with the path of its setting."""
         return [
             f"{name}.{setting}: no model in the directory {path}; a hub id, or a directory with {CONFIG_FILES[setting]}"
             for name, engine in self.engines.items()
             for setting, path in engine.missing_models.items()
+        ] + [
+            f"{name}.{setting}: {fault}"
+            for name, engine in self.engines.items()
+            for setting, fault in engine.missing_files.items()
         ]
 
 

@@ -14,6 +14,9 @@ from deployments.admission.stopping import OpenRequests, StoppingMiddleware
 from deployments.calls.handles import HandleGenerator, HandleScorer
 from deployments.calls.serve_calls import Retries, everywhere
 from deployments.config import AppConfig
+from deployments.engines.encoding import ChatEncoder
+from deployments.engines.settings import GeneratorSettings
+from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.inside import Answer, InProcessEndpoint
@@ -69,8 +72,8 @@ class SearchControllerReplica:
         Raises:
             NodeDiffers: the node differs from the one where the application was built.
             AccessError: the cluster has no token authentication.
-            ValueError: the default search is malformed.
-            OSError: the tokenizer cannot be read, or the store's directory cannot be used.
+            ValueError: the default search is malformed, or the generator has no tokenizer or no chat template.
+            OSError: the store's directory cannot be used.
             OtherStore: on this node the store's directory holds another store.
             SolverError: the solver's process cannot be started, or cannot import the function of step_clusters.
         """
@@ -92,7 +95,7 @@ class SearchControllerReplica:
         self._matcher = AnswerMatcher()
         self._solver = ProcessSolver(controller.step_clusters)
         encoder, *_ = await asyncio.gather(
-            asyncio.to_thread(load_encoder, config.generator.model_path), self._matcher.start(), self._solver.start()
+            asyncio.to_thread(_chat_encoder, config.generator), self._matcher.start(), self._solver.start()
         )
         retries = Retries.of(controller, self._telemetry.retried)
         written_by = WatchedGenerator(HandleGenerator(generator, retries), self._telemetry.searches)
@@ -251,14 +254,28 @@ SearchController = serve.deployment(
 """Bind it with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
 
 
-def load_encoder(model_path: str) -> Encoder:
-    """The generator's tokenizer and chat template, without its weights."""
+def _chat_encoder(generator: GeneratorSettings) -> Encoder:
+    """As `load_encoder`. The check when the application is built may not have seen the model.
+
+    Raises:
+        ValueError: it has no tokenizer, or no chat template.
+    """
+    encoder = load_encoder(generator)
+    require_chat_template(encoder, generator)
+    return encoder
+
+
+def load_encoder(generator: GeneratorSettings | str) -> ChatEncoder:
+    """The generator's tokenizer and chat template, without its weights.
+
+    ``generator``: its settings, or the directory or hub id of its model.
+
+    Raises:
+        ValueError: it has no tokenizer, or the file of the chat template cannot be read.
+    """
     quick_import("transformers.models.auto.tokenization_auto")
-    from transformers import AutoTokenizer
-
-    from deployments.engines.encoding import ChatEncoder
-
-    return ChatEncoder(AutoTokenizer.from_pretrained(model_path))
+    settings = GeneratorSettings(model=generator) if isinstance(generator, str) else generator
+    return ChatEncoder(load_tokenizer(settings))
 
 
 async def _canary(handle: DeploymentHandle[Any], timeout_s: float) -> float:

@@ -46,6 +46,9 @@ class Engine(Protocol):
     @property
     def histograms(self) -> Mapping[str, Histogram]: ...
 
+    @property
+    def notes(self) -> list[str]: ...
+
     async def start(self, stat_loggers: Sequence[Any] = ()) -> None: ...
 
     async def canary(self, deadline_s: float) -> float: ...
@@ -96,7 +99,7 @@ class EngineReplica:
 
     async def stats(self) -> dict[str, Any]:
         histograms = {name: histogram.figures for name, histogram in self._engine.histograms.items()}
-        return {**self._figures(), "histograms": histograms}
+        return {**self._figures(), "notes": self._engine.notes, "histograms": histograms}
 
     async def check_integrity(self, settle_s: float = 1.0) -> list[str]:
         return await self._engine.check_integrity(settle_s)

@@ -33,6 +33,8 @@ FORMS: dict[str, tuple[Form, str]] = {
 """Form and architecture of the result, by the backbone's ``model_type``."""
 
 DELIMITER = "\n\n"
+MAX_NAMED = 6
+"""Weights that a message names."""
 
 
 class Layout(NamedTuple):
@@ -58,13 +60,28 @@ class Backbone(nn.Module):
         transformers.logging.set_verbosity_error()  # it warns of the language model's head, which is not used
         transformers.logging.disable_progress_bar()
         try:
-            model = AutoModel.from_pretrained(self.path, dtype="auto", attn_implementation="sdpa")
+            model, loading = AutoModel.from_pretrained(
+                self.path,
+                dtype="auto",
+                attn_implementation="sdpa",
+                ignore_mismatched_sizes=True,  # else an error that does not name them
+                output_loading_info=True,
+            )
             self.tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(self.path)
         except (OSError, ValueError, RuntimeError) as error:
             raise BackboneRefused(f"{settings.backbone} cannot be loaded: {error}") from error
+        if wrong := sorted({*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}):
+            more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
+            raise BackboneRefused(
+                f"{settings.backbone} lacks weights, or has them in another shape: {', '.join(wrong[:MAX_NAMED])}{more}"
+            )
         self.config = model.config
         self.dtype: torch.dtype = model.dtype
         self.reader = self._reader()
+        try:
+            self.reader.prompt_ids("?", ("1",))
+        except ValueError as error:
+            raise BackboneRefused(f"{settings.backbone} cannot read a path: {error}") from error
         if self.form == "step_head":
             self._add_tag(model, trained=architecture in (self.config.architectures or ()))
         depth = settings.depth or len(model.layers)

@@ -4,7 +4,7 @@ Importing this module imports vLLM (seconds): deployments import it inside their
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -18,8 +18,8 @@ from vllm.platforms import current_platform
 
 from deployments.engines.environment import CPU_KV_BYTES, can_compile
 from deployments.engines.errors import EngineStartError
+from deployments.engines.load_arguments import loader_args
 from deployments.engines.settings import CONFIG_FILES, CPU_BLOCK_SIZE, EngineSettings, Runner
-from deployments.engines.worker_extension import WorkerExtension
 from deployments.engines.yaml_values import BOOLEANS, Boolean, as_meant
 from search.token_beam import MAX_WIDTH
 
@@ -28,6 +28,7 @@ SAMPLED_BLOCKS = 0.05
 """Share of KV blocks whose lifetime is recorded. A block takes a random number, and a sampled one the time at every
 read."""
 STEP_SCHEDULER = "deployments.engines.step_scheduler.StepScheduler"
+WORKER_EXTENSION = "deployments.engines.worker_extension.WorkerExtension"
 GPU_SHARE = 0.92
 """Share of a GPU's memory that an engine uses, or of its part of a GPU; vLLM's default for a whole GPU."""
 
@@ -42,17 +43,21 @@ def engine_args(
     kv_transfer: KVTransferConfig | None = None,
     pooler: PoolerConfig | None = None,
     model: Mapping[str, Any] | None = None,
+    unused: Collection[str] = (),
 ) -> AsyncEngineArgs:
     """vLLM's engine arguments for this machine. ``settings.engine_args`` overrides them.
 
     Args:
         model: arguments by which the model is read in another way than its files say.
+        unused: names of weights that are not loaded.
 
     Raises:
         EngineStartError: the model directory holds no model, or an argument is unknown, forbidden or of the wrong type.
     """
     for name, path in settings.missing_models.items():  # vLLM would call it a malformed or unreachable hub id
         raise EngineStartError(f"no model at {path!r}: there is no {CONFIG_FILES[name]}")
+    for name, fault in settings.missing_files.items():
+        raise EngineStartError(f"{name}: {fault}")
     args: dict[str, Any] = {
         "model": settings.model_path,
         "runner": runner,
@@ -71,13 +76,14 @@ def engine_args(
         "kv_transfer_config": kv_transfer,
         "pooler_config": pooler,
         "max_logprobs": 2 * MAX_WIDTH,
-        "worker_extension_cls": f"{WorkerExtension.__module__}.{WorkerExtension.__qualname__}",
+        "worker_extension_cls": WORKER_EXTENSION,
         # `deployments.http.json_schema` is written for this backend. If whitespace were free, a model that does not
         # know JSON would write nothing else.
         "structured_outputs_config": StructuredOutputsConfig(backend="xgrammar", disable_any_whitespace=True),
     }
     if settings.block_size is not None:
         args["block_size"] = settings.block_size
+    args |= loader_args(settings, unused)
     args |= model or {}
     args |= _cpu_args(settings) if current_platform.is_cpu() else _gpu_args(settings)
     args |= {name: as_meant(TYPES.get(name, Any), value) for name, value in settings.engine_args.items()}

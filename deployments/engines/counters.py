@@ -51,18 +51,22 @@ class EngineCounters(PrometheusStatLogger):  # type: ignore[misc]
         self.idle = asyncio.Event()
         """Set while the engine reports that it neither runs nor queues a request."""
         self.idle.set()
-        self._generated = self._prompt = self._preemptions = 0
-        self._steps = self._step_requests = 0
-        self._queries = self._hits = self._external_hits = 0
         self._running = self._waiting = 0
         self._usage = 0.0
-        self.histograms = StepHistograms()
+        self.restart()
         self.on_step: Callable[[int, int], None] = lambda storing, preempted: None
         """Called after every step with the number of KV blocks that only LMCache's stores hold, and the number of
         preempted requests."""
         self.reports = self.progress = 0
         """Messages of the engine, one per step; and how many of them reported tokens or a change in running requests,
         waiting requests or KV usage."""
+
+    def restart(self) -> None:
+        """Counts from zero again."""
+        self._generated = self._prompt = self._preemptions = 0
+        self._steps = self._step_requests = 0
+        self._queries = self._hits = self._external_hits = 0
+        self.histograms = StepHistograms()
 
     @classmethod
     def of(cls, engine: AsyncLLM) -> "EngineCounters":

@@ -75,6 +75,12 @@ class ChatEncoder:
         return ids
 
     @cached_property
+    def has_chat_template(self) -> bool:
+        """Whether the tokenizer has a chat template: one, or a default one among several."""
+        templates = self._tokenizer.chat_template
+        return bool(templates) and (not isinstance(templates, dict) or "default" in templates)
+
+    @cached_property
     def template_variables(self) -> frozenset[str]:
         """Variables that the chat template reads beside messages and special tokens, such as ``enable_thinking``."""
         # A private function, but only transformers parses its own dialect of Jinja.
@@ -105,7 +111,7 @@ class ChatEncoder:
         ``template_kwargs`` the template gets those that it reads (``template_variables``).
 
         Raises:
-            ValueError: the text is not valid Unicode, or the template refuses the messages.
+            ValueError: the text is not valid Unicode, there is no chat template, or it refuses the messages.
         """
         rendered = self._rendered(self._cut(messages), answered, template_kwargs)
         return self._encode(self._template.restored(rendered) + opening)
@@ -150,7 +156,9 @@ class ChatEncoder:
     def _rendered(
         self, messages: Sequence[dict[str, str]], answered: bool, template_kwargs: Mapping[str, Any] | None
     ) -> str:
-        """Raises ValueError: the template refuses the messages."""
+        """Raises ValueError: there is no template, or it refuses the messages."""
+        if not self.has_chat_template:
+            raise ValueError("the model has no chat template")
         kwargs = {
             name: self._guarded.cut(value) if isinstance(value, str) else value
             for name, value in (template_kwargs or {}).items()

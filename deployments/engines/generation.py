@@ -135,10 +135,10 @@ class GenerationEngine(EngineLifecycle[_Running]):
         self._lengths = {condition: StepLengths() for condition in StopCondition}
 
     def _arguments(self) -> AsyncEngineArgs:
-        return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer)
+        return engine_args(self._settings, runner="generate", kv_transfer=self._kv_transfer, unused=self._unused)
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
-        tokenizer = engine_tokenizer(engine)
+        tokenizer = engine_tokenizer(engine, self._settings)
         splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)

@@ -17,6 +17,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
+from deployments.engines.checkpoint import listed
 from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.engine_calls import feed
 from deployments.engines.environment import engine_environment
@@ -27,7 +28,9 @@ from deployments.engines.service_links import drop_service_links
 from deployments.engines.settings import EngineSettings
 from deployments.engines.sockets import SocketDirectory
 from deployments.engines.template import TemplateLost, engines_forked_from, template_of
+from deployments.engines.tokenizers import configured
 from deployments.engines.watch import TICK_S, EngineProcesses, HangDetector, Signs
+from deployments.engines.weights import check_weights
 from kvstore.memory.engine_geometry import expected_geometry
 from kvstore.memory.geometry import KVGeometry, UnknownGeometry
 from search.errors import SearchError
@@ -67,6 +70,9 @@ class EngineLifecycle(ABC, Generic[Started]):
         self._started: Started | None = None
         self._sockets: SocketDirectory | None = None
         self._canaries = 0
+        self._unused: list[str] = []
+        """Names of weights without use, which the engine does not load."""
+        self._notes: list[str] = []
         self._hangs = HangDetector(settings.stall_s, settings.max_step_s)
         self._hung: str | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -92,8 +98,12 @@ class EngineLifecycle(ABC, Generic[Started]):
             stat_loggers: get vLLM's own metrics, beside `EngineCounters`.
 
         Raises:
-            EngineStartError: the engine did not start, or its model does not suit the role; nothing is left running.
+            EngineStartError: a weight is missing, the engine did not start, or its model does not suit the role;
+                nothing is left running.
         """
+        self._unused = await asyncio.to_thread(check_weights, self._settings)
+        if self._unused:
+            self._note(f"weights without use: {listed(self._unused)}")
         arguments = self._arguments()
         with ExitStack() as undo:
             sockets = SocketDirectory()
@@ -102,6 +112,7 @@ class EngineLifecycle(ABC, Generic[Started]):
             undo.callback(engine.shutdown)
             # vLLM asks this at an engine's first pooling request. If the engine is dead by then it waits for ever.
             await engine.get_supported_tasks()
+            await _require_all_weights(engine)
             self._started = self._derive(engine, await engine_geometry(engine))
             await _worker_reply(engine, "release_free_memory")
             undo.pop_all()
@@ -110,6 +121,10 @@ class EngineLifecycle(ABC, Generic[Started]):
             asyncio.create_task(self._watch_over(self._started)),
             asyncio.create_task(feed(engine, self._started.queue)),
         ]
+
+    def _note(self, what: str) -> None:
+        self._notes.append(what)
+        logger.warning("%s: %s", self._settings.model, what)
 
     async def canary(self, deadline_s: float = 20.0) -> float:
         """Runs the smallest request of the role and returns the seconds it took.
@@ -131,6 +146,11 @@ class EngineLifecycle(ABC, Generic[Started]):
             **{f"{self.requests_are}_{name}": number for name, number in queue.counts.items()},
             "canaries": self._canaries,
         }
+
+    @property
+    def notes(self) -> list[str]:
+        """What is odd about the model, found at its start: sentences that begin with its name. The log has them too."""
+        return [f"{self._settings.model}: {note}" for note in self._notes]
 
     @property
     def histograms(self) -> Mapping[str, Histogram]:
@@ -248,8 +268,24 @@ async def engine_geometry(engine: AsyncLLM) -> KVGeometry:
     return found
 
 
+async def _require_all_weights(engine: AsyncLLM) -> None:
+    """Raises EngineStartError when a worker has a weight that it did not load."""
+    if missing := sorted({name for found in await _worker_replies(engine, "missing_weights") for name in found}):
+        raise EngineStartError(f"weights that {engine.model_config.model!r} lacks: {listed(missing)}")
+
+
 async def _worker_reply(engine: AsyncLLM, method: str) -> Any:
     """Calls a method of ``WorkerExtension`` on all workers and returns the first worker's reply.
+
+    Raises:
+        EngineStartError: see `_worker_replies`.
+    """
+    reply, *_ = await _worker_replies(engine, method)
+    return reply
+
+
+async def _worker_replies(engine: AsyncLLM, method: str) -> list[Any]:
+    """Calls a method of ``WorkerExtension`` on all workers.
 
     Raises:
         EngineStartError: the method failed, or did not return in time.
@@ -257,18 +293,21 @@ async def _worker_reply(engine: AsyncLLM, method: str) -> Any:
     try:
         # vLLM waits for ever for the reply of a dead engine.
         async with asyncio.timeout(WORKER_REPLY_S):
-            reply, *_ = await engine.collective_rpc(method)
+            return list(await engine.collective_rpc(method))
     except Exception as error:
         raise EngineStartError(f"{engine.model_config.model!r} does not answer {method}: {error!r}") from error
-    return reply
 
 
-def engine_tokenizer(engine: AsyncLLM) -> PreTrainedTokenizerBase:
-    """The engine's tokenizer. Raises EngineStartError when the model has none that transformers knows."""
+def engine_tokenizer(engine: AsyncLLM, settings: EngineSettings) -> PreTrainedTokenizerBase:
+    """The engine's tokenizer. Raises EngineStartError when the model has none that transformers knows, or when the chat
+    template of the settings cannot be read."""
     tokenizer = engine.get_tokenizer()
     if not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise EngineStartError(f"{engine.model_config.model!r} has no transformers tokenizer")
-    return tokenizer
+    try:
+        return configured(tokenizer, settings)
+    except ValueError as error:
+        raise EngineStartError(str(error)) from error
 
 
 async def _start_engine(

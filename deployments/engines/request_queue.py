@@ -395,6 +395,11 @@ class RequestQueue:
         endings = {ending.value: self._endings[ending] for ending in Ending}
         return {"begun": self._begun, "alive": len(self), **endings}
 
+    def restart(self) -> None:
+        """Counts from zero again. Call it while no request is alive."""
+        self._begun = self._short_until = self.waited = 0
+        self._endings.clear()
+
     def check_integrity(self) -> list[str]:
         """Leak check of an idle engine: a sentence for every live request and every count that does not add up."""
         problems = [f"search {search} has {number} requests alive" for search, number in self.searches.items()]

@@ -4,7 +4,7 @@ It owns the engine and the reward cache. How a path becomes requests, and output
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -13,15 +13,17 @@ from typing import ClassVar, NamedTuple
 from cachetools import LRUCache
 from vllm import AsyncEngineArgs, PoolingParams
 from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.metrics.loggers import StatLoggerFactory
 
 from deployments.engines.arguments import engine_args
 from deployments.engines.backlog import Backlog
-from deployments.engines.counters import EngineCounters
+from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.engine_calls import EngineCall, EngineCallError, NeverFits, RequestRefused
+from deployments.engines.errors import EngineStartError
 from deployments.engines.lifecycle import EngineLifecycle, StartedEngine, engine_tokenizer
+from deployments.engines.load_arguments import loader_args
 from deployments.engines.request_queue import RequestQueue
 from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
-from deployments.engines.rewards.loader import loader_args
 from kvstore.memory.clamp import KVClamp
 from kvstore.memory.geometry import KVGeometry
 from kvstore.memory.ledger import KVLedger, Prefix
@@ -29,6 +31,15 @@ from search.errors import ScoredPathTooLarge, ScorerError, ScorerRefused
 from search.ports import Lane, ScoreItem, ScoreRequest
 from search.rewards import RewardRows, ScoringCost, check_rewards
 
+SAMPLE_QUESTION = "Start with 12. Add 30. What is the result?"
+SAMPLE_RIGHT = "12 + 30 = 42\n\n"
+SAMPLE_WRONG = "12 + 30 = 57\n\n"
+SAMPLE_S = 120.0
+"""Longest time for the rewards of the two at the start."""
+SETTLE_S = 5.0
+"""Longest wait for the engine to report that it is idle."""
+MIN_DIFFERENCE = 1e-9
+"""Rewards that differ by less are the same."""
 MAX_CHARACTERS_PER_TOKEN = 32
 """Above the average of any text."""
 PathKey = bytes
@@ -98,10 +109,10 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         self._backlog = Backlog()
 
     def _arguments(self) -> AsyncEngineArgs:
-        return scoring_args(self._settings)
+        return scoring_args(self._settings, self._unused)
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> StartedScorer:
-        family = self._settings.reader(self._settings, engine_tokenizer(engine))
+        family = self._settings.reader(self._settings, engine_tokenizer(engine, self._settings))
         counters = EngineCounters.of(engine)
         clamp = KVClamp(KVLedger.of(counters.usable_blocks, geometry)) if geometry.groups else None
         queue = RequestQueue(self._settings.max_num_seqs, clamp, self.queued_ahead)
@@ -142,14 +153,54 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         rows.cost = scored.cost
         return rows
 
+    async def start(self, stat_loggers: Sequence[StatLoggerFactory] = ()) -> None:
+        """Starts the engine, and scores a right and a wrong path: `notes` says what is odd about the rewards.
+
+        Raises:
+            EngineStartError: the engine did not start, its model does not suit the family, or it cannot score a path;
+                nothing is left running.
+        """
+        await super().start(stat_loggers)
+        try:
+            if (odd := await self._odd_rewards()) is not None:
+                self._note(odd)
+            running = self._running
+            await engine_leftovers(running.engine, SETTLE_S)  # the last step is counted when it has reported
+            running.counters.restart()
+            running.queue.restart()
+        except BaseException:
+            self.shutdown()
+            raise
+
+    async def _odd_rewards(self) -> str | None:
+        """What is odd about the rewards of a right and a wrong path; None also where the context is too short for them.
+
+        Raises EngineStartError when they cannot be scored.
+        """
+        request = ScoreRequest("start", SAMPLE_QUESTION, (), SAMPLE_S, lane=Lane.CANARY)
+        steps = (SAMPLE_RIGHT, SAMPLE_WRONG)
+        try:
+            for step in steps:
+                self._running.family.prompt_ids(SAMPLE_QUESTION, (step,))
+            queries = [KeyedQuery((step.encode(),), self._quick_query(SAMPLE_QUESTION, step)) for step in steps]
+            scored = await ScoringEngine._score(self, request, queries)
+        except (ScorerRefused, NeverFits):  # not by the encoding, which was tried
+            return None
+        except (EngineCallError, ValueError) as error:
+            raise EngineStartError(f"{self._settings.model!r} cannot score a path: {error}") from error
+        except ScorerError as error:
+            return f"at the start, of a sample: {error}"
+        return odd_rewards(*scored.rewards.values())
+
     async def _touch(self, name: str, deadline_s: float) -> None:
         """Scores one step that was never scored before."""
         request = ScoreRequest(name, "canary", (), deadline_s, lane=Lane.CANARY)
         with _search_errors():
-            await ScoringEngine._score(self, request, [KeyedQuery((name.encode(),), self._canary_query(name))])
+            await ScoringEngine._score(self, request, [KeyedQuery((name.encode(),), self._quick_query("canary", name))])
 
-    def _canary_query(self, name: str) -> Query:
-        [query] = self._queries("canary", ScoreItem((name,)))
+    def _quick_query(self, question: str, step: str) -> Query:
+        """The query of a path of one step that takes least time."""
+        [query] = self._queries(question, ScoreItem((step,)))
         return query
 
     @property
@@ -228,16 +279,29 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         return queries
 
 
-def scoring_args(settings: RewardModelSettings) -> AsyncEngineArgs:
-    """vLLM's arguments for a reward model's engine. Raises EngineStartError when the settings allow no engine."""
+def scoring_args(settings: RewardModelSettings, unused: Collection[str] = ()) -> AsyncEngineArgs:
+    """vLLM's arguments for a reward model's engine. ``unused``: names of weights that are not loaded.
+
+    Raises EngineStartError when the settings allow no engine.
+    """
     family = settings.reader
-    model = loader_args(settings.lora, family.head)
+    model = loader_args(settings, unused, settings.lora, family.head)
     overrides = dict(settings.hf_overrides)
     if family.vllm_model:
         overrides["architectures"] = [family.vllm_model.partition(":")[2]]
     if overrides:
         model["hf_overrides"] = overrides
     return engine_args(settings, runner=family.runner, pooler=family.pooler(), model=model)
+
+
+def odd_rewards(right: float, wrong: float) -> str | None:
+    """What is odd about the rewards of a right and a wrong path: None if nothing is."""
+    told = f"at the start a right path has the reward {right:.6g} and a wrong one {wrong:.6g}"
+    if abs(right - wrong) < MIN_DIFFERENCE:
+        return f"{told}: they are the same"
+    if {right, wrong} <= {0.0, 1.0}:
+        return f"{told}: such rewards know no doubt, as those of weights that were not trained"
+    return None
 
 
 @contextmanager

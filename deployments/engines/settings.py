@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 from pydantic import (
     AfterValidator,
@@ -67,13 +67,47 @@ def explained(error: ValidationError, known: Callable[[Location], Iterable[str]]
     return ValidationError.from_exception_data(error.title, faults)
 
 
+class TokenizerSource(NamedTuple):
+    """Where an engine's tokenizer is, as vLLM looks for it."""
+
+    path: str
+    """Directory or hub id."""
+    revision: str | None
+    trust_remote_code: bool
+
+
 CONFIG_FILES = {"model": "config.json", "reference": "config.json", "lora": "adapter_config.json"}
 """The file that every model has, by the setting that names the model."""
 
+READ_ENGINE_ARGS: dict[str, type] = {
+    "download_dir": str,
+    "revision": str,
+    "tokenizer": str,
+    "tokenizer_revision": str,
+    "trust_remote_code": bool,
+}
+"""vLLM's arguments that Banyan reads too: controllers and checks load tokenizer and configuration as engines do."""
+NOT_IN_ENGINE_ARGS = {
+    "convert": "the reward family decides it (prm.family)",
+    "hf_token": "set HF_TOKEN in the environment of every node: controllers load the tokenizer with it too",
+    "hf_config_path": "only vLLM would read it: put the config.json into the model's directory, or change entries "
+    "with hf_overrides",
+    "pooler_config": "the reward family decides it (prm.family)",
+    "runner": "Banyan decides it: generate for the generator, for a reward model what its family reads (prm.family)",
+    "served_model_name": "set generator.served_name instead",
+    "skip_tokenizer_init": "Banyan makes the prompts with the tokenizer",
+    "tokenizer_mode": "Banyan reads tokenizers as transformers does; name another one with engine_args.tokenizer",
+    "worker_extension_cls": "Banyan has one of its own",
+}
+"""vLLM's arguments that would change the engine alone, and what to use in their place."""
+
+
+def _looks_local(path: str) -> bool:
+    return path.startswith((".", "/", "~")) or path.count("/") > 1
+
 
 def _is_missing(path: str, file: str) -> bool:
-    looks_local = path.startswith((".", "/", "~")) or path.count("/") > 1
-    return looks_local and not (Path(path) / file).is_file()
+    return _looks_local(path) and not (Path(path) / file).is_file()
 
 
 class Settings(BaseModel):
@@ -170,6 +204,11 @@ class EngineSettings(Settings):
         le=86_400,
         description="So is one that makes no progress on its requests for so long, computing or not.",
     )
+    chat_template: str | None = Field(
+        None,
+        min_length=1,
+        description="File with a chat template (Jinja), on every node, in place of the model's own.",
+    )
     engine_args: dict[str, Any] = Field(default_factory=dict, description="Further vLLM engine arguments.")
     replicas: ReplicaSettings = ReplicaSettings()
 
@@ -186,9 +225,40 @@ class EngineSettings(Settings):
         return {"model": self.model_path}
 
     @property
+    def chat_template_file(self) -> Path | None:
+        """Path of ``chat_template``."""
+        return None if self.chat_template is None else Path(self.chat_template).expanduser()
+
+    @property
+    def revisions(self) -> dict[str, str | None]:
+        """Branch, tag or commit of the models on the hub, by setting."""
+        return {"model": self.engine_args.get("revision")}
+
+    @property
+    def tokenizer(self) -> TokenizerSource:
+        """Where the tokenizer is: with the model, unless ``engine_args`` say otherwise."""
+        arguments = self.engine_args
+        return TokenizerSource(
+            arguments.get("tokenizer") or self.model_path,
+            arguments.get("tokenizer_revision") or arguments.get("revision"),
+            bool(arguments.get("trust_remote_code")),
+        )
+
+    @property
     def missing_models(self) -> dict[str, str]:
         """Those of ``model_paths`` that are written as directories, and hold no model on this machine."""
         return {name: path for name, path in self.model_paths.items() if _is_missing(path, CONFIG_FILES[name])}
+
+    @property
+    def missing_files(self) -> dict[str, str]:
+        """What is wrong with other files that the settings name, by setting: they are not on this machine."""
+        found: dict[str, str] = {}
+        tokenizer = self.engine_args.get("tokenizer")
+        if tokenizer and _looks_local(tokenizer) and not Path(tokenizer).is_dir():
+            found["engine_args.tokenizer"] = f"there is no directory {tokenizer}; a hub id, or a tokenizer's directory"
+        if self.chat_template_file and not self.chat_template_file.is_file():
+            found["chat_template"] = f"there is no file {self.chat_template}"
+        return found
 
     @property
     def kv_settings(self) -> str:
@@ -206,6 +276,11 @@ class EngineSettings(Settings):
     def _no_own_settings(cls, given: dict[str, Any]) -> dict[str, Any]:
         if own := sorted(given.keys() & cls.model_fields.keys()):
             raise ValueError(f"{', '.join(own)}: set it beside engine_args, not in it: the rest of Banyan reads it too")
+        if refused := [f"{name}: {NOT_IN_ENGINE_ARGS[name]}" for name in given if name in NOT_IN_ENGINE_ARGS]:
+            raise ValueError("; ".join(refused))
+        for name, kind in READ_ENGINE_ARGS.items():
+            if not isinstance(given.get(name), kind | None):
+                raise ValueError(f"{name}: must be a {kind.__name__}, not {given[name]!r}: Banyan reads it too")
         return given
 
     @field_validator("model")

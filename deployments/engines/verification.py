@@ -65,11 +65,11 @@ class VerificationEngine(ScoringEngine):
                 self._cut_critiques += cost.cut_critiques
         return Scored(verification.rewards, cost, frozenset(verification.partial))
 
-    def _canary_query(self, name: str) -> Query:
+    def _quick_query(self, question: str, step: str) -> Query:
         """Reads the verdict behind an empty critique."""
         family = self._running.family
         assert isinstance(family, Generative)
-        return family.verdict(super()._canary_query(name), "")
+        return family.verdict(super()._quick_query(question, step), "")
 
 
 class _Sample(NamedTuple):

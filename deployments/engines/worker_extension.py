@@ -1,6 +1,10 @@
-"""Methods that Banyan adds to vLLM's workers (``worker_extension_cls``), called by ``AsyncLLM.collective_rpc``."""
+"""Methods that Banyan adds to vLLM's workers (``worker_extension_cls``), called by ``AsyncLLM.collective_rpc``.
+
+vLLM imports this module in an engine's process before it loads the model, and with it the loader.
+"""
 
 from deployments.engines.allocator import release_free_memory
+from deployments.engines.loader import missing_weights
 from kvstore.memory.engine_geometry import GeometryReport
 
 
@@ -10,3 +14,7 @@ class WorkerExtension(GeometryReport):
     def release_free_memory(self) -> None:
         """See ``deployments.engines.allocator``."""
         release_free_memory()
+
+    def missing_weights(self) -> list[str]:
+        """See ``deployments.engines.loader``."""
+        return missing_weights()

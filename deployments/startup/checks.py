@@ -6,11 +6,23 @@ Checks that read a model's files need them on this machine. Where they are not, 
 import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from deployments.config import AppConfig, PromptSettings
+from deployments.engines.encoding import ChatEncoder
+from deployments.engines.errors import EngineStartError
+from deployments.engines.rewards.family import RewardModelSettings
 from deployments.engines.settings import EngineSettings
+from deployments.engines.tokenizers import load_tokenizer, require_chat_template
+from deployments.engines.weights import check_weights
 from deployments.engines.yaml_values import as_meant
-from deployments.startup.model_files import longest_context, token_ratio
+from deployments.startup.model_files import has_tokenizer, longest_context, model_directories, token_ratio
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+QUESTION, OTHER_QUESTION = "What is 1 + 1?", "Name a prime number."
+STEPS = ("1 + 1 = 2\n\n", "The answer is 2.\n\n")
 
 
 def check_settings(config: AppConfig) -> None:
@@ -19,12 +31,13 @@ def check_settings(config: AppConfig) -> None:
     Raises:
         ValueError: settings contradict each other or their models; one line for each problem, with its path.
     """
-    checks = (_context, _shared_device)
+    checks = (_context, _shared_device, _weights)
     problems = [
         problem for path, engine in config.engines.items() for check in checks for problem in check(path, engine)
     ]
     problems += [problem for path in config.prm.engines for problem in _whole_paths_are_read(path, config)]
     problems += [*_whole_blocks_are_kept(config), *_prompt_is_taken(config)]
+    problems += [problem for path, prm in config.prm.engines.items() for problem in _paths_are_read(f"prm{path}", prm)]
     if problems:
         raise ValueError("\n".join(problems))
 
@@ -52,6 +65,25 @@ def _shared_device(path: str, engine: EngineSettings) -> Iterator[str]:
             f"{path}.engine_args.gpu_memory_utilization: {utilization:g} of the device is more than "
             f"replicas.num_gpus reserves of it, {part:g}"
         )
+
+
+def _weights(path: str, engine: EngineSettings) -> Iterator[str]:
+    """The checkpoint has the weights that its model needs."""
+    if _is_shipped(engine) or not all(map(_has_weights, model_directories(engine))):
+        return
+    try:
+        check_weights(engine)
+    except EngineStartError as error:
+        yield f"{path}.model: {error}"
+
+
+def _is_shipped(engine: EngineSettings) -> bool:
+    """Whether its model is an embedded one as it is: the tests check these, and each start would wait for imports."""
+    return engine.model.startswith("embedded:") and not (engine.chat_template or "tokenizer" in engine.engine_args)
+
+
+def _has_weights(directory: Path | None) -> bool:
+    return directory is not None and any(file.suffix in (".safetensors", ".bin") for file in directory.iterdir())
 
 
 def _whole_paths_are_read(path: str, config: AppConfig) -> Iterator[str]:
@@ -87,20 +119,56 @@ def _whole_blocks_are_kept(config: AppConfig) -> Iterator[str]:
 
 
 def _prompt_is_taken(config: AppConfig) -> Iterator[str]:
-    """The model's chat template accepts the operator's prompt, which leaves room in the context for a question."""
-    prompt, model = config.controller.prompt, Path(config.generator.model_path)
-    if prompt == PromptSettings() or not model.is_dir():
+    """The generator has a chat template. It takes a question behind the operator's prompt, and the context has room for
+    one."""
+    prompt = config.controller.prompt
+    if _is_shipped(config.generator) and prompt == PromptSettings():
         return
-    from transformers import AutoTokenizer
-
-    from deployments.engines.encoding import ChatEncoder
-
+    where = "generator.model" if prompt == PromptSettings() else "controller.prompt"
     system = [] if prompt.system is None else [{"role": "system", "content": prompt.system}]
+    first, second = (
+        [*system, *prompt.example_turns, {"role": "user", "content": text}] for text in (QUESTION, OTHER_QUESTION)
+    )
     try:
-        encoder = ChatEncoder(AutoTokenizer.from_pretrained(str(model)))
-        tokens = len(encoder.encode_chat([*system, *prompt.example_turns, {"role": "user", "content": "?"}]))
-    except (OSError, ValueError) as error:
-        yield f"controller.prompt: {error}"
+        if (tokenizer := _tokenizer(config.generator)) is None:
+            return
+        encoder = ChatEncoder(tokenizer)
+        require_chat_template(encoder, config.generator)
+        tokens = encoder.encode_chat(first)
+        if tokens == encoder.encode_chat(second):
+            raise ValueError("the chat template makes the same prompt of every question")
+    except ValueError as error:
+        yield f"{where}: {error}"
     else:
-        if tokens >= config.search_context:
-            yield f"controller.prompt: {tokens} tokens; the context of {config.search_context} leaves no room for more"
+        if prompt != PromptSettings() and len(tokens) >= config.search_context:
+            yield f"{where}: {len(tokens)} tokens; the context of {config.search_context} leaves no room for more"
+
+
+def _paths_are_read(path: str, prm: RewardModelSettings) -> Iterator[str]:
+    """A reward model that reads a chat has a template, which takes the messages of its family."""
+    if _is_shipped(prm) or not prm.reads_chat:
+        return
+    try:
+        if (tokenizer := _tokenizer(prm)) is None:
+            return
+        require_chat_template(ChatEncoder(tokenizer), prm)
+        prm.reader(prm, tokenizer).prompt_ids(QUESTION, STEPS)
+    except (ValueError, EngineStartError) as error:
+        yield f"{path}.model: {error}"
+
+
+def _tokenizer(settings: EngineSettings) -> "PreTrainedTokenizerBase | None":
+    """The engine's tokenizer, if all its files are on this machine.
+
+    Raises:
+        ValueError: it cannot be loaded, or the file of the chat template cannot be read.
+    """
+    if None in model_directories(settings) or not (has_tokenizer(settings) or _is_whole(settings)):
+        return None
+    return load_tokenizer(settings, local_files_only=True)
+
+
+def _is_whole(settings: EngineSettings) -> bool:
+    """Whether the directory of the tokenizer is a model's, or named for the tokenizer: it has no tokenizer then."""
+    directory = Path(settings.tokenizer.path)
+    return directory.is_dir() and ("tokenizer" in settings.engine_args or _has_weights(directory))

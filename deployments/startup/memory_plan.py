@@ -48,8 +48,11 @@ def _role(name: str, settings: EngineSettings, args: AsyncEngineArgs, working_by
         config = args.create_engine_config()
         # Tensor and pipeline parallelism divide the weights, too.
         # An adapter is merged into a model's weights.
-        paths = [path for name, path in settings.model_paths.items() if name != "lora"]
-        weights = sum(weight_bytes(path, config.model_config) for path in paths)
+        weights = sum(
+            weight_bytes(path, config.model_config, settings.revisions.get(name))
+            for name, path in settings.model_paths.items()
+            if name != "lora"
+        )
         weights = -(-weights // config.parallel_config.world_size)
         geometry = expected_geometry(config)
     except Exception as error:  # any error of vLLM, the hub or a file's reader
@@ -57,9 +60,9 @@ def _role(name: str, settings: EngineSettings, args: AsyncEngineArgs, working_by
     return Role(name, weights, working_bytes, geometry, settings.max_model_len, tokens)
 
 
-def weight_bytes(model: str, config: ModelConfig) -> int:
+def weight_bytes(model: str, config: ModelConfig, revision: str | None = None) -> int:
     """Size of a model's loaded weights, bytes."""
-    numbers = stored_numbers(model)
+    numbers = stored_numbers(model, revision)
     if config.quantization is not None:
         return sum(count * element_bytes(dtype) for dtype, count in numbers.items())
     size: int = config.dtype.itemsize
@@ -72,13 +75,13 @@ def element_bytes(dtype: str) -> int:
     return BYTES.get(digits, 1)
 
 
-def stored_numbers(model: str) -> Counter[str]:
+def stored_numbers(model: str, revision: str | None = None) -> Counter[str]:
     """Number of weights in a model's safetensors files, by dtype. ``model``: a directory or a hub id."""
     directory = Path(model)
     if not directory.is_dir():
         from huggingface_hub import get_safetensors_metadata
 
-        return Counter(get_safetensors_metadata(model).parameter_count)
+        return Counter(get_safetensors_metadata(model, revision=revision).parameter_count)
     numbers: Counter[str] = Counter()
     for path in _files(directory):
         with safe_open(path, framework="pt") as tensors:

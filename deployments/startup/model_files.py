@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from deployments.engines.settings import CONFIG_FILES, EngineSettings
 
 _CONTEXT = ("max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "max_sequence_length")
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _UNSCALED_ROPE = ("default", "llama3", "yarn", "longrope", "su", "mrope")
 """RoPE types without a ``factor``, or with one that the file's context length already includes."""
 _SAMPLE = r"""Let $f(x) = x^2 - 14x + 45$. We want the sum of its roots, so we factor: $f(x) = (x - 5)(x - 9)$.
@@ -46,12 +47,22 @@ def token_ratio(written: EngineSettings, read: EngineSettings) -> float | None:
 
 def model_directories(settings: EngineSettings) -> list[Path | None]:
     """Directory of the files of each model that the engine loads; None for one that is not on this machine."""
-    configs = (_file(settings, CONFIG_FILES[name], path) for name, path in settings.model_paths.items())
+    revisions = settings.revisions
+    configs = (
+        _file(settings, CONFIG_FILES[name], path, revisions.get(name)) for name, path in settings.model_paths.items()
+    )
     return [config and config.parent for config in configs]
 
 
+def has_tokenizer(settings: EngineSettings) -> bool:
+    """Whether the files of the engine's tokenizer are on this machine."""
+    source = settings.tokenizer
+    return any(_file(settings, name, source.path, source.revision) for name in _TOKENIZER_FILES)
+
+
 def _tokens(settings: EngineSettings) -> int | None:
-    file = _file(settings, "tokenizer.json")
+    source = settings.tokenizer
+    file = _file(settings, "tokenizer.json", source.path, source.revision)
     if file is None:
         return None
     try:
@@ -71,17 +82,16 @@ def _json(settings: EngineSettings, name: str) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def _file(settings: EngineSettings, name: str, model: str | None = None) -> Path | None:
+def _file(settings: EngineSettings, name: str, model: str | None = None, revision: str | None = None) -> Path | None:
     """A file of ``model``, which is the engine's own one where none is given."""
-    model = model or settings.model_path
+    if model is None:
+        model, revision = settings.model_path, settings.engine_args.get("revision")
     directory = Path(model)
     if directory.is_dir():
         return directory / name if (directory / name).is_file() else None
-    arguments = settings.engine_args
     try:
-        # A revision is one of the engine's own model.
-        revision = arguments.get("revision") if model == settings.model_path else None
-        cached = try_to_load_from_cache(model, name, cache_dir=arguments.get("download_dir"), revision=revision)
+        cache = settings.engine_args.get("download_dir")
+        cached = try_to_load_from_cache(model, name, cache_dir=cache, revision=revision)
     except HFValidationError:  # neither a directory here nor a hub id
         return None
     return Path(cached) if isinstance(cached, str) else None

@@ -15,6 +15,7 @@ import ray
 from deployments.engines.settings import EngineSettings
 from deployments.startup.model_files import model_directories
 
+_FILES = (".json", ".jinja", ".safetensors")
 _PIECES = 16
 _PIECE_BYTES = 1 << 16
 _WHOLE_BYTES = 1 << 20  # Files up to this size are read whole.
@@ -72,8 +73,11 @@ def model_digest(*engines: EngineSettings) -> str | None:
     if not directories or None in directories:
         return None
     found = hashlib.sha256()
-    files = [file for directory in directories if directory for file in sorted(directory.iterdir())]
-    for file in (each for each in files if each.suffix in {".json", ".jinja", ".safetensors"}):
+    tokenizers = (Path(engine.tokenizer.path) for engine in engines)
+    folders = dict.fromkeys([*filter(None, directories), *(folder for folder in tokenizers if folder.is_dir())])
+    files = [file for folder in folders for file in sorted(folder.iterdir()) if file.suffix in _FILES]
+    files += [file for engine in engines if (file := engine.chat_template_file) and file.is_file()]
+    for file in files:
         found.update(f"{file.name} {file.stat().st_size}\n".encode())
         for piece in _pieces(file):
             found.update(piece)

@@ -58,9 +58,7 @@ def test_arguments_are_read_by_vllms_own_types(generator_model: str) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "name", ["max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_dtype", "tokenizer_mode"]
-)
+@pytest.mark.parametrize("name", ["max_num_batched_tokens", "gpu_memory_utilization", "kv_cache_dtype", "load_format"])
 def test_a_boolean_for_another_argument_is_refused(generator_model: str, name: str) -> None:
     """YAML 1.1 reads ``on`` as one, and vLLM takes it for 1."""
     settings = GeneratorSettings(model=generator_model, engine_args={name: True})

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from deployments.engines.rewards.lora import Adapter
 from tests.engine.adapters import ALPHA, RANK, add_by_hand, save_adapter
@@ -74,3 +74,24 @@ def test_an_adapter_of_another_kind_is_refused_with_what_is_different(tmp_path: 
         Adapter(str(tmp_path / "adapter"))
     assert (name if name in ("use_dora", "alpha_pattern") else repr(value)) in str(refused.value)
     assert json.loads((tmp_path / "adapter" / "adapter_config.json").read_text())[name] == value
+
+
+@pytest.mark.parametrize(("half", "other"), ["AB", "BA"])
+def test_half_a_pair_is_refused(tmp_path: Path, weights: dict[str, torch.Tensor], half: str, other: str) -> None:
+    save_adapter(tmp_path / "adapter", {name: weights[name] for name in NAMES[:2]})
+    file = tmp_path / "adapter" / "adapter_model.safetensors"
+    lost = f"{FIRST}.lora_{half}.weight"
+    save_file({name: part for name, part in load_file(file).items() if not name.endswith(lost)}, file)
+    with pytest.raises(ValueError, match=rf"has {FIRST}\.lora_{other}\.weight without {lost}"):
+        Adapter(str(tmp_path / "adapter"))
+
+
+def test_factors_of_different_ranks_or_of_another_kind_are_refused(tmp_path: Path) -> None:
+    for number, (name, told) in enumerate(
+        {f"{FIRST}.lora_B.weight": "the ranks of", f"{FIRST}.lora_magnitude_vector": "it has"}.items()
+    ):
+        save_adapter(tmp_path / str(number), {NAMES[0]: torch.ones(16, 8)})
+        file = tmp_path / str(number) / "adapter_model.safetensors"
+        save_file({**load_file(file), f"base_model.model.{name}": torch.ones(16, RANK + 1)}, file)
+        with pytest.raises(ValueError, match=told):
+            Adapter(str(tmp_path / str(number)))

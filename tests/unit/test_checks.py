@@ -1,6 +1,7 @@
 """Checks while the application is built: settings against each other and against the models that they name."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from deployments.app import build
 from deployments.config import AppConfig, LimitSettings
+from deployments.controller import _chat_encoder, load_encoder
 from deployments.engines.rewards.family import TEMPLATE_TOKENS
+from deployments.engines.settings import EMBEDDED_MODELS, GeneratorSettings
+from tests.engine.reward_models import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = {
@@ -244,3 +248,107 @@ def test_a_configured_prompt_that_fills_the_context_is_refused(prompt: dict[str,
 def test_a_configured_prompt_that_the_template_accepts_is_built() -> None:
     prompt = {"system": "Be brief.", "examples": [{"question": "What is 1 + 1?", "answer": "2"}]}
     assert build(AppConfig.model_validate({"controller": {"prompt": prompt}}))
+
+
+CHAT = [{"role": "user", "content": "What is 1 + 1?"}]
+PLAIN = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+NO_SYSTEM = "{% if messages[0].role == 'system' %}{{ raise_exception('no system turn') }}{% endif %}" + PLAIN
+
+
+def with_template(directory: Path, part: str, template: str | None) -> str:
+    """A copy of an embedded model with another chat template, or none."""
+    shutil.copytree(EMBEDDED_MODELS / part, directory)
+    (directory / "chat_template.jinja").unlink()
+    if template is not None:
+        (directory / "chat_template.jinja").write_text(template)
+    return str(directory)
+
+
+@pytest.mark.parametrize(
+    ("part", "template", "told"),
+    [
+        ("generator", None, "has no chat template"),
+        ("generator", "", "has no chat template"),
+        ("generator", "{{ messages[0].no_such.thing }}", "the chat template refuses these messages"),
+        ("generator", "{% for %}", "the chat template"),
+        ("generator", "{{ messages | no_such_filter }}", "the chat template"),
+        ("generator", "Answer the question.", "makes the same prompt of every question"),
+        ("generator", "{{ raise_exception('only tools') }}", "the chat template refuses these messages: only tools"),
+        ("prm", None, "has no chat template"),
+        ("prm", "{{ messages[5].content }}", "the chat template"),
+    ],
+)
+def test_a_model_whose_chat_template_is_missing_or_broken_is_refused(
+    tmp_path: Path, part: str, template: str | None, told: str
+) -> None:
+    [problem] = problems({part: {"model": with_template(tmp_path / "model", part, template)}})
+    assert problem.startswith(f"{part}.model: ")
+    assert told in problem
+
+
+def test_a_chat_template_from_a_file_takes_the_place_of_the_models(tmp_path: Path) -> None:
+    model = with_template(tmp_path / "model", "generator", None)
+    good, bad = tmp_path / "good.jinja", tmp_path / "bad.jinja"
+    good.write_text(PLAIN)
+    bad.write_text("{% for %}")
+    build(AppConfig.model_validate({"generator": {"model": model, "chat_template": str(good)}}))
+    assert "the chat template" in problems({"generator": {"chat_template": str(bad)}})[0]
+    assert "cannot be read" in problems({"generator": {"chat_template": str(tmp_path / "none.jinja")}})[0]
+    bad.write_bytes(b"\xff\xfe\xff")
+    assert "cannot be read" in problems({"generator": {"chat_template": str(bad)}})[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"family": "step_head", "system_prompt": "Judge."}, "no system turn"),
+        ({"family": "outcome", "system_prompt": "Judge."}, "no system turn"),
+        ({"family": "label_turns", "system_prompt": "Judge.", "max_model_len": 4096}, "no system turn"),
+        ({"family": "step_head", "step_tag": "<|none|>"}, "is no special token"),
+    ],
+)
+def test_a_reward_model_whose_template_refuses_its_familys_messages_is_refused(
+    tmp_path: Path, given: dict[str, Any], told: str
+) -> None:
+    model = with_template(tmp_path / "model", "prm", NO_SYSTEM)
+    file = tmp_path / "model" / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"max_position_embeddings": 8192}))
+    found = problems({"prm": {**given, "model": model}})
+    assert any(problem.startswith("prm.model: ") and told in problem for problem in found)
+
+
+def test_a_reward_model_that_reads_no_chat_needs_no_template(tmp_path: Path) -> None:
+    MODELS["value_head"](tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    build(AppConfig.model_validate({"prm": {"family": "value_head", "model": str(tmp_path)}}))
+
+
+def test_a_tokenizer_of_another_directory_is_the_one_that_is_checked(tmp_path: Path) -> None:
+    model, tokenizer = with_template(tmp_path / "model", "generator", PLAIN), tmp_path / "tokenizer"
+    tokenizer.mkdir()
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (tmp_path / "model" / file).rename(tokenizer / file)
+    assert "has no tokenizer" in problems({"generator": {"model": model}})[0]
+    given = {"generator": {"model": model, "engine_args": {"tokenizer": str(tokenizer)}}}
+    assert "has no chat template" in problems(given)[0]
+    (tokenizer / "chat_template.jinja").write_text(PLAIN)
+    build(AppConfig.model_validate(given))
+    (tokenizer / "tokenizer.json").unlink()
+    (tokenizer / "tokenizer_config.json").unlink()
+    assert "tokenizer" in problems(given)[0]
+
+
+def test_controllers_read_the_tokenizer_and_the_template_that_the_settings_name(tmp_path: Path) -> None:
+    model, template = with_template(tmp_path / "model", "generator", None), tmp_path / "own.jinja"
+    template.write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    bare = GeneratorSettings(model=model)
+    with pytest.raises(ValueError, match="the model has no chat template"):
+        load_encoder(bare).encode_chat(CHAT)
+    with pytest.raises(ValueError, match="has no chat template, neither in"):
+        _chat_encoder(bare)
+    shutil.move(tmp_path / "model" / "tokenizer.json", tmp_path / "tokenizer.json")
+    with pytest.raises(ValueError, match="tokenizer"):
+        load_encoder(bare)
+    settings = GeneratorSettings(model=model, chat_template=str(template), engine_args={"tokenizer": str(tmp_path)})
+    encoder = load_encoder(settings)
+    assert encoder.encode_chat(CHAT) == encoder.encode_text("What is 1 + 1?")

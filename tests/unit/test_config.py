@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from pydantic import ValidationError
 from deployments.config import AppConfig
 from deployments.engines.rewards import FAMILIES
 from deployments.engines.rewards.function import FunctionSettings
+from deployments.engines.rewards.implicit import ImplicitSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.settings import GeneratorSettings, ReplicaSettings
 
@@ -32,7 +34,7 @@ OWN = {
     "math_minos": {},
     "reason_eval": {},
     "ensemble_head": {"step_tag": "<s>", "system_prompt": "Judge."},
-    "implicit": {"reference": "some/reference", "beta": 0.01, "accumulate": True},
+    "implicit": {"reference": "some/reference", "reference_revision": "v1", "beta": 0.01, "accumulate": True},
     "outcome": {"system_prompt": "Judge."},
     "trajectory": {},
     "eurus_rm": {},
@@ -157,6 +159,14 @@ def test_without_a_family_the_prm_is_a_step_head_by_default_the_embedded_one() -
         (prm("implicit", reference="r", beta=0), "prm.beta", "greater than 0"),
         (prm(None, lora="a", engine_args={"load_format": "dummy"}), "prm", "engine_args may not set load_format"),
         (prm("value_head", engine_args={"load_format": "dummy"}), "prm", "engine_args may not set load_format"),
+        (
+            prm("value_head", chat_template="a.jinja"),
+            "prm",
+            "chat_template is read only where paths are encoded as a chat",
+        ),
+        (prm("math_shepherd", chat_template="a.jinja"), "prm", "chat_template is read only where"),
+        (prm("eurus_rm", engine_args={"hf_overrides": {}}), "prm", "engine_args may not set hf_overrides"),
+        (prm("implicit", reference="r", engine_args={"hf_overrides": {}}), "prm", "may not set hf_overrides"),
         (several({}), "prm.of", "at least 2 reward models"),
         (several({}, {"model": "m", "family": "guess"}), "prm.of.1.prm.family", "there is no such family"),
         (several({}, {"step_tga": "m"}), "prm.of.1.prm.step_tga", "did you mean step_tag?"),
@@ -202,6 +212,69 @@ def test_engine_args_with_a_setting_of_their_own_are_refused(part: str, name: st
     ((path, message),) = faults({part: {"engine_args": {name: 64}}}).items()
     assert path == f"{part}.engine_args"
     assert name in message
+
+
+@pytest.mark.parametrize("part", ["generator", "prm"])
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"chat_template": "a.jinja"}, "chat_template: set it beside engine_args"),
+        ({"hf_config_path": "/other"}, "hf_config_path: only vLLM would read it: put the config.json into the model's"),
+        ({"hf_token": "hf_abc"}, "hf_token: set HF_TOKEN in the environment of every node"),
+        ({"skip_tokenizer_init": True}, "skip_tokenizer_init: Banyan makes the prompts with the tokenizer"),
+        ({"tokenizer_mode": "slow"}, "tokenizer_mode: "),
+        ({"served_model_name": "m"}, "served_model_name: set generator.served_name instead"),
+        ({"runner": "pooling", "convert": "classify"}, "convert: the reward family decides it"),
+        ({"tokenizer": 7}, "tokenizer: must be a str, not 7"),
+        ({"revision": ["main"]}, "revision: must be a str"),
+        ({"trust_remote_code": "yes"}, "trust_remote_code: must be a bool, not 'yes'"),
+    ],
+)
+def test_engine_args_that_only_the_engine_would_follow_are_refused_with_what_to_use(
+    part: str, given: dict[str, Any], told: str
+) -> None:
+    ((path, message),) = faults({part: {"engine_args": given}}).items()
+    assert path == f"{part}.engine_args"
+    assert told in message
+
+
+def test_engine_args_that_banyan_follows_too_are_taken() -> None:
+    given = {
+        "tokenizer": "some/tokenizer",
+        "tokenizer_revision": "v2",
+        "revision": "v1",
+        "trust_remote_code": True,
+        "download_dir": None,
+    }
+    generator = AppConfig.model_validate({"generator": {"engine_args": given}}).generator
+    assert generator.tokenizer == ("some/tokenizer", "v2", True)
+    assert generator.revisions == {"model": "v1"}
+    assert GeneratorSettings(engine_args={"revision": "v1"}).tokenizer.revision == "v1"
+
+
+def test_a_reference_has_a_revision_of_its_own() -> None:
+    implicit = prm("implicit", reference="some/reference", engine_args={"revision": "v1"})
+    settings = AppConfig.model_validate(implicit).prm
+    assert isinstance(settings, ImplicitSettings)
+    assert settings.revisions == {"model": "v1", "reference": None}
+    implicit["prm"]["reference_revision"] = "v2"
+    settings = AppConfig.model_validate(implicit).prm
+    assert isinstance(settings, ImplicitSettings)
+    assert settings.revisions == {"model": "v1", "reference": "v2"}
+    assert settings.hf_overrides["banyan_reference_revision"] == "v2"
+
+
+def test_files_that_are_not_there_are_told(tmp_path: Path) -> None:
+    config = AppConfig.model_validate(
+        {
+            "generator": {"chat_template": str(tmp_path / "none.jinja")},
+            "prm": {"engine_args": {"tokenizer": str(tmp_path / "none")}},
+        }
+    )
+    assert config.missing_models() == [
+        f"generator.chat_template: there is no file {tmp_path}/none.jinja",
+        f"prm.engine_args.tokenizer: there is no directory {tmp_path}/none; a hub id, or a tokenizer's directory",
+    ]
 
 
 def test_step_clusters_is_the_import_path_of_a_function() -> None:

@@ -4,13 +4,16 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
-from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
+from deployments.engines.rewards.family import RewardFamily, RewardModelSettings, Shapes
 from deployments.engines.rewards.step_head import StepHead
 from deployments.engines.settings import SystemPrompt
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PreTrainedConfig
 
+WIDTH = 128
+"""Numbers between the layers of a head."""
 SYSTEM_PROMPT = (
     "You are a helpful and harmless assistant. "
     "You should think step-by-step and put your final answer within \\boxed{}."
@@ -27,7 +30,15 @@ class EnsembleHead(StepHead):
     """
 
     classes = 1
+    classifier = None
     vllm_model = "deployments.engines.rewards.ensemble_model:Qwen2ForEnsemblePRM"
+
+    @classmethod
+    def head_shapes(cls, config: "PreTrainedConfig") -> Shapes | None:
+        heads = getattr(config, "num_ensemble", None)
+        layers = {"nn1": (config.hidden_size, WIDTH), "nn2": (WIDTH, WIDTH), "nn_out": (WIDTH, 1)}
+        weights: Shapes = {f"score.model.{name}.weight": (heads, *size) for name, size in layers.items()}
+        return weights | {f"score.model.{name}.bias": (heads, size[1]) for name, size in layers.items()}
 
     def rewards_of(self, rows: "Tensor") -> "Tensor":
         return rows[:, 0]

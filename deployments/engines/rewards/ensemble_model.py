@@ -11,6 +11,8 @@ from vllm.model_executor.models.qwen2 import Qwen2Model
 from vllm.model_executor.models.utils import AutoWeightsLoader, maybe_prefix
 from vllm.sequence import IntermediateTensors
 
+from deployments.engines.rewards.ensemble_head import WIDTH
+
 
 class Linears(nn.Module):
     """A linear layer of each head: (heads, tokens, in) to (heads, tokens, out)."""
@@ -27,14 +29,12 @@ class Linears(nn.Module):
 class Ensemble(nn.Module):
     """Heads of three layers, named as in the checkpoints."""
 
-    WIDTH = 128
-
     def __init__(self, heads: int, width: int, dtype: torch.dtype) -> None:
         super().__init__()
         self.heads = heads
-        self.nn1 = Linears(heads, width, self.WIDTH, dtype)
-        self.nn2 = Linears(heads, self.WIDTH, self.WIDTH, dtype)
-        self.nn_out = Linears(heads, self.WIDTH, 1, dtype)
+        self.nn1 = Linears(heads, width, WIDTH, dtype)
+        self.nn2 = Linears(heads, WIDTH, WIDTH, dtype)
+        self.nn_out = Linears(heads, WIDTH, 1, dtype)
 
     def forward(self, hidden: Tensor) -> Tensor:
         first = self.nn1(hidden.expand(self.heads, -1, -1)).relu()

@@ -7,23 +7,29 @@ torch and transformers are imported inside functions only.
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from deployments.engines.settings import EngineSettings, Runner
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
     from vllm import PoolingParams, SamplingParams
     from vllm.config import PoolerConfig
 
     from deployments.engines.engine_calls import Output
 
-_LOADING = {"load_format", "model_loader_extra_config", "worker_extension_cls"}
+LOADING = {"load_format", "model_loader_extra_config", "worker_extension_cls"}
 """vLLM's arguments by which weights are changed while they are loaded."""
+WRAPPER = "pretrained_model."
+"""Where TRL's models with a value head have the language model, in checkpoints that its trainer did not write."""
 TEMPLATE_TOKENS = 64
 """Upper bound on what a chat template adds: default system prompt, role marks and the last step's tag."""
+
+
+Shapes: TypeAlias = dict[str, tuple[int | None, ...]]
+"""Shapes of weights by name. None is any size."""
 
 
 class Query(NamedTuple):
@@ -57,6 +63,24 @@ class LinearHead(NamedTuple):
     """File of its own beside the checkpoint's, where it has one. Its weights' names there are without the prefix."""
     mean: bool = False
     """Whether its numbers stand for their mean: one number."""
+    bias: bool | str = True
+    """Whether it has a bias; or the entry of the model's configuration that says so."""
+
+    def shapes(self, config: "PreTrainedConfig") -> Shapes:
+        """The shapes of its weights, by their names in the checkpoint."""
+        has_bias = getattr(config, self.bias, True) if isinstance(self.bias, str) else self.bias
+        weights = linear(self.prefix, config.hidden_size, None if self.mean else self.classes)
+        return weights if has_bias else {name: shape for name, shape in weights.items() if not name.endswith("bias")}
+
+
+def linear(prefix: str, width: int, rows: int | None) -> Shapes:
+    """The weights of a linear layer that makes ``rows`` numbers of ``width``."""
+    return {f"{prefix}weight": (rows, width), f"{prefix}bias": (rows,)}
+
+
+def two_layers(prefix: str, width: int, classes: int) -> Shapes:
+    """The weights of a linear layer, an activation and another linear layer."""
+    return linear(f"{prefix}0.", width, width) | linear(f"{prefix}2.", width, classes)
 
 
 class RewardFamily(ABC):
@@ -68,9 +92,14 @@ class RewardFamily(ABC):
     """``module:Class`` of the model to load, whatever architecture the checkpoint names; None if vLLM has the model."""
     reserved_tokens: int = 0
     """Tokens of the context that a query leaves free."""
-
     head: ClassVar[LinearHead | None] = None
     """The head to add to a language model of any architecture; None if the model has one that vLLM knows."""
+    classifier: ClassVar[str | None] = None
+    """End of the names of those of transformers' architectures that have the family's head."""
+    classes: ClassVar[int] = 1
+    """Numbers per token of a head."""
+    reads_chat: ClassVar[bool] = False
+    """Whether paths are encoded in the model's chat template."""
 
     @abstractmethod
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -80,6 +109,20 @@ class RewardFamily(ABC):
     def pooler(cls) -> "PoolerConfig | None":
         """The configuration of the engine's pooler; None where the runner has no pooler."""
         return None
+
+    @classmethod
+    def head_shapes(cls, config: "PreTrainedConfig") -> Shapes | None:
+        """The weights that the checkpoint has beside a language model's without output layer; None for a family that
+        reads the output layer."""
+        return None
+
+    @abstractmethod
+    def prompt_ids(self, question: str, steps: Sequence[str]) -> list[int]:
+        """The token ids of a path.
+
+        Raises:
+            ValueError: a text is not valid Unicode, or the chat template refuses the path.
+        """
 
     @abstractmethod
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
@@ -120,9 +163,15 @@ class RewardModelSettings(EngineSettings):
 
     @model_validator(mode="after")
     def _is_loaded(self) -> Self:
-        if (self.lora or self.reader.head) and (taken := sorted(_LOADING & self.engine_args.keys())):
+        if (self.lora or self.reader.head) and (taken := sorted(LOADING & self.engine_args.keys())):
             names = ", ".join(taken)
             raise ValueError(f"weights are changed by a loader of our own: engine_args may not set {names}")
+        if "hf_overrides" in self.engine_args and (self.reader.head or self.reader.vllm_model):
+            raise ValueError(
+                "the family changes the model's configuration itself: engine_args may not set hf_overrides"
+            )
+        if self.chat_template and not self.reads_chat:
+            raise ValueError("chat_template is read only where paths are encoded as a chat, which this family does not")
         return self
 
     @property
@@ -133,6 +182,11 @@ class RewardModelSettings(EngineSettings):
     @property
     def model_paths(self) -> dict[str, str]:
         return super().model_paths | ({} if self.lora is None else {"lora": self.lora})
+
+    @property
+    def reads_chat(self) -> bool:
+        """Whether paths are encoded in the model's chat template."""
+        return self.reader.reads_chat
 
     @property
     def tokens_per_step(self) -> int:

@@ -123,6 +123,11 @@ class FunctionScorer:
         """Leak check of an idle scorer: reports open calls; empty when all is well."""
         return [f"{self._running} calls of {self._name} are open"] if self._running else []
 
+    @property
+    def notes(self) -> list[str]:
+        """Empty: a function is not tried at the start."""
+        return []
+
     def shutdown(self) -> None:
         self._reward = None
         self._threads.shutdown(wait=False, cancel_futures=True)

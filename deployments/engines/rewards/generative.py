@@ -149,6 +149,7 @@ class Generative(RewardFamily):
     """
 
     runner: ClassVar[Runner] = "generate"
+    reads_chat = True
 
     def __init__(self, settings: "VerifierSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the labels are not two different tokens of the model."""
@@ -164,6 +165,10 @@ class Generative(RewardFamily):
 
     def rewards(self, output: "Output", query: Query) -> list[float]:
         return [self._labels.reward(output)]
+
+    def prompt_ids(self, question: str, steps: Sequence[str]) -> list[int]:
+        template = self._template
+        return self._chat.encode_chat(template.messages(question, steps), opening=template.opening_of(len(steps)))
 
     def verdict(self, query: Query, critique: str, stopped_by: object = None) -> Query:
         """The query that reads the verdict.
@@ -183,7 +188,7 @@ class Generative(RewardFamily):
         from vllm.sampling_params import RequestOutputKind
 
         template, settings = self._template, self._settings
-        token_ids = self._chat.encode_chat(template.messages(question, steps), opening=template.opening_of(len(steps)))
+        token_ids = self.prompt_ids(question, steps)
         params = SamplingParams(
             max_tokens=settings.max_tokens,
             temperature=settings.temperature,

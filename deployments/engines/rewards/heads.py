@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from cachetools import LRUCache
 
 from deployments.engines.encoding import ChatEncoder
-from deployments.engines.rewards.family import Query, RewardFamily
+from deployments.engines.rewards.family import Query, RewardFamily, Shapes, linear
 from deployments.engines.settings import Runner
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
     from vllm.config import PoolerConfig
 
     from deployments.engines.engine_calls import Output
@@ -29,8 +29,6 @@ class Head(RewardFamily):
     """A family that scores all unscored steps of a path with one query and reads the rows of its tags."""
 
     runner: ClassVar[Runner] = "pooling"
-    classes: ClassVar[int] = 1
-    """Numbers per token."""
 
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
         self.chat = ChatEncoder(tokenizer)
@@ -46,6 +44,10 @@ class Head(RewardFamily):
         # Not STEP pooling: it looks up tags by prompt position, in rows from which the cached prefix is missing.
         return PoolerConfig(tok_pooling_type="ALL")
 
+    @classmethod
+    def head_shapes(cls, config: "PreTrainedConfig") -> Shapes | None:
+        return linear("score.", config.hidden_size, cls.classes) if cls.head is None else cls.head.shapes(config)
+
     @abstractmethod
     def encode(self, question: str, steps: Sequence[str]) -> tuple[list[int], list[int]]:
         """The token ids of a path, up to where its last step is scored, and the position at which each step is scored.
@@ -58,6 +60,9 @@ class Head(RewardFamily):
         """Turns a head's (steps, classes) numbers, in double precision, into (steps,) rewards: the sigmoid of a single
         number, or the softmax probability of all classes but the first one."""
         return rows[:, 0].sigmoid() if self.classes == 1 else rows.softmax(dim=-1)[:, 1:].sum(dim=-1)
+
+    def prompt_ids(self, question: str, steps: Sequence[str]) -> list[int]:
+        return self.encode(question, steps)[0]
 
     def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
         from vllm import PoolingParams

@@ -7,18 +7,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from pydantic import Field
 
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings
+from deployments.engines.rewards.family import Query, RewardFamily, RewardModelSettings, Shapes
 from deployments.engines.rewards.heads import StepwiseHead
 from kvstore.memory.geometry import MODELS
 
 if TYPE_CHECKING:
     from torch import Tensor
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
     from deployments.engines.engine_calls import Output
 
 REFERENCE = "banyan_reference"
 """Entry of the policy's configuration that names the reference model to the engine."""
+REFERENCE_REVISION = "banyan_reference_revision"
+REFERENCE_PREFIX = "pair.reference."
+"""What the names of its weights begin with in the engine."""
 SEPARATOR = "\n\n"
 
 
@@ -37,6 +40,7 @@ class Implicit(StepwiseHead):
     """
 
     vllm_model = "deployments.engines.rewards.implicit_model:PolicyAndReference"
+    reads_chat = True
 
     def __init__(self, settings: "ImplicitSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the reference has another vocabulary than the model."""
@@ -46,13 +50,21 @@ class Implicit(StepwiseHead):
         self._beta = settings.beta
         self._accumulate = settings.accumulate
         try:
-            reference = AutoTokenizer.from_pretrained(settings.reference)
+            reference = AutoTokenizer.from_pretrained(
+                settings.reference,
+                revision=settings.reference_revision,
+                trust_remote_code=settings.tokenizer.trust_remote_code,
+            )
         except (OSError, ValueError) as error:
             raise EngineStartError(f"prm.reference {settings.reference!r} has no tokenizer: {error}") from error
         if reference.get_vocab() != tokenizer.get_vocab():
             raise EngineStartError(
                 f"prm.reference {settings.reference!r} has another vocabulary than {settings.model!r}"
             )
+
+    @classmethod
+    def head_shapes(cls, config: "PreTrainedConfig") -> Shapes | None:
+        return None
 
     def step_ids(self, step: str) -> list[int]:
         return self.chat.encode_text(step.strip() + SEPARATOR)
@@ -88,6 +100,11 @@ class ImplicitSettings(RewardModelSettings):
         description="Directory or hub id of the reference model, of the same shape and vocabulary. Its weights and its "
         "KV come on top of the model's.",
     )
+    reference_revision: str | None = Field(
+        None,
+        min_length=1,
+        description="Branch, tag or commit of the reference on the hub; engine_args.revision is the model's.",
+    )
     beta: float = Field(0.001, gt=0, le=1, description="Factor of the sum of log-probability ratios.")
     accumulate: bool = Field(
         False, description="Sum from the first step on instead of over the step alone. Every step reads the whole path."
@@ -99,5 +116,9 @@ class ImplicitSettings(RewardModelSettings):
         return {**super().model_paths, "reference": self.reference}
 
     @property
+    def revisions(self) -> dict[str, str | None]:
+        return {**super().revisions, "reference": self.reference_revision}
+
+    @property
     def hf_overrides(self) -> dict[str, Any]:
-        return {REFERENCE: self.reference, MODELS: 2}
+        return {REFERENCE: self.reference, REFERENCE_REVISION: self.reference_revision, MODELS: 2}

@@ -20,7 +20,7 @@ from vllm.tasks import PoolingTask
 from vllm.transformers_utils.config import get_config
 from vllm.v1.pool.metadata import PoolingMetadata
 
-from deployments.engines.rewards.implicit import REFERENCE
+from deployments.engines.rewards.implicit import REFERENCE, REFERENCE_PREFIX, REFERENCE_REVISION
 
 LOGIT_ROWS = 256
 """Rows whose logits are computed at once: 300 MB for both models with a vocabulary of 150,000."""
@@ -35,7 +35,8 @@ class Pair(nn.Module):
         model = vllm_config.model_config
         # The configuration at hand names the family's model as its architecture.
         policy = get_config(model.model, model.trust_remote_code, model.revision)
-        reference = get_config(getattr(model.hf_config, REFERENCE), model.trust_remote_code)
+        own = model.hf_config
+        reference = get_config(getattr(own, REFERENCE), model.trust_remote_code, getattr(own, REFERENCE_REVISION))
         self.policy, self.reference = (
             init_vllm_registered_model(vllm_config, hf_config=config, prefix=maybe_prefix(prefix, name))
             for name, config in (("policy", policy), ("reference", reference))
@@ -61,8 +62,9 @@ class PolicyAndReference(nn.Module):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         self.pair = Pair(vllm_config=vllm_config, prefix=prefix)
-        source = getattr(vllm_config.model_config.hf_config, REFERENCE)
-        self.secondary_weights = [DefaultModelLoader.Source(source, revision=None, prefix="pair.reference.")]
+        config = vllm_config.model_config.hf_config
+        source, revision = getattr(config, REFERENCE), getattr(config, REFERENCE_REVISION)
+        self.secondary_weights = [DefaultModelLoader.Source(source, revision, prefix=REFERENCE_PREFIX)]
         self.pooler = TokenPooler(AllRows(), self._log_ratios)
 
     def embed_input_ids(self, input_ids: Tensor) -> Tensor:

@@ -156,7 +156,7 @@ class LabelReader:
         if not rows or not {self._good, self._bad} <= rows[0].keys():
             raise ValueError("the engine gave no log-probabilities of the labels")
         margin = rows[0][self._bad].logprob - rows[0][self._good].logprob
-        return 1.0 / (1.0 + math.exp(margin)) if margin < 700 else 0.0
+        return 0.0 if margin >= 700 else 1.0 / (1.0 + math.exp(margin))
 
 
 class LabelTokens(RewardFamily):
@@ -179,8 +179,14 @@ class LabelTokens(RewardFamily):
     def rewards(self, output: "Output", query: Query) -> list[float]:
         return [self._labels.reward(output)]
 
+    def prompt_ids(self, question: str, steps: Sequence[str]) -> list[int]:
+        return self._ids(self._template.texts(question, steps))
+
+    def _ids(self, texts: Sequence[str]) -> list[int]:
+        return self._in_turns(texts) if self._text is None else self._text.encode(texts)
+
     def _query(self, texts: Sequence[str]) -> Query:
-        token_ids = self._in_turns(texts) if self._text is None else self._text.encode(texts)
+        token_ids = self._ids(texts)
         return Query(token_ids, self._labels.params, (len(token_ids) - 1,))
 
     def _in_turns(self, texts: Sequence[str]) -> list[int]:
@@ -202,6 +208,10 @@ class LabelSettings(RewardModelSettings):
     def label_template(self) -> LabelTemplate:
         """The preset, or what the settings make of it."""
         return self.preset
+
+    @property
+    def reads_chat(self) -> bool:
+        return self.label_template.tag is None
 
     @property
     def tokens_per_step(self) -> int:

@@ -5,11 +5,14 @@ for solutions that have ended: use it for best-of-N with ``aggregation: last``, 
 """
 
 from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
-from deployments.engines.rewards.family import LinearHead, RewardFamily, RewardModelSettings
+from deployments.engines.rewards.family import LinearHead, RewardFamily, RewardModelSettings, Shapes, two_layers
 from deployments.engines.rewards.heads import LastTokenHead
 from deployments.engines.settings import SystemPrompt
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 class Outcome(LastTokenHead):
@@ -18,6 +21,17 @@ class Outcome(LastTokenHead):
     The path is one completed chat turn of the assistant. A reward is the sigmoid of the head. Source: the model cards.
     AceMath's has the system prompt "Please reason step by step, and check your final answer within \\\\boxed{}.".
     """
+
+    classifier = "ForSequenceClassification"
+    reads_chat = True
+
+    @classmethod
+    def head_shapes(cls, config: "PreTrainedConfig") -> Shapes | None:
+        if cls.head is not None:
+            return cls.head.shapes(config)
+        if (config.architectures or [""])[0].endswith("RewardModel"):
+            return two_layers("score.", config.hidden_size, cls.classes)
+        return {"score.weight": (cls.classes, config.hidden_size)}
 
     def path_ids(self, question: str, steps: Sequence[str]) -> list[int]:
         turns = [*self.system, {"role": "user", "content": question}]
@@ -40,6 +54,7 @@ class Trajectory(Outcome):
     """
 
     head = LinearHead("reward_head.", file="reward_head.pt")
+    reads_chat = False
     prompt: ClassVar[str] = "{question}"
 
     def path_ids(self, question: str, steps: Sequence[str]) -> list[int]:
@@ -61,7 +76,7 @@ class EurusRm(Trajectory):
     """The format of Eurus-RM-7B (arXiv 2404.02078). Source: the example of its model card, whose second mark is
     ``[\\INST]``, and ``EurusRewardModel`` in its ``modeling_eurus_rm.py``."""
 
-    head = LinearHead("regression_head.")
+    head = LinearHead("regression_head.", bias=False)
     prompt = "[INST] {question} [\\INST] "
 
 

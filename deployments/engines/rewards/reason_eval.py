@@ -23,7 +23,7 @@ class ReasonEval(StepwiseHead):
     """
 
     classes = 3
-    head = LinearHead("score_head.", classes)
+    head = LinearHead("score_head.", classes, bias="use_bias")
 
     def __init__(self, settings: "ReasonEvalSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the tokenizer has no padding token."""

@@ -173,6 +173,11 @@ class SeveralScorer:
         """Leak check of idle scorers: a sentence for everything left over; empty when all is well."""
         return [left for scorer in self._scorers for left in await scorer.check_integrity(settle_s)]
 
+    @property
+    def notes(self) -> list[str]:
+        """What is odd about the models, found at the start."""
+        return [note for scorer in self._scorers for note in scorer.notes]
+
     def shutdown(self) -> None:
         for scorer in self._scorers:
             scorer.shutdown()

@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 from pydantic import Field
 
 from deployments.engines.errors import EngineStartError
-from deployments.engines.rewards.family import RewardFamily, RewardModelSettings
+from deployments.engines.rewards.family import RewardFamily, RewardModelSettings, Shapes, two_layers
 from deployments.engines.rewards.heads import StepwiseHead
 from deployments.engines.settings import EMBEDDED_PRM, SystemPrompt
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
 
 class StepHead(StepwiseHead):
@@ -21,6 +21,8 @@ class StepHead(StepwiseHead):
     """
 
     classes = 2
+    classifier: ClassVar[str | None] = "ForTokenClassification"
+    reads_chat = True
 
     def __init__(self, settings: "StepHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the step tag is no special token of the model."""
@@ -29,6 +31,10 @@ class StepHead(StepwiseHead):
         if tag is None:
             raise EngineStartError(f"prm.step_tag {settings.step_tag!r} is no special token of {settings.model!r}")
         self._tag = tag
+
+    @classmethod
+    def head_shapes(cls, config: "PreTrainedConfig") -> Shapes | None:
+        return two_layers("score.", config.hidden_size, cls.classes)
 
     def step_ids(self, step: str) -> list[int]:
         return [*self.chat.encode_text(step.strip()), self._tag]

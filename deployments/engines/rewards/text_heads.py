@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 class TextHead(LastTokenHead):
     """A reward is the sigmoid of the head at the step's tag."""
 
+    classifier = "ForTokenClassification"
+
     def __init__(self, settings: "TextHeadSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the tag is no token of the model."""
         super().__init__(settings, tokenizer)
@@ -72,7 +74,7 @@ class PqmSettings(TextHeadSettings):
 class LlemmaPrm(TextHead):
     """A language model whose logits stand for their mean."""
 
-    head = LinearHead("lm_head.", mean=True)
+    head = LinearHead("lm_head.", mean=True, bias=False)
 
 
 class LlemmaPrmSettings(TextHeadSettings):

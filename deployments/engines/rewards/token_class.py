@@ -27,6 +27,7 @@ class TokenClass(StepwiseHead):
     """
 
     classes = 2
+    classifier = "ForTokenClassification"
 
     def __init__(self, settings: "TokenClassSettings", tokenizer: "PreTrainedTokenizerBase") -> None:
         """Raises EngineStartError when the separator has no tokens."""

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer, GPT2Config, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from cluster.training import fit
@@ -111,6 +112,24 @@ class TestLayers:
             Backbone(settings_for(tmp_path))
         Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8, max_window_layers=1).save_pretrained(tmp_path)
         with pytest.raises(BackboneRefused, match="sliding window"):
+            Backbone(settings_for(tmp_path))
+
+    @pytest.mark.parametrize("change", ["missing", "of another shape"])
+    def test_a_backbone_without_all_its_weights_is_refused(self, qwen2: Path, tmp_path: Path, change: str) -> None:
+        shutil.copytree(qwen2, tmp_path, dirs_exist_ok=True)
+        file, name = tmp_path / "model.safetensors", "model.layers.1.mlp.down_proj.weight"
+        weights = load_file(file)
+        part = weights.pop(name)
+        save_file(weights if change == "missing" else weights | {name: part[:-1].contiguous()}, file, {"format": "pt"})
+        with pytest.raises(BackboneRefused, match=r"lacks weights, .*: layers\.1\.mlp\.down_proj\.weight$"):
+            Backbone(settings_for(tmp_path))
+
+    def test_a_backbone_without_a_chat_template_is_refused_where_paths_are_a_chat(
+        self, qwen2: Path, tmp_path: Path
+    ) -> None:
+        shutil.copytree(qwen2, tmp_path, dirs_exist_ok=True)
+        (tmp_path / "chat_template.jinja").unlink()
+        with pytest.raises(BackboneRefused, match="cannot read a path: the model has no chat template"):
             Backbone(settings_for(tmp_path))
 
 
