@@ -123,8 +123,9 @@ def _needed(family: type[RewardFamily] | None, config: "PreTrainedConfig") -> _N
     language_model = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if family is not None and (head := family.head_shapes(config)) is not None:
         return _Needed(language_model, head, False)
+    # Where the family names the model for vLLM, it is made of language models, whatever the checkpoint says.
     same = language_model is not None and language_model.__name__ == architecture
-    return _Needed(language_model if same else None, {}, True)
+    return _Needed(language_model if same or (family and family.vllm_model) else None, {}, True)
 
 
 def _fit_of_head(shapes: Shapes, stored: Mapping[str, "Tensor"]) -> Fit:

@@ -310,3 +310,11 @@ def test_an_adapter_may_bring_the_head_and_must_fit_the_model(tmp_path: Path) ->
     save_adapter(tmp_path / "headless", {}, modules_to_save=["score"])
     with pytest.raises(EngineStartError, match="lacks the weights of score"):
         check_weights(parse_prm({**given, "lora": str(tmp_path / "headless")}))  # type: ignore[arg-type]
+
+
+def test_an_implicit_model_that_is_a_classifier_lacks_its_output_layer() -> None:
+    generator, prm = (str(EMBEDDED_MODELS / part) for part in ("generator", "prm"))
+    with pytest.raises(EngineStartError, match=r"missing: lm_head\.weight; without use: score"):
+        check_weights(parse_prm({"family": "implicit", "model": prm, "reference": generator}))  # type: ignore[arg-type]
+    with pytest.raises(EngineStartError, match=rf"{prm}' do not .*missing: lm_head\.weight"):
+        check_weights(parse_prm({"family": "implicit", "model": generator, "reference": prm}))  # type: ignore[arg-type]
