@@ -35,7 +35,7 @@ def test_no_random_request_from_the_schema_fails_the_service(limited: Variant, p
             statuses[operation.path, mode.value, status] += 1
     for (path, mode_name, status), count in sorted(statuses.items()):
         print(f"{path:24} {mode_name:9} {status} {count:5}")
-    assert statuses.total() >= 0.9 * cases
+    assert statuses.total() >= 0.8 * cases  # shares are rounded down, and some operations have but one case
     for path in ("/v1/chat/completions", "/v1/responses"):
         assert any(status == 200 and each == path for each, _, status in statuses), path
     until(limited.is_idle, "nothing runs and nothing is left", 60.0)
