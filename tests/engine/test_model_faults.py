@@ -1,5 +1,6 @@
 """What is wrong with a model is told at its start: before an engine begins, as far as its files tell."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -12,10 +13,12 @@ from safetensors.torch import load_file, save_file
 from deployments.engines import lifecycle
 from deployments.engines.errors import EngineStartError
 from deployments.engines.generation import GenerationEngine
+from deployments.engines.rewards.label_presets import LabelTurnsSettings
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.rewards.token_class import TokenClassSettings
 from deployments.engines.scoring import ScoringEngine, odd_rewards
 from deployments.engines.settings import GeneratorSettings
+from search.ports import ScoreItem, ScoreRequest
 from tests.engine.conftest import quiet, stop
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
@@ -85,6 +88,29 @@ async def test_weights_without_use_and_odd_rewards_are_told(
     assert unused.endswith("weights without use: model.layers.77.mlp.up_proj.weight, unheard.of")
     assert "a reward of nan" in odd
     assert all(note.partition(": ")[2] in caplog.text for note in (unused, odd))
+
+
+async def test_a_tied_output_layer_gives_the_rewards_of_one_that_is_stored(
+    tmp_path: Path, generator_model: str
+) -> None:
+    """The embedded generator's files have none: it is the embedding, which a start must not leave as the memory was."""
+
+    def with_output_layer(weights: Weights) -> Weights:
+        return weights | {"lm_head.weight": weights["model.embed_tokens.weight"].clone()}
+
+    stored = Path(changed(generator_model, tmp_path / "model", with_output_layer))
+    config = json.loads((stored / "config.json").read_text())
+    (stored / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": False}))
+    item = ScoreItem(("12 + 30 = 42\n\n", "42 + 5 = 48\n\n"), unscored=2)
+    rewards = []
+    for model in (generator_model, generator_model, str(stored)):
+        engine = ScoringEngine(LabelTurnsSettings(model=model))
+        with quiet():
+            await engine.start()
+        rewards += await engine.score(ScoreRequest("tied", "Start with 12. Add 30. Add 5.", (item,), 60.0))
+        await stop(engine)
+    assert rewards[0] == rewards[1] == pytest.approx(rewards[2], abs=1e-6)
+    assert len({*rewards[0]}) == 2
 
 
 async def test_nothing_is_odd_about_the_embedded_reward_model(shared_scoring: ScoringEngine) -> None:
