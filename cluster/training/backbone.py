@@ -20,6 +20,7 @@ from deployments.engines.rewards.heads import Head
 from deployments.engines.rewards.step_head import StepHeadSettings
 from deployments.engines.rewards.token_class import TokenClassSettings
 from deployments.engines.settings import EngineSettings
+from search.tools.listing import listed
 
 Form: TypeAlias = Literal["step_head", "token_class"]
 """The family of `prm.family` that reads the result."""
@@ -33,8 +34,6 @@ FORMS: dict[str, tuple[Form, str]] = {
 """Form and architecture of the result, by the backbone's ``model_type``."""
 
 DELIMITER = "\n\n"
-MAX_NAMED = 6
-"""Weights that a message names."""
 
 
 class Layout(NamedTuple):
@@ -71,10 +70,7 @@ class Backbone(nn.Module):
         except (OSError, ValueError, RuntimeError) as error:
             raise BackboneRefused(f"{settings.backbone} cannot be loaded: {error}") from error
         if wrong := sorted({*loading["missing_keys"], *(name for name, *_ in loading["mismatched_keys"])}):
-            more = f" and {len(wrong) - MAX_NAMED} more" if len(wrong) > MAX_NAMED else ""
-            raise BackboneRefused(
-                f"{settings.backbone} lacks weights, or has them in another shape: {', '.join(wrong[:MAX_NAMED])}{more}"
-            )
+            raise BackboneRefused(f"{settings.backbone} lacks weights, or has them in another shape: {listed(wrong)}")
         self.config = model.config
         self.dtype: torch.dtype = model.dtype
         self.reader = self._reader()

@@ -1,10 +1,11 @@
-"""The files of a checkpoint: which weights they have, and of which shapes, by their headers."""
+"""Reads the names and shapes of a checkpoint's weights from the headers of its files."""
 
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from deployments.engines.errors import EngineStartError
+from search.tools.listing import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,8 +13,6 @@ if TYPE_CHECKING:
 INDEX = "model.safetensors.index.json"
 NOT_WEIGHTS = ("training_args.bin", "optimizer.bin")
 """Files of torch beside the weights of a model, which vLLM leaves out too."""
-MAX_NAMED = 6
-"""Names that a message gives."""
 
 Stored = dict[str, "Tensor"]
 """The weights of a checkpoint by name, without their numbers: on torch's meta device."""
@@ -92,9 +91,3 @@ def _files(directory: Path) -> list[Path]:
     if not found and not any(directory.glob("*.pt")):
         raise EngineStartError(f"there are no weights in {directory}: neither safetensors files nor .bin files")
     return found
-
-
-def listed(names: list[str]) -> str:
-    """The names as a message gives them: the first ones, and how many more there are."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more

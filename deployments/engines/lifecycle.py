@@ -17,7 +17,6 @@ from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
-from deployments.engines.checkpoint import listed
 from deployments.engines.counters import EngineCounters, engine_leftovers
 from deployments.engines.engine_calls import feed
 from deployments.engines.environment import engine_environment
@@ -34,6 +33,7 @@ from deployments.engines.weights import check_weights
 from kvstore.memory.engine_geometry import expected_geometry
 from kvstore.memory.geometry import KVGeometry, UnknownGeometry
 from search.errors import SearchError
+from search.tools.listing import listed
 
 logger = logging.getLogger("banyan.engines")
 WORKER_REPLY_S = 60.0

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from deployments.engines.checkpoint import Source, Stored, listed, stored_weights
+from deployments.engines.checkpoint import Source, Stored, stored_weights
 from deployments.engines.errors import EngineStartError
 from deployments.engines.rewards.family import WRAPPER, LinearHead, RewardFamily, RewardModelSettings, Shapes
 from deployments.engines.rewards.implicit import REFERENCE_PREFIX
 from deployments.engines.settings import EngineSettings
+from search.tools.listing import listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -191,7 +192,8 @@ def _output_layer(model: "PreTrainedModel") -> tuple[str, ...]:
 
 
 def _with_adapter(settings: EngineSettings, stored: Stored) -> Stored:
-    """The weights of a model, and those that its adapter has as a whole. Raises EngineStartError if it does not fit."""
+    """The weights of a model, with the whole weights of its adapter. Raises EngineStartError if the adapter does not
+    fit the model."""
     if not isinstance(settings, RewardModelSettings) or settings.lora is None:
         return stored
     from deployments.engines.rewards.lora import Adapter

@@ -5,7 +5,7 @@ anyway, or hints for caches and accounts. An unknown field is ignored too, and n
 looks like a misspelt field of ours or the operator refuses unknown fields (``http.unknown_fields``).
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
@@ -16,6 +16,7 @@ from deployments.admission.errors import BadRequest
 from deployments.config import UnknownFields
 from search.settings import SHARED_SETTINGS
 from search.strategies.catalog import STRATEGIES
+from search.tools.listing import listed
 
 EMPTY: tuple[Any, ...] = (None, "", [])
 """Values that have no effect in any unsupported field."""
@@ -24,7 +25,7 @@ MAX_UNKNOWN = 64
 MAX_NAME_CHARS = 64
 """Longer names are no misspelling, and are cut off in notes."""
 MAX_NAMED = 16
-"""Maximum number of unknown fields that a note names."""
+"""Maximum number of names in a note."""
 SIMILARITY = 0.82
 """Minimum ratio of ``difflib`` for a misspelling: ``serach`` is one, ``user_id`` is none of ``user``."""
 
@@ -235,13 +236,7 @@ def unknown_notes(request: BaseModel) -> list[str]:
     names = sorted({_generic(path) for path, _, value in _unknown(request) if value not in (*EMPTY, {}, False)})
     if not names:
         return []
-    return [f"unknown fields have no effect here: {named(names)}"]
-
-
-def named(names: Sequence[str]) -> str:
-    """Returns names for a note: the first ones, and the number of the others."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    return [f"unknown fields have no effect here: {listed(names, MAX_NAMED)}"]
 
 
 def nearest(name: str, known: Collection[str]) -> str | None:

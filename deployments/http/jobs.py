@@ -11,7 +11,7 @@ from deployments.config import AppConfig, KeyRecord, LimitSettings
 from deployments.http import replies
 from deployments.http.choices import ChoiceOptions
 from deployments.http.conversation import question, turns
-from deployments.http.fields import named, unknown_notes
+from deployments.http.fields import MAX_NAMED, unknown_notes
 from deployments.http.plan import Planner, default_of, notes
 from deployments.http.replies import Head
 from deployments.http.schema import Body, ChatRequest, CompletionBody, ScoreBody
@@ -21,6 +21,7 @@ from deployments.service.live import LiveSettings
 from deployments.service.searches import ScoreJob, SearchJob
 from search.ports import Lane, ScoreItem, ScoreRequest, TokenBeamRequest
 from search.token_beam import TokenBeamSettings
+from search.tools.listing import listed
 from search.tree import Prefill
 
 
@@ -258,7 +259,7 @@ class Jobs:
 def _schema_notes(request: ChatRequest) -> list[str]:
     """Returns the note on keywords of the answer's JSON schema that constrain nothing."""
     unheld = request.response_format.checked_schema.unheld if request.response_format else ()
-    return [f"keywords of the schema that hold no answer to anything: {named(unheld)}"] if unheld else []
+    return [f"keywords of the schema that hold no answer to anything: {listed(unheld, MAX_NAMED)}"] if unheld else []
 
 
 def _lane(service_tier: str | None) -> Lane:
