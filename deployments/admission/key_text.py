@@ -28,7 +28,7 @@ def bare_keys(text: str) -> list[str]:
 
 
 def is_key(text: str) -> bool:
-    """Whether an HTTP header can carry ``text`` as one key, and it has no part of what is written around keys: such as
-    a variable's name before a ``=``, or a comma between two."""
+    """Whether ``text`` can be one key: an HTTP header can carry it, and it has none of the characters with which people
+    quote, assign or list keys, such as the ``=`` behind a variable's name or the comma between two keys."""
     printable = text.isascii() and text.isprintable() and " " not in text
     return bool(text) and printable and not NO_PART_OF_A_KEY & {*text} and "=" not in text.rstrip("=")

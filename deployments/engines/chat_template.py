@@ -50,8 +50,8 @@ class ChatTemplate(NamedTuple):
     def searchable(self, answer: str) -> str:
         """A cut answer with stand-ins for what the template looks for.
 
-        Edges separate them from the text around: a template may take them out, and what is left of
-        ``<|im_</think>end|>`` must be no token. Spaces stand between the edges, because templates strip them.
+        A template may remove a stand-in, and then the text on both sides must not join to a token, as it would in
+        ``<|im_</think>end|>``: so an edge stands on each side, outside of any spaces, which templates strip too.
         """
         for token, stand_in in self.stand_ins.items():
             answer = answer.replace(self.guard.cut(token), stand_in)
@@ -66,7 +66,7 @@ class ChatTemplate(NamedTuple):
 
 _STAND_INS = re.compile(rf"(?:(?<!\s)\s+)?(?:{_FIRST}[{''.join(_OTHERS)}]+\s*)+")
 _TORN = dict.fromkeys(map(ord, (_FIRST, *_OTHERS)), CUT)
-"""For what is left of a stand-in that a template has cut in two."""
+"""Replaces what is left of a stand-in that a template has cut in two."""
 
 
 def _between_edges(found: re.Match[str]) -> str:

@@ -35,7 +35,8 @@ def as_one_object(given: Json, pointer: Pointer, references: References) -> Json
 
 
 def _parts(given: Any, pointer: Pointer, references: References) -> Iterator[tuple[Pointer, Any]]:
-    """Yields the schemas that all have to hold for one, without those that only refer to others, and their pointers."""
+    """Yields the schemas that ``given`` combines, with their pointers: members of ``allOf``, however deep, and what
+    references name. A schema that only combines or refers to others is left out."""
     stack = [(pointer, given)]
     seen: set[Pointer] = set()
     while stack:

@@ -31,7 +31,7 @@ _SCHEMA = _Value(lambda given: isinstance(given, bool | dict), "a schema")
 _SCHEMAS = _Value(lambda given: isinstance(given, list) and bool(given), "a list of schemas")
 _CHOICES = _Value(
     lambda given: isinstance(given, list) and not all(map(is_never, given)),
-    "a list of schemas, one of which some value satisfies",
+    "a list of schemas, at least one of which can be satisfied",
 )
 _NAMED = _Value(lambda given: isinstance(given, dict), "an object of schemas")
 _COUNT = _Value(lambda given: type(given) is int and 0 <= given <= MAX_COUNT, f"an integer from 0 to {MAX_COUNT}")

@@ -34,8 +34,8 @@ def variables() -> dict[str, str]:
 
 
 def set_environment(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Sets each variable that is not set yet, and removes those that Kubernetes sets for Services. A variable that is
-    empty in the file is always set, to turn it off.
+    """Sets each variable that is not set yet; one that is empty in the file is always set, to turn it off. Removes the
+    ``…_PORT`` variables that Kubernetes sets for Services.
 
     Call it before importing Ray, Serve or vLLM, which then read most.
     """

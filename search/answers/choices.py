@@ -18,7 +18,7 @@ _OPTION = (
     r"option|choice|alternative|selection|opci[oó]n|opção|alternativa|opzione|optie|opcja|вариант|lựa chọn|phương án"
     r"|pilihan|seçenek|विकल्प|الخيار|الاختيار|ตัวเลือก|ข้อ|alternativet|选项|選項|選択肢|보기"
 )
-"""What a choice is called. The answer's own names are in ``search.answers.extraction``."""
+"""What a choice is called. The answer's own names are in ``search.answers.vocabulary``."""
 _NAME = (
     rf"{_OPTION}|letter|letra|lettre|lettera|answer|respuesta|réponse|antwort|resposta|risposta|antwoord|odpowiedź|ответ"
     "|đáp án|jawaban"
