@@ -89,7 +89,9 @@ async def test_every_step_is_in_the_histograms(small: ScoringEngine) -> None:
     assert grown("engine_step_requests") == counted["engine_step_requests"] - stats["engine_step_requests"] == 8
     computed = counted["prompt_tokens"] - stats["prompt_tokens"] - (counted["prefix_hits"] - stats["prefix_hits"])
     assert grown("engine_step_tokens") == computed > 8 * LEAST
-    assert 0.2 < grown("engine_step_kv_use_ratio") / steps <= 1, "while the step runs: a path takes a quarter of the blocks"
+    assert 0.2 < grown("engine_step_kv_use_ratio") / steps <= 1, (
+        "while the step runs: a path takes a quarter of the blocks"
+    )
 
 
 async def test_the_life_of_some_blocks_is_recorded(small: ScoringEngine) -> None:
