@@ -9,7 +9,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.admission.auth import key_of
+from deployments.admission.auth import is_job, key_of
 from deployments.admission.body import read_by
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import ApiError, Busy, api_error
@@ -26,6 +26,8 @@ from deployments.service.places import NoPlace, Owner, Place, Places
 SPARE = 16
 """Minimum surplus of the room announced to the proxy over places and queue: the proxy also counts requests that are
 then refused here."""
+JOBS = "jobs"
+"""Owner of the jobs' requests without a key. No client's address is the same."""
 RESTS = {"owner": 0.5, "tokens_per_minute": 5.0}
 """Longest time, in seconds, for which the proxy refuses requests of a key at its limits, by reason. A place may come
 free at any time; tokens come back only with the next minute."""
@@ -137,11 +139,11 @@ def taken_over(scope: Scope) -> AsyncExitStack:
 
 
 def _owner(scope: Scope, key: KeyRecord | None) -> Owner:
-    """Returns the owner that a request counts for: its API key, else its client's address."""
+    """Returns the owner that a request counts for: its API key, else all jobs together, else its client's address."""
     if key is not None:
         return Owner(key.digest, key.limits.places)
     host, *_ = scope.get("client") or ("",)
-    return Owner(str(host))
+    return Owner(JOBS if is_job(scope) else f"address {host}")
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:
