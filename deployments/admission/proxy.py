@@ -36,7 +36,7 @@ APPLICATIONS = "/-/routes"
 nothing else asks: load balancers and KubeRay ask ``/-/healthz``, which tells only that the proxy is up."""
 
 WORK = ("/v1/chat/completions", "/v1/responses", "/v1/search", "/v1/completions", "/v1/score")
-"""Routes that need a place."""
+"""Routes that need a place: their registered paths get the `Admission` of the controller."""
 ROOM = "x-banyan-room"
 """Header from a controller to the proxy: the controller's name and how many requests it has room for: ``3f6c 128``."""
 REMEMBERED_S = 60.0
