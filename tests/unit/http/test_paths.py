@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
@@ -233,6 +234,23 @@ async def test_only_the_route_of_uploads_gets_more_than_other_routes(
     await BodyLimits(application)(scope, receive, send)  # type: ignore[arg-type]
     assert statuses[0] == status
     assert read == 600 if status == 200 else read <= 100
+
+
+async def test_serve_tells_the_applications_prefix_before_it_receives() -> None:
+    from ray.serve._private.common import DeploymentID, EndpointInfo
+    from ray.serve._private.proxy import HTTPProxy
+    from ray.serve._private.proxy_request_response import ASGIProxyRequest
+    from ray.serve._private.proxy_router import ProxyRouter
+
+    controller = DeploymentID("SearchController", "banyan")
+    router = ProxyRouter(lambda *_: SimpleNamespace(deployment_id=controller))  # type: ignore[arg-type, return-value]
+    router.update_routes({controller: EndpointInfo("/banyan")})
+    proxy = HTTPProxy("node", "127.0.0.1", True, router, "proxy")
+    headers = [(b"x-request-id", b"one")]
+    scope = {"type": "http", "method": "POST", "path": f"/banyan{UPLOADS}", "root_path": "", "headers": headers}
+    # The request is sent, and its body received, by the generator that this returns.
+    proxy._get_response_handler_info(ASGIProxyRequest(scope, None, None))  # type: ignore[arg-type]
+    assert scope["root_path"] == "/banyan"
 
 
 @pytest.mark.parametrize("path", [*WORK, UPLOADS, "/v1/files/an-id/content", "/v1/status"])
