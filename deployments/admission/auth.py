@@ -20,8 +20,6 @@ PAGE_PATH = "/"
 """Path of the web page: it loads without a key, and asks for one."""
 PAGE_FILES = "/page/"
 """Where the files of the page are."""
-JOBS_CLIENT = ("jobs", 0)
-"""Client address of all requests by a Serve handle, so that they count as one client. They are trusted."""
 
 
 def key_of(scope: Scope) -> KeyRecord | None:
@@ -44,9 +42,8 @@ def check_operator(scope: Scope) -> None:
 
 
 def is_job(scope: Scope) -> bool:
-    """Whether a request came by a Serve handle, from a batch or another job on the cluster."""
-    host, *_ = scope.get("client") or ("",)
-    return bool(host == JOBS_CLIENT[0])
+    """Whether a request came by a Serve handle, from a batch or another job on the cluster (`AsJob`)."""
+    return bool(scope.get("state", {}).get("job"))
 
 
 def is_loopback(host: str) -> bool:
@@ -113,15 +110,20 @@ class ApiKeys:
         raise Unauthorized("the API key of this batch is not accepted any more")
 
 
-class AsKey:
-    """ASGI application: runs ``app`` with every request authenticated by one key."""
+class AsJob:
+    """ASGI application: runs ``app`` with every request trusted as a job's, and authenticated by a key if there is one.
 
-    def __init__(self, app: ASGIApp, record: KeyRecord) -> None:
+    The mark is in the state of the scope, which nothing that a client sends can reach.
+    """
+
+    def __init__(self, app: ASGIApp, record: KeyRecord | None) -> None:
         self._app = app
         self._record = record
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        _set_key(scope, self._record)
+        scope.setdefault("state", {})["job"] = True
+        if self._record is not None:
+            _set_key(scope, self._record)
         await self._app(scope, receive, send)
 
 

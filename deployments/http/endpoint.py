@@ -9,6 +9,8 @@ from fastapi import Depends, Request
 
 from deployments.admission.body import check_media, parsed_object, read_by
 from deployments.admission.errors import NotFound
+from deployments.admission.middleware import place_of
+from deployments.admission.quotas import TokenQuotas
 from deployments.admission.stopping import OpenRequests
 from deployments.http.health import Health
 from deployments.http.jobs import Jobs
@@ -43,6 +45,8 @@ class Endpoint:
     operations: Operations
     strategies: Catalog = field(default_factory=lambda: STRATEGIES)
     loop_delay: LoopDelay = field(default_factory=LoopDelay)
+    quotas: TokenQuotas = field(default_factory=TokenQuotas)
+    """Of keys, whether their requests come by HTTP or in a batch."""
     refused: Callable[[int, str, int], None] = lambda status, reason, count: None
     """Called with status, reason and number of refused requests, for the metrics."""
     kept: StoreAccess | None = None
@@ -59,13 +63,15 @@ class Endpoint:
     """Unix seconds."""
 
     async def prepared(self, request: Request, prepare: Callable[[dict[str, Any]], T]) -> T:
-        """Returns ``prepare`` of the request's JSON object; a long body is handled in a thread.
+        """Returns ``prepare`` of an admitted request's JSON object; a long body is handled in a thread.
 
         At most as many requests are prepared at once as there are places.
 
         Raises:
+            ApiError: the request was not admitted; nothing was read.
             UnsupportedMedia, BadRequest: see `check_media` and `parsed_object`. Also all errors of ``prepare``.
         """
+        place_of(request.scope)
         check_media(request.headers)
         return await read_by(lambda body: prepare(parsed_object(body)), await request.body())
 

@@ -1,5 +1,6 @@
 """The HTTP routes. A handler parses its request, calls a service, and writes the reply."""
 
+import re
 from copy import copy
 from typing import Any
 
@@ -7,6 +8,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
 
 from deployments.admission import errors
 from deployments.admission.auth import ApiKeys, RequireKey, check_operator, key_of
@@ -42,24 +44,22 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
     # Copies of finished routes: `include_router` would build each route again, which takes longer than many requests.
     for each in (router, response_routes.router, files.router, batches.router, searches.router):
         app.router.routes += map(copy, each.routes)
+    admission = Admission(endpoint.searches.places, endpoint.quotas, endpoint.loop_delay, endpoint.live)
     bodies: dict[Any, type[BaseModel]] = {
         chat_completions: ChatRequest,
         search: ChatRequest,
         response_routes.create_response: ResponsesRequest,
     }
     for route in app.routes:
+        if isinstance(route, Route):
+            # Starlette's pattern ends with $, which also matches before a newline: all else compares whole paths.
+            route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")
+        if isinstance(route, APIRoute) and route.path in WORK:
+            route.app = admission.guard(route.app)
         if isinstance(route, APIRoute) and route.endpoint in bodies:
             route.openapi_extra = search_body(bodies[route.endpoint], endpoint.strategies)
     errors.install(app)
-    # The middleware added last runs first: normalize, count refusals, check the origin and the key, read the body and
-    # take a place.
-    app.add_middleware(
-        Admission,
-        paths=WORK,
-        places=endpoint.searches.places,
-        loop_delay=endpoint.loop_delay,
-        live=endpoint.live,
-    )
+    # The middleware added last runs first: normalize, count refusals, check the origin and the key.
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys)
         app.add_middleware(CheckOrigin, keys=keys, allowed=endpoint.allowed_origins, host=endpoint.host)

@@ -76,7 +76,7 @@ async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[st
     """
     deadline = time.monotonic() + PATIENCE_S
     body = asked.body.encode()
-    if asked.url in WORK:
+    if asked.url.rstrip("/") in WORK:
         body = await read_by(flex_unless_said, body)
     while True:
         status, header_pairs, content = await answer("POST", asked.url, body)

@@ -14,8 +14,10 @@ import pytest
 from http_world import World, chat, generator_is_dead
 
 from deployments.admission import limits, quotas
-from deployments.admission.keys import key_record
+from deployments.admission.keys import key_record, store_owner
+from deployments.admission.proxy import WORK
 from deployments.config import KeyLimits, KeyRecord
+from deployments.http import routes
 
 pytestmark = pytest.mark.asyncio
 
@@ -107,7 +109,7 @@ async def busy(world: World, count: int = 1, key: str = "") -> AsyncIterator[lis
         assert (await call.ended()).status == 200
 
 
-@pytest.mark.parametrize("path", [CHAT, "/v1/responses", "/v1/search", "/v1/completions", "/v1/score"])
+@pytest.mark.parametrize("path", [*WORK, f"{CHAT}/", f"{CHAT}//"])
 async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str) -> None:
     world = make_world(searches=1)
     async with busy(world):
@@ -115,6 +117,15 @@ async def test_without_a_place_no_byte_is_read(make_world: MakeWorld, path: str)
         assert (refused.status, refused.asked) == (429, 0)
         assert refused.error["type"] == "rate_limit_error"
         assert int(refused.headers["retry-after"]) >= 1
+
+
+@pytest.mark.parametrize("path", WORK)
+async def test_a_route_without_admission_reads_no_byte(
+    make_world: MakeWorld, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(routes, "WORK", ())
+    refused = await Call(make_world(), [b"{}", b""], path=path).ended()
+    assert (refused.status, refused.asked, refused.error["code"]) == (500, 0, "not_admitted")
 
 
 async def test_below_a_route_prefix_the_rules_are_the_same(make_world: MakeWorld) -> None:
@@ -295,6 +306,14 @@ async def test_a_key_that_has_used_its_tokens_waits_for_the_next_minute(make_wor
         assert "limits.tokens_per_minute" in refused.json()["error"]["message"]
         assert 1 <= int(refused.headers["retry-after"]) <= 60
         assert (await ask(YOURS)).status_code == 200
+
+
+async def test_a_batch_and_other_requests_of_a_key_share_its_tokens(make_world: MakeWorld) -> None:
+    record = key_record("k" * 20, KeyLimits(tokens_per_minute=1))
+    world = make_world(records=[record])
+    [body, _] = body_parts()
+    assert (await Call(world, [body, b""], key="k" * 20).ended()).status == 200
+    assert (await world._inside.answer("POST", CHAT, body, store_owner(record)))[0] == 429
 
 
 async def test_a_minute_is_a_minute_when_the_clock_is_set_back(

@@ -41,10 +41,12 @@ async def test_the_endpoint_gets_the_body_without_the_stages_fields() -> None:
     endpoint = Endpoint((200, {"id": "a"}))
     assert await reply_to({"url": CHAT, "body": '{"model": "m"}', **STAGE}, endpoint.answer) == {"id": "a"}
     await reply_to({"url": CHAT, "body": '{"service_tier": "default"}', **STAGE}, endpoint.answer)
+    await reply_to({"url": f"{CHAT}/", "body": '{"model": "m"}', **STAGE}, endpoint.answer)
     await reply_to({"url": "/v1/batches", "body": '{"endpoint": "e"}', **STAGE}, endpoint.answer)
     assert endpoint.asked == [
         ("POST", CHAT, {"service_tier": "flex", "model": "m"}),
         ("POST", CHAT, {"service_tier": "default"}),
+        ("POST", f"{CHAT}/", {"service_tier": "flex", "model": "m"}),
         ("POST", "/v1/batches", {"endpoint": "e"}),
     ]
 
