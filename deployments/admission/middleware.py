@@ -11,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from deployments.admission.auth import key_of
 from deployments.admission.body import read_by
+from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import ApiError, Busy, api_error
 from deployments.admission.limits import Bodies
@@ -71,8 +72,9 @@ class Admission:
         async with AsyncExitStack() as stack:
             try:
                 body = await self._body(scope, receive, key)
-                flex = may_ask_flex(body) and await read_by(asks_flex, body)
-                holding = stack.enter_async_context(self._places.hold(_owner(scope, key), flex))
+                owner = _owner(scope, key)
+                flex = may_ask_flex(body) and await read_by(asks_flex, body, owner.name)
+                holding = stack.enter_async_context(self._places.hold(owner, flex))
                 place: Place = await while_connected(receive, holding)
             except (ApiError, NoPlace) as error:
                 await _refused(error)(scope, receive, send)
@@ -138,10 +140,7 @@ def taken_over(scope: Scope) -> AsyncExitStack:
 
 def _owner(scope: Scope, key: KeyRecord | None) -> Owner:
     """Returns the owner that a request counts for: its API key, else its client's address."""
-    if key is not None:
-        return Owner(key.digest, key.limits.places)
-    host, *_ = scope.get("client") or ("",)
-    return Owner(str(host))
+    return Owner(client_of(scope), None if key is None else key.limits.places)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

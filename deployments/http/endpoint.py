@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Depends, Request
 
 from deployments.admission.body import check_media, parsed_object, read_by
+from deployments.admission.clients import client_of
 from deployments.admission.errors import NotFound
 from deployments.admission.stopping import OpenRequests
 from deployments.http.health import Health
@@ -53,6 +54,8 @@ class Endpoint:
     """The answers of earlier searches; None: every request is searched for."""
     allowed_origins: Sequence[str] = ()
     """Origins of the web pages that may use the endpoint."""
+    trusted_proxies: Sequence[str] = ()
+    """Addresses and networks of the proxies whose ``X-Forwarded-For`` is read."""
     host: str | None = None
     """Host at which Serve's proxies listen; None without proxies."""
     started: int = field(default_factory=lambda: int(time.time()))
@@ -64,10 +67,12 @@ class Endpoint:
         At most as many requests are prepared at once as there are places.
 
         Raises:
-            UnsupportedMedia, BadRequest: see `check_media` and `parsed_object`. Also all errors of ``prepare``.
+            UnsupportedMedia, BadRequest, Busy: see `check_media`, `parsed_object` and `read_by`. Also all errors of
+                ``prepare``.
         """
         check_media(request.headers)
-        return await read_by(lambda body: prepare(parsed_object(body)), await request.body())
+        body, client = await request.body(), client_of(request.scope)
+        return await read_by(lambda body: prepare(parsed_object(body)), body, client)
 
 
 async def _endpoint(request: Request) -> Endpoint:

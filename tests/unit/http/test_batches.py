@@ -928,8 +928,8 @@ class TestFiles:
         assert kept.store is not None
         disk = kept_module.StoreAccess(kept.store, kept.live)
         with pytest.raises(Unavailable):
-            await disk.copy(lambda: time.sleep(0.3), 1)
-        await disk.copy(lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
+            await disk.copy("a", lambda: time.sleep(0.3), 1)
+        await disk.copy("a", lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
 
     async def test_a_download_from_a_hanging_disk_times_out(
         self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
