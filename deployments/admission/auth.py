@@ -23,6 +23,9 @@ PAGE_FILES = "/page/"
 JOBS_CLIENT = ("jobs", 0)
 """Client address of all requests by a Serve handle, so that they count as one client. They are trusted."""
 
+FORWARDED = (b"x-forwarded-for", b"forwarded", b"via", b"x-real-ip")
+"""Headers that proxies add."""
+
 
 def key_of(scope: Scope) -> KeyRecord | None:
     """Returns the record of the request's API key; None where no key is required."""
@@ -38,7 +41,9 @@ def check_operator(scope: Scope) -> None:
     """
     key = key_of(scope)
     host, *_ = scope.get("client") or ("",)
-    is_local = is_loopback(host) or is_job(scope)
+    # What a proxy on this machine passes on comes from elsewhere.
+    is_forwarded = any(name in FORWARDED for name, _ in scope["headers"])
+    is_local = (is_loopback(host) and not is_forwarded) or is_job(scope)
     if not (is_local if key is None else key.operator):
         raise Forbidden("only the operator may read this: with a key marked as operator, or without keys from loopback")
 

@@ -261,6 +261,7 @@ class World:
             answers=self.answers,
             kept=StoreAccess(self.store, self.live) if self.store else None,
             allowed_origins=self.config.http.allowed_origins,
+            trusted_proxies=self.config.http.trusted_proxies,
         )
         self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, self.known)
