@@ -1,14 +1,21 @@
 """Threads for work that would block an event loop, shared fairly among the owners of the work."""
 
 import asyncio
+import math
+import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
+Steps = Generator[None, None, T]
+"""Long work in short steps, between which other work may run."""
+TURN_S = 0.1
+"""Shortest turn of work in steps, seconds."""
 
 
 class ThreadsFull(RuntimeError):
@@ -69,6 +76,16 @@ class FairThreads:
             ThreadsFull: too much work is in progress. Also all errors of ``work``.
         """
         return await asyncio.wrap_future(self.submit(owner, work, size))
+
+    async def run_steps(self, owner: str, steps: Steps[T]) -> T:
+        """Returns the result of work in steps, which takes turns of `TURN_S` with the work of other owners.
+
+        Raises:
+            ThreadsFull: as `run`. Also all errors of ``steps``.
+        """
+        while (done := await self.run(owner, partial(_advance, steps, TURN_S))) is None:
+            pass
+        return done.result
 
     def submit(self, owner: str, work: Callable[[], T], size: int = 1) -> Future[T]:
         """Queues ``work``.
@@ -136,6 +153,30 @@ class FairThreads:
             if not jobs:
                 del self._waiting[job.owner]
             _subtract(self._sizes, job.owner, job.size)
+
+
+@dataclass(frozen=True)
+class _Done(Generic[T]):
+    result: T
+
+
+def result_of(steps: Steps[T]) -> T:
+    """Runs all steps at once, in this thread."""
+    done = _advance(steps, math.inf)
+    assert done is not None
+    return done.result
+
+
+def _advance(steps: Steps[T], seconds: float) -> _Done[T] | None:
+    """Makes steps for some time, one at least. Returns the result if that was the end."""
+    until = time.monotonic() + seconds
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return _Done(end.value)
+        if time.monotonic() >= until:
+            return None
 
 
 def _subtract(counts: Counter[str], owner: str, count: int) -> None:

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from search.tools.fair_threads import FairThreads, ThreadsFull
+from search.tools import fair_threads
+from search.tools.fair_threads import FairThreads, Steps, ThreadsFull, result_of
 
 WAIT_S = 20
 owners = st.sampled_from("abcd")
@@ -142,3 +143,33 @@ async def test_work_whose_caller_has_left_never_starts() -> None:
     await staying
     assert started == ["stayed"]
     assert threads.owners == 0
+
+
+def counting(name: str, steps: int, made: list[str]) -> Steps[int]:
+    for _ in range(steps):
+        made.append(name)
+        yield
+    if not steps:
+        raise LookupError(name)
+    return steps
+
+
+async def test_long_work_takes_turns_with_that_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_threads, "TURN_S", 0.0)  # so a turn is one step
+    threads, made = FairThreads(1, 10, "test"), list[str]()
+    with blocked(threads, 1):
+        long = asyncio.create_task(threads.run_steps("a", counting("long", 50, made)))
+        short = asyncio.create_task(threads.run_steps("b", counting("short", 3, made)))
+        await asyncio.sleep(0)
+    assert await asyncio.gather(long, short) == [50, 3]
+    assert made[:6] == ["long", "short"] * 3
+    with pytest.raises(LookupError, match="bad"):
+        await threads.run_steps("a", counting("bad", 0, made))
+    leaving = asyncio.create_task(threads.run_steps("a", counting("left", 1_000_000, made)))
+    while made[-1] != "left":
+        await asyncio.sleep(0.001)
+    leaving.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await leaving
+    assert made.count("left") < 1_000_000
+    assert result_of(counting("whole", 3, made)) == 3

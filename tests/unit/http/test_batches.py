@@ -34,6 +34,8 @@ from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 from search.ports import Lane
+from search.tools import fair_threads
+from search.tools.fair_threads import FairThreads, Steps
 
 Json = dict[str, Any]
 KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"
@@ -169,6 +171,37 @@ async def test_every_route_that_does_work_has_batches(kept: World, url: Any, bod
         assert reply.get(name) == plain.get(name)
     assert batch.usage is not None
     assert batch.usage.total_tokens > 0
+
+
+async def test_a_long_file_of_one_key_is_checked_in_turn_with_those_of_others(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_threads, "TURN_S", 0.0)  # so a turn is one line
+    monkeypatch.setattr(batch_run, "_THREADS", FairThreads(1, 100, "test"))
+    checked, checking = list[int](), batch_run.checking
+
+    def noted(path: Path, endpoint: str, most: int) -> Steps[Any]:
+        steps, lines = checking(path, endpoint, most), path.read_text().count("\n")
+        while True:
+            checked.append(lines)
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            yield
+
+    monkeypatch.setattr(batch_run, "checking", noted)
+    mine, other = client_of(kept), client_of(kept, OTHER)
+    long = await created(mine, [*requests_of(3000), "not JSON"])
+    short = await created(other, requests_of(2))
+    async with runner(kept):
+        assert (await ended(other, short.id)).status == "completed"
+        assert (await ended(mine, long.id)).status == "failed"
+    assert 3001 in checked[: checked.index(2)], "the long file came first"
+    last = max(index for index, lines in enumerate(checked) if lines == 2)
+    turns = checked[checked.index(2) : last + 1]
+    assert turns.count(3001) <= turns.count(2), "and had a turn for each of the short one"
+    assert len(checked) > 6000
 
 
 async def test_files_and_batches_are_visible_to_their_key_only(kept: World) -> None:
