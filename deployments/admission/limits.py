@@ -18,7 +18,7 @@ GRACE_S = 5.0
 """Seconds before the minimum rate applies."""
 BODIES_PER_REQUEST = 4
 """Bodies read at once, as a multiple of the requests that may work or wait. One client alone gets half of them."""
-BODIES_PER_MINUTE = 64
+BODIES_PER_MINUTE = 32
 """Bytes that one client may send in a minute, as a multiple of the longest body."""
 PATIENCE_S = 1.0
 """When all slots are taken, a body in transit for longer than this gives up its slot to a client that has none."""

@@ -189,9 +189,11 @@ class ChatEncoder:
 
     def _encode(self, text: str, max_tokens: int | None = None) -> list[int]:
         parts = [part for part in text.split(CUT) if part]
-        # Each part has a token at least, and each token at most so many characters.
-        least = sum(-(-len(part) // self.longest_token) for part in parts)
-        if max_tokens is not None and least > max_tokens:
+        # Each part has at least one token, and none has more characters than the longest.
+        if (
+            max_tokens is not None
+            and (least := sum(-(-len(part) // self.longest_token) for part in parts)) > max_tokens
+        ):
             raise PromptTooLong(f"at least {least} tokens")
         try:
             if len(parts) < 2:
