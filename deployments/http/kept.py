@@ -70,15 +70,18 @@ class StoreAccess:
         task.add_done_callback(self._later.discard)
         return task
 
-    async def do(self, owner: str, work: Callable[[], T]) -> T:
+    async def do(self, owner: str, work: Callable[[], T], size: int = 1) -> T:
         """Runs ``work`` of ``owner`` in a thread and returns its result. Owners take turns.
+
+        Args:
+            size: 0 for work that is never refused, such as writing what a search has found.
 
         Raises:
             Busy: too much work waits, of the owner or of all.
             Unavailable: the disk failed, or the work was not done in time.
             StoreError: raised by ``work``.
         """
-        return await _in_time(_THREADS.run(owner, work), DISK_S)
+        return await _in_time(_THREADS.run(owner, work, size), DISK_S)
 
     async def copy(self, owner: str, work: Callable[[], T], size: int) -> T:
         """Like `do`, for work that copies ``size`` bytes: it has threads of its own, and its timeout allows for

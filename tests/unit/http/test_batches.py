@@ -26,7 +26,7 @@ from cluster.jobs import batch_run, batches, run
 from cluster.jobs.batches import BatchJobs
 from cluster.jobs.inputs import MAX_DEPTH
 from deployments.admission.auth import ApiKeys
-from deployments.admission.errors import Unavailable
+from deployments.admission.errors import Busy, Unavailable
 from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
 from deployments.http import kept as kept_module
@@ -851,6 +851,29 @@ async def test_work_that_hangs_on_the_disk_keeps_its_threads_from_its_owner_alon
             with suppress(Unavailable):
                 assert await access.do("a", lambda: 2) == 2
                 break
+
+
+async def test_accesses_past_the_limit_are_refused_but_no_write_of_a_search(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_module, "_THREADS", threads := FairThreads(4, 20, "test"))
+    assert kept.store is not None
+    access, let_go = kept_module.StoreAccess(kept.store, kept.live), threading.Event()
+    waiting = [asyncio.create_task(access.do("a", lambda: let_go.wait(20))) for _ in range(30)]
+    try:
+        done, waiting_still = await asyncio.wait(waiting, timeout=0.1)
+        assert (len(done), len(waiting_still)) == (20, 10), "half of them is for others"
+        for refused in done:
+            error = refused.exception()
+            assert isinstance(error, Busy)
+            assert (error.status, error.reason) == (429, "store")
+        write = asyncio.create_task(access.do("a", lambda: "written", size=0))
+        assert await access.do("b", lambda: "read") == "read"
+    finally:
+        let_go.set()
+    assert await write == "written"
+    await asyncio.wait(waiting)
+    assert threads.owners == 0
 
 
 class TestFiles:
