@@ -112,7 +112,8 @@ class FairThreads:
                 try:
                     result = job.work()
                 except BaseException as raised:
-                    error = raised
+                    # A future of asyncio that gets a StopIteration never ends.
+                    error = RuntimeError("the work raised StopIteration") if type(raised) is StopIteration else raised
             with self._lock:
                 _subtract(self._running, job.owner, 1)
                 _subtract(self._sizes, job.owner, job.size)

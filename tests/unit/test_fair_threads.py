@@ -128,6 +128,20 @@ def test_one_owner_leaves_a_thread_for_the_next() -> None:
         each.result(WAIT_S)
 
 
+@pytest.mark.parametrize("error", [LookupError, StopIteration, StopAsyncIteration, asyncio.CancelledError, SystemExit])
+async def test_work_that_fails_ends_for_its_caller(error: type[BaseException]) -> None:
+    threads = FairThreads(1, 10, "test")
+
+    def fails() -> None:
+        raise error
+
+    async with asyncio.timeout(WAIT_S):
+        with pytest.raises(RuntimeError if error is StopIteration else error):
+            await threads.run("a", fails)
+        assert await threads.run("a", lambda: "next") == "next"
+    assert threads.owners == 0
+
+
 async def test_work_whose_caller_has_left_never_starts() -> None:
     threads, started = FairThreads(2, 10, "test"), list[str]()
     with blocked(threads, 2):
