@@ -140,6 +140,7 @@ class SearchControllerReplica:
             open_requests=self._open_requests,
             answers=self._answers,
             allowed_origins=config.http.allowed_origins,
+            trusted_proxies=config.http.trusted_proxies,
             host=self._host,
         )
         self._inside = InProcessEndpoint(self._app(None), self._keys)

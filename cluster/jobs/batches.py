@@ -146,7 +146,7 @@ class BatchJobs:
     async def _run(self, pending: Pending, window: Window) -> None:
         last = pending.batch.state.passes + 1 >= MAX_PASSES
         files = self._store.owned(pending.owner).files
-        run = BatchRun(pending.batch, files, self._connect(pending.owner), window)
+        run = BatchRun(pending.batch, pending.owner, files, self._connect(pending.owner), window)
         await run.run(self._store.settings, last)
 
     def _passed(self, pending: Pending, error: LinesFailed) -> None:

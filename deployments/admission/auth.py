@@ -21,6 +21,9 @@ PAGE_PATH = "/"
 PAGE_FILES = "/page/"
 """Where the files of the page are."""
 
+FORWARDED = (b"x-forwarded-for", b"forwarded", b"via", b"x-real-ip")
+"""Headers that proxies add."""
+
 
 def key_of(scope: Scope) -> KeyRecord | None:
     """Returns the record of the request's API key; None where no key is required."""
@@ -36,7 +39,9 @@ def check_operator(scope: Scope) -> None:
     """
     key = key_of(scope)
     host, *_ = scope.get("client") or ("",)
-    is_local = is_loopback(host) or is_job(scope)
+    # What a proxy on this machine passes on comes from elsewhere.
+    is_forwarded = any(name in FORWARDED for name, _ in scope["headers"])
+    is_local = (is_loopback(host) and not is_forwarded) or is_job(scope)
     if not (is_local if key is None else key.operator):
         raise Forbidden("only the operator may read this: with a key marked as operator, or without keys from loopback")
 

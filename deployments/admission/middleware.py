@@ -8,8 +8,9 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.admission.auth import is_job, key_of
+from deployments.admission.auth import key_of
 from deployments.admission.body import read_by
+from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import ApiError, Busy, api_error
 from deployments.admission.limits import Bodies
@@ -24,8 +25,6 @@ from deployments.service.places import NoPlace, Owner, Place, Places
 SPARE = 16
 """Minimum surplus of the room announced to the proxy over places and queue: the proxy also counts requests that are
 then refused here."""
-JOBS = "jobs"
-"""Owner of the jobs' requests without a key. No client's address is the same."""
 RESTS = {"owner": 0.5, "tokens_per_minute": 5.0}
 """Longest time, in seconds, for which the proxy refuses requests of a key at its limits, by reason. A place may come
 free at any time; tokens come back only with the next minute."""
@@ -65,8 +64,9 @@ class Admission:
         async with AsyncExitStack() as stack:
             try:
                 body = await self._body(scope, receive, key)
-                flex = may_ask_flex(body) and await read_by(asks_flex, body)
-                holding = stack.enter_async_context(self._places.hold(_owner(scope, key), flex))
+                owner = _owner(scope, key)
+                flex = may_ask_flex(body) and await read_by(asks_flex, body, owner.name)
+                holding = stack.enter_async_context(self._places.hold(owner, flex))
                 place: Place = await while_connected(receive, holding)
             except (ApiError, NoPlace) as error:
                 await _refused(error)(scope, receive, send)
@@ -137,11 +137,8 @@ def taken_over(scope: Scope) -> AsyncExitStack:
 
 
 def _owner(scope: Scope, key: KeyRecord | None) -> Owner:
-    """Returns the owner that a request counts for: its API key, else all jobs together, else its client's address."""
-    if key is not None:
-        return Owner(key.digest, key.limits.places)
-    host, *_ = scope.get("client") or ("",)
-    return Owner(JOBS if is_job(scope) else f"address {host}")
+    """Returns the owner that a request counts for: its API key, else its client's address."""
+    return Owner(client_of(scope), None if key is None else key.limits.places)
 
 
 def _replayed(body: bytes, receive: Receive) -> Receive:

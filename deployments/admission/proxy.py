@@ -8,6 +8,7 @@ proxy's process, so it imports next to nothing.
 import asyncio
 import hashlib
 import math
+import os
 import time
 from collections import Counter
 from typing import NamedTuple
@@ -61,6 +62,9 @@ def middlewares() -> list[Middleware]:
     """Returns the proxy's middleware, the innermost first, and installs its protocol. Serve calls this when a proxy
     starts, before it starts uvicorn."""
     protocol.install()
+    # uvicorn would take the address in X-Forwarded-For for the client's on every connection from this machine. Which
+    # proxies may name addresses, only the controllers know (http.trusted_proxies).
+    os.environ["FORWARDED_ALLOW_IPS"] = ""
     return [Middleware(DropOrders), Middleware(HideApplications), Middleware(ProxyAdmission), Middleware(BodyLimits)]
 
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Protocol, TypeVar
 from fastapi import Depends, Request
 
 from deployments.admission.body import check_media, parsed_object, read_by
+from deployments.admission.clients import client_of
 from deployments.admission.errors import NotFound
 from deployments.admission.middleware import place_of
 from deployments.admission.quotas import TokenQuotas
@@ -57,6 +58,8 @@ class Endpoint:
     """The answers of earlier searches; None: every request is searched for."""
     allowed_origins: Sequence[str] = ()
     """Origins of the web pages that may use the endpoint."""
+    trusted_proxies: Sequence[str] = ()
+    """Addresses and networks of the proxies whose ``X-Forwarded-For`` is read."""
     host: str | None = None
     """Host at which Serve's proxies listen; None without proxies."""
     started: int = field(default_factory=lambda: int(time.time()))
@@ -69,11 +72,13 @@ class Endpoint:
 
         Raises:
             ApiError: the request was not admitted; nothing was read.
-            UnsupportedMedia, BadRequest: see `check_media` and `parsed_object`. Also all errors of ``prepare``.
+            UnsupportedMedia, BadRequest, Busy: see `check_media`, `parsed_object` and `read_by`. Also all errors of
+                ``prepare``.
         """
         place_of(request.scope)
         check_media(request.headers)
-        return await read_by(lambda body: prepare(parsed_object(body)), await request.body())
+        body, client = await request.body(), client_of(request.scope)
+        return await read_by(lambda body: prepare(parsed_object(body)), body, client)
 
 
 async def _endpoint(request: Request) -> Endpoint:

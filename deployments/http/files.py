@@ -79,7 +79,7 @@ async def upload_file(request: Request, kept: KeptHere) -> Response:
         try:
             upload = _checked(form)
             add = partial(files.add, upload.file, upload.filename, upload.keep_s)
-            record = await kept.copy(add, upload.size)
+            record = await kept.copy(owner, add, upload.size)
         finally:
             await form.close()
     return json_response(file_object(record))
@@ -145,7 +145,7 @@ class _Download(Response):
                 )
                 await pieces(scope, receive, send)
             finally:
-                self._kept.let_go(file)
+                self._kept.let_go(self._owner, file)
 
     def _opened(self) -> tuple[FileRecord, BinaryIO]:
         files = self._kept.store.owned(self._owner).files

@@ -4,11 +4,9 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import Context
 from typing import Annotated, Any, BinaryIO, Protocol, TypeVar
-from weakref import WeakValueDictionary
 
 from fastapi import Query, Request
 
@@ -19,6 +17,7 @@ from deployments.admission.limits import Bodies
 from deployments.service.live import LiveSettings
 from deployments.store import Owned, Store
 from deployments.telemetry.context import CLIENT_KEY
+from search.tools.fair_threads import FairThreads, ThreadsFull
 
 logger = logging.getLogger("banyan.http")
 T = TypeVar("T")
@@ -32,11 +31,11 @@ MAX_DOWNLOADS = 16
 MAX_STREAMS = 16
 MIN_COPY_BYTES_PER_S = 4 << 20
 """Minimum rate of copying an upload; slower copies time out."""
-_THREADS = ThreadPoolExecutor(4, thread_name_prefix="store")
-OWNER_THREADS = 2
-"""Threads that one owner may occupy. Its other work waits outside of their queue, so that of others need not."""
-_COPIES = ThreadPoolExecutor(2 * MAX_UPLOADS, thread_name_prefix="copies")
-"""Threads for copies, so that other disk work need not wait for them. There are more than one owner can occupy."""
+MAX_JOBS = 1024
+"""Maximum number of accesses to the disk that run or wait, of all owners. One owner alone gets half of it."""
+_THREADS = FairThreads(4, MAX_JOBS, "store")
+_COPIES = FairThreads(2 * MAX_UPLOADS, MAX_JOBS, "copies")
+"""Threads for copies, so that other disk work need not wait for them. One owner can occupy `MAX_UPLOADS` of them."""
 
 Limit = Annotated[int, Query(ge=1, le=100)]
 After = Annotated[str | None, Query(description="The id of the last one of the page before.")]
@@ -50,8 +49,6 @@ class StoreAccess:
         self.bodies = Bodies(live)
         """Bodies of requests that hold no place."""
         self._later: set[asyncio.Task[None]] = set()
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
-        """For each owner with work for the threads: the threads that it may still occupy."""
         self.uploads = OwnerLimit(MAX_UPLOADS, "uploads")
         self.downloads = OwnerLimit(MAX_DOWNLOADS, "downloads")
         self.streams = OwnerLimit(MAX_STREAMS, "streams of events")
@@ -73,38 +70,35 @@ class StoreAccess:
         task.add_done_callback(self._later.discard)
         return task
 
-    async def do(self, owner: str, work: Callable[[], T]) -> T:
-        """Runs ``work`` of ``owner`` in a thread and returns its result. Each owner has `OWNER_THREADS` at a time.
+    async def do(self, owner: str, work: Callable[[], T], size: int = 1) -> T:
+        """Runs ``work`` of ``owner`` in a thread and returns its result. Owners take turns.
+
+        Args:
+            size: 0 for work that is never refused, such as writing what a search has found.
 
         Raises:
+            Busy: too much work waits, of the owner or of all.
             Unavailable: the disk failed, or the work was not done in time.
             StoreError: raised by ``work``.
         """
-        return await _in_time(self._in_turn(owner, work), DISK_S)
+        return await _in_time(_THREADS.run(owner, work, size), DISK_S)
 
-    async def copy(self, work: Callable[[], T], size: int) -> T:
+    async def copy(self, owner: str, work: Callable[[], T], size: int) -> T:
         """Like `do`, for work that copies ``size`` bytes: it has threads of its own, and its timeout allows for
-        `MIN_COPY_BYTES_PER_S`. The caller limits how many copies an owner has in progress (`uploads`)."""
-        copied = asyncio.get_running_loop().run_in_executor(_COPIES, work)
-        return await _in_time(copied, DISK_S + size / MIN_COPY_BYTES_PER_S)
+        `MIN_COPY_BYTES_PER_S`."""
+        return await _in_time(_COPIES.run(owner, work), DISK_S + size / MIN_COPY_BYTES_PER_S)
 
-    def let_go(self, file: BinaryIO) -> None:
+    def let_go(self, owner: str, file: BinaryIO) -> None:
         """Closes a file in a thread and does not wait: on a hanging disk a read may still be in progress."""
-        _THREADS.submit(file.close)
-
-    async def _in_turn(self, owner: str, work: Callable[[], T]) -> T:
-        turn = self._turns.setdefault(owner, asyncio.Semaphore(OWNER_THREADS))
-        await turn.acquire()
-        done = asyncio.get_running_loop().run_in_executor(_THREADS, work)
-        # Not before the thread is free: on a hanging disk it is not when the request has been given up.
-        done.add_done_callback(lambda _: turn.release())
-        return await asyncio.shield(done)
+        _THREADS.submit(owner, file.close, size=0)
 
 
 async def _in_time(work: Awaitable[T], seconds: float) -> T:
     try:
         async with asyncio.timeout(seconds):
             return await work
+    except ThreadsFull:
+        raise Busy("too many requests wait for what is kept here; send fewer at a time", "store") from None
     except OSError as error:  # TimeoutError is a subclass
         logger.error("the store failed: %s", type(error).__name__ if isinstance(error, TimeoutError) else error)
         raise Unavailable("what is kept here cannot be reached now; try again", code="store_unavailable") from None

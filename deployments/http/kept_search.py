@@ -129,7 +129,7 @@ class KeptSearch:
                 continue
         await self._append(writer)
         with suppress(ApiError):
-            await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies))
+            await self._kept.do(self._owner, lambda: writer.end(self._end, *self._replies), size=0)
 
     async def _append(self, writer: SearchWriter) -> None:
         lines, self._lines = self._lines, []
@@ -141,4 +141,4 @@ class KeptSearch:
 
         if lines or self._background:
             with suppress(ApiError):  # already logged
-                await self._kept.do(self._owner, write)
+                await self._kept.do(self._owner, write, size=0)

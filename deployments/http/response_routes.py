@@ -12,6 +12,7 @@ from starlette.types import Scope
 
 from deployments.admission.auth import is_job, key_of
 from deployments.admission.body import by_size
+from deployments.admission.clients import client_of
 from deployments.admission.disconnect import while_connected
 from deployments.admission.errors import BadRequest
 from deployments.admission.middleware import place_of, taken_over
@@ -54,7 +55,7 @@ async def create_response(request: Request, served: Served) -> Response:
             return chat, served.jobs.search(chat, key_of(request.scope))
 
     sizes = [len(await request.body()), *(len(turn["content"] or "") for turn in earlier)]
-    chat, job = await by_size(prepare, sum(sizes))
+    chat, job = await by_size(prepare, sum(sizes), client_of(request.scope))
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
     reply = Responses(asked, job.settings, head, stores)
     searching = answering(request, served, chat, job)

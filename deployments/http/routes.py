@@ -9,6 +9,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from deployments.admission import errors
 from deployments.admission.auth import ApiKeys, RequireKey, check_operator, key_of
@@ -59,10 +60,13 @@ def create_app(endpoint: Endpoint, keys: ApiKeys | None) -> FastAPI:
         if isinstance(route, APIRoute) and route.endpoint in bodies:
             route.openapi_extra = search_body(bodies[route.endpoint], endpoint.strategies)
     errors.install(app)
-    # The middleware added last runs first: normalize, count refusals, check the origin and the key.
+    # The middleware added last runs first: normalize, count refusals, find the client's address, check the origin and
+    # the key.
     if keys is not None:
         app.add_middleware(RequireKey, keys=keys)
         app.add_middleware(CheckOrigin, keys=keys, allowed=endpoint.allowed_origins, host=endpoint.host)
+        if endpoint.trusted_proxies:
+            app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=list(endpoint.trusted_proxies))
     app.add_middleware(CountRefusals, refused=endpoint.refused)
     app.add_middleware(Normalize)
     return app

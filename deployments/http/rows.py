@@ -17,12 +17,14 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.admission.body import read_by, validated
-from deployments.admission.errors import BadRequest
+from deployments.admission.errors import BadRequest, Busy
 from deployments.admission.proxy import WORK
 from deployments.admission.service_tier import flex_unless_said
 
 PATIENCE_S = 3600.0
 """Longest wait of a row for a place. Waiting costs next to nothing, and a batch may have more rows than places."""
+ROWS = "rows"
+"""Owner of the rows' bodies in the threads that read long bodies."""
 MAX_PAUSE_S = 10.0
 """Maximum pause between two attempts of a row, even if ``Retry-After`` is longer."""
 
@@ -76,11 +78,13 @@ async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[st
     """
     deadline = time.monotonic() + PATIENCE_S
     body = asked.body.encode()
-    if asked.url.rstrip("/") in WORK:
-        body = await read_by(flex_unless_said, body)
     while True:
-        status, header_pairs, content = await answer("POST", asked.url, body)
-        headers = dict(header_pairs)
+        try:
+            sent = await read_by(flex_unless_said, body, ROWS) if asked.url.rstrip("/") in WORK else body
+            status, header_pairs, content = await answer("POST", asked.url, sent)
+            headers = dict(header_pairs)
+        except Busy as busy:
+            status, headers, content = busy.status, busy.headers, b""
         if status != httpx.codes.TOO_MANY_REQUESTS:
             return status, headers, content
         if time.monotonic() > deadline:

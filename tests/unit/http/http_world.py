@@ -33,7 +33,7 @@ from deployments.service.places import Places
 from deployments.service.searches import SearchService
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
-from search.errors import GeneratorError
+from search.errors import GeneratorError, PromptTooLong
 from search.ports import (
     Child,
     ChildGroup,
@@ -62,17 +62,28 @@ class Letters:
     vocabulary = 256
     longest_token = 1
 
-    def encode_text(self, text: str, written: bool = False) -> list[int]:
+    def __init__(self) -> None:
+        self.tokenized = 0
+        """Letters that became tokens."""
+
+    def encode_text(self, text: str, written: bool = False, max_tokens: int | None = None) -> list[int]:
+        if max_tokens is not None and len(text) > max_tokens:
+            raise PromptTooLong(f"at least {len(text)} tokens")
+        self.tokenized += len(text)
         return [ord(letter) for letter in text]
 
     template_variables = frozenset({"enable_thinking", "opens_thought"})
 
     def encode_chat(
-        self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        template_kwargs: Mapping[str, Any] | None = None,
+        max_tokens: int | None = None,
     ) -> list[int]:
         options = "".join(f"<{name}={value}>" for name, value in (template_kwargs or {}).items())
         turns = "".join(f"<{message['role']}>{message['content']}" for message in messages)
-        return [ord(letter) for letter in turns + options]
+        return self.encode_text(turns + options, max_tokens=max_tokens)
 
     def open_thought(
         self, messages: Sequence[Mapping[str, str]], *, template_kwargs: Mapping[str, Any] | None = None
@@ -250,6 +261,7 @@ class World:
             answers=self.answers,
             kept=StoreAccess(self.store, self.live) if self.store else None,
             allowed_origins=self.config.http.allowed_origins,
+            trusted_proxies=self.config.http.trusted_proxies,
         )
         self.known = ApiKeys(keys if keys is None else [*map(key_record, keys), *records])
         self.app: FastAPI = create_app(endpoint, self.known)

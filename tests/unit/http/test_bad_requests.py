@@ -295,14 +295,19 @@ async def test_long_bodies_are_parsed_in_a_thread_with_the_same_result(
     assert wrong.json()["error"]["param"] == "search.n"
 
 
-async def test_a_text_that_fits_no_context_is_not_tokenized(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr(type(world.encoder), "encode_chat")
-    monkeypatch.delattr(type(world.encoder), "encode_text")
+async def test_a_text_that_fits_no_context_is_not_tokenized(world: World) -> None:
     beams = {"model": "m", "prompt": "x" * 5000, "use_beam_search": True}
+    turns = [{"role": "user", "content": "x" * 5000}, {"role": "assistant", "content": "y"}, *chat()["messages"]]
+    many = [{"role": "user", "content": "x"}] * 700
+    bodies = [(CHAT, message("x" * 5000)), (CHAT, chat(messages=turns)), (CHAT, chat(messages=many))]
+    system = {"role": "system", "content": "x" * 5000}
+    bodies += [(CHAT, chat(messages=[system, *chat()["messages"]])), ("/v1/completions", beams)]
+    bodies += [("/v1/responses", {"model": "m", "instructions": "x" * 5000, "input": "6*7?"})]
     async with world.client as client:
-        for path, body in ((CHAT, message("x" * 5000)), ("/v1/completions", beams)):
+        for path, body in bodies:
             reply = await client.post(path, json=body)
             assert (reply.status_code, reply.json()["error"]["code"]) == (400, "context_length_exceeded")
+    assert world.encoder.tokenized == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -26,7 +26,7 @@ from cluster.jobs import batch_run, batches, run
 from cluster.jobs.batches import BatchJobs
 from cluster.jobs.inputs import MAX_DEPTH
 from deployments.admission.auth import ApiKeys
-from deployments.admission.errors import Unavailable
+from deployments.admission.errors import Busy, Unavailable
 from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
 from deployments.http import kept as kept_module
@@ -34,6 +34,8 @@ from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 from search.ports import Lane
+from search.tools import fair_threads
+from search.tools.fair_threads import FairThreads, Steps
 
 Json = dict[str, Any]
 KEY, OTHER = "a-key-of-twenty-characters", "another-key-of-many-more"
@@ -169,6 +171,37 @@ async def test_every_route_that_does_work_has_batches(kept: World, url: Any, bod
         assert reply.get(name) == plain.get(name)
     assert batch.usage is not None
     assert batch.usage.total_tokens > 0
+
+
+async def test_a_long_file_of_one_key_is_checked_in_turn_with_those_of_others(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fair_threads, "TURN_S", 0.0)  # so a turn is one line
+    monkeypatch.setattr(batch_run, "_THREADS", FairThreads(1, 100, "test"))
+    checked, checking = list[int](), batch_run.checking
+
+    def noted(path: Path, endpoint: str, most: int) -> Steps[Any]:
+        steps, lines = checking(path, endpoint, most), path.read_text().count("\n")
+        while True:
+            checked.append(lines)
+            try:
+                next(steps)
+            except StopIteration as end:
+                return end.value
+            yield
+
+    monkeypatch.setattr(batch_run, "checking", noted)
+    mine, other = client_of(kept), client_of(kept, OTHER)
+    long = await created(mine, [*requests_of(3000), "not JSON"])
+    short = await created(other, requests_of(2))
+    async with runner(kept):
+        assert (await ended(other, short.id)).status == "completed"
+        assert (await ended(mine, long.id)).status == "failed"
+    assert 3001 in checked[: checked.index(2)], "the long file came first"
+    last = max(index for index, lines in enumerate(checked) if lines == 2)
+    turns = checked[checked.index(2) : last + 1]
+    assert turns.count(3001) <= turns.count(2), "and had a turn for each of the short one"
+    assert len(checked) > 6000
 
 
 async def test_files_and_batches_are_visible_to_their_key_only(kept: World) -> None:
@@ -820,6 +853,29 @@ async def test_work_that_hangs_on_the_disk_keeps_its_threads_from_its_owner_alon
                 break
 
 
+async def test_accesses_past_the_limit_are_refused_but_no_write_of_a_search(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kept_module, "_THREADS", threads := FairThreads(4, 20, "test"))
+    assert kept.store is not None
+    access, let_go = kept_module.StoreAccess(kept.store, kept.live), threading.Event()
+    waiting = [asyncio.create_task(access.do("a", lambda: let_go.wait(20))) for _ in range(30)]
+    try:
+        done, waiting_still = await asyncio.wait(waiting, timeout=0.1)
+        assert (len(done), len(waiting_still)) == (20, 10), "half of them is for others"
+        for refused in done:
+            error = refused.exception()
+            assert isinstance(error, Busy)
+            assert (error.status, error.reason) == (429, "store")
+        write = asyncio.create_task(access.do("a", lambda: "written", size=0))
+        assert await access.do("b", lambda: "read") == "read"
+    finally:
+        let_go.set()
+    assert await write == "written"
+    await asyncio.wait(waiting)
+    assert threads.owners == 0
+
+
 class TestFiles:
     async def test_a_full_temporary_directory_is_told_as_such(
         self, kept: World, monkeypatch: pytest.MonkeyPatch
@@ -928,8 +984,8 @@ class TestFiles:
         assert kept.store is not None
         disk = kept_module.StoreAccess(kept.store, kept.live)
         with pytest.raises(Unavailable):
-            await disk.copy(lambda: time.sleep(0.3), 1)
-        await disk.copy(lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
+            await disk.copy("a", lambda: time.sleep(0.3), 1)
+        await disk.copy("a", lambda: time.sleep(0.3), 10 * kept_module.MIN_COPY_BYTES_PER_S)
 
     async def test_a_download_from_a_hanging_disk_times_out(
         self, kept: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
