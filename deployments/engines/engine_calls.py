@@ -49,6 +49,9 @@ class PortRequest(Protocol):
     @property
     def lane(self) -> Lane: ...
 
+    @property
+    def alone(self) -> bool: ...
+
 
 class Finished(NamedTuple, Generic[Label]):
     label: Label
@@ -116,13 +119,19 @@ class EngineCall(Generic[Label]):
         loop = asyncio.get_running_loop()
         deadline_s = self._request.deadline_s
         self._timer = loop.call_later(deadline_s, self.stop, f"not done within {deadline_s:g} s")
+        if self._request.alone:
+            self._queue.enter_alone(self)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         assert self._timer is not None
         self._timer.cancel()
         self.stop("the caller is gone")
-        await self._aborts.sent()  # the aborts go on even if this wait is cancelled
+        try:
+            await self._aborts.sent()  # the aborts go on even if this wait is cancelled
+        finally:
+            if self._request.alone:
+                self._queue.leave_alone(self)
 
     def submit(
         self,
@@ -161,6 +170,7 @@ class EngineCall(Generic[Label]):
             prefix,
             growth,
             on_discard=self._on_discard,
+            alone=self if self._request.alone else None,
         )
         try:
             queued = self._queue.submit(request, reserve=reserve, optional=optional, place=place)
