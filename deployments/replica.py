@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 
+from deployments.calls.last_words import leave_last_words
 from deployments.engines.errors import EngineStartError
 from deployments.engines.histograms import Histogram
 from deployments.scaling.pressure import PRESSURE
@@ -44,6 +45,9 @@ class Engine(Protocol):
     def silent_s(self) -> float: ...
 
     @property
+    def at_engine(self) -> frozenset[str]: ...
+
+    @property
     def histograms(self) -> Mapping[str, Histogram]: ...
 
     @property
@@ -67,7 +71,8 @@ class EngineReplica:
 
     A replica whose engine is dead ends its own process. Serve would need three health checks to notice the failure.
     Until then it would send the replica calls, and more of them the faster they fail. A replica whose process has
-    exited gets no calls, and its open calls are retried elsewhere at once.
+    exited gets no calls, and its open calls are retried elsewhere at once. Its last words say which of them may have
+    ended the engine (`deployments.calls.last_words`).
     """
 
     _engine: Engine
@@ -145,6 +150,7 @@ class EngineReplica:
             # Exits by force after the timeout: nothing below may keep the process alive.
             threading.Timer(EXIT_TIMEOUT_S, os._exit, (FAILED,)).start()
             try:
+                leave_last_words(self._engine.at_engine)
                 self._engine.shutdown()
             except BaseException:
                 logger.exception("the engine's shutdown failed")

@@ -24,6 +24,7 @@ class Engine:
     """Starts and scores as the test says."""
 
     silent_s = 0.0
+    at_engine: frozenset[str] = frozenset()
     histograms: ClassVar[dict[str, Histogram]] = {}
     pressure = 0.25
 
