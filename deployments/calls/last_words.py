@@ -28,7 +28,7 @@ def leave_last_words(searches: Collection[str]) -> None:
         if len(kept := internal_kv._internal_kv_list("", namespace=NAMESPACE)) >= MAX_KEPT:
             for key in kept:
                 internal_kv._internal_kv_del(key, namespace=NAMESPACE)
-        internal_kv._internal_kv_put(actor_id, json.dumps(sorted(searches)), namespace=NAMESPACE)
+        internal_kv._internal_kv_put(str(actor_id), json.dumps(sorted(searches)), namespace=NAMESPACE)
     except Exception as error:
         logger.warning("the last words of this replica were not written: %r", error)
 
@@ -42,4 +42,4 @@ async def last_words_of(actor_id: str) -> frozenset[str] | None:
     except Exception as error:
         logger.warning("the last words of a replica were not read: %r", error)
         return None
-    return None if found is None else frozenset(json.loads(found))
+    return frozenset(json.loads(found)) if found else None

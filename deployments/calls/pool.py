@@ -6,7 +6,7 @@ that succeeds so clears its request. One whose engine dies again ends it: nothin
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -48,14 +48,15 @@ class Pool:
         self,
         name: str = "",
         suspects: Suspects | None = None,
-        replicas: Callable[[], Collection[str] | None] = lambda: None,
+        replicas: Callable[[], Mapping[str, bool] | None] = lambda: None,
         size: int = 1,
         last_words_of: Callable[[str], Awaitable[frozenset[str] | None]] = _no_words,
     ) -> None:
         """
         Args:
             name: identifies the pool among those of the controller.
-            replicas: returns the actor ids of the replicas that get calls now; None if they are not known.
+            replicas: returns the replicas that get calls now, by actor id, with whether this process is connected to
+                each; None if they are not known.
             size: number of replicas that the pool has when all are well.
             last_words_of: see `deployments.calls.last_words`.
         """
@@ -111,7 +112,7 @@ class Pool:
     async def _died_writing_ahead(self, search_id: str, standing: Standing) -> bool:
         """Whether the engine that wrote ahead for a search has died of that perhaps; the search is a suspect then."""
         replica, standing.last_replica = standing.last_replica, None
-        if replica is None or replica in (self._replicas() or (replica,)):
+        if replica is None or (self._replicas() or {replica: True}).get(replica):
             return False
         words = await self._last_words_of(replica)
         if words is None or search_id not in words:
@@ -163,13 +164,18 @@ class Pool:
         raise OnlyWaited(f"the replica died ({type(error).__name__})") from error
 
 
-def replicas_of(handle: Any) -> frozenset[str] | None:
-    """Actor ids of the replicas to which a handle of Serve sends calls; None before its first call. Uses private parts
-    of Ray 2.60; a test in ``tests/serve`` fails if a name changes."""
+def replicas_of(handle: Any) -> Mapping[str, bool] | None:
+    """The replicas to which a handle of Serve sends calls, by actor id, with whether its process is connected to each;
+    None before its first call. A connection ends with the replica's process, some seconds before Serve takes the
+    replica off the list. Uses private parts of Ray 2.60; a test in ``tests/serve`` fails if a name changes."""
     router = getattr(getattr(getattr(handle, "_router", None), "_asyncio_router", None), "_request_router", None)
     if router is None:
         return None
-    return frozenset(replica.actor_id.hex() for replica in router.curr_replicas.values())
+    return {each.actor_id.hex(): _is_connected(each._channel) for each in router.curr_replicas.values()}
+
+
+def _is_connected(channel: Any) -> bool:
+    return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
 
 
 def _is_death(error: Exception) -> bool:

@@ -92,14 +92,16 @@ class Cluster:
         self.engines = [Engine(f"{number:02}") for number in range(size)]
         self.requests: list[Any] = []
         self.silent = False
+        self.refuses = False
+        """Whether Serve itself sends a call to another replica if the one that it chose is gone."""
         self._next = 0
         self._all = list(self.engines)
 
     def options(self, **_: object) -> "Cluster":
         return self
 
-    def replicas(self) -> list[str]:
-        return [each.name for each in self.engines]
+    def replicas(self) -> dict[str, bool]:
+        return {each.name: not each.dead.is_set() for each in self.engines}
 
     def replace(self) -> None:
         self.engines.append(Engine(f"{len(self._all):02}"))
@@ -112,6 +114,7 @@ class Cluster:
     def remote(self, request: Any) -> Any:
         self.requests.append(request)
         alive = [each for each in self.engines if each.name not in request.avoid] or self.engines
+        alive = [each for each in alive if not (self.refuses and each.dead.is_set())]
         self._next += 1
         engine = min(alive, key=lambda each: each.name) if request.alone else alive[self._next % len(alive)]
         return Response(self._answer(engine, request), engine.name)
@@ -381,7 +384,9 @@ async def test_a_silent_replica_makes_suspects_and_a_second_silence_alone_is_pro
 AHEAD = Ahead(1, 2, 4, 64, 512, 8, True)
 
 
-async def test_a_death_while_only_what_was_written_ahead_ran_makes_its_search_a_suspect() -> None:
+@pytest.mark.parametrize("listed", [False, True])
+async def test_a_death_while_only_what_was_written_ahead_ran_makes_its_search_a_suspect(listed: bool) -> None:
+    """Whether or not Serve has noticed it when the search goes on."""
     cluster = Cluster(2)
     suspects = Suspects()
     generator = HandleGenerator(cluster, RETRIES, of(cluster, suspects))
@@ -390,8 +395,11 @@ async def test_a_death_while_only_what_was_written_ahead_ran_makes_its_search_a_
             await written(generator, expands(name, AHEAD))
         for engine in [*cluster.engines]:
             engine.words = frozenset({"s"})  # type: ignore[attr-defined]
-            cluster.engines.remove(engine)
+            engine.dead.set()
+            if not listed:
+                cluster.engines.remove(engine)
             cluster.replace()
+        cluster.refuses = listed
         for _ in range(2):
             for name in ("s", "other"):
                 await written(generator, expands(name, AHEAD))
