@@ -114,7 +114,7 @@ class Pool:
         replica, standing.last_replica = standing.last_replica, None
         if replica is None or (self._replicas() or {replica: True}).get(replica):
             return False
-        words = await self._last_words_of(replica)
+        words = await self._words_of(replica)
         if words is None or search_id not in words:
             return False
         self._suspects.blame(search_id, standing)
@@ -158,10 +158,15 @@ class Pool:
             return False
         replica = replicas[-1]
         gone_at = self._gone.setdefault(replica, asyncio.get_running_loop().time())
-        words = await self._last_words_of(replica)
+        words = await self._words_of(replica)
         if search_id in words if words is not None else began <= gone_at:
             return True
         raise OnlyWaited(f"the replica died ({type(error).__name__})") from error
+
+    async def _words_of(self, replica: str) -> frozenset[str] | None:
+        words = await self._last_words_of(replica)
+        self._suspects.heard(words or ())
+        return words
 
 
 def replicas_of(handle: Any) -> Mapping[str, bool] | None:

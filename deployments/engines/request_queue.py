@@ -206,6 +206,10 @@ class RequestQueue:
         """Number of requests at the engine that may run beside a call that is alone."""
         self._failed: set[str] = set()
         """Searches whose requests failed at the engine."""
+        self._aborted: set[str] = set()
+        self._aborted_before: set[str] = set()
+        """Searches with requests that were aborted at the engine since its last step, and since the one before: they
+        are in its batch until it has read the abort."""
         self._since_flex = 0
         """Number of requests that started, since the last flex request did, while a flex request waited."""
         self._alive: dict[str, EngineRequest] = {}
@@ -394,6 +398,8 @@ class RequestQueue:
         if self.clamp is not None:
             self.clamp.stepped(withheld, preempted)
         self._since_step = 0
+        if self._aborted or self._aborted_before:
+            self._aborted_before, self._aborted = self._aborted, set()
         self.wake()
 
     def _register(self, request: EngineRequest) -> None:
@@ -414,8 +420,8 @@ class RequestQueue:
         self._endings[ending] += 1
         self._running -= request.started
         self._beside -= request.started and request.may_run_beside
-        if ending is Ending.FAILED and request.collector is not None:
-            self._failed.add(request.search_id)
+        if request.collector is not None and ending is not Ending.FINISHED:
+            (self._failed if ending is Ending.FAILED else self._aborted).add(request.search_id)
         if request.ahead:
             del self._started_ahead[request.request_id]
             if self.clamp is not None and request.hold is not None:
@@ -456,7 +462,8 @@ class RequestQueue:
     def at_engine(self) -> frozenset[str]:
         """Searches with requests at the engine, written ahead or not, and those whose requests failed there. Once the
         engine is dead: the searches that may have ended it."""
-        return frozenset(request.search_id for request in self._alive.values() if request.started) | self._failed
+        alive = {request.search_id for request in self._alive.values() if request.started}
+        return frozenset(alive | self._failed | self._aborted | self._aborted_before)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -14,9 +14,11 @@ import logging
 import math
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 
 from cachetools import TTLCache
 
@@ -27,6 +29,8 @@ logger = logging.getLogger("banyan.suspects")
 MAX_REMEMBERED = 1024
 """Number of harmful requests that are remembered, and of suspects that were not cleared. The oldest are forgotten."""
 REMEMBERED_S = 3600.0
+MAX_LEFT = 256
+"""Number of requests without a reply that may still become suspects."""
 
 
 @dataclass(eq=False, slots=True)
@@ -61,7 +65,8 @@ class Standing:
 class _Request:
     """A request under way."""
 
-    asked: Callable[[], bytes]
+    digest: Callable[[], bytes]
+    """Returns the digest of what is asked."""
     known: bool = False
     """Whether a request that asked the same was left under suspicion."""
     standings: dict[str, Standing] = field(default_factory=dict)
@@ -87,6 +92,8 @@ class Suspects:
         """When a request last ended, monotonic seconds."""
         self._harmful: TTLCache[bytes, bool] = TTLCache(MAX_REMEMBERED, REMEMBERED_S)
         self._suspected: TTLCache[bytes, bool] = TTLCache(MAX_REMEMBERED, REMEMBERED_S)
+        self._left: deque[tuple[str, bytes]] = deque(maxlen=MAX_LEFT)
+        """The last requests that did not end well, with their digests: perhaps an engine is about to die of one."""
 
     def check(self, asked: Callable[[], bytes]) -> None:
         """
@@ -106,8 +113,9 @@ class Suspects:
         Raises:
             HarmfulRequest: see `check`.
         """
-        self.check(asked)
-        request = self._requests[search_id] = _Request(asked, bool(self._suspected) and asked() in self._suspected)
+        digest = cache(asked)
+        self.check(digest)
+        request = self._requests[search_id] = _Request(digest, bool(self._suspected) and digest() in self._suspected)
         finished = False
         try:
             yield
@@ -117,7 +125,9 @@ class Suspects:
             self._other_ended = time.monotonic()
             # Blame is remembered when it arises.
             if request.suspected and not request.blamed and (finished or not request.known):
-                self._suspected.pop(asked(), None)
+                self._suspected.pop(digest(), None)
+            elif not finished and digest() not in self._harmful:
+                self._left.append((search_id, digest()))
 
     def standing(self, search_id: str, pool: str) -> Standing:
         """What is held against a request at a pool. A new one if the request is not under way.
@@ -128,7 +138,7 @@ class Suspects:
         request = self._requests.get(search_id)
         if request is None:
             return Standing()
-        self.check(request.asked)
+        self.check(request.digest)
         standing = request.standings.get(pool)
         if standing is None:
             standing = request.standings[pool] = Standing(apart_for_good=request.known)
@@ -145,13 +155,19 @@ class Suspects:
         standing.owed += 1
         standing.apart_for_good = standing.apart_for_good or standing.deaths > 1
         if (request := self._requests.get(search_id)) is not None:
-            self._suspected[request.asked()] = True
+            self._suspected[request.digest()] = True
+
+    def heard(self, words: Collection[str]) -> None:
+        """Takes note of which searches had requests at an engine that died. A client may have left before."""
+        for search_id, digest in self._left:
+            if search_id in words:
+                self._suspected[digest] = True
 
     def found_harmful(self, search_id: str) -> HarmfulRequest:
         """Remembers that a request is harmful. Returns its error."""
         digest = b""
         if (request := self._requests.get(search_id)) is not None:
-            digest = request.asked()
+            digest = request.digest()
             self._harmful[digest] = True
             self._suspected.pop(digest, None)
         logger.error(

@@ -407,6 +407,20 @@ def test_the_searches_at_a_dead_engine_are_those_that_were_handed_to_it() -> Non
     assert queue.at_engine == {"runs", "failed"}
 
 
+def test_an_aborted_request_is_at_the_engine_until_that_has_read_the_abort() -> None:
+    queue = RequestQueue(2, ahead=0)
+    submitted(queue, request("left"), request("left early"), request("stays"))
+    [left, early] = started(queue)
+    left.collector = object()
+    for each in (left, early):
+        queue.end(each, Ending.ABORTED)
+    assert queue.at_engine == {"left"}
+    queue.stepped(0, 0)
+    assert queue.at_engine == {"left"}
+    queue.stepped(0, 0)
+    assert queue.at_engine == frozenset()
+
+
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=40)
 
 

@@ -301,6 +301,22 @@ async def test_a_suspect_whose_client_leaves_begins_apart_the_next_time() -> Non
     assert cluster.killed_by.total() == 1
 
 
+async def test_a_request_whose_client_left_before_the_engine_died_begins_apart_the_next_time() -> None:
+    suspects = Suspects()
+    cluster = Cluster(1)
+    scorer = HandleScorer(cluster, RETRIES, 15.0, of(cluster, suspects))
+    for name in ("left", "left too"):
+        gone = suspects.request(name, asked(name))
+        gone.__enter__()
+        gone.__exit__(asyncio.CancelledError, asyncio.CancelledError(), None)
+    cluster.engines[0].words = frozenset({"left"})  # type: ignore[attr-defined]
+    cluster.engines[0].dead.set()
+    assert await scored(scorer, suspects, "another") == "answered", "its call finds the engine dead"
+    for name, apart in (("left", True), ("left too", False)):
+        with suspects.request("again", asked(name)):
+            assert suspects.standing("again", "pool").apart == apart
+
+
 async def test_what_a_harmful_request_asked_is_refused_for_everybody_who_asks_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
