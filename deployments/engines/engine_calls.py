@@ -99,6 +99,8 @@ class EngineCall(Generic[Label]):
         """Requests that ended and were not taken yet."""
         self._changed = asyncio.Event()
         self._stopped: str | None = None
+        self._alone = False
+        """Whether it has the engine alone, or waits for that."""
         self._cut_short = False
         """Whether it was stopped before all its requests were taken."""
         self._timer: asyncio.TimerHandle | None = None
@@ -120,6 +122,7 @@ class EngineCall(Generic[Label]):
         deadline_s = self._request.deadline_s
         self._timer = loop.call_later(deadline_s, self.stop, f"not done within {deadline_s:g} s")
         if self._request.alone:
+            self._alone = True
             self._queue.enter_alone(self)
         return self
 
@@ -127,11 +130,7 @@ class EngineCall(Generic[Label]):
         assert self._timer is not None
         self._timer.cancel()
         self.stop("the caller is gone")
-        try:
-            await self._aborts.sent()  # the aborts go on even if this wait is cancelled
-        finally:
-            if self._request.alone:
-                self._queue.leave_alone(self)
+        await self._aborts.sent()  # the aborts go on even if this wait is cancelled
 
     def submit(
         self,
@@ -249,7 +248,13 @@ class EngineCall(Generic[Label]):
         aborted, self._open = self._open, set()
         for request in aborted:
             self._queue.end(request, Ending.ABORTED)
-        self._aborts.begin(aborted)
+        # Also at its deadline: others must not wait for a caller that does not take what it has got.
+        self._aborts.begin(aborted, self._leave_alone)
+
+    def _leave_alone(self) -> None:
+        if self._alone:
+            self._alone = False
+            self._queue.leave_alone(self)
 
     def _on_end(self, request: EngineRequest) -> None:
         if request in self._open:
@@ -265,13 +270,16 @@ class Aborts:
         self._engine = engine
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def begin(self, requests: Iterable[EngineRequest]) -> None:
+    def begin(self, requests: Iterable[EngineRequest], then: Callable[[], None] = lambda: None) -> None:
         """Aborts the requests that are at the engine, and discards what they have written. Requests that are not there
-        yet are aborted by `hand_over`."""
+        yet are aborted by `hand_over`. ``then`` is called when the aborts were sent."""
         if at_engine := [request for request in requests if request.collector is not None]:
             task = asyncio.get_running_loop().create_task(self._abort(at_engine))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(lambda _: then())
+        else:
+            then()
 
     async def sent(self) -> None:
         """Waits until every abort so far has been sent to the engine."""

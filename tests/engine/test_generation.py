@@ -262,6 +262,17 @@ async def test_calls_that_have_the_engine_alone_write_the_same_and_leave_it_to_t
     assert await generation.check_integrity() == []
 
 
+async def test_a_caller_that_takes_nothing_has_the_engine_alone_until_its_deadline_only(
+    generation: GenerationEngine,
+) -> None:
+    sleeps = rambling(prompt(generation), "sleeps", deadline_s=0.5)._replace(alone=True)
+    async with aclosing(generation.expand(sleeps)) as groups:
+        await anext(groups)
+        assert len(await children(generation, wanted(prompt(generation), range(4)))) == 4
+        with pytest.raises(GeneratorError):
+            await anext(groups)
+
+
 async def test_an_invalid_token_is_refused_and_the_engine_lives(generation: GenerationEngine) -> None:
     with pytest.raises(GeneratorRefused, match="refused"):
         await children(generation, wanted([10**6], [0, 1]))
