@@ -180,7 +180,7 @@ def replicas_of(handle: Any) -> Mapping[str, bool] | None:
 
 
 def _is_connected(channel: Any) -> bool:
-    return channel is not None and channel.get_state() is grpc.ChannelConnectivity.READY
+    return channel is None or channel.get_state() is grpc.ChannelConnectivity.READY  # None: a call went over no channel
 
 
 def _is_death(error: Exception) -> bool:
