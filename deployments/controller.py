@@ -12,6 +12,8 @@ from ray.serve.handle import DeploymentHandle
 from deployments.admission.auth import ApiKeys
 from deployments.admission.stopping import OpenRequests, StoppingMiddleware
 from deployments.calls.handles import HandleGenerator, HandleScorer
+from deployments.calls.last_words import last_words_of
+from deployments.calls.pool import Pool, replicas_of
 from deployments.calls.serve_calls import Retries, everywhere
 from deployments.config import AppConfig
 from deployments.engines.encoding import ChatEncoder
@@ -33,6 +35,7 @@ from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.places import Places
 from deployments.service.searches import SearchService
+from deployments.service.suspects import Suspects
 from deployments.startup.access import (
     AccessError,
     changed_settings,
@@ -98,10 +101,17 @@ class SearchControllerReplica:
             asyncio.to_thread(_chat_encoder, config.generator), self._matcher.start(), self._solver.start()
         )
         retries = Retries.of(controller, self._telemetry.retried)
-        written_by = WatchedGenerator(HandleGenerator(generator, retries), self._telemetry.searches)
+        suspects = Suspects(self._telemetry.found_harmful)
+        pools = {
+            name: Pool(name, suspects, partial(replicas_of, handle), pool.replicas.min_replicas, last_words_of)
+            for (name, handle), pool in zip(self._handles.items(), (config.generator, config.prm), strict=True)
+        }
+        generating = HandleGenerator(generator, retries, pools["generator"])
+        scoring = HandleScorer(prm, retries, controller.prm_patience_s, pools["prm"])
+        written_by = WatchedGenerator(generating, self._telemetry.searches)
         environment = SearchEnvironment(
             generator=written_by,
-            scorer=WatchedScorer(HandleScorer(prm, retries, controller.prm_patience_s), self._telemetry.searches),
+            scorer=WatchedScorer(scoring, self._telemetry.searches),
             context_tokens=config.search_context,
             matcher=self._matcher,
             solver=self._solver,
@@ -118,7 +128,8 @@ class SearchControllerReplica:
         queue = controller.queue
         freed = self._garbage.place_freed
         places = Places(controller.searches, queue.places, queue.seconds, freed, controller.flex_places)
-        self._service = SearchService(environment, places, controller.limits.seconds, self._telemetry.searches.observed)
+        observed = self._telemetry.searches.observed
+        self._service = SearchService(environment, places, controller.limits.seconds, observed, suspects)
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)

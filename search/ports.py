@@ -129,6 +129,8 @@ class ExpandRequest(NamedTuple):
     """Above 1: earlier calls for these branches were interrupted."""
     ahead: Ahead | None = None
     """For writing children ahead; None: there are none to expect."""
+    alone: bool = False
+    """Whether the engine must work on nothing else meanwhile."""
 
 
 class Child(NamedTuple):
@@ -188,6 +190,8 @@ class ScoreRequest(NamedTuple):
     lane: Lane = Lane.DEMAND
     avoid: tuple[str, ...] = ()
     """As in `ExpandRequest`."""
+    alone: bool = False
+    """As in `ExpandRequest`."""
 
 
 class TokenBeamRequest(NamedTuple):
@@ -202,6 +206,8 @@ class TokenBeamRequest(NamedTuple):
     """As in `ExpandRequest`."""
     lane: Lane = Lane.DEMAND
     avoid: tuple[str, ...] = ()
+    """As in `ExpandRequest`."""
+    alone: bool = False
     """As in `ExpandRequest`."""
 
 

@@ -10,6 +10,7 @@ ApiError                     status  type                   code
 ├─ BodyTooLarge              413     invalid_request_error  body_too_large
 ├─ UnsupportedMedia          415     invalid_request_error  unsupported_media_type
 ├─ Busy                      429     rate_limit_error       rate_limit_exceeded, or as given
+├─ EndsEngines               500     server_error           engine_ended_twice
 ├─ Unavailable               503     server_error           (given)
 └─ DeadlineExceeded          504     server_error           deadline_exceeded
 """
@@ -29,6 +30,7 @@ from deployments.service.places import NoPlace, Refused
 from deployments.store import Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
+    HarmfulRequest,
     HookError,
     LimitKind,
     LimitReached,
@@ -179,6 +181,16 @@ class Busy(ApiError):
         return {"Retry-After": str(self.retry_after_s)}
 
 
+class EndsEngines(ApiError):
+    """The request ended two engines. Clients of OpenAI's do not send it again."""
+
+    default_code = "engine_ended_twice"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return {"x-should-retry": "false"}
+
+
 class Unavailable(ApiError):
     status, type, default_code = 503, "server_error", "service_unavailable"
 
@@ -218,6 +230,8 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, LimitReached):
         yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
         return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")
+    if isinstance(error, HarmfulRequest):
+        return EndsEngines("this request ended an engine twice; it is not tried again")
     if isinstance(error, GeneratorError):
         logger.warning("the generator could not write: %s", error)
         return Unavailable("the generator could not write on any replica; try again", code="generator_unavailable")

@@ -165,13 +165,16 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
 
     Raises:
         ApiError: the request is invalid; see `Jobs.search`.
+        HarmfulRequest: it asks the same as a request that ended two engines.
     """
 
     def prepare(given: dict[str, Any]) -> tuple[ChatRequest, SearchJob]:
         chat = ChatRequest.parse(given, served.jobs.unknown_fields)
         return chat, served.jobs.search(chat, key_of(request.scope))
 
-    return await served.prepared(request, prepare)
+    chat, job = await served.prepared(request, prepare)
+    served.searches.check(job, place_of(request.scope))  # before a stream begins
+    return chat, job
 
 
 def _searching(

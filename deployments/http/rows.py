@@ -17,7 +17,7 @@ import httpx
 from pydantic import BaseModel, ConfigDict, Field
 
 from deployments.admission.body import read_by, validated
-from deployments.admission.errors import BadRequest, Busy
+from deployments.admission.errors import BadRequest, Busy, EndsEngines
 from deployments.admission.proxy import WORK
 from deployments.admission.service_tier import flex_unless_said
 
@@ -50,7 +50,8 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     concern only the row, which becomes an error row under ``should_continue_on_error``.
 
     Raises:
-        ValueError: the row is no request, or the endpoint refuses it; names the status and the invalid field.
+        ValueError: the row is no request, the endpoint refuses it, or it ended two engines; names the status and the
+            invalid field.
         TimeoutError: no answer by the search's deadline, or no place within ``PATIENCE_S``.
         RuntimeError: the service failed.
     """
@@ -67,7 +68,8 @@ async def reply_to(row: Json, answer: Answer) -> Json:
     message = f"{status}: {reply['error']['message']}"
     if status == httpx.codes.GATEWAY_TIMEOUT:
         raise TimeoutError(message)
-    raise ValueError(message) if status < 500 else RuntimeError(message)
+    own = status < 500 or reply["error"]["code"] == EndsEngines.default_code
+    raise ValueError(message) if own else RuntimeError(message)
 
 
 async def _answer_with_retries(asked: Row, answer: Answer) -> tuple[int, dict[str, str], bytes]:

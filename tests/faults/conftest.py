@@ -11,6 +11,7 @@ import pytest
 
 import tests.ray_environment  # noqa: F401  # before Ray is imported
 from tests.faults.misbehaviour import Misbehaviour
+from tests.faults.poison import ENGINE_ARGS, Poison
 from tests.faults.processes import shared_memory
 from tests.faults.variants import Variant, faulty_prm, small_limits
 from tests.serve.application import Application, running, tolerate_rays_warnings
@@ -25,6 +26,7 @@ ORDER = (
     "test_cache_server.py",
     "test_controller.py",
     "test_hangs.py",
+    "test_poison.py",
     "test_kills.py",
     "test_rolling_update.py",
     "test_nothing_left.py",
@@ -60,13 +62,16 @@ def shared_memory_before() -> set[str]:
 
 @pytest.fixture(scope="session")
 def application(
-    tmp_path_factory: pytest.TempPathFactory, shared_memory_before: set[str], misbehaviour: Misbehaviour
+    tmp_path_factory: pytest.TempPathFactory,
+    shared_memory_before: set[str],
+    misbehaviour: Misbehaviour,
+    poison: Poison,
 ) -> Iterator[Application]:
     two = {"min_replicas": 2, "max_replicas": 2}
     settings = {
         # Forced on: under `auto` it is off on a CPU.
-        "generator": {"replicas": two, "write_ahead": 2.0},
-        "prm": {"replicas": two},
+        "generator": {"replicas": two, "write_ahead": 2.0, "engine_args": ENGINE_ARGS},
+        "prm": {"replicas": two, "engine_args": ENGINE_ARGS},
         "http": {"canary_every_s": 0},
         "controller": {"limits": {"seconds": 120}, "store": {"path": str(tmp_path_factory.mktemp("store"))}},
     }
@@ -93,6 +98,11 @@ def limited(application: Application) -> Iterator[Variant]:
 @pytest.fixture(scope="session")
 def misbehaviour(tmp_path_factory: pytest.TempPathFactory) -> Misbehaviour:
     return Misbehaviour(tmp_path_factory.mktemp("reward"))
+
+
+@pytest.fixture(scope="session")
+def poison(tmp_path_factory: pytest.TempPathFactory) -> Poison:
+    return Poison(tmp_path_factory.mktemp("poison"))
 
 
 @pytest.fixture(scope="session")

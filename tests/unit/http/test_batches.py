@@ -33,7 +33,7 @@ from deployments.http import kept as kept_module
 from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
-from search.ports import Lane
+from search.ports import ChildGroup, ExpandRequest, Lane
 from search.tools import fair_threads
 from search.tools.fair_threads import FairThreads, Steps
 
@@ -603,6 +603,33 @@ async def test_lines_that_fail_in_every_pass_have_failed(kept: World, monkeypatc
         batch = await ended(client, batch.id)
     assert (batch.status, batch.request_counts.failed, kept.generator.calls) == ("completed", 2, 6)
     assert {line["kind"] for line in await lines_in(client, batch.error_file_id)} == {"failed"}
+
+
+async def test_a_line_that_ends_engines_has_failed_at_once_and_the_others_go_on(
+    kept: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "MAX_FAILURES", 1)
+    expand, poison = kept.generator.expand, "2+0?"
+
+    async def deadly(request: ExpandRequest) -> AsyncIterator[ChildGroup]:
+        if poison in "".join(map(chr, request.expansions[0].prefix)):
+            raise kept.service.suspects.found_harmful(request.search_id)
+        async for group in expand(request):
+            yield group
+
+    monkeypatch.setattr(kept.generator, "expand", deadly)
+    client = client_of(kept)
+    lines = requests_of(4)
+    lines[2]["body"]["messages"] = [{"role": "user", "content": poison}]
+    batch = await created(client, lines)
+    async with runner(kept):
+        batch = await ended(client, batch.id)
+    counts = batch.request_counts
+    assert (batch.status, counts.completed, counts.failed) == ("completed", 3, 1)
+    [line] = await lines_in(client, batch.error_file_id)
+    assert line["response"]["status_code"] == 500
+    assert line["response"]["body"]["error"]["code"] == "engine_ended_twice"
+    assert line["kind"] == "input", "it is not tried in another pass"
 
 
 async def test_passes_are_counted_across_runners(kept: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,6 +92,13 @@ async def test_errors_are_built_in_exceptions_that_the_stage_knows(status: int, 
     assert type(raised.value) is kind
 
 
+async def test_a_row_that_ends_engines_concerns_only_itself() -> None:
+    reply = failed("it is so")
+    reply["error"]["code"] = "engine_ended_twice"
+    with pytest.raises(ValueError, match="500: it is so"):
+        await reply_to({"url": CHAT, "body": "{}"}, Endpoint((500, reply)).answer)
+
+
 @pytest.mark.parametrize(
     ("row", "message"),
     [
