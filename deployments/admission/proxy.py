@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.admission import protocol
 from deployments.admission.error_body import error_body
 from deployments.admission.proxy_bodies import BodyLimits
+from deployments.admission.proxy_flow import ProxyFlow
 
 ORDERS = frozenset({b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"})
 """Request headers that control Serve: ignore a client's disconnect, change the timeout, choose a replica by its model.
@@ -56,7 +57,7 @@ def middlewares() -> list[Middleware]:
     """Returns the proxy's middleware, the innermost first, and installs its protocol. Serve calls this when a proxy
     starts, before it starts uvicorn."""
     protocol.install()
-    return [Middleware(DropOrders), Middleware(ProxyAdmission), Middleware(BodyLimits)]
+    return [Middleware(ProxyFlow), Middleware(DropOrders), Middleware(ProxyAdmission), Middleware(BodyLimits)]
 
 
 class DropOrders:
