@@ -18,7 +18,7 @@ MAX_WAITING = 64
 MAX_WAITING_BYTES = 1 << 28
 """Maximum size of what these replies hold in memory."""
 PATIENCE_S = 2.0
-"""Past a maximum, the reply that has waited longest is ended if that is longer than this."""
+"""Past a maximum, the replies that have waited longest are ended once that is longer than this."""
 READ_S = 300.0
 """Longest wait for a reader. The proxy ends slow connections earlier (`deployments.admission.protocol`)."""
 ON_DISK = "application/octet-stream"
@@ -59,16 +59,14 @@ class WaitingReplies:
         self._all: dict[asyncio.Timeout, _Waiting] = {}
 
     def add(self, limit: asyncio.Timeout, size: int) -> None:
-        """Adds a reply that waits within ``limit`` and holds ``size`` bytes. Past a maximum, ends those that have
-        waited longest: their readers make the least progress."""
+        """Adds a reply that waits within ``limit`` and holds ``size`` bytes. Past a maximum, those that have waited
+        longest get `PATIENCE_S` in all: their readers make the least progress."""
         now = asyncio.get_running_loop().time()
         self._all[limit] = _Waiting(now, size)
         while len(self._all) > MAX_WAITING or sum(each.size for each in self._all.values()) > MAX_WAITING_BYTES:
             longest, waiting = next(iter(self._all.items()))
-            if now - waiting.since < PATIENCE_S:
-                return
             del self._all[longest]
-            longest.reschedule(now)
+            longest.reschedule(max(now, waiting.since + PATIENCE_S))
 
     def remove(self, limit: asyncio.Timeout) -> None:
         self._all.pop(limit, None)

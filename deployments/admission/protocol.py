@@ -35,7 +35,7 @@ another second, up to `STALL_S`."""
 MAX_STALLED = 256
 """Maximum number of connections whose clients read more slowly than replies come, at one proxy."""
 STALLED_PATIENCE_S = 2.0
-"""Past `MAX_STALLED`, the one that has waited longest is closed if that is longer than this."""
+"""Past `MAX_STALLED`, the one that has waited longest is closed unless it reads on within this time."""
 UNSENT_BYTES = 1 << 17
 """Maximum size of what the system buffers of a reply beyond what the client's window takes."""
 
@@ -268,9 +268,12 @@ class BoundedProtocol(HttpToolsProtocol):
         self._checked, self._unsent = self.loop.time(), self.transport.get_write_buffer_size()
         self._reader_timer = self.loop.call_later(self._patience_s, self._check_reader)
         self._stalled[self] = None
-        longest = next(iter(self._stalled))
-        if len(self._stalled) > MAX_STALLED and self._checked - longest._checked > STALLED_PATIENCE_S:
-            longest.transport.abort()
+        if len(self._stalled) > MAX_STALLED:
+            longest = next(iter(self._stalled))
+            longest._stop_reader_timer()
+            longest._measure()
+            longest._patience_s = min(longest._patience_s, STALLED_PATIENCE_S)
+            longest._reader_timer = self.loop.call_later(longest._patience_s, longest._check_reader)
 
     def resume_writing(self) -> None:
         super().resume_writing()

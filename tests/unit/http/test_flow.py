@@ -3,11 +3,13 @@ application."""
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
 import uvicorn
+from http_world import World, chat
 
 from deployments.admission import flow, protocol, proxy_flow
 from deployments.admission.flow import PIECE_BYTES, Flow
@@ -242,6 +244,35 @@ async def test_of_many_stalled_connections_the_one_that_waits_longest_is_closed(
         assert apps[1].ended is None
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [("/v1/search", {}), ("/v1/chat/completions", {}), ("/v1/chat/completions", {"stream": True})],
+)
+async def test_a_client_that_does_not_read_holds_no_place(world: World, path: str, fields: dict[str, Any]) -> None:
+    body = json.dumps(chat(**fields)).encode()
+    arriving = [{"type": "http.request", "body": body, "more_body": False}]
+    reads, held = asyncio.Event(), []
+
+    async def receive() -> Any:
+        return arriving.pop() if arriving else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            held.append(world.service.places.held)
+            await reads.wait()
+
+    headers = [(b"content-type", b"application/json"), (b"host", b"localhost")]
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
+    scope |= {"headers": headers, "client": ("127.0.0.1", 1), "server": ("localhost", 80), "scheme": "http"}
+    scope |= {"asgi": {"version": "3.0", "spec_version": "2.3"}, "http_version": "1.1", "root_path": "", "state": {}}
+    request = asyncio.create_task(world.app(scope, receive, send))
+    await until(lambda: bool(held) and world.service.places.held == 0)
+    assert not request.done()
+    reads.set()
+    await request
+    world.assert_idle()
 
 
 async def test_a_body_waits_for_the_application_and_arrives_whole() -> None:
