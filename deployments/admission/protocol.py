@@ -195,7 +195,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._stop_timer()
         self._in_headers = False
         super().on_headers_complete()
-        self.scope[WAKE] = self.cycle.message_event.set  # type: ignore[typeddict-unknown-key]
+        self.scope[WAKE] = self.cycle.message_event.set  # type: ignore[literal-required]
         if self.scope["http_version"] == "1.0":
             self.cycle.__class__ = UnframedCycle  # its task has not begun to run yet
 
