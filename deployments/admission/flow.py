@@ -9,7 +9,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from deployments.admission.proxy_flow import FLOW, REPLY_WINDOW_BYTES, TAKEN, TELL_BODY_BYTES
+from deployments.admission.proxy_flow import BODY_WINDOW_BYTES, FLOW, REPLY_WINDOW_BYTES, TAKEN, TELL_BODY_BYTES
 
 PIECE_BYTES = 1 << 16
 """Longer parts of a reply are sent in pieces."""
@@ -38,6 +38,9 @@ class Flow:
             await self._app(scope, receive, send)
             return
         flow = _ReplyFlow(receive, send, self._waiting)
+        headers = Headers(scope=scope)
+        if "transfer-encoding" in headers or int(headers.get("content-length", "0")) > BODY_WINDOW_BYTES:
+            await send({"type": TAKEN, "bytes": 0})
         try:
             await self._app(scope, flow.received, flow.sending)
         except Exception:
@@ -106,6 +109,7 @@ class _ReplyFlow:
     async def sending(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self._replied = True
+            message[FLOW] = True
             headers = Headers(raw=message.get("headers", []))
             self._length = 0 if headers.get("content-type") == ON_DISK else int(headers.get("content-length", "0"))
         body = message.get("body", b"")

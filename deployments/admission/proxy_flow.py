@@ -24,8 +24,10 @@ TELL_REPLY_BYTES = 1 << 16
 """The proxy tells each time that it has written so many more bytes of a reply."""
 TAKE_S = 300.0
 """Longest wait for a controller to take some of a body; then the request counts as disconnected."""
+ANNOUNCE_S = 10.0
+"""Time in which a controller says of a long body that it counts. Another application behind the proxy does not."""
 FLOW = "banyan.flow"
-"""Key of the scope that tells a controller that the proxy counts."""
+"""Key of the scope that tells a controller that the proxy counts, and of the beginning of a reply to one that does."""
 TAKEN = "banyan.taken"
 """Key of the count of a reply's bytes in a message, and type of the messages with the count of a body's."""
 WAKE = "banyan.wake"
@@ -60,17 +62,20 @@ class _RequestFlow:
         self._written = self._told = 0
         """Bytes of the reply written, and told to the controller."""
         self._replied = False
+        self._is_counted = self._is_free = False
+        """Whether the application counts, as controllers do; and whether it is known not to."""
         self._moved = asyncio.Event()
 
     async def received(self) -> Message:
-        if self._is_ahead():
+        while self._is_ahead():
+            self._moved.clear()
             try:
-                async with asyncio.timeout(TAKE_S):
-                    while self._is_ahead():
-                        self._moved.clear()
-                        await self._moved.wait()
+                async with asyncio.timeout(TAKE_S if self._is_counted else ANNOUNCE_S):
+                    await self._moved.wait()
             except TimeoutError:
-                return {"type": "http.disconnect"}
+                if self._is_counted:
+                    return {"type": "http.disconnect"}
+                self._is_free = True
         message = await self._receive()
         if message["type"] == "http.request":
             self._read += len(message.get("body", b""))
@@ -79,17 +84,19 @@ class _RequestFlow:
 
     async def sending(self, message: Message) -> None:
         if message["type"] == TAKEN:
+            self._is_counted = True
             self._taken = message["bytes"]
             self._moved.set()
             return
         if not self._replied:
             self._replied = True
+            self._is_counted = message.pop(FLOW, False)
             self._moved.set()  # nobody may read the rest of the body, but the client may disconnect
         await self._send(message)
         self._written += len(message.get("body", b""))
-        if self._written - self._told >= TELL_REPLY_BYTES:
+        if self._is_counted and self._written - self._told >= TELL_REPLY_BYTES:
             self._told = self._written
             self._wake()
 
     def _is_ahead(self) -> bool:
-        return self._read - self._taken > BODY_WINDOW_BYTES and not self._replied
+        return self._read - self._taken > BODY_WINDOW_BYTES and not (self._replied or self._is_free)

@@ -320,6 +320,42 @@ async def test_a_body_that_nobody_reads_does_not_keep_the_reply_and_ends_in_time
     assert left == ["http.disconnect"]
 
 
+async def test_an_application_that_does_not_count_gets_plain_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy_flow, "ANNOUNCE_S", 0.05)
+    has_read, arrived = asyncio.Event(), []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await until(lambda: serve.body_bytes == LONG)
+        await whole_body(Plain(receive))
+        listening = asyncio.create_task(receive())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for _ in range(64):
+            await send({"type": "http.response.body", "body": b"x" * (1 << 16), "more_body": True})
+        await has_read.wait()
+        arrived.append(listening.done())
+        listening.cancel()
+        await send({"type": "http.response.body"})
+
+    class Plain:
+        def __init__(self, receive: Any) -> None:
+            self._receive = receive
+
+        async def __call__(self) -> Any:
+            message = await self._receive()
+            return {name: value for name, value in message.items() if name != TAKEN}
+
+    async with served(app) as (serve, address):
+        serve._app = app
+        reader, writer = await asked(address, b"x" * LONG)
+        size = 0
+        while some := await reader.read(1 << 16):
+            size += len(some)
+            if size > 4 << 20:
+                has_read.set()
+        writer.close()
+        assert arrived == [False]
+
+
 async def test_short_requests_and_replies_have_no_messages_of_flow_control() -> None:
     sent: list[Any] = []
 
@@ -343,6 +379,6 @@ async def test_short_requests_and_replies_have_no_messages_of_flow_control() -> 
     async def send(_: Any) -> None:
         pass
 
-    await ProxyFlow(serve)({"type": "http", WAKE: lambda: woken.append(None)}, receive, send)
+    await ProxyFlow(serve)({"type": "http", "headers": [], WAKE: lambda: woken.append(None)}, receive, send)
     assert sent == ["http.response.start", "http.response.body"]
     assert not woken
