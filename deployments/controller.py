@@ -10,6 +10,7 @@ from ray import serve
 from ray.serve.handle import DeploymentHandle
 
 from deployments.admission.auth import ApiKeys
+from deployments.admission.flow import Flow
 from deployments.admission.stopping import OpenRequests, StoppingMiddleware
 from deployments.calls.handles import HandleGenerator, HandleScorer
 from deployments.calls.last_words import last_words_of
@@ -185,6 +186,7 @@ class SearchControllerReplica:
     def _app(self, keys: ApiKeys | None) -> FastAPI:
         app = create_app(self._endpoint, keys)
         app.add_middleware(StoppingMiddleware, open_requests=self._open_requests)
+        app.add_middleware(Flow)
         return app
 
     async def reconfigure(self, user_config: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 import uuid
 from contextlib import AsyncExitStack
 
-from starlette.datastructures import MutableHeaders
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,7 +33,8 @@ free at any time; tokens come back only with the next minute."""
 class Admission:
     """Admits requests to routes that need a place.
 
-    An admitted request goes on with its whole body read, and holds a place until its reply has been sent. The cheap
+    An admitted request goes on with its whole body read, and holds a place until its work is done: until its reply
+    begins, or a streamed search ends (`leave`). A client that reads slowly holds no place. The cheap
     checks come first: event loop delay, token quota, a free place or room in the queue. Then the body is read; it says
     whether the request is flex, and while it arrives it holds no place. Then the request takes a place or waits for
     one.
@@ -76,7 +77,7 @@ class Admission:
             if key is not None:
                 stack.callback(lambda: self._quotas.charge(key, place.tokens))
             scope.setdefault("state", {}).update(place=place, admitted=stack)
-            await app(scope, _replayed(body, receive), send)
+            await app(scope, _replayed(body, receive), _leaving(stack, send))
 
     def _announcing_room(self, send: Send) -> Send:
         """Returns ``send`` with a header that tells the proxy how many requests this controller has room for."""
@@ -134,6 +135,26 @@ def taken_over(scope: Scope) -> AsyncExitStack:
     charged, until the caller closes the returned stack."""
     admitted: AsyncExitStack = scope["state"]["admitted"]
     return admitted.pop_all()
+
+
+async def leave(scope: Scope) -> None:
+    """Gives back the place of an admitted request, whose work is done."""
+    admitted: AsyncExitStack = scope["state"]["admitted"]
+    await admitted.aclose()
+
+
+def _leaving(admitted: AsyncExitStack, send: Send) -> Send:
+    """Returns ``send`` that gives back the place when a reply begins, unless it is a stream of events: its search goes
+    on."""
+
+    async def leaving(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            media = Headers(raw=message.get("headers", [])).get("content-type", "")
+            if not media.startswith("text/event-stream"):
+                await admitted.aclose()
+        await send(message)
+
+    return leaving
 
 
 def _owner(scope: Scope, key: KeyRecord | None) -> Owner:

@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from deployments.admission import protocol
 from deployments.admission.error_body import error_body
 from deployments.admission.proxy_bodies import BodyLimits
+from deployments.admission.proxy_flow import ProxyFlow
 from deployments.admission.route_path import route_path
 
 ORDERS = frozenset({b"x-request-disconnect-disabled", b"x-request-timeout-seconds", b"serve-multiplexed-model-id"})
@@ -65,7 +66,8 @@ def middlewares() -> list[Middleware]:
     # uvicorn would take the address in X-Forwarded-For for the client's on every connection from this machine. Which
     # proxies may name addresses, only the controllers know (http.trusted_proxies).
     os.environ["FORWARDED_ALLOW_IPS"] = ""
-    return [Middleware(DropOrders), Middleware(HideApplications), Middleware(ProxyAdmission), Middleware(BodyLimits)]
+    order = (ProxyFlow, DropOrders, HideApplications, ProxyAdmission, BodyLimits)
+    return [Middleware(each) for each in order]
 
 
 class DropOrders:

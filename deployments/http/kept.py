@@ -2,6 +2,8 @@
 
 import asyncio
 import logging
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,8 +29,12 @@ DISK_S = 30.0
 """Timeout of disk work."""
 MAX_UPLOADS = 4
 """Limit per owner at one controller, as are the next two."""
+MAX_ALL_UPLOADS = 16
+"""Limit of all owners together at one controller."""
 MAX_DOWNLOADS = 16
 MAX_STREAMS = 16
+RESERVE_BYTES = 1 << 29
+"""Free bytes that uploads leave on a disk."""
 MIN_COPY_BYTES_PER_S = 4 << 20
 """Minimum rate of copying an upload; slower copies time out."""
 MAX_JOBS = 1024
@@ -49,7 +55,7 @@ class StoreAccess:
         self.bodies = Bodies(live)
         """Bodies of requests that hold no place."""
         self._later: set[asyncio.Task[None]] = set()
-        self.uploads = OwnerLimit(MAX_UPLOADS, "uploads")
+        self.uploads = OwnerLimit(MAX_UPLOADS, "uploads", MAX_ALL_UPLOADS)
         self.downloads = OwnerLimit(MAX_DOWNLOADS, "downloads")
         self.streams = OwnerLimit(MAX_STREAMS, "streams of events")
 
@@ -88,6 +94,18 @@ class StoreAccess:
         `MIN_COPY_BYTES_PER_S`."""
         return await _in_time(_COPIES.run(owner, work), DISK_S + size / MIN_COPY_BYTES_PER_S)
 
+    def check_disk(self, more: int = 0) -> None:
+        """Checks that an upload may write ``more`` bytes, to the temporary directory and then to the store. Blocks on
+        the disk.
+
+        Raises:
+            Unavailable: a disk would have less than `RESERVE_BYTES` left.
+            OSError: a disk failed.
+        """
+        for directory in (tempfile.gettempdir(), self.store.settings.path or "."):
+            if shutil.disk_usage(directory).free < more + RESERVE_BYTES:
+                raise Unavailable("there is no room for uploads now; try again", code="store_unavailable")
+
     def let_go(self, owner: str, file: BinaryIO) -> None:
         """Closes a file in a thread and does not wait: on a hanging disk a read may still be in progress."""
         _THREADS.submit(owner, file.close, size=0)
@@ -105,10 +123,11 @@ async def _in_time(work: Awaitable[T], seconds: float) -> T:
 
 
 class OwnerLimit:
-    """Concurrency limit per owner, for one kind of request at one controller."""
+    """Concurrency limit per owner, and of all owners, for one kind of request at one controller."""
 
-    def __init__(self, most: int, kind: str) -> None:
+    def __init__(self, most: int, kind: str, most_of_all: int | None = None) -> None:
         self._most = most
+        self._most_of_all = most_of_all
         self._kind = kind
         self._now: Counter[str] = Counter()
 
@@ -117,10 +136,12 @@ class OwnerLimit:
         """Counts one request of ``owner`` for the duration of the block.
 
         Raises:
-            Busy: the owner is at the limit.
+            Busy: the owner is at the limit, or all are.
         """
         if self._now[owner] >= self._most:
             raise Busy(f"{self._most} {self._kind} are on their way already; open fewer at a time", "bodies")
+        if self._most_of_all is not None and self._now.total() >= self._most_of_all:
+            raise Busy(f"too many {self._kind} of other clients are on their way; try again shortly", "bodies")
         self._now[owner] += 1
         try:
             yield

@@ -67,7 +67,7 @@ async def create_response(request: Request, served: Served) -> Response:
         if asked.background:
             return await _in_background(request, served, searching, job, reply)
     if asked.stream:
-        return SearchStream(searching, job, place_of(request.scope), reply)
+        return SearchStream(searching, job, request.scope, reply)
     outcome = await while_connected(request.receive, searching.search(job, place_of(request.scope)))
     return json_response(reply.ended(outcome))
 

@@ -80,7 +80,7 @@ async def chat_completions(request: Request, served: Served) -> Response:
     searching = _searching(request, served, chat, head, answering(request, served, chat, job))
     if chat.stream:
         include_usage = bool(chat.stream_options and chat.stream_options.include_usage)
-        return SearchStream(searching, job, place, replies.Chunks(head, include_usage))
+        return SearchStream(searching, job, request.scope, replies.Chunks(head, include_usage))
     outcome = await while_connected(request.receive, searching.search(job, place))
     return json_response(replies.completion(head, outcome))
 

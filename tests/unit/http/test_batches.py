@@ -9,7 +9,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, ClassVar
 
@@ -29,8 +29,9 @@ from deployments.admission.auth import ApiKeys
 from deployments.admission.errors import Busy, Unavailable
 from deployments.admission.keys import key_record, store_owner
 from deployments.config import KeyLimits
+from deployments.http import files as files_routes
 from deployments.http import kept as kept_module
-from deployments.http.kept import MAX_DOWNLOADS, MAX_UPLOADS
+from deployments.http.kept import MAX_ALL_UPLOADS, MAX_DOWNLOADS, MAX_UPLOADS, OwnerLimit, StoreAccess
 from deployments.store import Batch, BatchState, BatchStatus, FileRecord, Files, Store
 from search.answers.equivalence import AnswerMatcher
 from search.ports import ChildGroup, ExpandRequest, Lane
@@ -916,6 +917,57 @@ class TestFiles:
             await client.files.create(file=("long.jsonl", b"x" * (2 << 20)), purpose="batch")
         assert (refused.value.status_code, refused.value.code) == (503, "store_unavailable")
         assert await uploaded(client, ["short"])
+
+    @pytest.mark.parametrize("checks", [0, 1, 2, 3])
+    async def test_uploads_leave_a_reserve_on_the_disk(
+        self, kept: World, monkeypatch: pytest.MonkeyPatch, checks: int, tmp_path: Path
+    ) -> None:
+        """Before an upload, while it arrives, and while it is copied."""
+        passed = 0
+
+        def check(_: StoreAccess, more: int = 0) -> None:
+            nonlocal passed
+            passed += 1
+            with monkeypatch.context() as patched:
+                if passed > checks:
+                    patched.setattr(kept_module, "RESERVE_BYTES", 1 << 60)
+                whole(_, more)
+
+        whole = StoreAccess.check_disk
+        monkeypatch.setattr(StoreAccess, "check_disk", check)
+        monkeypatch.setattr(files_routes, "CHECK_DISK_BYTES", 1 << 20)
+        client = client_of(kept)
+        with pytest.raises(openai.InternalServerError) as refused:
+            await client.files.create(file=("long.jsonl", b"x" * (1 << 20)), purpose="batch")
+        assert (refused.value.status_code, refused.value.code) == (503, "store_unavailable")
+        assert passed == checks + 1
+        monkeypatch.setattr(StoreAccess, "check_disk", whole)
+        assert not found(tmp_path, "*.data")
+        assert await uploaded(client, ["short"])
+
+    async def test_uploads_of_all_keys_are_limited_together(self, kept: World) -> None:
+        limit = OwnerLimit(MAX_UPLOADS, "uploads", MAX_ALL_UPLOADS)
+        with ExitStack() as stack:
+            for index in range(MAX_ALL_UPLOADS):
+                stack.enter_context(limit.one(f"owner {index}"))
+            with pytest.raises(Busy, match="of other clients"):
+                stack.enter_context(limit.one("another"))
+        with limit.one("another"):
+            pass
+
+    @pytest.mark.parametrize(
+        "part",
+        [
+            b"Content-Disposition: form-data; name=x; a=" + b"x" * 50_000 + b"\r\n\r\n",
+            b"X: y\r\n" * 50 + b"\r\n",
+            b"x" * 50_000,
+        ],
+        ids=["long header", "many headers", "endless name"],
+    )
+    async def test_the_headers_of_a_part_are_limited(self, kept: World, part: bytes) -> None:
+        headers = {"content-type": "multipart/form-data; boundary=b", "authorization": f"Bearer {KEY}"}
+        reply = await kept.client.post("/v1/files", headers=headers, content=b"--b\r\n" + part)
+        assert (reply.status_code, reply.json()["error"]["code"]) == (400, "invalid_form")
 
     async def test_what_goes_in_comes_out(self, kept: World) -> None:
         client = client_of(kept)

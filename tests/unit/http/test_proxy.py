@@ -24,6 +24,7 @@ from deployments.admission.proxy import (
     middlewares,
 )
 from deployments.admission.proxy_bodies import BodyLimits
+from deployments.admission.proxy_flow import ProxyFlow
 from deployments.service.places import NoPlace, Refused
 from deployments.startup.environment import variables
 from search.tools.import_path import imported
@@ -63,7 +64,8 @@ async def test_serves_control_headers_and_invalid_utf8_are_dropped(name: bytes, 
 async def test_serve_loads_the_middleware_and_has_no_other_control_headers() -> None:
     path = variables()["RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH"]
     assert imported(path) is middlewares
-    assert [each.cls for each in middlewares()] == [DropOrders, HideApplications, ProxyAdmission, BodyLimits]
+    expected = [ProxyFlow, DropOrders, HideApplications, ProxyAdmission, BodyLimits]
+    assert [each.cls for each in middlewares()] == expected
     from ray.serve._private import constants
 
     orders = [value for name, value in vars(constants).items() if name.startswith("SERVE_HTTP_REQUEST_")]
