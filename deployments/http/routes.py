@@ -160,14 +160,17 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
     """Parses a chat request and returns it with its job.
 
     Raises:
-        ApiError: the request is invalid; see `Jobs.search`.
+        ApiError: the request is invalid; see `Jobs.search` and `Endpoint.check_schema`.
     """
 
     def prepare(given: dict[str, Any]) -> tuple[ChatRequest, SearchJob]:
         chat = ChatRequest.parse(given, served.jobs.unknown_fields)
         return chat, served.jobs.search(chat, key_of(request.scope))
 
-    return await served.prepared(request, prepare)
+    chat, job = await served.prepared(request, prepare)
+    if job.json_schema:
+        await served.check_schema(job, request)
+    return chat, job
 
 
 def _searching(
