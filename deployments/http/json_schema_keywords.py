@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from deployments.http.json_schema_forms import ANNOTATIONS, FORMATS, MAX_NUMBER, TYPES, is_never
 
 MAX_COUNT = 100_000
-MAX_LEAST = 1000
+MAX_LEAST = 500
 """Maximum of lower bounds. Until a text has reached its bound, the engine's memory for it grows with its square."""
 DEFINITIONS = ("$defs", "definitions")
 

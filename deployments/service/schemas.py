@@ -60,8 +60,9 @@ class SchemaLimits(NamedTuple):
 
     @property
     def killed_after_s(self) -> float:
-        """CPU time after which the worker is killed. Writing under the schema takes one second of it at most."""
-        return self.compile_s + 1.5
+        """CPU time after which the worker is killed. It compiles large parts of a schema once more, to try them alone,
+        and writes for a second at most."""
+        return 2 * self.compile_s + 1.5
 
 
 @dataclass(eq=False)

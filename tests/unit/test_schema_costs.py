@@ -3,6 +3,7 @@
 import asyncio
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +65,11 @@ LISTS = [{"type": "array", "items": {"type": "integer"}, "minItems": least} for 
         {"anyOf": LONG},
         {"anyOf": LISTS},
         closed(**{f"p{index}": {"type": "boolean"} for index in range(100)}, last={"anyOf": LISTS}),
+        closed(
+            a={"type": "object", "properties": {"rare": {"anyOf": LISTS}} | {f"p{index}": TEXT for index in range(80)}}
+        ),
         {"type": "object", "properties": {f"p{index}": {} for index in range(900)}, "additionalProperties": False},
+        {"anyOf": [*({"const": index} for index in range(60)), closed(a={"anyOf": LISTS})]},
         {"type": "string", "minLength": 100_000},
     ],
     ids=lambda schema: json.dumps(schema)[:40],
@@ -83,17 +88,16 @@ async def test_what_no_text_satisfies_is_refused(real: SchemaCosts) -> None:
 async def test_the_worker_limits_its_own_time_and_memory(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     for limit, small, said in (
-        ("MEMORY_BYTES = 1 << 30", "MEMORY_BYTES = 8 << 20", "memory"),
+        ("MEMORY_BYTES = 1 << 30", "MEMORY_BYTES = 0", "memory"),
         ("signal.ITIMER_PROF, cpu_s", "signal.ITIMER_PROF, 0.05", "CPU time"),
     ):
         code = WORKER_SCRIPT.read_text()
         assert limit in code
         script.write_text(code.replace(limit, small))
-        costs = SchemaCosts(lambda: LETTERS, script)
-        with pytest.raises(SchemaTooDear, match=f"^(takes|cannot) .*{said}.*; at most"):
-            await costs.check(json.dumps({"anyOf": LISTS}))
-        await costs.check('{"type":"boolean"}')
-        costs.close()
+        with closing(SchemaCosts(lambda: LETTERS, script)) as costs:
+            with pytest.raises(SchemaTooDear, match=f"^(takes|cannot) .*{said}.*; at most"):
+                await costs.check(json.dumps({"anyOf": LISTS}))
+            await costs.check('{"type":"boolean"}')
 
 
 FAKE = """
