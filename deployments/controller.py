@@ -23,7 +23,7 @@ from deployments.engines.tokenizers import load_tokenizer, require_chat_template
 from deployments.http.endpoint import Endpoint
 from deployments.http.health import Health
 from deployments.http.inside import Answer, InProcessEndpoint
-from deployments.http.jobs import Encoder, Jobs
+from deployments.http.jobs import Jobs
 from deployments.http.kept import StoreAccess
 from deployments.http.plan import Planner
 from deployments.http.routes import create_app
@@ -35,6 +35,7 @@ from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.places import Places
+from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
 from deployments.service.suspects import Suspects
 from deployments.startup.access import (
@@ -134,6 +135,7 @@ class SearchControllerReplica:
         self._live = LiveSettings(controller, self._service)
         self._loop_delay = LoopDelay()
         self._answers = AnswerCache.of(controller.answer_cache)
+        self._schemas = SchemaCosts(lambda: encoder.spelling)
         self._telemetry.start(places, self._loop_delay, self._answers)
         timeout_s = config.http.canary_timeout_s
         canaries = {name: lambda handle=handle: _canary(handle, timeout_s) for name, handle in self._handles.items()}
@@ -150,6 +152,7 @@ class SearchControllerReplica:
             refused=self._telemetry.refused,
             kept=StoreAccess(store, self._live) if store else None,
             open_requests=self._open_requests,
+            schemas=self._schemas,
             answers=self._answers,
             allowed_origins=config.http.allowed_origins,
             trusted_proxies=config.http.trusted_proxies,
@@ -254,7 +257,7 @@ class SearchControllerReplica:
 
     def __del__(self) -> None:
         """Called by Serve when the replica is stopped, and by Python, also after a failed start."""
-        for name in ("_matcher", "_solver", "_telemetry", "_answers"):
+        for name in ("_matcher", "_solver", "_schemas", "_telemetry", "_answers"):
             if (worker := getattr(self, name, None)) is not None:
                 worker.close()
 
@@ -268,7 +271,7 @@ SearchController = serve.deployment(
 """Bind it with ``AppConfig`` and the handles of Generator and ProcessRewardModel."""
 
 
-def _chat_encoder(generator: GeneratorSettings) -> Encoder:
+def _chat_encoder(generator: GeneratorSettings) -> ChatEncoder:
     """As `load_encoder`. The check when the application is built may not have seen the model.
 
     Raises:

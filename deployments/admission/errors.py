@@ -27,6 +27,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from deployments.service.places import NoPlace, Refused
+from deployments.service.schemas import SchemasBusy
 from deployments.store import Full, NotThere, StoreBusy, StoreError
 from search.errors import (
     GeneratorError,
@@ -226,7 +227,9 @@ def api_error(error: BaseException) -> ApiError:
         return BadRequest(str(error), "steps", "context_length_exceeded")
     if isinstance(error, SchemaRefused):
         logger.warning("a JSON schema was refused: %s", error)
-        return BadRequest("no text can be held to this schema", "response_format.json_schema.schema")
+        return BadRequest("no text can be held to this schema", SCHEMA_PATH)
+    if isinstance(error, SchemasBusy):
+        return Unavailable(str(error), code="schema_check_unavailable")
     if isinstance(error, LimitReached):
         yet = "there is no answer yet" if error.kind is LimitKind.SECONDS else "no answer is possible"
         return BadRequest(f"{yet}: {error}", f"search.budget.{error.kind}", "budget_exhausted")
@@ -245,6 +248,7 @@ def api_error(error: BaseException) -> ApiError:
     return ApiError("internal error; the server's log has the details")
 
 
+SCHEMA_PATH = "response_format.json_schema.schema"
 ROUTE_ENDS = ("/completions", "/responses", "/search", "/score", "/models", "/files", "/batches", "/searches")
 """Ends of our routes. A path that is no route and ends so was made from a wrong base URL."""
 
@@ -285,6 +289,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(HTTPException, framework)
     app.add_exception_handler(RequestValidationError, malformed)
-    for expected in (TimeoutError, NoPlace, SearchError, StoreError):
+    for expected in (TimeoutError, NoPlace, SchemasBusy, SearchError, StoreError):
         app.add_exception_handler(expected, known)
     app.add_exception_handler(Exception, known)

@@ -4,6 +4,7 @@ A tokenizer turns ``<|im_end|>`` inside a question into the token that ends the 
 is cut after its first character before it is tokenized, so its letters reach the model as letters.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,22 @@ class ChatEncoder:
     def longest_token(self) -> int:
         """Upper bound on the characters of a token: a text has at least its length over this many tokens."""
         return max(map(len, self._tokenizer.get_vocab()))
+
+    @property
+    def spelling(self) -> tuple[list[str], str, int | None]:
+        """For compilers of grammars: the tokens by id, the parts of the tokenizer, as JSON, that say how tokens spell
+        bytes (empty for a tokenizer without such parts), and the token that ends a text."""
+        vocabulary = self._tokenizer.get_vocab()
+        tokens = [""] * (max(vocabulary.values()) + 1)
+        for token, index in vocabulary.items():
+            tokens[index] = token
+        backend, parts = getattr(self._tokenizer, "backend_tokenizer", None), ""
+        if backend is not None:
+            # Not all of the tokenizer: as JSON it has the vocabulary once more.
+            given = {name: getattr(backend, name) for name in ("normalizer", "pre_tokenizer", "decoder")}
+            parts = json.dumps({name: part and json.loads(part.__getstate__()) for name, part in given.items()})
+        eos = self._tokenizer.eos_token_id
+        return tokens, parts, eos if isinstance(eos, int) else None
 
     def encode_text(self, text: str, written: bool = False, max_tokens: int | None = None) -> list[int]:
         """Ids of a text, without any special token even if the text spells one.

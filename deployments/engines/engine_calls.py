@@ -303,7 +303,7 @@ class _FinishedEvent:
     def set(self) -> None:
         request = self._request
         if request.ending is None:
-            request.output = request.collector.output
+            request.output = _failure(request) or request.collector.output
             failed = isinstance(request.output, Exception)
             self._queue.end(request, Ending.FAILED if failed else Ending.FINISHED)
 
@@ -333,6 +333,16 @@ async def hand_over(engine: AsyncLLM, queue: RequestQueue, request: EngineReques
     collector.ready = _FinishedEvent(queue, request)
     if collector.output is not None:  # it came before the event was replaced
         collector.ready.set()
+
+
+def _failure(request: EngineRequest) -> Exception | None:
+    """The error of a request that the engine gave up and says of it no more."""
+    output = request.collector.output
+    if not isinstance(output, RequestOutput) or output.outputs[0].finish_reason != "error":
+        return None
+    if request.params.structured_outputs is not None:
+        return ValueError("its JSON schema cannot be compiled")
+    return RuntimeError("it gave up a request")
 
 
 def _as_call_error(error: Exception) -> EngineCallError:

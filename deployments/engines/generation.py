@@ -139,6 +139,11 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _derive(self, engine: AsyncLLM, geometry: KVGeometry) -> _Running:
         tokenizer = engine_tokenizer(engine, self._settings)
+        if engine.vllm_config.structured_outputs_config.backend == "xgrammar":
+            # vLLM's front would parse the schema of a call for each of its branches, on this event loop. Schemas were
+            # compiled before they came here (`deployments.service.schemas`), and the engine's own compiler refuses
+            # what it cannot read.
+            engine.input_processor.structured_outputs_config = None
         splitter = StepSplitter(tokenizer, self._settings.step_delimiter, _eos_ids(engine, tokenizer))
         eos = tokenizer.eos_token_id if isinstance(tokenizer.eos_token_id, int) else None
         counters = EngineCounters.of(engine)
@@ -372,6 +377,9 @@ class GenerationEngine(EngineLifecycle[_Running]):
 
     def _sampling_params(self, request: ExpandRequest) -> SamplingParams:
         stop = self._running.splitter.stop if request.stop_condition is StopCondition.STEP else StepStop((), ())
+        schema = StructuredOutputsParams(json=request.json_schema) if request.json_schema else None
+        if schema is not None:
+            schema._backend = self._running.engine.vllm_config.structured_outputs_config.backend
         params = SamplingParams(
             temperature=request.sampling.temperature,
             top_p=request.sampling.top_p,
@@ -383,7 +391,7 @@ class GenerationEngine(EngineLifecycle[_Running]):
             detokenize=bool(stop.strings),
             output_kind=RequestOutputKind.FINAL_ONLY,
             logprobs=0 if request.logprobs else None,
-            structured_outputs=StructuredOutputsParams(json=request.json_schema) if request.json_schema else None,
+            structured_outputs=schema,
         )
         params.skip_clone = True  # `_expansions` copies them for every branch
         return params

@@ -9,7 +9,8 @@ from fastapi import Depends, Request
 
 from deployments.admission.body import check_media, parsed_object, read_by
 from deployments.admission.clients import client_of
-from deployments.admission.errors import NotFound
+from deployments.admission.disconnect import while_connected
+from deployments.admission.errors import SCHEMA_PATH, BadRequest, NotFound
 from deployments.admission.middleware import place_of
 from deployments.admission.quotas import TokenQuotas
 from deployments.admission.stopping import OpenRequests
@@ -20,7 +21,8 @@ from deployments.loop.delay import LoopDelay
 from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
-from deployments.service.searches import SearchService
+from deployments.service.schemas import SchemaCosts, SchemaTooDear
+from deployments.service.searches import SearchJob, SearchService
 from search.strategies.catalog import STRATEGIES, Catalog
 
 T = TypeVar("T")
@@ -54,6 +56,8 @@ class Endpoint:
     """The store of files, batches and searches; None if there is no store."""
     open_requests: OpenRequests = field(default_factory=OpenRequests)
     """Where work that outlives its request registers."""
+    schemas: SchemaCosts | None = None
+    """What JSON schemas of answers cost; None: none is refused for that."""
     answers: AnswerCache | None = None
     """The answers of earlier searches; None: every request is searched for."""
     allowed_origins: Sequence[str] = ()
@@ -79,6 +83,22 @@ class Endpoint:
         check_media(request.headers)
         body, client = await request.body(), client_of(request.scope)
         return await read_by(lambda body: prepare(parsed_object(body)), body, client)
+
+    async def check_schema(self, job: SearchJob, request: Request) -> None:
+        """Checks what the JSON schema of a job's answers would cost an engine.
+
+        Raises:
+            BadRequest: it costs too much.
+            SchemasBusy: the cost could not be found out in time.
+            ClientDisconnect: the client did not wait for it.
+        """
+        if self.schemas is None:
+            return
+        owner = place_of(request.scope).owner.name
+        try:
+            await while_connected(request.receive, self.schemas.check(job.json_schema, owner))
+        except SchemaTooDear as error:
+            raise BadRequest(f"{SCHEMA_PATH} {error}", SCHEMA_PATH, "above_limit") from None
 
 
 async def _endpoint(request: Request) -> Endpoint:

@@ -57,6 +57,9 @@ async def create_response(request: Request, served: Served) -> Response:
     sizes = [len(await request.body()), *(len(turn["content"] or "") for turn in earlier)]
     chat, job = await by_size(prepare, sum(sizes), client_of(request.scope))
     served.searches.check(job, place_of(request.scope))
+    if job.json_schema:
+        with spoken_of(asked, len(earlier)):
+            await served.check_schema(job, request)
     head = served.jobs.head(chat, job, f"resp_{job.search_id}", asked)
     reply = Responses(asked, job.settings, head, stores)
     searching = answering(request, served, chat, job)

@@ -164,7 +164,7 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
     """Parses a chat request and returns it with its job.
 
     Raises:
-        ApiError: the request is invalid; see `Jobs.search`.
+        ApiError: the request is invalid; see `Jobs.search` and `Endpoint.check_schema`.
         HarmfulRequest: it asks the same as a request that ended two engines.
     """
 
@@ -174,6 +174,8 @@ async def _search(request: Request, served: Endpoint) -> tuple[ChatRequest, Sear
 
     chat, job = await served.prepared(request, prepare)
     served.searches.check(job, place_of(request.scope))  # before a stream begins
+    if job.json_schema:
+        await served.check_schema(job, request)
     return chat, job
 
 

@@ -30,6 +30,7 @@ from deployments.service.answer_cache import AnswerCache
 from deployments.service.completions import CompletionService
 from deployments.service.live import LiveSettings
 from deployments.service.places import Places
+from deployments.service.schemas import SchemaCosts
 from deployments.service.searches import SearchService
 from deployments.store import Store
 from search.answers.equivalence import AnswerMatcher
@@ -214,6 +215,7 @@ class World:
         matcher: AnswerMatcher,
         keys: Sequence[str] | None = (),
         records: Sequence[KeyRecord] = (),
+        schemas: SchemaCosts | None = None,
         **controller: Any,
     ) -> None:
         http = {"isolate_keys": controller.pop("isolate_keys", True), **controller.pop("http", {})}
@@ -258,6 +260,7 @@ class World:
             operations=self,
             strategies=settings.catalog,
             loop_delay=self.loop_delay,
+            schemas=schemas,
             answers=self.answers,
             kept=StoreAccess(self.store, self.live) if self.store else None,
             allowed_origins=self.config.http.allowed_origins,
