@@ -53,7 +53,7 @@ REST_S = 5.0
 """How long an attack may go on behind the last small request."""
 WHOLE_S = 300.0
 """Longest wait until the application is idle and whole."""
-LIMITS = {"operator": "operator", "small": "", "attacker": "places=8", "second": "places=8"}
+LIMITS = {"operator": "operator", "small": "", "attacker": "places=16", "second": "places=16"}
 """Keys, and their limits in the syntax of the keys file. Without tokens a minute, which would end the attacks."""
 console = Console(stderr=True)
 

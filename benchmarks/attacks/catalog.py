@@ -194,17 +194,18 @@ async def _silent_readers(world: World, rng: random.Random) -> Told:
 async def _uploads(world: World, rng: random.Random) -> Told:
     form, headers = _form(b"{}\n" * 2_700_000)
     told = Told()
+
+    async def upload(attacker: Endpoint) -> None:
+        answer = await attacker.ask("POST", FILES, form, headers)
+        told[str(answer)] += 1
+        if answer.status == 200:
+            await attacker.ask("DELETE", f"{FILES}/{answer.json['id']}")
+
     async with AsyncExitStack() as half:
         for attacker in world.attackers:
             for _ in range(8):
                 await half.enter_async_context(attacker.half_sent(FILES, 200 << 20, headers))
-        answers = await asyncio.gather(
-            *(world.attackers[index % 2].ask("POST", FILES, form, headers) for index in range(16))
-        )
-    for attacker, answer in zip(world.attackers * 8, answers, strict=True):
-        told[str(answer)] += 1
-        if answer.status == 200:
-            await attacker.ask("DELETE", f"{FILES}/{answer.json['id']}")
+        await asyncio.gather(*(upload(attacker) for attacker in world.attackers for _ in range(8)))
     return told
 
 
@@ -412,8 +413,10 @@ async def _batch(endpoint: Endpoint, route: str, bodies: list[dict[str, Any]], w
             while batch.get("status") not in ("completed", "failed", "expired", "cancelled"):
                 await asyncio.sleep(0.5)
                 batch = (await endpoint.ask("GET", path)).json
-    except TimeoutError:
+    except (TimeoutError, asyncio.CancelledError) as error:
         await endpoint.ask("POST", f"{path}/cancel")
+        if isinstance(error, asyncio.CancelledError):
+            raise
     told = Told({f"batch {batch.get('status')}": 1})
     for kind in ("output_file_id", "error_file_id"):
         if batch.get(kind):

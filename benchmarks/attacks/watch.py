@@ -12,8 +12,13 @@ ROLES = ("http proxy", "controller replica", "generator replica", "prm replica",
 
 
 def engine_processes() -> set[psutil.Process]:
-    """The processes of all engines that run now."""
-    return {process for process, role in _roles() if role.startswith("engine of")}
+    """The processes of all engines that run now; one that starts is not among them yet."""
+    found = set()
+    for process in this_and_below():
+        with suppress(psutil.Error):
+            if "".join(process.cmdline()[:1]).startswith("VLLM::"):
+                found.add(process)
+    return found
 
 
 def memory_mb() -> dict[str, int]:
