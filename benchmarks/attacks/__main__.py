@@ -2,18 +2,21 @@
 
     python -m benchmarks.attacks
     python -m benchmarks.attacks --only B3 --only C7 --pairs 1
+    python -m benchmarks.attacks --only A2 --poison
 
 The application is as shipped, with LMCache, two generators, API keys with small limits for the attacker, and a store in
 a temporary directory that keeps few searches, so that the oldest are removed all the time. Two further controllers
 share its engines: one without keys, and one whose reward model reads a path once for each of its steps.
 
 In each pair the small request is sent three times alone, then an attack begins, and it is sent at least three times
-beside it, for four seconds if the attack lasts so long. The pair's ratio is that of the two means, and the claim is on
+beside it, for ten seconds if the attack lasts so long. The pair's ratio is that of the two means, and the claim is on
 the median of the pairs. An attack is cancelled a while after the last small request beside it. Then the application has
-to be idle and whole again, with the engines that it had before.
+to be idle and whole again, with the engines that it had before. A2 needs ``--poison``: then engines have the scheduler
+of `tests.faults.poison`, and those that die of it are not counted as replaced.
 """
 
 import asyncio
+import os
 import random
 import statistics
 import tempfile
@@ -40,7 +43,7 @@ from deployments.startup.environment import set_environment
 MAX_RATIO = 3.0
 CALLS = 3
 """Least number of small requests in each half of a pair."""
-BESIDE_S = 4.0
+BESIDE_S = 10.0
 SMALL = {"strategy": "beam_search", "n": 4, "m": 2}
 METADATA = {f"a{index}": "a" * 500 for index in range(10)}
 """Makes the small request's body so long that it is read by a thread (`deployments.admission.body.INLINE_BYTES`)."""
@@ -49,12 +52,17 @@ ONSET_S = 0.3
 """From the begin of an attack to the first small request beside it."""
 TIMEOUT_S = 120.0
 """Longest wait for a small request; a longer one counts as this."""
-REST_S = 5.0
+REST_S = 30.0
 """How long an attack may go on behind the last small request."""
 WHOLE_S = 300.0
 """Longest wait until the application is idle and whole."""
 LIMITS = {"operator": "operator", "small": "", "attacker": "places=16", "second": "places=16"}
 """Keys, and their limits in the syntax of the keys file. Without tokens a minute, which would end the attacks."""
+POISON = "~|"
+"""Characters at which that scheduler dies, the generator's and the reward model's."""
+POISON_VARIABLE = "BANYAN_TEST_POISON"
+"""Names the file to which it adds a line as it dies."""
+POISONED = {"engine_args": {"scheduler_cls": "tests.faults.poison.poisoned_scheduler"}}
 console = Console(stderr=True)
 
 
@@ -104,8 +112,20 @@ class SmallRequests:
 
 
 async def measure(
-    attacks: Sequence[Attack], world: World, small: Endpoint, operator: Endpoint, engines: int, pairs: int, seed: int
+    attacks: Sequence[Attack],
+    world: World,
+    small: Endpoint,
+    operator: Endpoint,
+    engines: int,
+    pairs: int,
+    seed: int,
+    poisoned: Path | None = None,
 ) -> dict[str, Any]:
+    """``poisoned``: has a line for each engine that died of poison."""
+
+    def ended_by_poison() -> int:
+        return len(poisoned.read_text().split()) if poisoned else 0
+
     requests, rng = SmallRequests(seed), random.Random(seed)
     measured: dict[str, Any] = {}
     for attack in attacks:
@@ -115,12 +135,15 @@ async def measure(
             continue
         beside = at._replace(key=None if at.key is None else small.key)
         await requests.half(beside)
-        before, memory = engine_processes(), memory_mb()
+        memory, ended, replaced = memory_mb(), ended_by_poison(), 0
         done: list[Pair] = []
         while len(done) < pairs:
+            before, poisoned_before = engine_processes(), ended_by_poison()
             done.append(await _pair(attack, world, requests, beside, operator, engines, rng))
             console.print(f"{attack.name}: {_line(done[-1])}")
-            if engine_processes() != before or done[-1].whole_s is None:
+            gone = len(before - engine_processes())
+            replaced += max(0, gone - (ended_by_poison() - poisoned_before))
+            if replaced or done[-1].whole_s is None:
                 break
         ratio = statistics.median(pair.ratio for pair in done)
         console.print(f"{attack.name}, {attack.what}: {ratio:.2f}")
@@ -128,7 +151,8 @@ async def measure(
             "what": attack.what,
             "ratio": round(ratio, 2),
             "pairs": [_figures(pair) for pair in done],
-            "engines_replaced": len(before - engine_processes()),
+            "engines_ended_by_poison": ended_by_poison() - ended,
+            "engines_replaced": replaced,
             "memory_mb_before": memory,
             "memory_mb_after": memory_mb(),
         }
@@ -245,10 +269,11 @@ def further_controllers(config: AppConfig, labels: str | None) -> Iterator[dict[
 
 def main(
     only: Annotated[list[str] | None, typer.Option(help="An attack; all by default.")] = None,
-    pairs: Annotated[int, typer.Option(min=1, max=50)] = 4,
+    pairs: Annotated[int, typer.Option(min=1, max=50)] = 3,
     labels: Annotated[
         str, typer.Option(help="Family of B6's reward model, of the embedded generator.")
     ] = "label_turns",
+    poison: Annotated[bool, typer.Option(help="Send A2, too.")] = False,
     generators: Annotated[int, typer.Option(min=1, max=8)] = 2,
     seed: Annotated[int, typer.Option(min=0)] = 1,
 ) -> None:
@@ -257,11 +282,16 @@ def main(
     attacks = [ATTACKS[name] for name in only] if only else list(ATTACKS.values())
     wants = {attack.name for attack in attacks}
     with tempfile.TemporaryDirectory() as directory:
-        store, keys_file = Path(directory) / "store", Path(directory) / "keys"
+        store, keys_file, poisoned = (Path(directory) / name for name in ("store", "keys", "poisoned"))
+        poisoned.touch()
+        if poison:
+            os.environ[POISON_VARIABLE] = str(poisoned)
         keys = {name: f"{name}-key-{random.SystemRandom().getrandbits(128):032x}" for name in LIMITS}
         keys_file.write_text("".join(f"{keys[name]} {limits}\n" for name, limits in LIMITS.items()))
+        engine_args: dict[str, Any] = POISONED if poison else {}
         settings = {
-            "generator": {"replicas": {"min_replicas": generators, "max_replicas": generators}},
+            "generator": {"replicas": {"min_replicas": generators, "max_replicas": generators}} | engine_args,
+            "prm": engine_args,
             "controller": {"store": {"path": str(store), "searches_max": 20}},
             "http": {"api_keys_file": str(keys_file), "canary_every_s": 0},
         }
@@ -273,8 +303,11 @@ def main(
                 anonymous=ends["attacker"]._replace(key=None, prefix=paths["anonymous"]),
                 labels=ends["attacker"]._replace(prefix=paths["labels"]) if "labels" in paths else None,
                 store=store,
+                poison=POISON if poison else None,
             )
-            measured = uvloop.run(measure(attacks, world, ends["small"], ends["operator"], generators + 1, pairs, seed))
+            measured = uvloop.run(
+                measure(attacks, world, ends["small"], ends["operator"], generators + 1, pairs, seed, poisoned)
+            )
     claims = claims_of(measured)
     asked = {"pairs": pairs, "calls": CALLS, "generators": generators, "limits": LIMITS}
     path = write_result(
