@@ -25,8 +25,8 @@ ORDER = (
     "test_cache_server.py",
     "test_controller.py",
     "test_hangs.py",
-    "test_attacks.py",
     "test_kills.py",
+    "test_attacks.py",
     "test_rolling_update.py",
     "test_nothing_left.py",
 )
