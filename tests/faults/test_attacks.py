@@ -9,7 +9,6 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence, Set
-from contextlib import ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -182,11 +181,13 @@ async def _ask(tenant: Endpoint, seed: int, outcomes: list[Innocent], over: asyn
 
 
 @pytest.fixture
-def per_step(application: Application, with_reward_function: Variant, pytestconfig: pytest.Config) -> Iterator[Variant]:
+def per_step(application: Application, request: pytest.FixtureRequest) -> Iterator[Variant]:
     """A controller whose reward model reads a path once for each of its steps: a function where time is short."""
-    with ExitStack() as stack:
-        is_long = pytestconfig.getoption("--attack-seconds") >= LONG_S
-        yield stack.enter_context(read_step_by_step(application)) if is_long else with_reward_function
+    if request.config.getoption("--attack-seconds") < LONG_S:
+        yield request.getfixturevalue("with_reward_function")
+        return
+    with read_step_by_step(application) as variant:
+        yield variant
 
 
 @pytest.fixture
