@@ -8,7 +8,7 @@ import asyncio
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence, Set
+from collections.abc import Hashable, Iterator, Sequence, Set
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ import pytest
 from benchmarks.attacks.catalog import ATTACKS, Attack, Told, World
 from benchmarks.attacks.connections import Endpoint
 from benchmarks.attacks.watch import engine_processes, memory_mb
+from tests.faults.poison import AT_ONCE, SCORED, Poison
 from tests.faults.processes import assert_none_unused, shared_memory
 from tests.faults.variants import Variant, read_step_by_step
 from tests.serve.application import Application, problems, request, until
@@ -30,8 +31,6 @@ ROUND_S = 45.0
 SPREAD_S = 2.0
 """All attacks of a round begin within this time."""
 POISON_EVERY_S = 180.0
-POISON = "~|"
-"""Characters at which the tests' own engines die, the generator's and the reward model's."""
 MAX_GROWTH = 0.05
 """Share by which the memory of a role may have grown."""
 FREE_MB = 64
@@ -190,21 +189,11 @@ def per_step(application: Application, request: pytest.FixtureRequest) -> Iterat
         yield variant
 
 
-@pytest.fixture
-def ended_by_poison(request: pytest.FixtureRequest) -> Callable[[], int] | None:
-    """Number of engines that poison has ended; None while these engines know no poison."""
-    try:
-        poison = request.getfixturevalue("poison")
-    except pytest.FixtureLookupError:
-        return None
-    return lambda: int(poison.ended.total())
-
-
 def test_all_attacks_at_once_cost_nobody_else_an_answer(
     whole: Application,
     keyless: Variant,
     per_step: Variant,
-    ended_by_poison: Callable[[], int] | None,
+    poison: Poison,
     pytestconfig: pytest.Config,
 ) -> None:
     seconds = pytestconfig.getoption("--attack-seconds")
@@ -215,17 +204,17 @@ def test_all_attacks_at_once_cost_nobody_else_an_answer(
         anonymous=Endpoint.of(keyless.url),
         labels=Endpoint.of(per_step.url, whole.small_keys[0]),
         store=whole.config.controller.store.path,
-        poison=POISON if ended_by_poison and seconds >= LONG_S else None,
+        poison=AT_ONCE + SCORED if seconds >= LONG_S else None,
     )
     tenants = [Endpoint.of(whole.url, key) for key in (whole.key, whole.other_key)]
     attacks = [attack for attack in ATTACKS.values() if attack.at(world)]
-    poisoned = ended_by_poison() if ended_by_poison else 0
+    poisoned = poison.ended.total()
     warm_up_s = WARM_UP_S * (10 if seconds >= LONG_S else 1)
     memory: dict[str, int] = {}
     for seed, storm_s in enumerate((warm_up_s, seconds)):
         found = asyncio.run(storm(attacks, world, tenants, storm_s, random.Random(seed)))
         print(found.report())
-        allowed = ended_by_poison() - poisoned if ended_by_poison else 0
+        allowed = poison.ended.total() - poisoned
         assert found.innocent
         assert not found.failed, f"{len(found.failed)} of {len(found.innocent)}: {[*map(str, found.failed[:8])]}"
         assert not found.late, f"{len(found.late)} of {len(found.innocent)}: {[*map(str, found.late[:8])]}"
