@@ -3,15 +3,17 @@
 It owns the engine and the reward cache. How a path becomes requests, and outputs rewards, is in ``rewards``.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import ClassVar, NamedTuple
 
 from cachetools import LRUCache
-from vllm import AsyncEngineArgs, PoolingParams
+from vllm import AsyncEngineArgs
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import StatLoggerFactory
 
@@ -42,8 +44,18 @@ MIN_DIFFERENCE = 1e-9
 """Rewards that differ by less are the same."""
 MAX_CHARACTERS_PER_TOKEN = 32
 """Above the average of any text."""
+INLINE_CHARACTERS = 32_768
+"""Most characters that a call encodes on the event loop, which takes some 30 ms; and at a time in a thread."""
+_ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encoding")
 PathKey = bytes
 """Key of the reward cache: a digest of cache salt, question and the steps of a path."""
+
+
+class Reading(NamedTuple):
+    """A path that is read once, and the cache keys of the steps that are scored by that: its last ones."""
+
+    keys: tuple[PathKey, ...]
+    steps: tuple[str, ...]
 
 
 class KeyedQuery(NamedTuple):
@@ -51,9 +63,6 @@ class KeyedQuery(NamedTuple):
 
     keys: tuple[PathKey, ...]
     query: Query
-
-
-_NO_QUERY = KeyedQuery((), Query([], PoolingParams(), ()))
 
 
 class Scored(NamedTuple):
@@ -123,29 +132,28 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         """Returns the rewards in [0, 1] of each item's last ``unscored`` steps; see ``search.ports.StepScorer``.
 
         Raises:
-            ScorerRefused: an item is malformed, or longer than the model's context.
-            ScoredPathTooLarge: a path and its tags do not fit into the model's whole KV memory.
+            ScorerRefused: an item is malformed.
+            ScoredPathTooLarge: a path and its tags do not fit into the model's context or its whole KV memory.
             ScorerError: the engine failed, missed the deadline, or gave invalid rewards.
         """
         keys = [_path_keys(request, item) for item in request.items]
         known: dict[PathKey, float] = {}
-        missing: dict[PathKey, KeyedQuery] = {}
+        missing: dict[PathKey, Reading] = {}
         for item, item_keys in zip(request.items, keys, strict=True):
             found = {key: reward for key in item_keys if (reward := self._reward_cache.get(key)) is not None}
             known |= found
             if len(found) == len(item_keys):
                 self._reward_cache_hits += 1
                 continue
-            rest = iter(item_keys)
-            for query in self._queries(request.question, item):
-                own = tuple(islice(rest, len(query.tags)))
-                # Siblings often write the same step: of equal paths only the query that scores most steps is kept.
-                if not found.keys() >= set(own) and len(own) > len(missing.get(own[-1], _NO_QUERY).keys):
-                    missing[own[-1]] = KeyedQuery(own, query)
+            for reading in self._readings(item, item_keys):
+                # Siblings often write the same step: of equal paths the one of which most steps are scored is read.
+                other = missing.get(reading.keys[-1])
+                if not found.keys() >= set(reading.keys) and (other is None or len(reading.keys) > len(other.keys)):
+                    missing[reading.keys[-1]] = reading
         scored = Scored({}, ScoringCost())
         if missing:
             with self._backlog.call(), _search_errors():
-                scored = await self._score(request, list(missing.values()))
+                scored = await self._read(request, list(missing.values()))
             self._remember({key: reward for key, reward in scored.rewards.items() if key not in scored.partial})
             known |= scored.rewards
             self._recomputed_tokens += scored.cost.recomputed_tokens
@@ -200,8 +208,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
 
     def _quick_query(self, question: str, step: str) -> Query:
         """The query of a path of one step that takes least time."""
-        [query] = self._queries(question, ScoreItem((step,)))
-        return query
+        return self._query(question, (step,), 1)
 
     @property
     def pressure(self) -> float:
@@ -262,21 +269,56 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         if self._settings.reward_cache_size:
             self._reward_cache.update(rewards)
 
-    def _queries(self, question: str, item: ScoreItem) -> list[Query]:
-        # Refuses a path that is far too long before tokenizing it, which some families do once for every step.
-        characters = len(question) + sum(map(len, item.steps))
-        if characters > self._running.context * MAX_CHARACTERS_PER_TOKEN:
-            raise ScorerRefused(
-                f"a path of {characters} characters does not fit the PRM's context of {self._running.context}"
+    def _readings(self, item: ScoreItem, keys: tuple[PathKey, ...]) -> list[Reading]:
+        """What is read of a path to score its last steps, whose keys these are; the shortest first."""
+        if not self._running.family.step_by_step:
+            return [Reading(keys, item.steps)]
+        first = len(item.steps) - len(keys) + 1
+        return [Reading((key,), item.steps[:end]) for end, key in enumerate(keys, first)]
+
+    async def _read(self, request: ScoreRequest, readings: Sequence[Reading]) -> Scored:
+        """Encodes these paths and scores them. What takes long is encoded in a thread, in turns with other calls'.
+
+        Raises:
+            ScorerRefused: a path is malformed, or longer than the context. Those up to its earlier steps have not been
+                encoded then: a family that reads each of them takes quadratic time.
+            TimeoutError: the paths were not encoded by the deadline.
+        """
+        question, family = request.question, self._running.family
+        characters = sum(family.unread(question, each.steps) for each in readings)
+        # The last one of an item is the whole path.
+        queries = (
+            KeyedQuery(each.keys, self._query(question, each.steps, len(each.keys))) for each in reversed(readings)
+        )
+        if characters <= INLINE_CHARACTERS:
+            return await self._score(request, [*queries][::-1])
+        at_once = max(1, INLINE_CHARACTERS * len(readings) // characters)
+        loop, encoded = asyncio.get_running_loop(), list[KeyedQuery]()
+        end_at = loop.time() + request.deadline_s
+        async with asyncio.timeout_at(end_at):
+            while len(encoded) < len(readings):
+                encoded += await loop.run_in_executor(_ENCODERS, list, islice(queries, at_once))
+        return await self._score(request._replace(deadline_s=max(0.0, end_at - loop.time())), encoded[::-1])
+
+    def _query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
+        context, most = self._running.context, self._running.max_query_tokens
+        # A path that is far too long is refused before it is tokenized.
+        characters = len(question) + sum(map(len, steps))
+        if characters > context * MAX_CHARACTERS_PER_TOKEN:
+            raise ScoredPathTooLarge(
+                f"a path of {characters} characters has more than {context} tokens and does not fit the PRM's context; "
+                f"at most {most} fit"
             )
         try:
-            queries = self._running.family.queries(question, item.steps, item.unscored)
+            query = self._running.family.query(question, steps, unscored)
         except ValueError as error:
             raise ScorerRefused(f"a path cannot be encoded: {error}") from error
-        longest = max(len(query.token_ids) for query in queries)
-        if longest > self._running.max_query_tokens:
-            raise ScorerRefused(f"a path of {longest} tokens does not fit the PRM's context of {self._running.context}")
-        return queries
+        if len(query.token_ids) > most:
+            raise ScoredPathTooLarge(
+                f"a path of {len(query.token_ids)} tokens, with what the PRM's format adds, does not fit the PRM's "
+                f"context; at most {most} fit"
+            )
+        return query
 
 
 def scoring_args(settings: RewardModelSettings, unused: Collection[str] = ()) -> AsyncEngineArgs:
@@ -309,6 +351,8 @@ def _search_errors() -> Iterator[None]:
     """Raises the errors of an engine call as ScorerErrors."""
     try:
         yield
+    except TimeoutError as error:
+        raise ScorerError("the paths were not encoded by the deadline") from error
     except NeverFits as error:
         raise ScoredPathTooLarge(f"{error}; prm.kv_cache_memory_bytes sets their number") from error
     except RequestRefused as error:

@@ -100,6 +100,8 @@ class RewardFamily(ABC):
     """Numbers per token of a head."""
     reads_chat: ClassVar[bool] = False
     """Whether paths are encoded in the model's chat template."""
+    step_by_step: ClassVar[bool] = False
+    """Whether each step takes a query of its own, with the path up to it; else one query scores all of a path's."""
 
     @abstractmethod
     def __init__(self, settings: Any, tokenizer: "PreTrainedTokenizerBase") -> None:
@@ -125,12 +127,23 @@ class RewardFamily(ABC):
         """
 
     @abstractmethod
-    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
-        """The requests that score the last ``unscored`` steps, oldest first.
+    def query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
+        """The request that scores the last ``unscored`` steps of a path: one step if the family reads ``step_by_step``.
 
         Raises:
-            ValueError: a text is not valid Unicode.
+            ValueError: a text is not valid Unicode, or the chat template refuses the path.
         """
+
+    def queries(self, question: str, steps: Sequence[str], unscored: int) -> list[Query]:
+        """The requests that score the last ``unscored`` steps, oldest first. Raises ValueError like ``query``."""
+        if not self.step_by_step:
+            return [self.query(question, steps, unscored)]
+        ends = range(len(steps) - unscored + 1, len(steps) + 1)
+        return [self.query(question, steps[:end], 1) for end in ends]
+
+    def unread(self, question: str, steps: Sequence[str]) -> int:
+        """Number of characters that are encoded for a query of this path."""
+        return len(question) + sum(map(len, steps))
 
     @abstractmethod
     def rewards(self, output: "Output", query: Query) -> list[float]:
