@@ -5,12 +5,12 @@ It owns the engine and the reward cache. How a path becomes requests, and output
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import AsyncGenerator, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
-from itertools import islice
-from typing import ClassVar, NamedTuple
+from itertools import groupby, islice
+from typing import ClassVar, NamedTuple, TypeAlias
 
 from cachetools import LRUCache
 from vllm import AsyncEngineArgs
@@ -46,16 +46,21 @@ MAX_CHARACTERS_PER_TOKEN = 32
 """Above the average of any text."""
 INLINE_CHARACTERS = 32_768
 """Most characters that a call encodes on the event loop, which takes some 30 ms; and at a time in a thread."""
+MAX_OPEN_BATCHES = 2
+"""A call encodes no more while it has as many requests open as this many batches hold: a family that reads a path for
+each step would otherwise hold them all, whose tokens are quadratic in the steps."""
 _ENCODERS = ThreadPoolExecutor(2, thread_name_prefix="encoding")
 PathKey = bytes
 """Key of the reward cache: a digest of cache salt, question and the steps of a path."""
 
 
 class Reading(NamedTuple):
-    """A path that is read once, and the cache keys of the steps that are scored by that: its last ones."""
+    """The first ``end`` steps of a path, which are read once, and the cache keys of the last of them, which that
+    scores."""
 
     keys: tuple[PathKey, ...]
-    steps: tuple[str, ...]
+    path: tuple[str, ...]
+    end: int
 
 
 class KeyedQuery(NamedTuple):
@@ -63,6 +68,10 @@ class KeyedQuery(NamedTuple):
 
     keys: tuple[PathKey, ...]
     query: Query
+
+
+Batches: TypeAlias = AsyncGenerator[Sequence[KeyedQuery], None]
+"""The queries of a call as they are encoded. The next ones are asked for when the engine can take more."""
 
 
 class Scored(NamedTuple):
@@ -153,7 +162,8 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         scored = Scored({}, ScoringCost())
         if missing:
             with self._backlog.call(), _search_errors():
-                scored = await self._read(request, list(missing.values()))
+                async with aclosing(self._encoded(request.question, list(missing.values()))) as batches:
+                    scored = await self._score(request, batches)
             self._remember({key: reward for key, reward in scored.rewards.items() if key not in scored.partial})
             known |= scored.rewards
             self._recomputed_tokens += scored.cost.recomputed_tokens
@@ -191,7 +201,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
             for step in steps:
                 self._running.family.prompt_ids(SAMPLE_QUESTION, (step,))
             queries = [KeyedQuery((step.encode(),), self._quick_query(SAMPLE_QUESTION, step)) for step in steps]
-            scored = await ScoringEngine._score(self, request, queries)
+            scored = await ScoringEngine._score(self, request, _one_batch(*queries))
         except (ScorerRefused, NeverFits):  # not by the encoding, which was tried
             return None
         except (EngineCallError, ValueError) as error:
@@ -204,7 +214,8 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         """Scores one step that was never scored before."""
         request = ScoreRequest(name, "canary", (), deadline_s, lane=Lane.CANARY)
         with _search_errors():
-            await ScoringEngine._score(self, request, [KeyedQuery((name.encode(),), self._quick_query("canary", name))])
+            query = KeyedQuery((name.encode(),), self._quick_query("canary", name))
+            await ScoringEngine._score(self, request, _one_batch(query))
 
     def _quick_query(self, question: str, step: str) -> Query:
         """The query of a path of one step that takes least time."""
@@ -237,16 +248,20 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
             "reward_cache_entries": len(self._reward_cache),
         }
 
-    async def _score(self, request: ScoreRequest, queries: Sequence[KeyedQuery]) -> Scored:
-        """Scores the queries on the engine. Raises EngineCallError or ValueError."""
+    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
+        """Scores the queries on the engine. Raises EngineCallError or ValueError, and the errors of ``batches``."""
         running = self._running
         rewards: dict[PathKey, float] = {}
         prompt_tokens = cached_tokens = recomputed_tokens = 0
         async with EngineCall[KeyedQuery](running.engine, running.queue, request) as call:
-            for label in queries:
-                prefix = running.prefix(label.query, request.cache_salt)
-                call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
-            while call.pending:
+            batch: Sequence[KeyedQuery] | None = ()
+            while batch is not None or call.pending:
+                if batch is not None and call.pending <= self.max_open:
+                    batch = await anext(batches, None)
+                    for label in batch or ():
+                        prefix = running.prefix(label.query, request.cache_salt)
+                        call.submit(label, label.query.token_ids, label.query.params, prefix=prefix)
+                    continue
                 for done in await call.wait():
                     label = done.label
                     cached = done.output.num_cached_tokens or 0
@@ -265,40 +280,45 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
                     recomputed_tokens += max(0, whole - cached)
         return Scored(rewards, ScoringCost(prompt_tokens, cached_tokens, recomputed_tokens))
 
+    @property
+    def max_open(self) -> int:
+        """Most requests of a call that are open while it has more to encode."""
+        return MAX_OPEN_BATCHES * self._settings.max_num_seqs
+
     def _remember(self, rewards: dict[PathKey, float]) -> None:
         if self._settings.reward_cache_size:
             self._reward_cache.update(rewards)
 
-    def _readings(self, item: ScoreItem, keys: tuple[PathKey, ...]) -> list[Reading]:
-        """What is read of a path to score its last steps, whose keys these are; the shortest first."""
+    def _readings(self, item: ScoreItem, keys: tuple[PathKey, ...]) -> Iterator[Reading]:
+        """What is read of a path to score its last steps, whose keys these are. The whole path comes first."""
+        end = len(item.steps)
         if not self._running.family.step_by_step:
-            return [Reading(keys, item.steps)]
-        first = len(item.steps) - len(keys) + 1
-        return [Reading((key,), item.steps[:end]) for end, key in enumerate(keys, first)]
+            yield Reading(keys, item.steps, end)
+            return
+        for number, key in enumerate(reversed(keys)):
+            yield Reading((key,), item.steps, end - number)
 
-    async def _read(self, request: ScoreRequest, readings: Sequence[Reading]) -> Scored:
-        """Encodes these paths and scores them. What takes long is encoded in a thread, in turns with other calls'.
+    async def _encoded(self, question: str, readings: Sequence[Reading]) -> Batches:
+        """Encodes these paths. What takes long is encoded in a thread, in turns with other calls'.
 
         Raises:
-            ScorerRefused: a path is malformed, or longer than the context. Those up to its earlier steps have not been
-                encoded then: a family that reads each of them takes quadratic time.
-            TimeoutError: the paths were not encoded by the deadline.
+            ScorerRefused: a path is malformed, or longer than the context. Of a path that is too long nothing else has
+                been encoded: a family that reads it up to each of its steps takes quadratic time.
         """
-        question, family = request.question, self._running.family
-        characters = sum(family.unread(question, each.steps) for each in readings)
-        # The last one of an item is the whole path.
         queries = (
-            KeyedQuery(each.keys, self._query(question, each.steps, len(each.keys))) for each in reversed(readings)
+            KeyedQuery(each.keys, self._query(question, each.path[: each.end], len(each.keys))) for each in readings
+        )
+        unread = self._running.family.unread
+        characters = sum(
+            unread(question, path) * sum(1 for _ in of) for path, of in groupby(readings, lambda each: each.path)
         )
         if characters <= INLINE_CHARACTERS:
-            return await self._score(request, [*queries][::-1])
+            yield [*queries]
+            return
         at_once = max(1, INLINE_CHARACTERS * len(readings) // characters)
-        loop, encoded = asyncio.get_running_loop(), list[KeyedQuery]()
-        end_at = loop.time() + request.deadline_s
-        async with asyncio.timeout_at(end_at):
-            while len(encoded) < len(readings):
-                encoded += await loop.run_in_executor(_ENCODERS, list, islice(queries, at_once))
-        return await self._score(request._replace(deadline_s=max(0.0, end_at - loop.time())), encoded[::-1])
+        loop = asyncio.get_running_loop()
+        while batch := await loop.run_in_executor(_ENCODERS, list, islice(queries, at_once)):
+            yield batch
 
     def _query(self, question: str, steps: Sequence[str], unscored: int) -> Query:
         context, most = self._running.context, self._running.max_query_tokens
@@ -319,6 +339,10 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
                 f"context; at most {most} fit"
             )
         return query
+
+
+async def _one_batch(*queries: KeyedQuery) -> Batches:
+    yield queries
 
 
 def scoring_args(settings: RewardModelSettings, unused: Collection[str] = ()) -> AsyncEngineArgs:
@@ -351,8 +375,6 @@ def _search_errors() -> Iterator[None]:
     """Raises the errors of an engine call as ScorerErrors."""
     try:
         yield
-    except TimeoutError as error:
-        raise ScorerError("the paths were not encoded by the deadline") from error
     except NeverFits as error:
         raise ScoredPathTooLarge(f"{error}; prm.kv_cache_memory_bytes sets their number") from error
     except RequestRefused as error:

@@ -12,8 +12,8 @@ from transformers import PreTrainedTokenizerBase
 from deployments.embedded.tokenizer import build_tokenizer
 from deployments.engines.rewards import parse_prm
 from deployments.engines.rewards.family import Query, RewardModelSettings
-from deployments.engines.scoring import INLINE_CHARACTERS, KeyedQuery, Scored, ScoringEngine
-from search.errors import ScoredPathTooLarge, ScorerError
+from deployments.engines.scoring import INLINE_CHARACTERS, Batches, Scored, ScoringEngine
+from search.errors import ScoredPathTooLarge
 from search.ports import ScoreItem, ScoreRequest
 from search.rewards import ScoringCost
 
@@ -51,7 +51,8 @@ class Unstarted(ScoringEngine):
         started: Any = SimpleNamespace(family=self.family, context=context, max_query_tokens=most)
         self._started = started
 
-    async def _score(self, request: ScoreRequest, queries: Sequence[KeyedQuery]) -> Scored:
+    async def _score(self, request: ScoreRequest, batches: Batches) -> Scored:
+        queries = [query async for batch in batches for query in batch]
         self.asked += [each.query for each in queries]
         return Scored({key: 1.0 for each in queries for key in each.keys}, ScoringCost())
 
@@ -100,7 +101,7 @@ async def test_what_takes_long_is_encoded_in_a_thread_to_the_same_queries(
     assert engine.read == [(QUESTION, end) for end in range(50, 0, -1)]
     assert threading.current_thread().name not in engine.threads
     assert [query.token_ids for query in engine.asked] == [
-        query.token_ids for query in engine.family.queries(QUESTION, steps, 50)
+        query.token_ids for query in reversed(engine.family.queries(QUESTION, steps, 50))
     ]
     engine.read.clear()
     await engine.path([*steps, "So 4."])
@@ -128,10 +129,3 @@ async def test_long_paths_are_encoded_in_turns(tokenizer: PreTrainedTokenizerBas
     engine = Unstarted("outcome", 1 << 20, tokenizer)
     await asyncio.gather(*(engine.path(path_of(100), question) for question in ("one?", "two?")))
     assert engine.read.index(("two?", 100)) < engine.read.index(("one?", 1))
-
-
-async def test_a_path_that_is_not_encoded_by_the_deadline_ends_as_an_error(tokenizer: PreTrainedTokenizerBase) -> None:
-    engine = Unstarted("outcome", 1 << 20, tokenizer)
-    with pytest.raises(ScorerError, match="not encoded by the deadline"):
-        await engine.path(path_of(100), deadline_s=0.0)
-    assert len(engine.read) < 100
