@@ -42,8 +42,6 @@ SETTLE_S = 5.0
 """Longest wait for the engine to report that it is idle."""
 MIN_DIFFERENCE = 1e-9
 """Rewards that differ by less are the same."""
-MAX_CHARACTERS_PER_TOKEN = 32
-"""Above the average of any text."""
 INLINE_CHARACTERS = 32_768
 """Most characters that a call encodes on the event loop, which takes some 30 ms; and at a time in a thread."""
 MAX_OPEN_BATCHES = 2
@@ -324,7 +322,7 @@ class ScoringEngine(EngineLifecycle[StartedScorer]):
         context, most = self._running.context, self._running.max_query_tokens
         # A path that is far too long is refused before it is tokenized.
         characters = len(question) + sum(map(len, steps))
-        if characters > context * MAX_CHARACTERS_PER_TOKEN:
+        if characters > self._settings.max_characters:
             raise ScoredPathTooLarge(
                 f"a path of {characters} characters has more than {context} tokens and does not fit the PRM's context; "
                 f"at most {most} fit"

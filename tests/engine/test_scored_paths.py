@@ -31,7 +31,7 @@ class Unstarted(ScoringEngine):
     """Gives every step the reward 1. Remembers which queries the engine would get, and which paths were encoded."""
 
     def __init__(self, family: str, context: int, tokenizer: PreTrainedTokenizerBase) -> None:
-        settings = parse_prm({"family": family, "model": "any"} | SETTINGS.get(family, {}))
+        settings = parse_prm({"family": family, "model": "any", "max_model_len": context} | SETTINGS.get(family, {}))
         assert isinstance(settings, RewardModelSettings)
         super().__init__(settings)
         self.asked: list[Query] = []

@@ -24,6 +24,8 @@ LOADING = {"load_format", "model_loader_extra_config", "worker_extension_cls"}
 """vLLM's arguments by which weights are changed while they are loaded."""
 WRAPPER = "pretrained_model."
 """Where TRL's models with a value head have the language model, in checkpoints that its trainer did not write."""
+MAX_CHARACTERS_PER_TOKEN = 32
+"""Above the average of any text."""
 TEMPLATE_TOKENS = 64
 """Upper bound on what a chat template adds: default system prompt, role marks and the last step's tag."""
 
@@ -200,6 +202,11 @@ class RewardModelSettings(EngineSettings):
     def reads_chat(self) -> bool:
         """Whether paths are encoded in the model's chat template."""
         return self.reader.reads_chat
+
+    @property
+    def max_characters(self) -> int:
+        """Characters above which a question and its steps are too long for the context, whatever they are."""
+        return MAX_CHARACTERS_PER_TOKEN * self.max_model_len
 
     @property
     def tokens_per_step(self) -> int:
