@@ -226,6 +226,8 @@ class TokenBeamReply(NamedTuple):
     """For each prompt its best continuations, the best first."""
     generated_tokens: int
     """Tokens that the engine generated for all prompts: one per beam and iteration."""
+    recomputed_tokens: int = 0
+    """Tokens that the engine computed again for them, where the call skips the prefix cache."""
 
 
 class Generator(Protocol):

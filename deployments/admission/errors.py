@@ -40,6 +40,7 @@ from search.errors import (
     SchemaRefused,
     ScoredPathTooLarge,
     ScorerError,
+    ScorerRefused,
     SearchError,
 )
 
@@ -241,6 +242,9 @@ def api_error(error: BaseException) -> ApiError:
     if isinstance(error, HookError):
         logger.warning("%s", error)
         return Unavailable("the step hook failed; try again", code="step_hook_failed")
+    if isinstance(error, ScorerRefused):
+        logger.warning("a path was refused: %s", error)
+        return BadRequest("the process reward model cannot read this path", "steps")
     if isinstance(error, ScorerError):
         logger.warning("no rewards: %s", error)
         return Unavailable("the process reward model gave no rewards; try again", code="scorer_unavailable")

@@ -232,7 +232,8 @@ class GenerationEngine(EngineLifecycle[_Running]):
             tuple(WrittenSequence(running.splitter.text(sequence.token_ids), sequence) for sequence in row)
             for row in found
         )
-        return TokenBeamReply(tuple(rows), steps.generated_tokens)
+        recomputed = max(0, steps.computed_tokens - sum(map(len, request.prompts)))
+        return TokenBeamReply(tuple(rows), steps.generated_tokens, recomputed)
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Prompt ids of ``role``/``content`` messages, ready for the first step.
@@ -463,6 +464,8 @@ class _NextTokens:
 
     def __init__(self, call: EngineCall[int], settings: TokenBeamSettings) -> None:
         self.generated_tokens = 0
+        self.computed_tokens = 0
+        """Tokens of the prefixes that the engine computed, where the settings skip the prefix cache."""
         self._call = call
         # One object for the whole call: the parameters are the same for every token of every beam.
         self._params = SamplingParams(
@@ -489,10 +492,12 @@ class _NextTokens:
         if self._reader is None or self._reader.done():
             self._reader = asyncio.create_task(self._read())
         found: list[dict[int, float]] = []
-        for future in futures:
+        for prefix, future in zip(prefixes, futures, strict=True):
             output = await future
             assert isinstance(output, RequestOutput)
             self.generated_tokens += len(output.outputs[0].token_ids)
+            if self._params.skip_reading_prefix_cache:
+                self.computed_tokens += len(prefix)
             rows = output.outputs[0].logprobs
             if not rows:
                 raise EngineCallError("the engine gave no log-probabilities")

@@ -64,6 +64,8 @@ class Jobs:
         self._batch = config.generator.max_num_seqs
         self._search_context = config.search_context
         self._delimiter = config.generator.step_delimiter
+        self._prm = min(config.prm.engines.values(), key=lambda prm: prm.max_model_len, default=None)
+        """The reward model with the shortest context; None for a function."""
         self._tokens_per_step = max((prm.tokens_per_step for prm in config.prm.engines.values()), default=0)
         self._isolates_keys = config.http.isolate_keys
         self._keeps = config.controller.store.path is not None
@@ -221,7 +223,8 @@ class Jobs:
 
         Raises:
             NotFound: unknown model.
-            BadRequest: more steps than a path may have, or a text cannot be tokenized.
+            BadRequest: more steps than a path may have, far more characters than the reward model's context holds, or
+                a text cannot be tokenized.
         """
         if body.model is not None:
             self.check_model(body.model)
@@ -229,6 +232,10 @@ class Jobs:
         if len(body.steps) > limits.depth:
             raise BadRequest(f"steps may be at most {limits.depth}, not {len(body.steps)}", "steps", "above_limit")
         texts = {"question": body.question, **{f"steps.{index}": step for index, step in enumerate(body.steps)}}
+        characters, prm = sum(map(len, texts.values())), self._prm
+        if prm is not None and characters > prm.max_characters:
+            fault = f"the PRM's context is {prm.max_model_len} tokens; a path of {characters} characters has more"
+            raise BadRequest(fault, "steps", "context_length_exceeded")
         tokens = sum(len(self._tokens(path, text)) for path, text in texts.items())
         item = ScoreItem(tuple(body.steps), len(body.steps))
         salt, lane = self._cache_salt(key), _lane(body.service_tier)

@@ -124,8 +124,8 @@ async def score(request: Request, served: Served) -> Response:
         return body, served.jobs.scoring(body, key_of(request.scope))
 
     body, job = await served.prepared(request, prepare)
-    [rewards] = await while_connected(request.receive, served.searches.score(job, place_of(request.scope)))
-    return json_response(replies.rewards(body.model or served.served_name, rewards, job.prompt_tokens))
+    outcome = await while_connected(request.receive, served.searches.score(job, place_of(request.scope)))
+    return json_response(replies.rewards(body.model or served.served_name, outcome))
 
 
 @router.get("/v1/models")

@@ -41,7 +41,8 @@ class CompletionService:
         self._generator = generator
 
     async def complete(self, job: CompletionJob, place: Place) -> TokenBeamReply:
-        """Runs a request and adds its tokens to ``place``; if it fails or is cancelled, only its prompt tokens.
+        """Runs a request and adds its tokens to ``place``, those that were computed again included; if it fails or is
+        cancelled, only its prompt tokens.
 
         Raises:
             HarmfulRequest: as `SearchService.search`.
@@ -55,5 +56,5 @@ class CompletionService:
             async with asyncio.timeout(request.deadline_s + GRACE_S):
                 with late_is_timeout(request.deadline_s):
                     reply = await self._generator.token_beam(request)
-        place.charged += reply.generated_tokens
+        place.charged += reply.generated_tokens + reply.recomputed_tokens
         return reply

@@ -14,6 +14,7 @@ from deployments.service.places import Place, Places
 from deployments.service.suspects import Suspects, digest_of
 from search.errors import LimitKind, LimitReached, SearchError
 from search.ports import ScoreRequest
+from search.rewards import ScoringCost
 from search.run.disposal import Disposal
 from search.run.environment import SearchEnvironment
 from search.run.report import EventSink, SearchCost, SearchEvent, SearchOutcome
@@ -63,6 +64,17 @@ class ScoreJob(NamedTuple):
     def digest(self, owner: str) -> bytes:
         """What is asked, for `Suspects`."""
         return digest_of(owner, "score", [], self.request.question, self.request.items)
+
+
+class ScoreOutcome(NamedTuple):
+    """The rewards of a path, and the tokens that its owner is charged."""
+
+    rewards: Sequence[float]
+    prompt_tokens: int
+    """Those of the job, or those that the reward model computed where they are more: of some families every step reads
+    the whole path."""
+    generated_tokens: int
+    """Those of critiques."""
 
 
 Observer = Callable[[SearchJob, SearchTree, SearchCost], AbstractContextManager[EventSink]]
@@ -171,8 +183,8 @@ class SearchService:
         """Raises HarmfulRequest if the job asks the same as a request that ended two engines."""
         self.suspects.check(partial(job.digest, place.owner.name))
 
-    async def score(self, job: ScoreJob, place: Place) -> Sequence[Sequence[float]]:
-        """Returns the rewards of each item, and adds the tokens to ``place``.
+    async def score(self, job: ScoreJob, place: Place) -> ScoreOutcome:
+        """Scores the one path of a job, and adds the tokens to ``place``; if it fails or is cancelled, only the job's.
 
         Raises:
             HarmfulRequest: as `search`.
@@ -182,7 +194,14 @@ class SearchService:
         place.charged += job.prompt_tokens
         watched = self.suspects.request(job.request.search_id, partial(job.digest, place.owner.name))
         with watched, late_is_timeout(job.request.deadline_s):
-            return await self._environment.scorer.score(job.request)
+            rows = await self._environment.scorer.score(job.request)
+        [rewards] = rows
+        cost: ScoringCost = getattr(rows, "cost", ScoringCost())
+        outcome = ScoreOutcome(
+            rewards, max(job.prompt_tokens, cost.prompt_tokens - cost.cached_tokens), cost.generated_tokens
+        )
+        place.charged += outcome.prompt_tokens - job.prompt_tokens + outcome.generated_tokens
+        return outcome
 
     def check_integrity(self) -> list[str]:
         """Leaked places, queue entries and calls of the step hook, when no search runs; empty when all is well."""

@@ -107,7 +107,7 @@ async def test_a_path_that_just_fits_is_scored(small: ScoringEngine, monkeypatch
     clamp = small._running.clamp
     assert clamp is not None
     item = ScoreItem(("500 + 0 = 500\n\n",))
-    [query] = small._queries(f"Start with 500.{LONG}", item)
+    query = small._query(f"Start with 500.{LONG}", item.steps, 1)
     monkeypatch.setattr(clamp.ledger, "capacity", -(-len(query.token_ids) // 32))
     [[reward]] = await small.score(ScoreRequest("fits", f"Start with 500.{LONG}", (item,), 600.0))
     assert 0 <= reward <= 1

@@ -80,7 +80,7 @@ class FunctionScorer:
                 asyncio.TaskGroup() as group,
             ):
                 tasks = [
-                    [group.create_task(self._call(request.question, steps)) for steps in _prefixes(item)]
+                    [group.create_task(self._call(request.question, item.steps, end)) for end in _ends(item)]
                     for item in request.items
                 ]
         except TimeoutError as error:
@@ -143,11 +143,13 @@ class FunctionScorer:
         self._reward = None
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _call(self, question: str, steps: Sequence[str]) -> float:
+    async def _call(self, question: str, path: tuple[str, ...], end: int) -> float:
+        """The reward of step ``end`` of ``path``, counted from 1."""
         reward = self._reward
         if reward is None:
             raise ScorerError(f"{self._name} is not loaded")
         await self._limit.acquire()
+        steps = path[:end]  # no sooner: all of a long path's would be quadratic memory
         self._running += 1
         self._called += 1
         if is_async(reward):
@@ -226,8 +228,8 @@ class _OpenCalls:
         return request.lane is Lane.CANARY or not self._alone
 
 
-def _prefixes(item: ScoreItem) -> list[tuple[str, ...]]:
-    """The path up to each of its unscored steps."""
+def _ends(item: ScoreItem) -> range:
+    """The numbers of the unscored steps, from 1."""
     if not 1 <= item.unscored <= len(item.steps):
         raise ScorerError(f"unscored is {item.unscored} in a path of {len(item.steps)} steps")
-    return [item.steps[:end] for end in range(len(item.steps) - item.unscored + 1, len(item.steps) + 1)]
+    return range(len(item.steps) - item.unscored + 1, len(item.steps) + 1)

@@ -48,6 +48,7 @@ from search.ports import (
     TokenBeamRequest,
     WrittenSequence,
 )
+from search.rewards import RewardRows, ScoringCost
 from search.run.environment import SearchEnvironment
 from search.token_beam import BeamSequence
 from search.tree import Step, StepEnd
@@ -157,7 +158,8 @@ class FakeGenerator:
                 WrittenSequence(chr(97 + beam), BeamSequence((97 + beam,), -1.0 - beam, -0.5 - beam, beam == 0))
                 for beam in range(request.settings.width)
             )
-            return TokenBeamReply((row,) * len(request.prompts), generated_tokens=7)
+            again = 20 if request.settings.skip_reading_prefix_cache else 0
+            return TokenBeamReply((row,) * len(request.prompts), generated_tokens=7, recomputed_tokens=again)
         finally:
             self.running -= 1
 
@@ -190,18 +192,22 @@ class FakeScorer:
 
     def __init__(self) -> None:
         self.error: Exception | None = None
+        self.cost = ScoringCost()
+        """What a call costs the reward model."""
         self.running = 0
         self.salts: set[str] = set()
         self.questions: set[str] = set()
         self.lanes: set[Lane] = set()
 
-    async def score(self, request: ScoreRequest) -> list[list[float]]:
+    async def score(self, request: ScoreRequest) -> RewardRows:
         self.salts.add(request.cache_salt)
         self.questions.add(request.question)
         self.lanes.add(request.lane)
         if self.error is not None:
             raise self.error
-        return [[self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items]
+        rows = RewardRows([self._reward(text) for text in item.steps[-item.unscored :]] for item in request.items)
+        rows.cost = self.cost
+        return rows
 
     def _reward(self, text: str) -> float:
         return hashlib.blake2b(text.encode(), digest_size=1).digest()[0] / 255

@@ -21,6 +21,7 @@ from deployments.admission.proxy import WORK
 from deployments.admission.quotas import MinuteUsage
 from deployments.config import HttpSettings, KeyLimits, KeyRecord
 from deployments.http import routes
+from search.rewards import ScoringCost
 from search.tools.fair_threads import FairThreads
 
 pytestmark = pytest.mark.asyncio
@@ -358,6 +359,44 @@ async def test_scores_count_for_the_minute_by_their_texts(make_world: MakeWorld)
         refused = await ask()
         assert refused.status_code == 429
         assert "limits.tokens_per_minute" in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("cost", "prompt", "written"),
+    [
+        (ScoringCost(prompt_tokens=400, cached_tokens=300), 100, 0),  # every step read the whole path
+        (ScoringCost(prompt_tokens=400, cached_tokens=395), 9, 0),
+        (ScoringCost(prompt_tokens=40, cached_tokens=10, generated_tokens=70, critiques=2), 30, 70),
+    ],
+)
+async def test_scores_count_for_the_minute_by_what_the_reward_model_computed(
+    make_world: MakeWorld, cost: ScoringCost, prompt: int, written: int
+) -> None:
+    world = make_world(records=[limited(MINE, tokens_per_minute=prompt + written + 1)])
+    world.scorer.cost = cost
+    asked = {"question": "6*7?", "steps": ["six", "42"]}, {"authorization": f"Bearer {MINE}"}
+    async with world.client as client:
+        replies = [await client.post("/v1/score", json=asked[0], headers=asked[1]) for _ in range(3)]
+    assert [reply.status_code for reply in replies] == [200, 200, 429]
+    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+    assert replies[0].json()["usage"] == usage
+
+
+async def test_tokens_that_are_computed_again_without_the_prefix_cache_count_for_the_minute(
+    make_world: MakeWorld,
+) -> None:
+    beams = {"model": "m", "prompt": "abc", "use_beam_search": True, "n": 2, "max_tokens": 3}
+    used = {}
+    for skip in (False, True):
+        world = make_world(records=[limited(MINE, tokens_per_minute=28)])
+        asked = beams | {"skip_reading_prefix_cache": skip}
+        async with world.client as client:
+            replies = [
+                await client.post("/v1/completions", json=asked, headers={"authorization": f"Bearer {MINE}"})
+                for _ in range(2)
+            ]
+        used[skip] = [reply.json()["usage"]["total_tokens"] if reply.is_success else 429 for reply in replies]
+    assert used == {False: [10, 10], True: [30, 429]}
 
 
 @pytest.mark.parametrize("stream", [False, True])
