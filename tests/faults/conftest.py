@@ -41,7 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--kill-seconds", type=float, default=45.0, help="how long replicas are killed at random")
     parser.addoption("--least-kills", type=int, default=1, help="kills go on longer, until there have been this many")
     parser.addoption("--schema-cases", type=int, default=100, help="random requests from /openapi.json")
-    parser.addoption("--attack-seconds", type=float, default=20.0, help="how long all attacks are sent at once")
+    parser.addoption("--attack-seconds", type=float, default=0.0, help="how long all attacks are sent at once")
     parser.addoption("--fuzz-seconds", type=float, default=20.0, help="how long raw bytes are sent to the proxy")
 
 
